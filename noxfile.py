@@ -353,7 +353,7 @@ def types(session: nox.Session) -> None:
 def reference(session: nox.Session) -> None:
     """Write the reference of seams, values, Python, fields and protocol cases."""
     install(session, CORE, SERVER, TESTING)
-    session.run("python", "tests/seams_page.py")
+    session.run("python", "tests/interfaces_page.py")
     session.run("python", "tests/fields_page.py")
     session.run("python", "tests/protocol_page.py")
 

@@ -113,8 +113,8 @@ def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> 
 
 
 def _messages(case: Any) -> list[Any]:
-    from vlmkit.ask.image import Image
-    from vlmkit.ask.message import Message
+    from vlmkit.types.image import Image
+    from vlmkit.types.message import Message
 
     images = iter(case.images)
     messages = []

@@ -4,7 +4,7 @@
     python benchmarks/image_memory.py twelve --num-renderers 0 1 2
 
 ``costs`` prints the measured peak of each kind of file beside what
-:mod:`vlmkit.ask.decode_cost` states for it, in bytes a pixel. ``twelve`` sends twelve pictures of
+:mod:`vlmkit.types.decode_cost` states for it, in bytes a pixel. ``twelve`` sends twelve pictures of
 49 million pixels at once to a server, and prints the memory of all of its processes before, at most
 and after, in MiB. Linux only.
 """
@@ -39,7 +39,7 @@ NUM_AT_ONCE = 12
 CHILD = """
 import re, resource, sys
 from pathlib import Path
-from vlmkit.ask.image import Image
+from vlmkit.types.image import Image
 from vlmkit.settings.images import ImageLimits
 
 def status(name):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmkit import hookimpl
+from vlmkit.interfaces.observer import Observer, StepFacts
 from vlmkit.plugins.registry import Registry
-from vlmkit.seams.observer import Observer, StepFacts
 
 VLMKIT_API = (1, 0)
 

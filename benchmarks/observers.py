@@ -9,15 +9,15 @@ the loop's thread takes, and ``all`` has the observers' own threads in it; each 
 import argparse
 import time
 
-from vlmkit.ask.completion import Chunk
-from vlmkit.ask.delta import TextDelta
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.observer import Observer, RequestFacts
 from vlmkit.running.channel import Channel
 from vlmkit.running.counters import Counters
 from vlmkit.running.observers import Observers
 from vlmkit.running.wakeups import Wakeups
-from vlmkit.seams.observer import Observer, RequestFacts
+from vlmkit.types.completion import Chunk
+from vlmkit.types.delta import TextDelta
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
 
 
 class EveryToken(Observer):

@@ -17,13 +17,13 @@ from peers import spread
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit import heap
 from vlmkit.running import picks
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 VOCAB = 152_000
 FLAT_VOCAB, HIDDEN = 152_064, 1024

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request
-from vlmkit.ask.runner_stats import RunnerStats
 from vlmkit.errors import EngineError
-from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.runner_stats import RunnerStats
 
 
 class Replicas:

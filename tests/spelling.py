@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from vlmkit.ask.constraint import OneOf
 from vlmkit.errors import ConstraintError
+from vlmkit.types.constraint import OneOf
 
 
 class Spelling:

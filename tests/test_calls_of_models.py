@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 import vlmkit
 import zoo
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 
 TOOL = {
     "type": "function",

@@ -7,14 +7,14 @@ torch = pytest.importorskip("torch")
 
 from pretend.fake_cuda import fake_cuda  # noqa: E402 - needs torch
 from pretend.torch_cuda import CUDA, pretended_cuda  # noqa: E402
-from vlmkit.ask.constraint import OneOf, Regex  # noqa: E402
+from vlmkit.interfaces.constraint import Vocabulary  # noqa: E402
+from vlmkit.interfaces.sampler import Row  # noqa: E402
+from vlmkit.interfaces.step import WorkItem  # noqa: E402
 from vlmkit.running.bits import words_of  # noqa: E402
 from vlmkit.running.guide import Guide  # noqa: E402
 from vlmkit.running.masks import Masks  # noqa: E402
 from vlmkit.running.sampler import ArraySampler  # noqa: E402
-from vlmkit.seams.constraint import Vocabulary  # noqa: E402
-from vlmkit.seams.sampler import Row  # noqa: E402
-from vlmkit.seams.step import WorkItem  # noqa: E402
+from vlmkit.types.constraint import OneOf, Regex  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
 from vlmkit_testing import new_sequence  # noqa: E402
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-import seams_page
+import interfaces_page
 import vlmkit
 from vlmkit import cli, errors
 from vlmkit.plugins.kinds import COMMAND
@@ -48,7 +48,7 @@ def test_the_table_of_kinds_is_that_of_the_code():
         )
         + f" | {kind.mode} | {code(kind.section and f'[{kind.section}]')} | "
         + f"{code(kind.contract.replace(':', '.'))} |"
-        for kind in seams_page.ALL_KINDS
+        for kind in interfaces_page.ALL_KINDS
     ]
     page = (ROOT / "docs/reference/hooks.md").read_text()
     assert re.findall(r"^\|.*`vlmkit_register_.*$", page, re.MULTILINE) == rows
@@ -64,7 +64,7 @@ def test_the_hooks_page_names_all_that_a_provider_gives_and_all_that_it_gets():
 
 
 def test_every_kind_has_the_contract_that_it_names():
-    assert all(pkgutil.resolve_name(kind.contract) for kind in seams_page.ALL_KINDS)
+    assert all(pkgutil.resolve_name(kind.contract) for kind in interfaces_page.ALL_KINDS)
 
 
 def test_the_table_of_errors_is_that_of_the_code():
@@ -126,8 +126,9 @@ def test_the_examples_of_the_hooks_page_load_and_look_on(tmp_path):
     assert kind.hook == "vlmkit_register_weight_formats"
     table = tmp_path / "table.py"
     table.write_text(f"{table.read_text()}\nVLMKIT_API = (1, 0)\n")
-    sets = f"--set plugins.files='[\"{table}\"]' --set cluster.address=here"
-    (shown,) = run_commands([f"vlmkit config show {sets}"], tmp_path)
+    toml = 'plugins = ["./table.py"]\n[cluster]\naddress = "here"\n'
+    (tmp_path / "table.toml").write_text(toml)
+    (shown,) = run_commands(["vlmkit config show --config table.toml"], tmp_path)
     assert re.search(r'^cluster.address +"here"', shown, re.MULTILINE)
     shown = run_commands(["vlmkit ask mock hello --config slow.toml"], tmp_path)
     assert "Timings(" in shown[0]
@@ -304,11 +305,11 @@ def test_a_plugin_of_the_guide_is_used_without_being_installed(tmp_path):
 
 def test_the_plugin_guide_leads_to_every_protocol_and_every_example():
     text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
-    seams = (ROOT / "docs/reference/seams.md").read_text()
-    for kind in seams_page.ALL_KINDS:
+    interfaces = (ROOT / "docs/reference/interfaces.md").read_text()
+    for kind in interfaces_page.ALL_KINDS:
         slug = kind.words.replace(" ", "-")
-        assert f"[{kind.words}](../reference/seams.md#{slug})" in text
-        assert f"\n## {kind.words.capitalize()}\n" in seams
+        assert f"[{kind.words}](../reference/interfaces.md#{slug})" in text
+        assert f"\n## {kind.words.capitalize()}\n" in interfaces
         assert f"/vlmkit_testing/templates/{kind.name})" in text
 
 

@@ -16,9 +16,9 @@ import zoo
 from census import families, folder, page
 from census.record import Finding
 from census.trial import refused_by_config, tried
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 from vlmkit_torch import refusal

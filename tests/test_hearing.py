@@ -24,16 +24,16 @@ from hearing.plugin import (
     Sound,
     WavLoader,
 )
-from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import Message, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.config import Config
 from vlmkit.errors import EngineError, MediaError, RequestError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import Message, TextPart
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_testing import (
     EngineContract,
     MediaEncoderContract,

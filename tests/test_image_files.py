@@ -12,8 +12,8 @@ import pytest
 
 import vlmkit
 from image_files import FILES
-from vlmkit.ask.decode_cost import FORMATS
 from vlmkit.cli import run
+from vlmkit.types.decode_cost import FORMATS
 
 pytest.importorskip("pypdfium2")
 pillow_heif = pytest.importorskip("pillow_heif")

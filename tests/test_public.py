@@ -8,7 +8,7 @@ import pytest
 import vlmkit
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"ask", "errors", "kit", "seams", "settings"}
+PACKAGES = {"errors", "interfaces", "kit", "settings", "types"}
 OF_THE_SERVER = ("vlmkit_server.interfaces.", "vlmkit_server.settings.")
 MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
 PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/hearing/*.py")

@@ -1,19 +1,19 @@
-"""The reference of the seams is what the sources say, and leaves none of them out."""
+"""The reference of the interfaces is what the sources say, and leaves none of them out."""
 
 import pkgutil
 import re
 
 import fields_page
-import seams_page
-import vlmkit.ask
+import interfaces_page
+import vlmkit.interfaces
 import vlmkit.kit
-import vlmkit.seams
+import vlmkit.types
 import vlmkit_server.interfaces
 from vlmkit_testing import project
 
 
 def test_the_pages_are_what_the_sources_say():
-    for path, text in seams_page.pages().items():
+    for path, text in interfaces_page.pages().items():
         assert path.read_text() == text, "renew it: nox -s reference"
 
 
@@ -21,17 +21,17 @@ def test_the_page_of_fields_is_what_the_table_says():
     assert fields_page.PATH.read_text() == fields_page.page(), "renew it: nox -s reference"
 
 
-def test_every_seam_is_on_it():
-    named = set(re.findall(r"^### `(vlmkit\S*\.\w+)`$", seams_page.seams(), re.MULTILINE))
-    seams = {m.name for m in pkgutil.iter_modules(vlmkit.seams.__path__)}
+def test_every_interface_is_on_it():
+    named = set(re.findall(r"^### `(vlmkit\S*\.\w+)`$", interfaces_page.interfaces(), re.MULTILINE))
+    interfaces = {m.name for m in pkgutil.iter_modules(vlmkit.interfaces.__path__)}
     of_the_server = {m.name for m in pkgutil.iter_modules(vlmkit_server.interfaces.__path__)}
-    assert {f"vlmkit.seams.{name}" for name in seams} <= named
+    assert {f"vlmkit.interfaces.{name}" for name in interfaces} <= named
     assert {f"vlmkit_server.interfaces.{name}" for name in of_the_server - {"kinds"}} <= named
 
 
 def test_every_kind_has_its_protocol_its_contract_and_its_example():
-    text = seams_page.seams()
-    for kind in seams_page.ALL_KINDS:
+    text = interfaces_page.interfaces()
+    for kind in interfaces_page.ALL_KINDS:
         section = re.split(r"^## ", text, flags=re.MULTILINE)
         (own,) = [part for part in section if part.startswith(f"{kind.words.capitalize()}\n")]
         assert f"templates/{kind.name})" in own
@@ -41,13 +41,13 @@ def test_every_kind_has_its_protocol_its_contract_and_its_example():
 
 
 def test_it_shows_no_private_names_and_no_dunders():
-    every = "".join(seams_page.pages().values())
+    every = "".join(interfaces_page.pages().values())
     shown = re.findall(r"^(?:####|- \*\*|- `)[^:(]*", every, re.MULTILINE)
     assert not [line for line in shown if re.search(r"[ `]_", line)]
 
 
 def test_a_reader_finds_arguments_units_and_errors_of_a_method():
-    text = seams_page.seams()
+    text = interfaces_page.interfaces()
     assert "**`prepare(rows: Seq[Row]) -> Pick`**" in text
     assert "- `rows`: at least one; the logits come in their order." in text
     assert "of a form that this one does not take.\n" in text, "what goes on is of the same item"
@@ -56,22 +56,22 @@ def test_a_reader_finds_arguments_units_and_errors_of_a_method():
 
 
 def test_the_page_on_stability_names_the_distributions_whose_names_are_taken():
-    page = (seams_page.ROOT / "docs/reference/stability.md").read_text()
+    page = (interfaces_page.ROOT / "docs/reference/stability.md").read_text()
     assert all(f"`-{name}`" in page or f"`vlmkit-{name}`" in page for name in project.TAKEN)
 
 
 def test_every_module_of_values_is_on_their_page():
-    text = seams_page.values()
-    for package in (vlmkit.ask, vlmkit.kit):
+    text = interfaces_page.values()
+    for package in (vlmkit.types, vlmkit.kit):
         names = {module.name for module in pkgutil.iter_modules(package.__path__)}
         assert {n for n in names if f"\n### `{package.__name__}.{n}`\n" in text} == names
 
 
 def test_a_reader_learns_where_a_name_comes_from():
-    assert "`ImageLimits` of `vlmkit.settings.images`" in seams_page.seams()
+    assert "`ImageLimits` of `vlmkit.settings.images`" in interfaces_page.interfaces()
 
 
 def test_a_program_finds_how_to_load_to_ask_and_what_is_raised():
-    text = seams_page.python()
+    text = interfaces_page.python()
     for name in ("load(", "fetch(", "- **`generate(", "- **`async astream(", "`RequestError"):
         assert name in text

@@ -13,15 +13,10 @@ import pytest
 
 import vlmkit
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.request import Request
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.config.text_side import TextSide
 from vlmkit.errors import ImageError, RequestError, VlmkitError
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.renderer import built
 from vlmkit.running.media_room import MediaRoom
 from vlmkit.running.prompts import Made, Prompts
@@ -29,10 +24,15 @@ from vlmkit.running.renderers import wire
 from vlmkit.running.renderers.pool import RendererPool
 from vlmkit.running.renderers.prompts import RenderedPrompts
 from vlmkit.running.renderers.wire import Frame
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message, TextPart
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.request import Request
+from vlmkit.types.tool_call import ToolCallPart
 
 pytest.importorskip("transformers")
 

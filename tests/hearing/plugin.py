@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 import vlmkit
-from vlmkit.ask.media import MediaPart
-from vlmkit.ask.message import Message, TextPart, parts_of, refuse_other_media
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import EngineError, MediaError
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.tokenizer import PLAIN, Option
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.plugins.registry import Registry
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.tokenizer import PLAIN, Option
-from vlmkit.seams.view import SequenceView
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.media import MediaPart
+from vlmkit.types.message import Message, TextPart, parts_of, refuse_other_media
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 
 VLMKIT_API = (1, 0)
 AUDIO = "audio"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 
 IMAGE = 300
 TEXT = {

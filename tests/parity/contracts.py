@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import zoo
 from parity import runner
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit_testing import EngineContract, MediaEncoderContract
 
 

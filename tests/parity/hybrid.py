@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from parity import runner
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.prompt import Prompt
 
 SIZES = {
     "vocab_size": 320,

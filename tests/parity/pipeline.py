@@ -6,8 +6,8 @@ from typing import Any
 
 import vlmkit
 from parity import runner
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, TextPart
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, TextPart
 
 ENGINES = {
     "torch": {"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},

@@ -16,15 +16,15 @@ import transformers
 
 import zoo
 from parity import authors
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.sampling import SamplingParams
 
 NUM_NEW = 10
 TOLERANCE = 1e-3  # of a logit: CPUs differ by 1e-4, a lost mechanism makes 1e-2 and more

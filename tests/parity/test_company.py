@@ -14,11 +14,11 @@ import transformers
 import zoo
 from parity import families, hybrid, runner
 from vlmkit.errors import ConfigError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Prompt
 from vlmkit_onnx.export import exporter
 from vlmkit_torch import engine as torch_engine, rope
 from vlmkit_torch.settings import EngineSettings

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import vlmkit
-from vlmkit.ask.constraint import JsonSchema
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
+from vlmkit.types.constraint import JsonSchema
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from zoo.picture import picture
 
 pytest.importorskip("vlmkit_hf")

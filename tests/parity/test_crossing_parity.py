@@ -13,9 +13,9 @@ import vlmkit
 import zoo
 from parity import authors, runner
 from vlmkit.errors import CheckpointError, EngineError, RequestError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost, item_of
 from vlmkit_torch.crossing import family, step
 from vlmkit_torch.crossing.family import STATES

@@ -10,17 +10,17 @@ import pytest
 
 import zoo
 from parity import runner
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.pipeline import Pipeline
 from vlmkit.plugins import loader
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch

@@ -20,8 +20,8 @@ import zoo
 from parity import runner
 from parity.pipeline import conversation
 from parity.test_negative_controls import images_blank
-from vlmkit.ask.request import Request
 from vlmkit.kit.pooling import Mode
+from vlmkit.types.request import Request
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch

@@ -12,8 +12,8 @@ import torch
 
 import zoo
 from parity import runner
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_torch import packing, views
 
 pytestmark = pytest.mark.torch

@@ -21,10 +21,10 @@ from parity.test_negative_controls import (
     spans_off,
 )
 from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit import content
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.prompt import Prompt
 from vlmkit_torch import encoder, engine, picture_check, views
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 

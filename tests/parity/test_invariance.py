@@ -11,7 +11,7 @@ import zoo
 
 pytest.importorskip("vlmkit_hf")
 import vlmkit
-from vlmkit.seams.runner import AnswerStream
+from vlmkit.interfaces.runner import AnswerStream
 
 pytestmark = pytest.mark.torch
 

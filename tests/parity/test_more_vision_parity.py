@@ -9,11 +9,11 @@ import torch
 import transformers
 
 from parity import arrays, runner
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.export import exporter
 from vlmkit_torch import encoder, engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings

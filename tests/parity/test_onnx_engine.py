@@ -8,7 +8,7 @@ import pytest
 
 from parity import runner
 from vlmkit.errors import OutOfMemory
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit_onnx.sessions import products
 from vlmkit_onnx.slots import device_memory
 from vlmkit_onnx.slots.device_memory import DeviceMemory

@@ -19,26 +19,26 @@ import pytest
 
 import zoo
 from parity import runner
-from vlmkit.ask.completion import Chunk, FinishReason
-from vlmkit.ask.constraint import JsonSchema, OneOf, Regex
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.runner import AnswerStream
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.plugins import loader
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.runner import AnswerStream
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.completion import Chunk, FinishReason
+from vlmkit.types.constraint import JsonSchema, OneOf, Regex
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_guidance.compiler import GuidanceCompiler
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import vlmkit
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.placed_image import PlacedImage
-from vlmkit.ask.request import Request
 from vlmkit.errors import RequestError
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.placed_image import PlacedImage
+from vlmkit.types.request import Request
 from zoo.picture import picture
 
 pytest.importorskip("vlmkit_hf")

@@ -9,9 +9,9 @@ import transformers
 
 from parity import hybrid, runner
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.prompt import Prompt
 from vlmkit_torch import engine, rope
 from vlmkit_torch.settings import EngineSettings
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.engine_host import EngineHost, Features
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 

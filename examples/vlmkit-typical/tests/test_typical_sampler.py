@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.sampler import Row, Sampler
+from vlmkit.interfaces.sampler import Row, Sampler
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing import SamplerContract, new_sequence
 from vlmkit_typical import TypicalSampler
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 import vlmkit
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import assemble
 from vlmkit.config import Component, Config, ModelEntry
 from vlmkit.errors import ConfigError, PluginError, RequestError
+from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.sampler import FOLLOWED, SamplerClaims
 from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.kit.request_fields import RESERVED, checked_fields, facts_of
 from vlmkit.kit.sampler_claims import claims_of
@@ -23,8 +24,7 @@ from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import ENGINE, KINDS
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.request_field import RequestField
-from vlmkit.seams.sampler import FOLLOWED, SamplerClaims
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -170,7 +170,7 @@ def test_caches_are_kept_apart_by_what_changes_states_alone() -> None:
 CLASH = """
 import msgspec
 import vlmkit
-from vlmkit.seams.request_field import RequestField
+from vlmkit.interfaces.request_field import RequestField
 
 VLMKIT_API = (1, 0)
 

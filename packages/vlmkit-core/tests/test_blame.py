@@ -14,16 +14,16 @@ import pytest
 
 import vlmkit
 from mock_model import picture, script
-from vlmkit.ask.constraint import OneOf
 from vlmkit.errors import EngineError, EngineFailed, MediaError
 from vlmkit.running.blame import Makers, culprit
+from vlmkit.types.constraint import OneOf
 
 HEAD = """
 import vlmkit
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.sampling import SamplingParams
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.observer import Observer
+from vlmkit.interfaces.observer import Observer
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder

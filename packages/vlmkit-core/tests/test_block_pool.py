@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 
 def sequence(token_ids, images=(), **fields):

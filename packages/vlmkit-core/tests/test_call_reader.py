@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
 from vlmkit.kit.call_formats import FORMATS
 from vlmkit.kit.call_reader import CallReader
+from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 
 TOOL = {
     "type": "function",

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
+from vlmkit.interfaces.chat_format import Mark
 from vlmkit.kit.call_formats import CHANNELS
 from vlmkit.kit.channel_reader import MAX_HEAD_CHARS, ChannelReader
-from vlmkit.seams.chat_format import Mark
+from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock")]
 ARGUMENTS = {"city": 'Köln "am\nRhein" <|end|> {', "days": [1, None]}

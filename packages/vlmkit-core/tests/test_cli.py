@@ -24,8 +24,6 @@ import pytest
 from PIL import Image
 
 import vlmkit
-from vlmkit.ask.completion import Chunk
-from vlmkit.ask.delta import ReasoningDelta, TextDelta
 from vlmkit.assembly import load_plugins
 from vlmkit.cli import (
     config as config_command,
@@ -41,6 +39,8 @@ from vlmkit.kit.safetensors_header import BITS, weights_of
 from vlmkit.plugins import machine
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.settings.plugins import PluginSettings
+from vlmkit.types.completion import Chunk
+from vlmkit.types.delta import ReasoningDelta, TextDelta
 from vlmkit_server.commands.serve import _example
 from vlmkit_server.settings.server import ServerSettings
 

@@ -9,7 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from mock_model import answers, hesitant, picture, script
 from spelling import Spelling, SpellingCompiler
-from vlmkit.ask.constraint import (
+from vlmkit.errors import ConstraintError, EngineError, RequestError
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.kit.install_command import install_command
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.types.constraint import (
     MAX_CHARS,
     MAX_TEXTS,
     JsonSchema,
@@ -17,15 +22,10 @@ from vlmkit.ask.constraint import (
     OneOf,
     Regex,
 )
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.errors import ConstraintError, EngineError, RequestError
-from vlmkit.kit.install_command import install_command
-from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -13,11 +13,11 @@ import PIL.ImageFile
 import PIL.PngImagePlugin
 import pytest
 
-from vlmkit.ask import header, jpeg, pixels, png, webp
-from vlmkit.ask.decode_cost import COSTS, FORMATS
-from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types import header, jpeg, pixels, png, webp
+from vlmkit.types.decode_cost import COSTS, FORMATS
+from vlmkit.types.image import Image
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WIDTH, HEIGHT = 301, 199

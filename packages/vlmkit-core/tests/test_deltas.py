@@ -6,7 +6,10 @@ from itertools import permutations
 
 import pytest
 
-from vlmkit.ask.delta import (
+from vlmkit.errors import RequestError
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.types.delta import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
@@ -14,11 +17,8 @@ from vlmkit.ask.delta import (
     text_of,
     tool_calls_of,
 )
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.errors import RequestError
-from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
 

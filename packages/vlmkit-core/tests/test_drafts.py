@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mock_model import answers, hesitant, picture, script
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.running.ngram import NgramProposer
 from vlmkit.settings.ngram import NgramSettings
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.vocabulary import END, VOCAB_SIZE
 from vlmkit_testing import ProposerContract, new_sequence
@@ -49,7 +49,7 @@ def ask(number, show, **params):
 
 
 def open_image(picture):
-    from vlmkit.ask.image import Image
+    from vlmkit.types.image import Image
 
     return Image.open(picture)
 

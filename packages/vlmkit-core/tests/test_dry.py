@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask.sampling import MAX_DRY_TOKENS, SamplingParams
+from vlmkit.interfaces.sampler import Row
 from vlmkit.running.breakers import SequenceBreakers
 from vlmkit.running.choosing.dry import DryRule
 from vlmkit.running.choosing.noise import bits, exponentials, keys
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.sampler import Row
+from vlmkit.types.sampling import MAX_DRY_TOKENS, SamplingParams
 from vlmkit_testing import new_sequence
 
 

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 import pytest
 
 from mock_model import picture, script, wait_until
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
 from vlmkit.errors import EngineError, ImageError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
-from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -2,11 +2,11 @@
 
 import pytest
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.step import WorkItem
 from vlmkit.running.executor import Executor, Outcome
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.step import WorkItem
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing import new_sequence

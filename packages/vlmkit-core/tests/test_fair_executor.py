@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from vlmkit.errors import RequestCancelled
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.running.fair_executor import FairExecutor, FairQueue
-from vlmkit.seams.cancellation import Cancellation
 
 
 def started(queue: FairQueue[str], num: int) -> list[str | None]:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from mock_model import picture, script, wait_until
-from vlmkit.ask.delta import text_of
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, RequestError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.channel import Channel
@@ -25,12 +24,13 @@ from vlmkit.running.job import Job
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.tokenizer import PLAIN
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.delta import text_of
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 import vlmkit
-from vlmkit.ask.message import image_parts_of, images_of
 from vlmkit.errors import CheckpointError, ConfigError, EngineError, OutOfMemory, RequestError
+from vlmkit.interfaces.engine import MediaTrial
+from vlmkit.interfaces.prompt import PromptPlan, Span
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.media_trial import _stops, answered
 from vlmkit.running.first_look import HINT, NUM_AROUND, first_look, picture
-from vlmkit.seams.engine import MediaTrial
-from vlmkit.seams.prompt import PromptPlan, Span
+from vlmkit.types.message import image_parts_of, images_of
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -11,11 +11,11 @@ import PIL.Image
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.ask import pixels
-from vlmkit.ask.image import Image
-from vlmkit.ask.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types import pixels
+from vlmkit.types.image import Image
+from vlmkit.types.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 REFUSED = re.compile(

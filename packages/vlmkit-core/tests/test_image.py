@@ -15,10 +15,10 @@ import PIL.ImageOps
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask import base64_text
-from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types import base64_text
+from vlmkit.types.image import Image
 
 
 def encoded(picture, kind="PNG", **options):

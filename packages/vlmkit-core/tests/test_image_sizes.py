@@ -6,15 +6,15 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS, ImageOptions
-from vlmkit.ask.message import ImagePart, Message
 from vlmkit.errors import RequestError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.image_detail import sized
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import MAX_PROCESSOR_OPTIONS, ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder

@@ -9,15 +9,15 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from vlmkit.ask import isolated
-from vlmkit.ask.decode_cost import NO_COST, DecodeCost
-from vlmkit.ask.header import Header
-from vlmkit.ask.image import Image
-from vlmkit.ask.iso_image import MAX_BOXES, read_iso_header
 from vlmkit.errors import ImageError, RequestCancelled
 from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.media_room import MediaRoom
 from vlmkit.running.pictures import Pictures
+from vlmkit.types import isolated
+from vlmkit.types.decode_cost import NO_COST, DecodeCost
+from vlmkit.types.header import Header
+from vlmkit.types.image import Image
+from vlmkit.types.iso_image import MAX_BOXES, read_iso_header
 
 HERE = Path(__file__).stem
 

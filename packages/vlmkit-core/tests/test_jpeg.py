@@ -9,10 +9,10 @@ import PIL.Image
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.ask import jpeg
-from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types import jpeg
+from vlmkit.types.image import Image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
 SEGMENT = b"\xff\xe9\0\2"

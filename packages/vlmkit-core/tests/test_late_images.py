@@ -15,18 +15,18 @@ import PIL.Image
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-import vlmkit.ask.image
+import vlmkit.types.image
 from mock_model import picture, script, wait_until
-from vlmkit.ask.file_type import is_image
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
 from vlmkit.errors import EngineError, ImageError
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.tokenizer import PLAIN
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.file_type import is_image
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
@@ -60,8 +60,8 @@ class Decoder:
 
     def __init__(self, monkeypatch):
         self.threads, self.seen = [], []
-        self._decoded = vlmkit.ask.image.decoded
-        monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
+        self._decoded = vlmkit.types.image.decoded
+        monkeypatch.setattr(vlmkit.types.image, "decoded", self.decoded)
 
     def decoded(self, content, peak_bytes):
         self.threads.append(threading.current_thread().name)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 import vlmkit
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import (
     assemble,
     chosen,
@@ -36,6 +35,7 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.sources import name_of, packaged_models, resolve, resolve_local
+from vlmkit.types.sampling import SamplingParams
 
 HEAD = """
 from pathlib import Path

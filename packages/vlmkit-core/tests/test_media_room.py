@@ -12,10 +12,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vlmkit.ask.decode_cost import DecodeCost
-from vlmkit.ask.image import Image
 from vlmkit.errors import OutOfMemory, RequestCancelled
 from vlmkit.running.media_room import MediaRoom, needed
+from vlmkit.types.decode_cost import DecodeCost
+from vlmkit.types.image import Image
 
 MOST = 100
 

@@ -11,12 +11,12 @@ from statistics import mean
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
 from vlmkit.kit import prefix
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings

@@ -7,14 +7,12 @@ import threading
 import pytest
 
 from mock_model import script, wait_until
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import assemble, load_plugins
 from vlmkit.config import ModelEntry, read_layers
 from vlmkit.config.providers import check_components
 from vlmkit.config.schema import json_schema
 from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin
+from vlmkit.interfaces.observer import Observer
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running import observers as running_observers
@@ -22,9 +20,11 @@ from vlmkit.running.counters import Counters
 from vlmkit.running.observers import Observers
 from vlmkit.running.request_log import RequestLog
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.observer import Observer
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.request_log import RequestLogSettings
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 

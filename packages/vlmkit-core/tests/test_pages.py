@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.ask.pages import MAX_CHARS, Pages
 from vlmkit.errors import RequestError
+from vlmkit.types.pages import MAX_CHARS, Pages
 
 
 @given(st.sets(st.integers(1, 60), min_size=1))

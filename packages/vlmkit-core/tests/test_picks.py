@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError
 from vlmkit.running.picks import readable, samples
+from vlmkit.types.sampling import SamplingParams
 
 SILENT = SamplingParams()
 

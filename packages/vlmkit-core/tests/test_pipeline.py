@@ -9,10 +9,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mock_model import picture, script, wait_until
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, Message, TextPart
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import (
     ConfigError,
     EngineError,
@@ -27,6 +23,10 @@ from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message, TextPart
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -5,11 +5,11 @@ import re
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.ask.place import Place
-from vlmkit.ask.transform import Transform
+from vlmkit.interfaces.place_format import MarkedPlaces, PlaceFormat
 from vlmkit.kit import place_formats as forms
 from vlmkit.kit.places import MAX_CHARS, MAX_PLACES, find_places
-from vlmkit.seams.place_format import MarkedPlaces, PlaceFormat
+from vlmkit.types.place import Place
+from vlmkit.types.transform import Transform
 
 SHOWN = Transform(
     source_size=(200, 400),

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from vlmkit.ask.decode_cost import DecodeCost
-from vlmkit.ask.image import Image
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.request import Request
 from vlmkit.running.preparation import Preparation
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.decode_cost import DecodeCost
+from vlmkit.types.image import Image
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.request import Request
 
 MOST = 1000
 COST = DecodeCost(MOST, 10)

@@ -13,14 +13,14 @@ import pytest
 
 import vlmkit
 from vlmkit import cli
-from vlmkit.ask.completion import Completion
-from vlmkit.ask.constraint import OneOf
-from vlmkit.ask.image import Image
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart
 from vlmkit.errors import ConstraintError, ImageError, MediaError, RequestError, VlmkitError
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.notebook_stages import notebook_stages
+from vlmkit.types.completion import Completion
+from vlmkit.types.constraint import OneOf
+from vlmkit.types.image import Image
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart
 
 PICTURE = PIL.Image.new("RGB", (9, 7), "teal")
 

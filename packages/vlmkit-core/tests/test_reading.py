@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mock_model import picture, script, wait_until
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, Message, TextPart
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, PromptTooLong, RequestError
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.step import WorkItem
 from vlmkit.kit.pooling import Pooling
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.step import WorkItem
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message, TextPart
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

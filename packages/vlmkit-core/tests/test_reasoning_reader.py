@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.ask.delta import reasoning_of, text_of
+from vlmkit.interfaces.chat_format import Mark
 from vlmkit.kit.reasoning_reader import ReasoningReader
 from vlmkit.running.text import AnswerText
-from vlmkit.seams.chat_format import Mark
+from vlmkit.types.delta import reasoning_of, text_of
 
 START, END = 900_001, 900_002
 AS_TOKENS = Mark("<think>", START), Mark("</think>", END)

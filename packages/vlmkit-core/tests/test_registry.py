@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
+from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import KINDS
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.engine import EngineLimits
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -223,7 +223,7 @@ def test_a_component_that_lacks_a_member_is_refused_by_name(kind: str, name: str
         f"{registry.kind} 'partial' from 'my-plugin' was built as 'SimpleNamespace', which lacks "
         f"{name!r} of the protocol {protocol(kind).__name__}"
     )
-    assert error.value.hint == "vlmkit.seams says what each of its members does"
+    assert error.value.hint == "vlmkit.interfaces says what each of its members does"
 
 
 def test_a_method_that_is_no_function_is_lacking_and_all_that_lack_are_named() -> None:

@@ -6,14 +6,14 @@ from hypothesis import given, settings, strategies as st
 
 from mock_model import answers, hesitant, script
 from spelling import SpellingCompiler
-from vlmkit.ask.constraint import OneOf
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ConstraintError, RequestError
+from vlmkit.interfaces.sampler import FOLLOWED
 from vlmkit.running.bits import holds
 from vlmkit.running.rules import AllowedTokens, BadWords, RuledGuide, spellings
-from vlmkit.seams.sampler import FOLLOWED
+from vlmkit.types.constraint import OneOf
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_testing import new_sequence
 

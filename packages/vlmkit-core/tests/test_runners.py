@@ -9,7 +9,7 @@ import vlmkit
 from mock_model import picture, script, wait_until
 from replicas import Replicas
 from vlmkit.errors import EngineError
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder

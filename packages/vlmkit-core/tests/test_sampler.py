@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sampler import FOLLOWED, Row
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
 from vlmkit.running.choosing.batch import apply, changed, choice
 from vlmkit.running.choosing.edits import EDITS
 from vlmkit.running.choosing.noise import MULTIPLIERS, bits, exponentials, keys
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sampler import FOLLOWED, Row
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import WorkItem
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts import sampler_subject
 
 VOCAB = 50

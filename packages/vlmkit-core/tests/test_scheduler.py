@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import QueueFull
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.running.encodings import waits
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.sampling import SamplingParams
 
 LIMITS = EngineLimits(
     vocab_size=100,

@@ -3,9 +3,9 @@
 import pytest
 
 from mock_model import hesitant, script
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 
 BLOCK_TOKENS = 16

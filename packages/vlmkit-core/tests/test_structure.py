@@ -12,10 +12,10 @@ import PIL.Image
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.ask import jpeg, structure, webp
-from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types import jpeg, structure, webp
+from vlmkit.types.image import Image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
 SCANS = ImageLimits().max_scans
@@ -195,7 +195,7 @@ def test_a_large_webp_file_is_refused_before_its_decoder_takes_memory(monkeypatc
 STARVED = """
 import io, resource, sys
 import PIL.Image
-from vlmkit.ask.image import Image
+from vlmkit.types.image import Image
 from vlmkit.errors import ImageError, OutOfMemory
 
 kind, mode, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])

@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from vlmkit.ask.delta import TextDelta, text_of
 from vlmkit.running.text import AnswerText
+from vlmkit.types.delta import TextDelta, text_of
 
 
 class Letters:

@@ -8,19 +8,19 @@ from hypothesis import given, settings, strategies as st
 from test_rules import Guesser
 
 from mock_model import answers, hesitant, script
-from vlmkit.ask.message import Message
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.chat_format import Mark
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sampler import FOLLOWED
 from vlmkit.kit.call_formats import CHANNELS
 from vlmkit.kit.channel_reader import ChannelReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
 from vlmkit.running.bits import holds
 from vlmkit.running.rules import RuledGuide
 from vlmkit.running.thinking_budget import thinking_budget
-from vlmkit.seams.chat_format import Mark
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sampler import FOLLOWED
+from vlmkit.types.message import Message
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_testing import new_sequence
 

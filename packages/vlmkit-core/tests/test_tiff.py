@@ -9,12 +9,12 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask import tiff
-from vlmkit.ask.image import Image
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import ImageError, MediaError
 from vlmkit.running.tiff_loader import TiffLoader
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types import tiff
+from vlmkit.types.image import Image
+from vlmkit.types.pages import Pages
 from vlmkit_testing import MediaLoaderContract
 
 NOISE = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8))

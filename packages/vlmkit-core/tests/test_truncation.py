@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.choosing.cuts import distance_reached
 from vlmkit.running.choosing.noise import bits, exponentials, keys
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 VOCAB = 152_064
 

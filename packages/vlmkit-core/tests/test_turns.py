@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings, strategies as st
 
 from mock_model import script, wait_until
-from vlmkit.ask.message import Message, TextPart
-from vlmkit.ask.request import BACKGROUND, Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import QueueFull
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.turns import ALONE_WINDOW_TOKENS, OUTPUT_WEIGHT, WINDOW_TOKENS, Turns
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.message import Message, TextPart
+from vlmkit.types.request import BACKGROUND, Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Meta
 
 import vlmkit
+from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.sampler import FOLLOWED
 from vlmkit.kit.per_sequence import PerSequence
-from vlmkit.seams.request_field import RequestField
-from vlmkit.seams.sampler import FOLLOWED
 
 VLMKIT_API = (1, 0)
 

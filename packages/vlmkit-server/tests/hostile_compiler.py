@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 import vlmkit
-from vlmkit.ask.constraint import Regex
 from vlmkit.errors import ConstraintError
+from vlmkit.types.constraint import Regex
 
 VLMKIT_API = (1, 0)
 

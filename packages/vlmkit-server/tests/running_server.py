@@ -20,17 +20,17 @@ import openai
 import pytest
 from PIL import Image as PilImage
 
-from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.request import Request
+from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.pooling import Pooling
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.runner import Runner
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.request import Request
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -8,10 +8,10 @@ from typing import Any
 import PIL.Image
 from running_server import scripted
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import EngineError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, TextPart
 
 ANY = {"type": "object"}
 SECRET = "secret reasons"

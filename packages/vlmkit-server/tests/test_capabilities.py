@@ -6,9 +6,9 @@ from litestar.routes import HTTPRoute
 from running_server import chat, mock_pipeline, running
 
 from spelling import SpellingCompiler
+from vlmkit.interfaces.sampler import FOLLOWED
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.sampler import FOLLOWED
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder

@@ -9,13 +9,13 @@ import pytest
 from running_server import running, scripted
 
 from spelling import SpellingCompiler
-from vlmkit.ask.constraint import Lark
+from vlmkit.interfaces.chat_format import Calling, Mark
 from vlmkit.kit.call_formats import CHANNELS
 from vlmkit.kit.channel_reader import ChannelReader
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.chat_format import Calling, Mark
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.constraint import Lark
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream

@@ -10,8 +10,8 @@ from running_server import chat, eventually, mock_pipeline, running, scripted
 
 import vlmkit
 from spelling import SpellingCompiler
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.completions.wire import CompletionRequest
 
 PATH = "/v1/completions"

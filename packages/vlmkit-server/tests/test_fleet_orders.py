@@ -8,11 +8,11 @@ from hypothesis import given, settings, strategies as st
 from running_server import eventually, scripted
 from yard import Yard
 
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
 from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.observer import Observer
 from vlmkit.pipeline import Pipeline
-from vlmkit.seams.observer import Observer
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -6,8 +6,8 @@ import pytest
 from running_server import chat, mock_pipeline, running
 
 from spelling import Spelling, SpellingCompiler
-from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import RequestError
+from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit_server.chat.wire import CHAT
 from vlmkit_server.fields.forms import asked_form
 

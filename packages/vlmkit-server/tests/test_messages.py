@@ -27,7 +27,7 @@ from running_server import (
 )
 
 from spelling import SpellingCompiler
-from vlmkit.ask.constraint import OneOf
+from vlmkit.types.constraint import OneOf
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import openai
 import pytest
 from running_server import chat, image_part, picture, running
 
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.chat import prompt_scores
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -14,14 +14,14 @@ import PIL.Image
 import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running
 
-from vlmkit.ask import pixels
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types import pixels
+from vlmkit.types.message import ImagePart
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.chat.convert import Converter
 from vlmkit_server.chat.images import Images

@@ -9,7 +9,7 @@ from responding import PATH, body, checked, events, image, refused, text, user, 
 from running_server import eventually, mock_pipeline, picture, running, scripted
 
 from spelling import SpellingCompiler
-from vlmkit.ask.constraint import OneOf
+from vlmkit.types.constraint import OneOf
 
 TOOL = {
     "type": "function",

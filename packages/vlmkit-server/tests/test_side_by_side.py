@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running
 
-import vlmkit.ask.image
+import vlmkit.types.image
 from vlmkit.settings.pipeline import PipelineSettings
 
 
@@ -23,8 +23,8 @@ class Meeting:
         self._barrier = threading.Barrier(num_expected)
         self._num_open = self.num_most = 0
         self.threads = set()
-        self._decoded = vlmkit.ask.image.decoded
-        monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
+        self._decoded = vlmkit.types.image.decoded
+        monkeypatch.setattr(vlmkit.types.image, "decoded", self.decoded)
 
     def decoded(self, content, peak_bytes):
         self.threads.add(threading.current_thread().name.rpartition("-")[0])

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 from running_server import chat, eventually, running, scripted
 
-from vlmkit.ask.sample import Logprob, Sample
+from vlmkit.types.sample import Logprob, Sample
 from vlmkit_server.work.told_whole import LOGPROB_BYTES, TOKEN_BYTES
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)

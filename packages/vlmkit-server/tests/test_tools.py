@@ -7,7 +7,7 @@ import pytest
 from running_server import asked, chat, mock_pipeline, running, scripted
 
 from spelling import SpellingCompiler
-from vlmkit.ask.constraint import OneOf
+from vlmkit.types.constraint import OneOf
 
 TOOL = {
     "type": "function",

@@ -5,8 +5,8 @@ from hypothesis import given, strategies as st
 from responding import PATH, body, events, image, refused, text, user, whole
 from running_server import asked, eventually, mock_pipeline, picture, running
 
-from vlmkit.ask.message import Message, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.types.message import Message, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.responses.truncation import droppable
 
 AUTO = {"truncation": "auto", "max_output_tokens": 8}

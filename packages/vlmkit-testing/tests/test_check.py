@@ -22,7 +22,7 @@ from typing import Protocol
 
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.kinds import Kind
-from vlmkit.seams.observer import Observer
+from vlmkit.interfaces.observer import Observer
 
 VLMKIT_API = (1, 0)
 
@@ -161,7 +161,10 @@ def test_a_failure_says_what_was_promised_and_where_to_read_of_it(tmp_path: Path
     assert test == (
         "  test    vlmkit_testing.ObserverContract.test_a_request_that_is_over_is_let_go"
     )
-    assert read == "  read    vlmkit.seams.observer.Observer, docs/reference/seams.md#observer"
+    assert (
+        read
+        == "  read    vlmkit.interfaces.observer.Observer, docs/reference/interfaces.md#observer"
+    )
 
 
 HOPELESS = """
@@ -169,7 +172,7 @@ import tarfile
 
 from vlmkit.errors import MediaError
 from vlmkit.plugins.hookspecs import hookimpl
-from vlmkit.seams.observer import Observer
+from vlmkit.interfaces.observer import Observer
 
 VLMKIT_API = (1, 0)
 
@@ -180,7 +183,7 @@ class Notes:
         return data.startswith(b"NOTES\\0")
 
     def load(self, data, bounds):
-        from vlmkit.ask.message import TextPart
+        from vlmkit.types.message import TextPart
 
         if len(data) > bounds.max_media_bytes:
             raise MediaError("the notes are too long")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spelling import Spelling, SpellingCompiler
-from vlmkit.ask.constraint import OneOf, Regex
+from vlmkit.types.constraint import OneOf, Regex
 from vlmkit_testing import ConstraintContract
 from vlmkit_testing.contracts.constraint_contract import TRIED
 

@@ -13,7 +13,7 @@ from honest.scheduler import ShortestPromptFirst
 from honest.tokenizer import HearingTokenizer, TextTokenizer
 from honest.tool_source import ToyTools
 
-from vlmkit.ask.constraint import OneOf, Regex
+from vlmkit.types.constraint import OneOf, Regex
 from vlmkit_testing import ConstraintContract, MonitorContract, SamplerContract, SchedulerContract
 
 

@@ -5,8 +5,8 @@ import dataclasses
 from broken.engine_subjects import OnAttention
 from honest.engine import AttentionEngine, PlainEngine, truth
 
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.prompt import Prompt
 
 
 class TestAnEngineThatClaimsEverything(OnAttention):

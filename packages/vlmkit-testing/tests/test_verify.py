@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from vlmkit.cli import run
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.step import StepOutput
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.step import StepOutput
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing.verify.answers import agreements

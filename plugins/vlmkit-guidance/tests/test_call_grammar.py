@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 import vlmkit
-from vlmkit.ask.constraint import JsonSchema
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.ask.tool_choice import NamedTool
 from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.chat_format import Calling
+from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.kit.call_formats import FORMATS
 from vlmkit.kit.call_grammar import call_grammar
-from vlmkit.seams.chat_format import Calling
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.types.constraint import JsonSchema
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.tool_choice import NamedTool
 from vlmkit_guidance.compiler import GuidanceCompiler
 
 OPEN, CLOSE = 256, 257

@@ -5,13 +5,13 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vlmkit.ask.constraint import JsonSchema, OneOf, Regex
-from vlmkit.ask.tool_choice import NamedTool
 from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.chat_format import Calling, Mark
+from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.kit.call_formats import CHANNELS, FORMATS
 from vlmkit.kit.call_grammar import call_grammar
-from vlmkit.seams.chat_format import Calling, Mark
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.types.constraint import JsonSchema, OneOf, Regex
+from vlmkit.types.tool_choice import NamedTool
 from vlmkit_guidance.compiler import GuidanceCompiler
 
 SCHEMA = {

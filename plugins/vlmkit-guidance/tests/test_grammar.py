@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from vlmkit.ask.constraint import JsonSchema, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.types.constraint import JsonSchema, Regex
 from vlmkit_guidance import grammar
 from vlmkit_guidance.compiler import GuidanceCompiler
 

@@ -10,9 +10,9 @@ import PIL.Image
 import pytest
 
 import vlmkit
-from vlmkit.ask.constraint import MAX_TEXTS, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.types.constraint import MAX_TEXTS, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit_guidance.compiler import GuidanceCompiler
 from vlmkit_guidance.forced import BLOCK_BYTES, MAX_PIECES
 from vlmkit_mock.engine import MockEngine

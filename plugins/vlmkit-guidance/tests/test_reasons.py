@@ -2,9 +2,9 @@
 
 import pytest
 
-from vlmkit.ask.constraint import JsonSchema
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.types.constraint import JsonSchema
 from vlmkit_guidance.compiler import GuidanceCompiler
 
 BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: [])

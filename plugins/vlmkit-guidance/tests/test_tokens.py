@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit_guidance.tokens import Tokens
 
 WORDS = [b"", *(bytes([i]) for i in range(256)), b"na", b"name", b" name", b"me"]

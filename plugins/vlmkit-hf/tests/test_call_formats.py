@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.calls import STRANGE, TEMPLATES, vocabulary
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.template import GPT_OSS
 from zoo.text import harmony

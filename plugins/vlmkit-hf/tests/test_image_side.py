@@ -13,12 +13,12 @@ from hypothesis import given, settings, strategies as st
 from transformers.models.smolvlm import processing_smolvlm
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.transform import Transform
 from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.transform import Transform
 from vlmkit_hf.image_side import ImageSide
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer

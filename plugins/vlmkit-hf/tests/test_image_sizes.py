@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, Message
 from vlmkit.errors import ImageError, RequestError
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.sizing.area import Area
 from vlmkit_hf.sizing.sizing import Size

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, Message
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit_hf import plugin, tokenizer_files
 from vlmkit_hf.light import alike, families, file
 from vlmkit_hf.light.reading import cached_folder, read, written

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, Message, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import ImageError
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message, TextPart
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_hf.image_side import ImageSide
 from vlmkit_hf.outline import Outlines
 from vlmkit_hf.tokenizer import HfTokenizer

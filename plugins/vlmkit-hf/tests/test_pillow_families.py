@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level

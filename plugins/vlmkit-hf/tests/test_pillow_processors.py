@@ -11,10 +11,10 @@ import PIL.Image
 import pytest
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
 from vlmkit.errors import RequestError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_hf.pillow import pixels
 from vlmkit_hf.pillow.processor import processor_class
 from vlmkit_hf.pillow.view import Cut, Pad, Resize, num_tiles, show

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.place import Place
 from vlmkit.running.answer_places import AnswerPlaces
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.place import Place
 from vlmkit_hf.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
 from vlmkit.cli import run
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins import loader
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_hf import plugin
 from vlmkit_hf.hub import repository
 from vlmkit_hf.tokenizer import HfTokenizer
@@ -26,8 +26,8 @@ import json, sys
 sys.modules["torch"] = sys.modules["torchvision"] = None  # as if they were not installed
 from pathlib import Path
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 image = Image.open(sys.argv[1])

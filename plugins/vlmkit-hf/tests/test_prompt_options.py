@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from vlmkit.ask.delta import text_of
-from vlmkit.ask.message import Message
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.types.delta import text_of
+from vlmkit.types.message import Message
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level, sentencepiece
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask.delta import reasoning_of, text_of
-from vlmkit.ask.message import Message
+from vlmkit.types.delta import reasoning_of, text_of
+from vlmkit.types.message import Message
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level, sentencepiece
 

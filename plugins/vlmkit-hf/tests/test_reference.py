@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import zoo
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, Message, Role, TextPart
 from vlmkit.errors import RequestError
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message, Role, TextPart
 from vlmkit_hf.tokenizer import HfTokenizer
 
 ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import zoo
-from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.ask.tool_choice import NamedTool
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.call_grammar import call_grammar
-from vlmkit.seams.constraint import Vocabulary
-from vlmkit.seams.prompt import Prompt
+from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
+from vlmkit.types.tool_choice import NamedTool
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.calls import TEMPLATES, vocabulary
 

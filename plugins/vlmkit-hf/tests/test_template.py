@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import vlmkit_hf.template
-from vlmkit.ask.message import Message, TextPart
 from vlmkit.errors import CheckpointError, ConfigError, RequestError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.types.message import Message, TextPart
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.template import ChatTemplate
 from vlmkit_hf.tokenizer import HfTokenizer
@@ -162,8 +162,8 @@ def test_a_vision_template_that_wants_plain_text_gets_placeholders_in_it(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     import zoo
-    from vlmkit.ask.image import Image
-    from vlmkit.ask.message import ImagePart
+    from vlmkit.types.image import Image
+    from vlmkit.types.message import ImagePart
 
     path = tmp_path / "plain.jinja"
     path.write_text("{% for message in messages %}Q: {{ message['content'] }} A:{% endfor %}")

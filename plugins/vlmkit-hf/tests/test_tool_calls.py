@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level
 

@@ -14,11 +14,11 @@ from agents import agent, texts
 
 import vlmkit
 from vlmkit import Model
-from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
 from vlmkit_mcp.late_model import LateModel
 from vlmkit_mcp.pictures import Pictures
 from vlmkit_mcp.server import Asker, make_server

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from vlmkit.ask.message import TextPart
 from vlmkit.errors import ConfigError, EngineError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import TextPart
 from vlmkit_mcp.settings import McpServer, McpSettings
 from vlmkit_mcp.tools import McpTools
 from vlmkit_testing import ToolSourceContract

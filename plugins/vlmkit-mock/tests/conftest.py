@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 

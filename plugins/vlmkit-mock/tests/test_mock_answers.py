@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from vlmkit.ask.message import Message, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import EngineError, RequestError
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
-from vlmkit.seams.prompt import Prompt
+from vlmkit.types.message import Message, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock.answer import answer_to
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings, Reply, Script

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import vlmkit
-from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.model import Model
+from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
+from vlmkit.types.prompt_options import PromptOptions
 
 pytest.importorskip("llguidance")
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from vlmkit.ask.message import Message
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.message import Message
 from vlmkit_mock import plugin
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vlmkit.errors import ConfigError, EngineError
-from vlmkit.seams.prompt import Prompt, PromptPlan
-from vlmkit.seams.step import WorkItem
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.step import WorkItem
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.vision_encoder import MockVisionEncoder

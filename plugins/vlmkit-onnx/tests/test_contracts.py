@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("torch")  # which exports the models
 
 from parity.contracts import EncoderOnFamily, EngineOnFamily, OnFamily
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit_onnx.build import build_encoder, build_engine
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 

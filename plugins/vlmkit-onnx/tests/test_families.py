@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_onnx.prompts import families
 from vlmkit_onnx.prompts.families import Positions, family_of
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt, Span
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, Span
 from vlmkit_onnx.prompts.families import Family, Visibility
 from vlmkit_onnx.prompts.prompt_inputs import merge, read_prompt, visible, visible_to_last
 

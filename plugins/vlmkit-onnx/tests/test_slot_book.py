@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_onnx.slots.slot_book import SlotBook
 
 IMAGE = 9

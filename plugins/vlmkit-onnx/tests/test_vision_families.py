@@ -11,9 +11,9 @@ import pytest
 import zoo
 from parity import families
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import FEATURES
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision import anyres, grid, own
 from vlmkit_onnx.vision.anyres import AnyresFeeding
 from vlmkit_onnx.vision.batches import Batches

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import zoo
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import FEATURES
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 from vlmkit.errors import CheckpointError  # noqa: E402
-from vlmkit.seams.prompt import MediaSlot  # noqa: E402
+from vlmkit.interfaces.prompt import MediaSlot  # noqa: E402
 from vlmkit_onnx.export import vision, vision_check  # noqa: E402
 from vlmkit_onnx.export.tower_linear import LAYERS, quantize  # noqa: E402
 from vlmkit_onnx.export.vision_check import VisionCheck  # noqa: E402

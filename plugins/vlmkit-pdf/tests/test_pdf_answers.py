@@ -9,11 +9,11 @@ from documents import scanned, written
 from PIL import Image as PilImage
 
 import vlmkit
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message, TextPart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message, TextPart
+from vlmkit.types.pages import Pages
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -12,10 +12,10 @@ import pytest
 from documents import COLOURS, endless, locked, scanned, written
 from hypothesis import given, settings as examples, strategies as st
 
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError, RequestError
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.pages import Pages
 from vlmkit_pdf import process
 from vlmkit_pdf.loader import PdfLoader
 from vlmkit_pdf.settings import PdfSettings

@@ -7,11 +7,11 @@ import pytest
 
 from parity import hybrid
 from parity.contracts import EncoderOnFamily, EngineOnFamily, OnFamily
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Prompt
 from vlmkit_testing import EngineContract
 from vlmkit_torch import encoder, engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings

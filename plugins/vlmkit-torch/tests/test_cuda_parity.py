@@ -18,9 +18,9 @@ import zoo
 from parity import hybrid, runner
 from pretend.steps import logits_of
 from pretend.torch_cuda import pretended_cuda
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.prompt import Prompt
 from vlmkit_torch.engine import build
 from vlmkit_torch.settings import EngineSettings
 

@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 import zoo
 from parity import runner
 from vlmkit.errors import EngineError, ImageError, OutOfMemory, RequestError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, Span
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt, Span
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import hardware, reading, weights
 from vlmkit_torch.attention.kind import LayerKind, Visibility

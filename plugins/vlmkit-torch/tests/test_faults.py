@@ -11,11 +11,11 @@ import torch
 from parity import hybrid
 from pretend.steps import TEXTS, begin, for_sampler
 from vlmkit.errors import EngineError, OutOfMemory
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.executor import Executor, Outcome
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import hardware, selfcheck
 from vlmkit_torch.attention import paged

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from parity import runner
 from vlmkit.errors import ConfigError, EngineError
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import capacity, engine as engine_module, faults, hardware
 from vlmkit_torch.engine import build as build_engine

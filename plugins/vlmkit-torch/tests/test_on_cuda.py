@@ -12,10 +12,10 @@ import torch
 
 from pretend.steps import begin, for_sampler
 from pretend.torch_cuda import CUDA, OnCuda, pretended_cuda
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError
 from vlmkit.running.executor import Executor, Outcome
 from vlmkit.running.sampler import ArraySampler
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.engine_host import EngineHost
 
 pytestmark = pytest.mark.torch

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit import processor
-from vlmkit.seams.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import packing
 from vlmkit_torch.packing import PackedLinear, PackedWeights

@@ -11,7 +11,7 @@ from hypothesis import assume, given, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan
 from vlmkit_torch.crossing.family import TO_THE_END, Crossing, Sight, runs
 from vlmkit_torch.crossing.pictures import PictureCache
 from vlmkit_torch.prompt_inputs import Layout

@@ -6,7 +6,7 @@ with vlmkit.load("demo") as model:
     print(model.generate("What is in this picture?", images=["shapes.png"]).text)
 
 These few names are what programs and plugins start from; each is imported when it is first used,
-so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.ask`, :mod:`vlmkit.seams`,
+so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.types`, :mod:`vlmkit.interfaces`,
 :mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.errors`, and of :mod:`vlmkit.plugins` the
 modules ``hookspecs``, ``kinds`` and ``registry``. What stands elsewhere may change with any
 version.
@@ -20,11 +20,6 @@ from vlmkit._version import __version__
 from vlmkit.deprecated import MovedModules
 
 if TYPE_CHECKING:
-    from vlmkit.ask.completion import Completion
-    from vlmkit.ask.image import Image
-    from vlmkit.ask.message import Message
-    from vlmkit.ask.request import Request
-    from vlmkit.ask.sampling import SamplingParams
     from vlmkit.assembly import fetch, load
     from vlmkit.errors import ConfigError, PluginError, RequestError, VlmkitError
     from vlmkit.model import Model
@@ -32,6 +27,11 @@ if TYPE_CHECKING:
     from vlmkit.plugins.hookspecs import API_VERSION, hookimpl
     from vlmkit.running.sampler import ArraySampler
     from vlmkit.running.scheduler import ContinuousScheduler
+    from vlmkit.types.completion import Completion
+    from vlmkit.types.image import Image
+    from vlmkit.types.message import Message
+    from vlmkit.types.request import Request
+    from vlmkit.types.sampling import SamplingParams
 
 __all__ = [
     "API_VERSION",
@@ -59,17 +59,17 @@ sys.meta_path.insert(0, MovedModules())
 _HOMES = {
     "API_VERSION": "plugins.hookspecs",
     "ArraySampler": "running.sampler",
-    "Completion": "ask.completion",
+    "Completion": "types.completion",
     "ConfigError": "errors",
     "ContinuousScheduler": "running.scheduler",
-    "Image": "ask.image",
-    "Message": "ask.message",
+    "Image": "types.image",
+    "Message": "types.message",
     "Model": "model",
     "Pipeline": "pipeline",
     "PluginError": "errors",
-    "Request": "ask.request",
+    "Request": "types.request",
     "RequestError": "errors",
-    "SamplingParams": "ask.sampling",
+    "SamplingParams": "types.sampling",
     "VlmkitError": "errors",
     "fetch": "assembly",
     "hookimpl": "plugins.hookspecs",

@@ -35,6 +35,9 @@ from vlmkit.errors import (
     PluginUnavailable,
     VlmkitError,
 )
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.generation_config import default_params
@@ -43,17 +46,14 @@ from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
-from vlmkit.seams.constraint import Vocabulary
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.request_field import RequestField
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.sources import Check, name_of, reference_of, resolve, wrong_type
 
 if TYPE_CHECKING:
+    from vlmkit.interfaces.observer import Observer
+    from vlmkit.interfaces.runner import Runner
     from vlmkit.model import Model
     from vlmkit.running.constraint_trials.worker import ConstraintWorker
-    from vlmkit.seams.observer import Observer
-    from vlmkit.seams.runner import Runner
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from vlmkit.assembly import load_plugins
 from vlmkit.config.constraint_plan import ConstraintPlan
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import PluginUnavailable, VlmkitError
+from vlmkit.interfaces.constraint import ConstraintCompiler, Vocabulary
 from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.constraint_trials.messages import frame_of
 from vlmkit.running.constraint_trials.serving import TrialServer
 from vlmkit.running.renderers.wire import read_frame, refusal_of, write_frame
-from vlmkit.seams.constraint import ConstraintCompiler, Vocabulary
 
 log = logging.getLogger(__name__)
 

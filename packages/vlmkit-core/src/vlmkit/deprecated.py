@@ -15,8 +15,10 @@ from types import ModuleType
 
 REMOVED_IN = "0.3"
 MOVED = {
-    "vlmkit.seams.monitor": "vlmkit_server.interfaces.monitor",
-    "vlmkit.seams.tool_source": "vlmkit_server.interfaces.tool_source",
+    "vlmkit.ask": "vlmkit.types",
+    "vlmkit.seams": "vlmkit.interfaces",
+    "vlmkit.interfaces.monitor": "vlmkit_server.interfaces.monitor",
+    "vlmkit.interfaces.tool_source": "vlmkit_server.interfaces.tool_source",
     "vlmkit.server": "vlmkit_server",
     "vlmkit.server_parts": "vlmkit_server.server_parts",
     "vlmkit.settings.fleet": "vlmkit_server.settings.fleet",

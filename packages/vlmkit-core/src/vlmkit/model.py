@@ -11,21 +11,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from vlmkit.ask.completion import Completion
-from vlmkit.ask.constraint import Constraint
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.media import FilePart, MediaPart, MediaSource, media_part
-from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.runner_stats import RunnerStats
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.ask.score import Score
 from vlmkit.errors import EngineError, RequestError
+from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.kit.chat_dicts import conversation
 from vlmkit.kit.image_source import Shown, for_owner, listed, shown_part
 from vlmkit.kit.pooling import Vector
 from vlmkit.kit.request_fields import plain_values
-from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.types.completion import Completion
+from vlmkit.types.constraint import Constraint
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.media import FilePart, MediaPart, MediaSource, media_part
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.request import Request
+from vlmkit.types.runner_stats import RunnerStats
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.score import Score
 
 if TYPE_CHECKING:
     from vlmkit.kit.image_fetcher import ImageFetcher
@@ -77,11 +77,11 @@ class Model:
             prompt: a question, or messages, also as dictionaries of OpenAI's API.
             images: a picture to show with the question, or several: paths, bytes, PIL images or
                 arrays, ``data:`` and ``file:`` URLs, and ``http(s)`` URLs where ``fetch.enabled``
-                allows them; or a :class:`vlmkit.ask.message.ImagePart`, which also says how large
+                allows them; or a :class:`vlmkit.types.message.ImagePart`, which also says how large
                 it is shown. A media loader opens what is no image, such as each page of a PDF file.
             media: sounds and the like to go with it, one or several: paths or bytes of files that
-                a media loader opens, or a :class:`vlmkit.ask.media.MediaPart`.
-            constraint: what the answer must keep to; see :mod:`vlmkit.ask.constraint`.
+                a media loader opens, or a :class:`vlmkit.types.media.MediaPart`.
+            constraint: what the answer must keep to; see :mod:`vlmkit.types.constraint`.
             fields: what it says by fields that plugins added to requests, by their names.
             **params: fields of :class:`vlmkit.SamplingParams`; ``stop`` may be one text.
 

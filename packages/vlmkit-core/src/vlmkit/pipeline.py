@@ -16,13 +16,19 @@ from itertools import chain, repeat
 from types import TracebackType
 from typing import Any, Self
 
-from vlmkit.ask.demand import Demand
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request
-from vlmkit.ask.runner_stats import RunnerStats
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.ask.shown_image import ShownImage
 from vlmkit.errors import ConfigError, RequestError
+from vlmkit.interfaces.engine import CountsRoom, Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder, StatesPrecision
+from vlmkit.interfaces.media_loader import MediaLoader
+from vlmkit.interfaces.observer import Observer, RequestFacts
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.runner import CONSTRAINT, RunnerFacts
+from vlmkit.interfaces.sampler import Sampler, SamplerClaims
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.pooling import Pooling
 from vlmkit.kit.request_fields import facts_of
 from vlmkit.kit.sampler_claims import claims_of
@@ -47,19 +53,13 @@ from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
 from vlmkit.running.tiff_loader import TiffLoader
-from vlmkit.seams.engine import CountsRoom, Engine
-from vlmkit.seams.media_encoder import MediaEncoder, StatesPrecision
-from vlmkit.seams.media_loader import MediaLoader
-from vlmkit.seams.observer import Observer, RequestFacts
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.request_field import RequestField
-from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
-from vlmkit.seams.sampler import Sampler, SamplerClaims
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.demand import Demand
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.runner_stats import RunnerStats
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.shown_image import ShownImage
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import load_plugins
 from vlmkit.config.providers import makers_of, registry_of
 from vlmkit.config.text_side import Part, TextSide
 from vlmkit.errors import PluginUnavailable, VlmkitError
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.pooling import read_pooling
 from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.plugins.loader import Plugins
@@ -30,7 +30,7 @@ from vlmkit.running.prompts import Prompts
 from vlmkit.running.renderers.serving import bound_memory, say, serve
 from vlmkit.running.renderers.sheet import Sheet
 from vlmkit.running.renderers.wire import read_frame, refusal_of
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.types.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vlmkit.interfaces.runner import Runner
 from vlmkit.model import Model
-from vlmkit.seams.runner import Runner
 from vlmkit.settings.lifecycle import OnFailure, When
 
 Served = Runner | Model

@@ -1,7 +1,7 @@
 """Contracts that every component must keep: inherit one in your plugin's tests and fill it in.
 
-Public. Each protocol of :mod:`vlmkit.seams` and of :mod:`vlmkit_server.interfaces` has a class here
-whose test methods pytest collects from your subclass. Contracts of what a server owns need
+Public. Each protocol of :mod:`vlmkit.interfaces` and of :mod:`vlmkit_server.interfaces` has a class
+here whose test methods pytest collects from your subclass. Contracts of what a server owns need
 vlmkit-server. Each name is imported when it is first used.
 """
 

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.message import ImagePart, Message, Part, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.message import ImagePart, Message, Part, TextPart
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
 
 

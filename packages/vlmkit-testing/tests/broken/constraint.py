@@ -7,7 +7,7 @@ import numpy as np
 
 from broken.broken import Broken, Table
 from spelling import Spelling, SpellingCompiler
-from vlmkit.ask.constraint import OneOf
+from vlmkit.types.constraint import OneOf
 from vlmkit_testing import ConstraintContract
 from vlmkit_testing.contracts.constraint_contract import TRIED
 

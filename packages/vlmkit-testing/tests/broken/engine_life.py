@@ -7,10 +7,10 @@ from honest.engine import AttentionEngine, Floats
 from msgspec import structs
 
 from broken.broken import Broken
-from vlmkit.seams.engine import Admission
-from vlmkit.seams.prompt import Prompt, PromptPlan
-from vlmkit.seams.step import WorkItem
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.engine import Admission
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.view import SequenceView
 
 
 class ReadsInOneThread(AttentionEngine):

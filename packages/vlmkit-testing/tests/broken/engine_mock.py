@@ -10,10 +10,10 @@ from msgspec import structs
 from broken.broken import Broken
 from broken.engine_subjects import OnMock
 from vlmkit.errors import EngineError
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.prompt import Prompt, PromptPlan, Span
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.prompt import Prompt, PromptPlan, Span
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit_mock.engine import MockEngine
 
 

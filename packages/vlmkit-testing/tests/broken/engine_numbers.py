@@ -16,9 +16,9 @@ from broken.engine_subjects import (
     OnAttention,
     on_itself,
 )
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import Prompt, PromptPlan, Span
-from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import Prompt, PromptPlan, Span
+from vlmkit.interfaces.step import StepOutput, WorkItem
 
 
 def claiming(**claims: Any) -> EngineLimits:

@@ -9,10 +9,10 @@ from honest.engine import AttentionEngine
 from broken.broken import Broken
 from broken.engine_numbers import claiming
 from broken.engine_subjects import OnAtomic
+from vlmkit.interfaces.engine import Admission
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.seams.engine import Admission
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
 
 
 class PublishesAtAdmission(AttentionEngine):

@@ -7,9 +7,9 @@ from honest.engine import AttentionEngine, Floats
 
 from broken.broken import Broken
 from broken.engine_numbers import claiming
-from vlmkit.seams.engine import Admission
-from vlmkit.seams.step import WorkItem
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.engine import Admission
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.view import SequenceView
 
 
 class AdmitsMoreThanItClaims(AttentionEngine):

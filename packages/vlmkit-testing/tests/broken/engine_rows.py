@@ -9,8 +9,8 @@ from msgspec import structs
 
 from broken.broken import Broken
 from broken.engine_numbers import claiming
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 
 
 class GivesTheFirstRows(AttentionEngine):

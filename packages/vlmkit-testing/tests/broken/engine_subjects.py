@@ -5,10 +5,10 @@ from typing import Any
 
 from honest.engine import AttentionEngine, Floats, features_of, prompt_of, truth
 
-from vlmkit.ask.message import Message
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.types.message import Message
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

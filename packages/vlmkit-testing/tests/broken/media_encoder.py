@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from broken.broken import Broken, Table
-from vlmkit.ask.message import Message
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit.types.message import Message
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 from vlmkit_testing import MediaEncoderContract, picture

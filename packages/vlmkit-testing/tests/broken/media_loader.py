@@ -20,13 +20,13 @@ from honest.media_loader import (
 )
 
 from broken.broken import Broken, Table
-from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import ImagePart, Part, ReasoningPart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError, RequestCancelled, VlmkitError
-from vlmkit.seams.cancellation import Cancellation
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import ImagePart, Part, ReasoningPart
+from vlmkit.types.pages import Pages
 from vlmkit_testing import MediaLoaderContract, picture
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from honest.monitor import Tally, Tokens
 
 from broken.broken import Broken, Table
-from vlmkit.ask.completion import Chunk
 from vlmkit.errors import VlmkitError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.types.completion import Chunk
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Page, ServerState
 from vlmkit_testing import MonitorContract
 

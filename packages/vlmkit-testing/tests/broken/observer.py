@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from broken.broken import Broken, Table
-from vlmkit.ask.completion import Chunk
 from vlmkit.errors import EngineError, RequestError, VlmkitError
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
 from vlmkit.running.counters import Counters
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit.types.completion import Chunk
 from vlmkit_testing import ObserverContract
 
 

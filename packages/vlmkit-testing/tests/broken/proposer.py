@@ -4,8 +4,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from broken.broken import Broken, Table
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.ngram import NgramProposer
-from vlmkit.seams.sequence import Sequence
 from vlmkit_testing import ProposerContract
 
 

@@ -10,11 +10,11 @@ import pytest
 import vlmkit
 from broken.broken import Broken, Table
 from mock_model import script
-from vlmkit.ask.completion import Timings
 from vlmkit.errors import RequestError, VlmkitError
+from vlmkit.interfaces.runner import CONSTRAINT
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.runner import CONSTRAINT
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.types.completion import Timings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing import RunnerContract

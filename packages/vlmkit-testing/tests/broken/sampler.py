@@ -12,9 +12,9 @@ from honest.sampler import Mirostat, Plain
 from broken.broken import Broken, Table
 from broken.sampler_long import LONG
 from broken.sampler_params import BROKEN as OF_PARAMETERS
+from vlmkit.interfaces.sampler import Pick, Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.sampler import Pick, Row
-from vlmkit.seams.sequence import Sequence
 from vlmkit_testing import SamplerContract
 
 # What it takes and gives.

@@ -8,7 +8,7 @@ import numpy as np
 from honest.sampler import Plain
 
 from broken.broken import Broken
-from vlmkit.seams.sampler import Pick, Row
+from vlmkit.interfaces.sampler import Pick, Row
 
 
 class LooksBackSixtyFour(Plain):

@@ -10,9 +10,9 @@ from honest.sampler import Plain
 from msgspec import structs
 
 from broken.broken import Broken
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.sampler import Pick, Row
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.seams.sampler import Pick, Row
+from vlmkit.types.sampling import SamplingParams
 
 # Claims.
 

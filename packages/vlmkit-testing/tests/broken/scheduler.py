@@ -11,10 +11,10 @@ from msgspec import structs
 
 from broken.broken import Broken, Table
 from broken.scheduler_from_nothing import BROKEN as FROM_NOTHING
+from vlmkit.interfaces.engine import Cache, EngineLimits
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.seams.engine import Cache, EngineLimits
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, Step, WorkItem
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_testing import SchedulerContract
 

@@ -4,9 +4,9 @@ from honest.scheduler import ShortestPromptFirst
 
 from broken.broken import Broken
 from vlmkit.errors import QueueFull
-from vlmkit.seams.engine import Cache
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, Step, WorkItem
+from vlmkit.interfaces.engine import Cache
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 
 # Queues.
 

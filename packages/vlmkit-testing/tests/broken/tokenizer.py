@@ -12,18 +12,18 @@ from broken import (
     tokenizer_texts,
 )
 from broken.broken import Broken, Table
-from vlmkit.ask.delta import Delta, TextDelta
-from vlmkit.ask.media import MediaPart
-from vlmkit.ask.message import Message, ReasoningPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ImageError
+from vlmkit.interfaces.chat_format import Mark
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
-from vlmkit.seams.chat_format import Mark
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.types.delta import Delta, TextDelta
+from vlmkit.types.media import MediaPart
+from vlmkit.types.message import Message, ReasoningPart
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
 from vlmkit_mock.vocabulary import END, REASONING, REASONING_END, SPECIAL_TOKENS
 from vlmkit_testing import TokenizerContract

@@ -10,11 +10,11 @@ from honest.tokenizer import HearingTokenizer, Noise, TextTokenizer
 
 from broken.broken import Broken
 from broken.changed_tokenizer import Changed, ChangedSlots, with_parts
-from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import ImagePart, Message, image_parts_of
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import ImagePart, Message, image_parts_of
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vocabulary import IMAGE
 from vlmkit_testing import TokenizerContract

@@ -8,12 +8,12 @@ import numpy as np
 
 from broken.broken import Broken
 from broken.changed_tokenizer import Changed, with_role
-from vlmkit.ask.message import Message, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.seams.chat_format import CallFormat, Calling, JsonCall, Mark
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.chat_format import CallFormat, Calling, JsonCall, Mark
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.message import Message, TextPart
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vocabulary import BEGIN, CALL, CALL_END, END, IMAGE
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from broken.broken import Broken
 from broken.changed_tokenizer import Changed
-from vlmkit.ask.delta import Delta, TextDelta, text_of
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.reader import AnswerReader
+from vlmkit.types.delta import Delta, TextDelta, text_of
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
 from vlmkit_mock.vocabulary import NUM_BYTES
 

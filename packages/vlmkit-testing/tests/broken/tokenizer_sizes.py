@@ -6,12 +6,12 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from broken.broken import Broken
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, Message, image_parts_of
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import ImageError
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message, image_parts_of
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
 
 

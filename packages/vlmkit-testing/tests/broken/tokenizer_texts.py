@@ -9,10 +9,10 @@ import numpy as np
 
 from broken.broken import Broken
 from broken.changed_tokenizer import Changed, ChangedSlots
-from vlmkit.ask.message import Message
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.message import Message
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vocabulary import BEGIN, END, NUM_BYTES, SPELLINGS
 

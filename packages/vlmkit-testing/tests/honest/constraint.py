@@ -3,8 +3,8 @@
 import numpy as np
 
 from spelling import Spelling, SpellingCompiler
-from vlmkit.ask.constraint import Regex
 from vlmkit.errors import ConstraintError
+from vlmkit.types.constraint import Regex
 
 YEAR = Regex("[0-9]{4}")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
 
 VOCAB_SIZE, WIDTH = 32, 8
 IMAGE, BEGIN, END = 29, 30, 31  # an image is BEGIN, a token for each of its rows, and END

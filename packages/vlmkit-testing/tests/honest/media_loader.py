@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.media import MediaPart
-from vlmkit.ask.message import ImagePart, Part, TextPart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
-from vlmkit.seams.cancellation import Cancellation
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
+from vlmkit.types.media import MediaPart
+from vlmkit.types.message import ImagePart, Part, TextPart
+from vlmkit.types.pages import Pages
 
 MAGIC = b"SHEETS\n"
 

@@ -4,8 +4,8 @@ import re
 import threading
 from collections import Counter
 
-from vlmkit.ask.completion import Chunk
-from vlmkit.seams.observer import Observer, RequestFacts
+from vlmkit.interfaces.observer import Observer, RequestFacts
+from vlmkit.types.completion import Chunk
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 
 PARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

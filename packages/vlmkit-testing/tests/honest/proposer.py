@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.sequence import Sequence
 
 
 class ChanceProposer:

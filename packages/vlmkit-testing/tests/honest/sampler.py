@@ -10,10 +10,10 @@ import numpy as np
 from msgspec import structs
 
 import vlmkit
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.sampler import Pick, Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.per_sequence import PerSequence
-from vlmkit.seams.sampler import Pick, Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 Numbers = np.ndarray[Any, Any]
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from vlmkit.errors import QueueFull
+from vlmkit.interfaces.engine import Admission, Cache, EngineLimits
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.kit import prefix
-from vlmkit.seams.engine import Admission, Cache, EngineLimits
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, Step, WorkItem
 
 
 class ShortestPromptFirst:

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.ask.media import MediaPart
-from vlmkit.ask.message import Message, TextPart, parts_of, refuse_other_media
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import PLAIN, Option
+from vlmkit.types.media import MediaPart
+from vlmkit.types.message import Message, TextPart, parts_of, refuse_other_media
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 
 END, SYSTEM, USER, ANSWER, SOUND = range(256, 261)
 ROLES = {"system": SYSTEM, "user": USER, "assistant": ANSWER}

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import EngineError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, TextPart
 from vlmkit_testing import picture
 
 TOOLS = ("say", "show", "wait")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import MakeMatcher, SchemaSupport, Vocabulary
+from vlmkit.interfaces.constraint import MakeMatcher, SchemaSupport, Vocabulary
+from vlmkit.types.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit_guidance.grammar import Grammar
 from vlmkit_guidance.matcher import GuidanceMatcher
 from vlmkit_guidance.reasons import KEYWORDS

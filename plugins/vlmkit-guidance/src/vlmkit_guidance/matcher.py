@@ -11,7 +11,7 @@ from vlmkit_guidance.tokens import Tokens
 
 
 class GuidanceMatcher:
-    """One answer; see :class:`vlmkit.seams.constraint.Matcher`.
+    """One answer; see :class:`vlmkit.interfaces.constraint.Matcher`.
 
     Args:
         grammar: that the answer keeps to; it forces nothing by itself.

@@ -1,8 +1,8 @@
 """What vlmkit-guidance offers: hooks only; the library is imported when it is first needed."""
 
+from vlmkit.interfaces.constraint import ConstraintCompiler
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.constraint import ConstraintCompiler
 
 VLMKIT_API = (1, 0)
 

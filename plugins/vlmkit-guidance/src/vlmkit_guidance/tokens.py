@@ -7,7 +7,7 @@ what it has read.
 import logging
 from collections.abc import Iterator
 
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.interfaces.constraint import Vocabulary
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ Reads sizes from the file's boxes and decodes nothing: pixels are decoded when a
 a process of its own, within the memory that is counted for them.
 """
 
-from vlmkit.ask.decode_cost import FormatCost, decode_cost
-from vlmkit.ask.header import Header
-from vlmkit.ask.image import Image
-from vlmkit.ask.iso_image import IsoHeader, is_heic, read_iso_header
-from vlmkit.ask.message import ImagePart
 from vlmkit.errors import ImageError
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.decode_cost import FormatCost, decode_cost
+from vlmkit.types.header import Header
+from vlmkit.types.image import Image
+from vlmkit.types.iso_image import IsoHeader, is_heic, read_iso_header
+from vlmkit.types.message import ImagePart
 
 DECODER = "vlmkit_heif.decoding:picture"
 COST = FormatCost(pixel_bytes=4, file_ratio=4, is_isolated=True)  # planes come on top

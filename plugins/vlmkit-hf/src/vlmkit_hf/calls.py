@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vlmkit.ask.delta import Delta, text_of, tool_calls_of
-from vlmkit.ask.message import Message
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.chat_format import CallFormat, JsonCall, Mark, NamedCall, TaggedCall
 from vlmkit.kit.call_formats import FORMATS
 from vlmkit.kit.call_reader import CallReader
-from vlmkit.seams.chat_format import CallFormat, JsonCall, Mark, NamedCall, TaggedCall
+from vlmkit.types.delta import Delta, text_of, tool_calls_of
+from vlmkit.types.message import Message
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.sentinel import Segment
 
 ARGUMENTS = {"city": "Bonn", "days": 3, "near": [{"x": True}]}

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from vlmkit.ask.delta import Delta
-from vlmkit.ask.message import Message
+from vlmkit.interfaces.chat_format import ChannelFormat, Mark
 from vlmkit.kit.call_formats import CHANNELS
 from vlmkit.kit.channel_reader import ChannelReader
-from vlmkit.seams.chat_format import ChannelFormat, Mark
+from vlmkit.types.delta import Delta
+from vlmkit.types.message import Message
 from vlmkit_hf.calls import ARGUMENTS, CALL, TOOL, Segments, Texts, calls_in
 from vlmkit_hf.sentinel import Segment
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import CheckpointError, RequestError
-from vlmkit.seams.chat_format import CallFormat, ChannelFormat
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.chat_format import CallFormat, ChannelFormat
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.calls import TOOL, format_of
 from vlmkit_hf.channels import channels_of, writes_calls
 from vlmkit_hf.reasoning import NAMES, Marks

@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 import PIL.Image
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.stage import NO_STAGE, Stage
-from vlmkit.ask.transform import Transform
 from vlmkit.errors import CheckpointError, ImageError
+from vlmkit.interfaces.prompt import Array
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.prompt import Array
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.stage import NO_STAGE, Stage
+from vlmkit.types.transform import Transform
 from vlmkit_hf.chat import Layout
 from vlmkit_hf.image_facts import (
     ImageFacts,

@@ -7,10 +7,10 @@ huggingface_hub when a model is fetched.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit_hf import tokenizer_files
 from vlmkit_hf.settings import HfTokenizerSettings
 

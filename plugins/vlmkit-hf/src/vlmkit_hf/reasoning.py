@@ -3,9 +3,9 @@
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
-from vlmkit.ask.prompt_options import ReasoningEffort, TemplateValue
 from vlmkit.errors import RequestError
-from vlmkit.seams.chat_format import Mark
+from vlmkit.interfaces.chat_format import Mark
+from vlmkit.types.prompt_options import ReasoningEffort, TemplateValue
 from vlmkit_hf.sentinel import Segment
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from vlmkit.ask.message import Message, Part, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.types.message import Message, Part, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 
 Numbered = tuple[int, Message]
 

@@ -12,9 +12,9 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import CheckpointError, RequestError
-from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.interfaces.tokenizer import PLAIN
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_hf.reasoning import Effort
 from vlmkit_hf.sandbox.environment import TemplateEnvironment, TemplateRefusal
 from vlmkit_hf.sentinel import without_stand_ins

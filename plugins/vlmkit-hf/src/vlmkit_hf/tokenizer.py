@@ -5,20 +5,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, Message, image_parts_of, refuse_other_media
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import ImageError, RequestError
+from vlmkit.interfaces.chat_format import CallFormat, Calling, ChannelFormat
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.kit.call_reader import CallReader
 from vlmkit.kit.channel_reader import ChannelReader
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.place_formats import BY_FAMILY
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
-from vlmkit.seams.chat_format import CallFormat, Calling, ChannelFormat
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import PLAIN, Option
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message, image_parts_of, refuse_other_media
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_hf.calls import with_tokens
 from vlmkit_hf.channels import behind, in_tokens
 from vlmkit_hf.chat import Chat

@@ -7,8 +7,8 @@ not known here get no report rather than a wrong one.
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.transform import Transform
+from vlmkit.types.image import Image
+from vlmkit.types.transform import Transform
 from vlmkit_hf.pillow.grids import nearest_in_shape, up_to
 from vlmkit_hf.pillow.sizes import best_canvas
 from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, num_tiles

@@ -6,9 +6,9 @@ Every string of a client is hidden. Says what has to be in the rendered text, an
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vlmkit.ask.message import ImagePart, Message, ReasoningPart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.types.message import ImagePart, Message, ReasoningPart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.reasoning import Marks
 from vlmkit_hf.sentinel import StandIns
 

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
 from vlmkit_server.settings.server import ServerSettings
 
 MAX_PATH_CHARS = 4096

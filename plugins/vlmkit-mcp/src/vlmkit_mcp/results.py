@@ -17,10 +17,10 @@ from mcp.types import (
     TextResourceContents,
 )
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import EngineError, ImageError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, TextPart
 from vlmkit_mcp.settings import McpServer
 
 CUT = "[the rest is left out]"

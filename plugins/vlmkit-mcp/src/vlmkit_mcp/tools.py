@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import ConfigError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import ImagePart, TextPart
 from vlmkit_mcp.connection import Connection
 from vlmkit_mcp.results import parts_of_result
 from vlmkit_mcp.settings import McpSettings

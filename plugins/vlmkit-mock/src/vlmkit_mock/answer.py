@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.settings import Reply, Script
 

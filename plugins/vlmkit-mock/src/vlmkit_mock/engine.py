@@ -1,8 +1,9 @@
 """The mock's language model: a real paged cache of made-up values, and scripted logits.
 
-It computes nothing worth computing, but keeps every rule of :class:`vlmkit.seams.engine.Engine` as
-a strict engine would: each cache cell holds a fingerprint of all tokens and images up to it, so
-that a wrong prefix, a skipped token or an overwritten block is found, and raised as EngineError.
+It computes nothing worth computing, but keeps every rule of
+:class:`vlmkit.interfaces.engine.Engine` as a strict engine would: each cache cell holds a
+fingerprint of all tokens and images up to it, so that a wrong prefix, a skipped token or an
+overwritten block is found, and raised as EngineError.
 """
 
 import threading
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import ConfigError, EngineError
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.prompt import Prompt, PromptPlan, Span
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.prompt import Prompt, PromptPlan, Span
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.answer import Answer, answer_to
 from vlmkit_mock.preferences import Preferences
@@ -92,7 +93,7 @@ class MockEngine:
         return PromptPlan(spans, answer_to(prompt, self._settings, self._settings.replies))
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for a sequence; see :meth:`vlmkit.seams.engine.Cache.admit`."""
+        """Make room for a sequence; see :meth:`vlmkit.interfaces.engine.Cache.admit`."""
         self._check_call()
         if sequence in self._states:
             raise EngineError(f"sequence {sequence.id!r} is admitted already")
@@ -158,7 +159,7 @@ class MockEngine:
         del self._states[sequence]
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
-        """Compute the items; see :meth:`vlmkit.seams.engine.Engine.forward`.
+        """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`.
 
         Raises:
             EngineError: a script fails here, or the caller broke a rule of the protocol.

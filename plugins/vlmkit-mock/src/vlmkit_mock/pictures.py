@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.stage import Stage
-from vlmkit.ask.transform import Transform
 from vlmkit.errors import ImageError, RequestError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.stage import Stage
+from vlmkit.types.transform import Transform
 from vlmkit_mock import vocabulary as v
 
 NUM_IMAGE_TOKENS = 4

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 
 VLMKIT_API = (1, 0)

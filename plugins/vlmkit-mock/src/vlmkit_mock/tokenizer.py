@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence as Seq
 from functools import partial
 from typing import Any, get_args
 
-from vlmkit.ask.message import (
+from vlmkit.errors import ImageError
+from vlmkit.interfaces.chat_format import CallFormat, Calling, JsonCall, Mark
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN, Option
+from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.place_formats import QWEN3_VL
+from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.types.message import (
     ImagePart,
     Message,
     Part,
@@ -17,17 +26,8 @@ from vlmkit.ask.message import (
     TextPart,
     refuse_other_media,
 )
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.errors import ImageError
-from vlmkit.kit.call_reader import CallReader
-from vlmkit.kit.place_formats import QWEN3_VL
-from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.kit.reasoning_reader import ReasoningReader
-from vlmkit.seams.chat_format import CallFormat, Calling, JsonCall, Mark
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import PLAIN, Option
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.pictures import slot_ids, slot_of
 
@@ -36,7 +36,7 @@ _CALLS = CallFormat(JsonCall(), Mark("<|call|>", v.CALL), Mark("<|call_end|>", v
 
 
 class MockTokenizer:
-    """Bytes as tokens; see :class:`vlmkit.seams.tokenizer.Tokenizer`."""
+    """Bytes as tokens; see :class:`vlmkit.interfaces.tokenizer.Tokenizer`."""
 
     @property
     def vocab_size(self) -> int:

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_mock.settings import MockEncoderSettings
 
 HIDDEN = 8
 
 
 class MockVisionEncoder:
-    """Eight bytes of the digest for each of the four rows; see ``vlmkit.seams.media_encoder``."""
+    """Eight bytes of the digest for each of the four rows: a ``MediaEncoder``."""
 
     identity = "vlmkit-mock 1"
     media_kinds = frozenset({"image"})

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from vlmkit.errors import ConfigError
-from vlmkit.seams.observer import Observer
+from vlmkit.interfaces.observer import Observer
 from vlmkit_monitor.settings import OtlpSettings
 from vlmkit_monitor.spans import NANO, Numbers, SpanObserver, context_of, traceparent_of
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor

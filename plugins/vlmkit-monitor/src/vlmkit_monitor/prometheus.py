@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from vlmkit.seams.observer import Observer
+from vlmkit.interfaces.observer import Observer
 from vlmkit_monitor.families import Families
 from vlmkit_monitor.request_tally import RequestTally
 from vlmkit_monitor.settings import PrometheusSettings

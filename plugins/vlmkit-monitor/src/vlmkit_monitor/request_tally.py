@@ -1,8 +1,8 @@
 """The observer that counts how the requests of one model fare, in a thread of its own."""
 
-from vlmkit.ask.completion import Chunk
 from vlmkit.errors import VlmkitError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit.types.completion import Chunk
 from vlmkit_monitor.tally import Tally
 
 _IMAGE_STAGES = ("fetch", "decode", "preprocess", "encode")

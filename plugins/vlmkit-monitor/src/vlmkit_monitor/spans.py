@@ -13,9 +13,9 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from vlmkit.ask.completion import Timings
 from vlmkit.errors import VlmkitError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.types.completion import Timings
 from vlmkit_monitor import genai
 
 IMAGE_INDEX = "vlmkit.image.index"

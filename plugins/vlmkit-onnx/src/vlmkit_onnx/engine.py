@@ -1,8 +1,8 @@
 """The LLM engine: one decoder graph over slots of a cache, driven by work items.
 
-Keeps the promises of ``vlmkit.seams.engine.Engine``. Never decides who runs, never samples. A step
-is one call for all answers that grow by a token, whatever their lengths, and one for each chunk of
-a prompt: that is how the graph's attention takes them.
+Keeps the promises of ``vlmkit.interfaces.engine.Engine``. Never decides who runs, never samples. A
+step is one call for all answers that grow by a token, whatever their lengths, and one for each
+chunk of a prompt: that is how the graph's attention takes them.
 """
 
 from collections.abc import Sequence as Seq
@@ -12,12 +12,12 @@ from typing import cast
 import numpy as np
 
 from vlmkit.errors import CheckpointError, OutOfMemory, RequestError
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.media_trial import answered
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Prompt, PromptPlan
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
 from vlmkit_onnx.decoders.decoder import Decoder, Floats, StatesDecoder, Tokens
 from vlmkit_onnx.prompts.embeddings import Embeddings
 from vlmkit_onnx.prompts.families import Family
@@ -87,7 +87,7 @@ class OnnxEngine:
         return PromptPlan(inputs.spans(), inputs)
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Give a slot, reusing a cached prefix; see :meth:`vlmkit.seams.engine.Cache.admit`."""
+        """Give a slot, reusing a cached prefix; see :meth:`.Cache.admit`."""
         seat = self._book.admit(sequence)
         if seat is None:
             return None
@@ -121,7 +121,7 @@ class OnnxEngine:
         self._give_back()
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
-        """Compute the items; see :meth:`vlmkit.seams.engine.Engine.forward`.
+        """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`.
 
         Raises:
             OutOfMemory: there is not enough for them.
@@ -160,7 +160,7 @@ class OnnxEngine:
 
     @property
     def trial_name(self) -> str | None:
-        """Nothing but the settings counts; see :class:`vlmkit.seams.engine.MediaTrial`."""
+        """Nothing but the settings counts; see :class:`vlmkit.interfaces.engine.MediaTrial`."""
         return "onnx" if self._is_tried else None
 
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:

@@ -16,9 +16,9 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.prompt import Prompt
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
 from vlmkit_onnx.folder.community import community_layout

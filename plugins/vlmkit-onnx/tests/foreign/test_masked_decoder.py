@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from vlmkit.errors import ConfigError
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.prompt import Prompt
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
 from vlmkit_onnx.folder import external_data

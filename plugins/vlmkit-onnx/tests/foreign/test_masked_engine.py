@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from vlmkit.errors import ConfigError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.prompt import Prompt
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.settings import EngineSettings
 from vlmkit_testing import EngineContract

@@ -4,12 +4,12 @@ Nothing is said between the pages, and of a document too long for the bounds non
 refused, unless the request chooses pages.
 """
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
-from vlmkit.seams.cancellation import Cancellation
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart
+from vlmkit.types.pages import Pages
 from vlmkit_pdf.process import drawn_pages
 from vlmkit_pdf.settings import PdfSettings
 

@@ -2,9 +2,9 @@
 
 import importlib.util
 
+from vlmkit.interfaces.media_loader import MediaLoader
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.media_loader import MediaLoader
 from vlmkit_pdf.settings import PdfSettings
 
 VLMKIT_API = (1, 0)

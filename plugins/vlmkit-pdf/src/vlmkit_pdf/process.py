@@ -13,11 +13,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from vlmkit.ask.decoder_process import Answer, DecoderEnded, decoder_process
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
-from vlmkit.seams.cancellation import Cancellation
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.decoder_process import Answer, DecoderEnded, decoder_process
+from vlmkit.types.pages import Pages
 from vlmkit_pdf import worker
 from vlmkit_pdf.settings import PdfSettings
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from vlmkit.errors import EngineError
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.seams.step import WorkItem
-from vlmkit.seams.view import SequenceView
 from vlmkit_torch.attention.paged import Board
 from vlmkit_torch.attention.reach import Source
 from vlmkit_torch.attention.step import Step

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit.seams.engine import EngineLimits
+from vlmkit.interfaces.engine import EngineLimits
 from vlmkit_torch import hardware, rope
 from vlmkit_torch.attention.kind import LayerKind
 from vlmkit_torch.attention.paged import Board

@@ -15,11 +15,11 @@ import torch
 import transformers
 
 from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, VlmkitError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
 from vlmkit_torch import faults, hardware
 from vlmkit_torch.crossing.family import crossing_of
 from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor

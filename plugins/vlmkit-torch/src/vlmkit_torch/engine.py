@@ -1,6 +1,6 @@
 """The LLM engine: weights and a paged cache, driven by work items.
 
-Keeps the promises of ``vlmkit.seams.engine.Engine``. Never decides who runs, never samples.
+Keeps the promises of ``vlmkit.interfaces.engine.Engine``. Never decides who runs, never samples.
 """
 
 from collections.abc import Sequence as Seq
@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit import trial_notes
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.one_line import named
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Prompt, PromptPlan
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
 from vlmkit_torch import (
     capacity,
     faults,
@@ -132,7 +132,7 @@ class TorchEngine:
         return PromptPlan(spans, layout)
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room, reusing a cached prefix; see :meth:`vlmkit.seams.engine.Cache.admit`."""
+        """Make room, reusing a cached prefix; see :meth:`vlmkit.interfaces.engine.Cache.admit`."""
         if self._pool.num_sequences >= self._limits.max_sequences:
             return None
         with hardware.alone(self._board.cache.device):
@@ -188,7 +188,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
-        """Compute the items; see :meth:`vlmkit.seams.engine.Engine.forward`.
+        """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`.
 
         Raises:
             OutOfMemory: the device's memory is not enough for one of the items alone.
@@ -284,7 +284,7 @@ class TorchEngine:
 
     @property
     def trial_name(self) -> str | None:
-        """Device and precision; see :class:`vlmkit.seams.engine.MediaTrial`."""
+        """Device and precision; see :class:`vlmkit.interfaces.engine.MediaTrial`."""
         model = self._views.model
         return f"{model.device} {model.dtype}" if self._is_checked else None
 

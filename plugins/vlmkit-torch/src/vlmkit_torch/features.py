@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Array, MediaSlot
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Array, MediaSlot
 
 DEEPSTACK = "deepstack."  # extra rows of the n-th level
 DEEPSTACK_AT = "deepstack_at."  # extra rows for a numbered layer

@@ -6,7 +6,7 @@ it, for all sequences at once, when somebody might share.
 
 import torch
 
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.view import SequenceView
 
 
 class Health:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot, Prompt, Span
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, Span
 from vlmkit_torch.attention.kind import Visibility
 from vlmkit_torch.crossing.family import Sight, crossing_of
 from vlmkit_torch.features import FeatureForm, blank, compose, to_tensor

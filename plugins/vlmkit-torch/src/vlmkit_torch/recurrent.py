@@ -13,7 +13,7 @@ import torch
 from transformers import cache_utils
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.view import SequenceView
 
 # transformers' cache classes carry no types that could be checked against.
 _CacheLayer: Any = cache_utils.CacheLayerMixin

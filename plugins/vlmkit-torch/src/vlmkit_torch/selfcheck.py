@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.kit import trial_notes
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.views import Views
 
 if TYPE_CHECKING:

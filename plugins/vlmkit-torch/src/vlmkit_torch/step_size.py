@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from vlmkit.seams.step import WorkItem
+from vlmkit.interfaces.step import WorkItem
 from vlmkit_torch.faults import free_memory, is_out_of_memory
 
 log = logging.getLogger(__name__)

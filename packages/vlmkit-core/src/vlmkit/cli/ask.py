@@ -13,13 +13,13 @@ from vlmkit.cli import options, output
 from vlmkit.cli.dropped import names_picture
 
 if TYPE_CHECKING:
-    from vlmkit.ask.media import FilePart
-    from vlmkit.ask.message import ImagePart
-    from vlmkit.ask.request import Request
     from vlmkit.cli.loading import Wanted
     from vlmkit.config import Config
     from vlmkit.model import Model
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.types.media import FilePart
+    from vlmkit.types.message import ImagePart
+    from vlmkit.types.request import Request
 
 IMAGE = "--image"
 
@@ -141,12 +141,12 @@ def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FileP
     """Return pictures that are opened, and files that a media loader will open."""
     if not images:
         return []
-    from vlmkit.ask.media import FilePart
     from vlmkit.cli.images import matching, opened
     from vlmkit.config.providers import media_loaders
     from vlmkit.errors import MediaError
     from vlmkit.kit.image_source import named
     from vlmkit.running.files import FileOpener
+    from vlmkit.types.media import FilePart
 
     bounds = target.config.pipeline
     parts = [opened(source, bounds) for source in matching(images)]

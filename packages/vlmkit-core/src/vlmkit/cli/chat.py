@@ -15,10 +15,10 @@ from vlmkit.cli import options, output
 from vlmkit.errors import MediaError, RequestError
 
 if TYPE_CHECKING:
-    from vlmkit.ask.completion import Chunk
-    from vlmkit.ask.media import FilePart
-    from vlmkit.ask.message import ImagePart, Message
     from vlmkit.model import Model
+    from vlmkit.types.completion import Chunk
+    from vlmkit.types.media import FilePart
+    from vlmkit.types.message import ImagePart, Message
 
 COMMANDS = ("/image", "/reset", "/help", "/quit")
 HELP = """\
@@ -64,7 +64,7 @@ class Conversation:
     """What was said so far, and the pictures that wait for the next message."""
 
     def __init__(self, model: "Model", system: str | None, params: dict[str, Any]) -> None:
-        from vlmkit.ask.message import Message
+        from vlmkit.types.message import Message
 
         self._model = model
         self._params = params
@@ -110,8 +110,8 @@ class Conversation:
 
     def _show(self, pictures: Sequence[str]) -> None:
         """Show pictures with the next message; if one is refused, none that was to be shown."""
-        from vlmkit.ask.message import ImagePart
         from vlmkit.cli.images import opened
+        from vlmkit.types.message import ImagePart
 
         try:
             parts = [opened(source, self._model.facts.bounds) for source in pictures]
@@ -133,7 +133,7 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         """Answer one message; what was said before Ctrl-C is kept, a refused message is not."""
-        from vlmkit.ask.message import Message
+        from vlmkit.types.message import Message
 
         asked = [*self._messages, Message.of("user", text, self._images)]
         said: list[str] = []

@@ -9,8 +9,8 @@ import shlex
 import sys
 from contextlib import suppress
 
-from vlmkit.ask.media import is_file_url, path_of
 from vlmkit.errors import MediaError
+from vlmkit.types.media import is_file_url, path_of
 
 SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from vlmkit.ask.image import Image
-    from vlmkit.ask.media import FilePart
-    from vlmkit.ask.message import ImagePart
     from vlmkit.kit.image_fetcher import ImageFetcher
     from vlmkit.settings.pipeline import PipelineSettings
+    from vlmkit.types.image import Image
+    from vlmkit.types.media import FilePart
+    from vlmkit.types.message import ImagePart
 
 STDIN = "standard input"
 WILD = frozenset("*?[")
@@ -26,9 +26,9 @@ def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
     Raises:
         MediaError: it cannot be read, or is refused.
     """
-    from vlmkit.ask.message import ImagePart
     from vlmkit.errors import ImageError, MediaError
     from vlmkit.kit.image_source import WEB, named, shown_part
+    from vlmkit.types.message import ImagePart
 
     if source == "-" and sys.stdin.isatty():
         raise click.UsageError("--image - reads a picture from standard input: pipe one in")
@@ -56,10 +56,10 @@ def opened_image(source: str, bounds: "PipelineSettings") -> "Image":
     Raises:
         MediaError: it cannot be read, or is no image of a format that is decoded here.
     """
-    from vlmkit.ask.image import Image
-    from vlmkit.ask.message import ImagePart
     from vlmkit.errors import MediaError
     from vlmkit.kit.image_source import named
+    from vlmkit.types.image import Image
+    from vlmkit.types.message import ImagePart
 
     part = opened(source, bounds)
     if isinstance(part, ImagePart):
@@ -79,8 +79,8 @@ def matching(sources: Iterable[str]) -> list[str]:
     import glob
     from pathlib import Path
 
-    from vlmkit.ask.base64_text import is_data_url
     from vlmkit.errors import ImageError
+    from vlmkit.types.base64_text import is_data_url
 
     found: list[str] = []
     for source in sources:

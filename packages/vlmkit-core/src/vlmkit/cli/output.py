@@ -17,8 +17,8 @@ from vlmkit.errors import ConfigError, EngineError, VlmkitError
 from vlmkit.kit.one_line import one_line
 
 if TYPE_CHECKING:
-    from vlmkit.ask.completion import Chunk
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.types.completion import Chunk
 
 ALONE = "vlmkit.output"
 """Where a click context keeps what writes JSON."""
@@ -142,7 +142,7 @@ class Answer:
 
     def write(self, chunk: "Chunk") -> str:
         """Write a chunk at once, and return its text; a terminal gets no control characters."""
-        from vlmkit.ask.delta import reasoning_of
+        from vlmkit.types.delta import reasoning_of
 
         if sys.stderr.isatty() and (thought := reasoning_of(chunk.deltas)):
             click.secho(CONTROLS.sub("", thought), err=True, nl=False, dim=True)

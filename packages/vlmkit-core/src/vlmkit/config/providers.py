@@ -22,7 +22,7 @@ from vlmkit.running.blame import Makers
 from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
-    from vlmkit.seams.media_loader import MediaLoader
+    from vlmkit.interfaces.media_loader import MediaLoader
 
 
 def registry_of(plugins: Plugins, section: str) -> Registry[Any]:

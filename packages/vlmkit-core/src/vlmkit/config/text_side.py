@@ -10,9 +10,9 @@ import msgspec
 
 from vlmkit.config.structs import Config
 from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.engine import EngineLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
 

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vlmkit.interfaces.engine import Admission
+from vlmkit.interfaces.prompt import Span
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.prefix import whole
-from vlmkit.seams.engine import Admission
-from vlmkit.seams.prompt import Span
-from vlmkit.seams.view import SequenceView
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class BlockPool:
     def admit(
         self, sequence: SequenceView, usable: Callable[[int], int] | None = None
     ) -> Admission | None:
-        """Make room for all present tokens and one more; see ``vlmkit.seams.engine.Cache``.
+        """Make room for all present tokens and one more; see ``vlmkit.interfaces.engine.Cache``.
 
         Args:
             sequence: that is not admitted.

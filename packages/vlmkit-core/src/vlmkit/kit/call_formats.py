@@ -7,7 +7,7 @@ what the model's own template writes.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vlmkit.seams.chat_format import (
+from vlmkit.interfaces.chat_format import (
     CallFormat,
     ChannelFormat,
     JsonCall,

@@ -7,14 +7,8 @@ tool's schema says.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from vlmkit.ask.constraint import JsonSchema, Lark, OneOf, Regex
-from vlmkit.ask.tool_choice import NamedTool, ToolChoice, tool_name, tool_schema
 from vlmkit.errors import ConstraintError
-from vlmkit.kit.channel_grammar import channel_grammar
-from vlmkit.kit.lark_rules import LarkRules, literal, pattern, quoted
-from vlmkit.kit.tool_schemas import ToolSchemas
-from vlmkit.kit.written_call import is_text
-from vlmkit.seams.chat_format import (
+from vlmkit.interfaces.chat_format import (
     CallFormat,
     Calling,
     ChannelFormat,
@@ -23,6 +17,12 @@ from vlmkit.seams.chat_format import (
     NamedCall,
     TaggedCall,
 )
+from vlmkit.kit.channel_grammar import channel_grammar
+from vlmkit.kit.lark_rules import LarkRules, literal, pattern, quoted
+from vlmkit.kit.tool_schemas import ToolSchemas
+from vlmkit.kit.written_call import is_text
+from vlmkit.types.constraint import JsonSchema, Lark, OneOf, Regex
+from vlmkit.types.tool_choice import NamedTool, ToolChoice, tool_name, tool_schema
 
 
 def call_grammar(

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from string import ascii_letters, digits
 from typing import Any, Literal
 
-from vlmkit.ask.delta import Delta, TextDelta, ToolCallDelta
+from vlmkit.interfaces.chat_format import CallFormat
 from vlmkit.kit.plain_reader import TokenStream, num_begun
 from vlmkit.kit.written_call import new_call
-from vlmkit.seams.chat_format import CallFormat
+from vlmkit.types.delta import Delta, TextDelta, ToolCallDelta
 
 ID_CHARS = 9  # templates of some families take no other
 
 
 class CallReader:
-    """Reads what is said; see :class:`vlmkit.seams.reader.AnswerReader`.
+    """Reads what is said; see :class:`vlmkit.interfaces.reader.AnswerReader`.
 
     Args:
         stream: returns a fresh incremental detokenizer.

@@ -7,11 +7,11 @@ tool's schema says, and ends the answer. Which token ends it is not said here.
 from collections.abc import Collection, Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.constraint import JsonSchema, Lark, OneOf, Regex
-from vlmkit.ask.tool_choice import NamedTool, ToolChoice, tool_name
+from vlmkit.interfaces.chat_format import ChannelFormat
 from vlmkit.kit.lark_rules import LarkRules, literal, within_slashes
 from vlmkit.kit.tool_schemas import ToolSchemas
-from vlmkit.seams.chat_format import ChannelFormat
+from vlmkit.types.constraint import JsonSchema, Lark, OneOf, Regex
+from vlmkit.types.tool_choice import NamedTool, ToolChoice, tool_name
 
 
 def channel_grammar(

@@ -7,11 +7,11 @@ stand in any channel. What is no call in the end is text. Marks are tokens, and 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any, Literal
 
-from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
-from vlmkit.ask.tool_choice import tool_name
+from vlmkit.interfaces.chat_format import ChannelFormat, Mark
 from vlmkit.kit.call_reader import new_id
 from vlmkit.kit.plain_reader import TokenStream
-from vlmkit.seams.chat_format import ChannelFormat, Mark
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.types.tool_choice import tool_name
 
 BETWEEN = "\n\n"  # two messages of one kind
 MAX_HEAD_CHARS = 1024  # what is longer was none
@@ -20,7 +20,7 @@ Kind = Literal["thought", "text", "call"]
 
 
 class ChannelReader:
-    """Tells what messages say; see :class:`vlmkit.seams.reader.AnswerReader`.
+    """Tells what messages say; see :class:`vlmkit.interfaces.reader.AnswerReader`.
 
     Args:
         stream: returns a fresh incremental detokenizer.

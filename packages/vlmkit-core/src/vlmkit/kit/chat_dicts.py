@@ -6,12 +6,12 @@ For Python alone; what a server's client sends is read by the server, against it
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
 from vlmkit.kit.image_source import WEB
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 
 MakePart = Callable[[Any, ImageOptions], ImagePart | FilePart]
 """Returns what is shown of an image's source; see :func:`vlmkit.kit.image_source.shown_part`."""

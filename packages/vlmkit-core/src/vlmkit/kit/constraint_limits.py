@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from vlmkit.ask.constraint import MAX_TEXTS, Constraint, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
+from vlmkit.types.constraint import MAX_TEXTS, Constraint, JsonSchema, Lark, OneOf, Regex
 
 MAX_MULTIPLE = 20_000
 MAX_REPEATS = 100_000

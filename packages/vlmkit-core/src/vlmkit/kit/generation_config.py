@@ -9,9 +9,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from vlmkit.ask.sampling import SamplingParams, sampling_params
 from vlmkit.errors import RequestError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.types.sampling import SamplingParams, sampling_params
 
 log = logging.getLogger(__name__)
 

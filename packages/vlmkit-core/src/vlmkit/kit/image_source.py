@@ -12,17 +12,17 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.ask.base64_text import is_data_url
-from vlmkit.ask.file_type import is_image
-from vlmkit.ask.image import Image, ImageSource, data_url_bytes
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.media import FilePart, is_file_url, path_of, read_file
-from vlmkit.ask.message import ImagePart, Message, parts_of
-from vlmkit.ask.tiff import has_pages
 from vlmkit.errors import ImageError, MediaError, RequestError
 from vlmkit.kit.install_command import install_command
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.base64_text import is_data_url
+from vlmkit.types.file_type import is_image
+from vlmkit.types.image import Image, ImageSource, data_url_bytes
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.media import FilePart, is_file_url, path_of, read_file
+from vlmkit.types.message import ImagePart, Message, parts_of
+from vlmkit.types.tiff import has_pages
 
 if TYPE_CHECKING:
     from vlmkit.kit.image_fetcher import ImageFetcher

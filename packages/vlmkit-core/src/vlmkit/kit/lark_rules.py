@@ -3,8 +3,8 @@
 import json
 import re
 
-from vlmkit.ask.constraint import JsonSchema, Lark
-from vlmkit.seams.chat_format import Mark
+from vlmkit.interfaces.chat_format import Mark
+from vlmkit.types.constraint import JsonSchema, Lark
 
 _PIECES = re.compile(r"(?s:\\.|/|\n)")
 _WITHIN_SLASHES = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}

@@ -5,12 +5,12 @@ For engines that are tried when their model is loaded. What the answer should be
 
 from collections.abc import Iterator, Sequence as Seq
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Array, Prompt, PromptPlan
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import WorkItem
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Array, Prompt, PromptPlan
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.types.sampling import SamplingParams
 
 NUM_CHUNKS = 3  # of a prompt, where it may be cut
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.sequence import Sequence
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces, PlaceFormat
+from vlmkit.interfaces.place_format import JsonPlaces, MarkedPlaces, PlaceFormat
 
 _NUMBERS = r"[\d\s,()\[\]]{1,4000}"
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from vlmkit.ask.place import Place
-from vlmkit.ask.transform import Transform
-from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces, PlaceFormat
+from vlmkit.interfaces.place_format import JsonPlaces, MarkedPlaces, PlaceFormat
+from vlmkit.types.place import Place
+from vlmkit.types.transform import Transform
 
 MAX_CHARS = 2**16
 """The end of a longer text is not looked at."""

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from vlmkit.ask.delta import Delta, TextDelta
+from vlmkit.types.delta import Delta, TextDelta
 
 
 class TokenStream(Protocol):
@@ -18,7 +18,7 @@ class TokenStream(Protocol):
 
 
 class PlainReader:
-    """Passes on what a detokenizer makes of an answer; see :class:`vlmkit.seams.reader`.
+    """Passes on what a detokenizer makes of an answer; see :class:`vlmkit.interfaces.reader`.
 
     Args:
         tokens: a fresh incremental detokenizer.

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.prompt import Span
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.prompt import Span
 
 Mode = Literal["last", "mean", "cls"]
 Vector = NDArray[np.float32]

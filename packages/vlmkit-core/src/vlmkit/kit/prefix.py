@@ -8,7 +8,7 @@ from itertools import compress, count, zip_longest
 from operator import ne
 from typing import NamedTuple, TypeAlias
 
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.view import SequenceView
 
 
 class Part(NamedTuple):

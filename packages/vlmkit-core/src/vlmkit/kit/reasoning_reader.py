@@ -8,9 +8,9 @@ difference.
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from vlmkit.ask.delta import Delta, ReasoningDelta
+from vlmkit.interfaces.chat_format import Mark
 from vlmkit.kit.plain_reader import PlainReader, TokenStream, num_begun
-from vlmkit.seams.chat_format import Mark
+from vlmkit.types.delta import Delta, ReasoningDelta
 
 
 class Speech(Protocol):
@@ -38,7 +38,7 @@ class Speech(Protocol):
 
 
 class ReasoningReader:
-    """Tells reasoning from text; see :class:`vlmkit.seams.reader.AnswerReader`.
+    """Tells reasoning from text; see :class:`vlmkit.interfaces.reader.AnswerReader`.
 
     Args:
         stream: returns a fresh incremental detokenizer.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vlmkit.errors import RequestError
-from vlmkit.seams.request_field import Changes, FieldFacts, RequestField
+from vlmkit.interfaces.request_field import Changes, FieldFacts, RequestField
 
 MAX_NAME_CHARS = 64
 _NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{MAX_NAME_CHARS - 1}}}")

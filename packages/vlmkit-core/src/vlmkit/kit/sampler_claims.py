@@ -1,7 +1,7 @@
 """What a sampler says of itself, read off it."""
 
 from vlmkit.errors import PluginError
-from vlmkit.seams.sampler import FOLLOWED, Sampler, SamplerClaims
+from vlmkit.interfaces.sampler import FOLLOWED, Sampler, SamplerClaims
 
 
 def claims_of(sampler: Sampler) -> SamplerClaims:

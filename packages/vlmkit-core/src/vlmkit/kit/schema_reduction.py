@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.constraint import SchemaSupport
 from vlmkit.kit.constraint_limits import MAX_DEPTH
-from vlmkit.seams.constraint import SchemaSupport
 
 NARROWING = frozenset(
     {

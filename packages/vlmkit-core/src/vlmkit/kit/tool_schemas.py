@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from vlmkit.ask.constraint import JsonSchema
-from vlmkit.ask.tool_choice import tool_name, tool_schema
 from vlmkit.errors import ConstraintError
 from vlmkit.kit.lark_rules import LarkRules
+from vlmkit.types.constraint import JsonSchema
+from vlmkit.types.tool_choice import tool_name, tool_schema
 
 _OF_TEXT = ("pattern", "format", "minLength", "maxLength")
 _DEFINITIONS = ("$defs", "definitions")

@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any, Protocol
 
-from vlmkit.ask.tool_choice import tool_name, tool_schema
+from vlmkit.interfaces.chat_format import CallFormat, JsonCall, NamedCall, TaggedCall
 from vlmkit.kit.json_scan import JsonDepth
-from vlmkit.seams.chat_format import CallFormat, JsonCall, NamedCall, TaggedCall
+from vlmkit.types.tool_choice import tool_name, tool_schema
 
 
 class WrittenCall(Protocol):

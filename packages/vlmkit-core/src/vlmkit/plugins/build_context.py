@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vlmkit.errors import ConfigError, PluginError
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import Kind
-from vlmkit.seams.constraint import Vocabulary
-from vlmkit.seams.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from vlmkit.plugins.registry import Registry

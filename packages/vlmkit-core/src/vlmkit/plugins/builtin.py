@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from vlmkit.interfaces.media_loader import MediaLoader
+from vlmkit.interfaces.observer import Observer
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.sampler import Sampler
+from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.media_loader import MediaLoader
-from vlmkit.seams.observer import Observer
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.sampler import Sampler
-from vlmkit.seams.scheduler import Scheduler
 from vlmkit.settings.ngram import NgramSettings
 from vlmkit.settings.request_log import RequestLogSettings
 from vlmkit.settings.scheduler import SchedulerSettings

@@ -6,7 +6,7 @@ from typing import Any
 from vlmkit.errors import PluginError
 from vlmkit.plugins.members import is_protocol, lacking, misfitting
 
-HINT = "vlmkit.seams says what each of its members does"
+HINT = "vlmkit.interfaces says what each of its members does"
 RETURN_IT = "its build function must return the component"
 
 

@@ -14,18 +14,18 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from vlmkit.interfaces.constraint import ConstraintCompiler
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.media_loader import MediaLoader
+from vlmkit.interfaces.observer import Observer
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.request_field import Changes
+from vlmkit.interfaces.sampler import Sampler
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.names import OWNERS_OF_COMMANDS
-from vlmkit.seams.constraint import ConstraintCompiler
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.media_loader import MediaLoader
-from vlmkit.seams.observer import Observer
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.request_field import Changes
-from vlmkit.seams.sampler import Sampler
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Mode = Literal["one", "all", "by name"]
@@ -57,8 +57,8 @@ class Kind(Generic[T]):
         serves: what a provider without ``cannot_serve`` can be used for: ``all``, what it is
             ``named`` for, or its ``own`` name alone.
         field_changes: what fields may change that its providers add to requests, by
-            :attr:`vlmkit.seams.request_field.RequestField.changes`; nothing in it where what they
-            build sees no sequences.
+            :attr:`vlmkit.interfaces.request_field.RequestField.changes`; nothing in it where what
+            they build sees no sequences.
     """
 
     name: str

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
+from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import scheme_of, without_secrets
@@ -32,7 +33,6 @@ from vlmkit.plugins.kinds import Serves
 from vlmkit.plugins.names import OWN, is_called, is_plain
 from vlmkit.plugins.own_settings import flaw
 from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
-from vlmkit.seams.request_field import Changes, RequestField
 
 __all__ = ["BuildContext", "Provider", "Registry", "tell_nobody"]
 

@@ -1,13 +1,13 @@
 """The places that an answer names, found when it is over, for requests that ask for them."""
 
-from vlmkit.ask.delta import Delta, text_of
-from vlmkit.ask.place import Place
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.place_format import PlaceFormat
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import Option, Tokenizer
 from vlmkit.kit.places import find_places
-from vlmkit.seams.place_format import PlaceFormat
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import Option, Tokenizer
+from vlmkit.types.delta import Delta, text_of
+from vlmkit.types.place import Place
 
 PLACES: Option = "return_places"
 

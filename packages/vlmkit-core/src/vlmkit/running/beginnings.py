@@ -8,8 +8,8 @@ let go is queued by the scheduler.
 from collections.abc import Hashable
 from itertools import islice
 
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit import prefix
-from vlmkit.seams.sequence import Sequence
 
 LEAST_SHARED_TOKENS = 16  # what is worth waiting for
 MOST_COMPARED = 16  # of those who begin alike: comparing takes time, and the first share the most

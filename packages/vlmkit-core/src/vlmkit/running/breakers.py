@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.ask.sampling import MAX_BREAKER_TOKENS
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.interfaces.tokenizer import Tokenizer
+from vlmkit.types.sampling import MAX_BREAKER_TOKENS
 
 MAX_CACHED = 64  # texts
 

@@ -8,12 +8,12 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
-from vlmkit.ask.request import Request
 from vlmkit.errors import ConstraintError, RequestError
+from vlmkit.interfaces.chat_format import Calling, ChannelFormat
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.call_grammar import call_grammar
-from vlmkit.seams.chat_format import Calling, ChannelFormat
-from vlmkit.seams.prompt import Prompt
+from vlmkit.types.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
+from vlmkit.types.request import Request
 
 log = logging.getLogger(__name__)
 

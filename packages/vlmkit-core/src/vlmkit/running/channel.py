@@ -12,14 +12,14 @@ from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 
-from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
-from vlmkit.ask.shown_image import ShownImage
-from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
 from vlmkit.errors import EngineError, MediaError, VlmkitError
+from vlmkit.interfaces.observer import RequestEnd, RequestFacts
 from vlmkit.running.observers import Observers
 from vlmkit.running.text import AnswerText
 from vlmkit.running.wakeups import Wakeups
-from vlmkit.seams.observer import RequestEnd, RequestFacts
+from vlmkit.types.completion import Chunk, FinishReason, Timings, Usage
+from vlmkit.types.shown_image import ShownImage
+from vlmkit.types.stage import NO_STAGE, ImageTimings, Stage
 
 
 class Clock:

@@ -1,7 +1,7 @@
 """Where a chunk of a prompt may end, and what its media ask for. Knows no budget and no queue."""
 
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.sequence import Sequence
 
 
 def latest_stop(sequence: Sequence, start: int, longest: int, limits: EngineLimits) -> int:

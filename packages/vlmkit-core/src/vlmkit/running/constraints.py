@@ -10,8 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence as Seq
 from typing import NamedTuple
 
-from vlmkit.ask.constraint import Constraint, Lark
 from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.interfaces.constraint import (
+    ConstraintCompiler,
+    DeclaresSchemaSupport,
+    MakeMatcher,
+    SchemaSupport,
+    Vocabulary,
+)
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.constraint_limits import check_limits, num_chars_of
 from vlmkit.kit.holdings import Holdings
 from vlmkit.running.bits import words_of
@@ -20,15 +28,7 @@ from vlmkit.running.constraint_trials.worker import ConstraintWorker, TrialBudge
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.lenient import Compiled, compiled
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.constraint import (
-    ConstraintCompiler,
-    DeclaresSchemaSupport,
-    MakeMatcher,
-    SchemaSupport,
-    Vocabulary,
-)
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.types.constraint import Constraint, Lark
 
 MakeCompiler = Callable[[Vocabulary], ConstraintCompiler]
 

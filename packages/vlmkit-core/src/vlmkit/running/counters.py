@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from vlmkit.errors import VlmkitError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
 
 
 class Counters(Observer):

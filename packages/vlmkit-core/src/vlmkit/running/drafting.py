@@ -6,10 +6,10 @@ only stops guessing. Whether a draft stands is the executor's business.
 
 import logging
 
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence as Seq
 
-from vlmkit.ask.stage import Stage
 from vlmkit.errors import EngineError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.running.blame import Fault
 from vlmkit.running.isolation import isolated
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.types.stage import Stage
 
 Key = tuple[bytes, bytes]
 """A medium in a scope: the sequence's scope and the slot's digest."""

@@ -7,16 +7,16 @@ encoded once, and one that nobody waits for any more is not begun.
 import copy
 from collections.abc import Callable, Iterable, Sequence as Seq
 
-from vlmkit.ask.stage import NO_STAGE
 from vlmkit.errors import MediaError, VlmkitError
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, WorkItem
 from vlmkit.running.blame import UNKNOWN, Fault, Makers
 from vlmkit.running.encoder_thread import EncoderThread, Key
 from vlmkit.running.feature_cache import FeatureCache
 from vlmkit.running.isolation import engine_error
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, WorkItem
+from vlmkit.types.stage import NO_STAGE
 
 
 class Encodings:

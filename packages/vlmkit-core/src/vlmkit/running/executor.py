@@ -13,19 +13,19 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import RequestError, VlmkitError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.prompt import Array, Prompt
+from vlmkit.interfaces.sampler import Row, Sampler
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
 from vlmkit.running.blame import UNKNOWN, Fault, Makers, PartFailed, PartLost
 from vlmkit.running.isolation import engine_error, isolated
 from vlmkit.running.masks import Masks
 from vlmkit.running.picks import picked, readable, samples
 from vlmkit.running.states import read_states
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.prompt import Array, Prompt
-from vlmkit.seams.sampler import Row, Sampler
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import WorkItem
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
 
 ENGINE, SAMPLER, CONSTRAINT = "engine", "sampler", "constraint"
 

@@ -6,7 +6,7 @@ recently used features go first when the cache is full.
 
 from collections import OrderedDict
 
-from vlmkit.seams.features import MediaFeatures
+from vlmkit.interfaces.features import MediaFeatures
 
 ENTRY_BYTES = 2048  # what keeping an entry takes beside its arrays' contents: objects and digests
 

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from vlmkit.ask.file_type import EMPTY, UNKNOWN as UNKNOWN_TYPE, file_type
-from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_of
 from vlmkit.errors import ImageError, MediaError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.interfaces.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.file_type import EMPTY, UNKNOWN as UNKNOWN_TYPE, file_type
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import ImagePart, Message, Part, image_parts_of, parts_of
 
 log = logging.getLogger(__name__)
 

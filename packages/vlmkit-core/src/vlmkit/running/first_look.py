@@ -1,9 +1,9 @@
 """Shows a model its first pictures while it is loaded, so that nobody's request has to.
 
 Makes three small pictures into prompts as requests are made into prompts, and lets the engine try
-itself with them (``vlmkit.seams.engine.MediaTrial``). A model that went through it once, with the
-same files, settings and packages on the same machine, is not tried again. What is right, the engine
-knows; how large pictures are shown, the tokenizer.
+itself with them (``vlmkit.interfaces.engine.MediaTrial``). A model that went through it once, with
+the same files, settings and packages on the same machine, is not tried again. What is right, the
+engine knows; how large pictures are shown, the tokenizer.
 """
 
 import math
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.message import ImagePart, Message
 from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.interfaces.engine import Engine, MediaTrial
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Array, Prompt
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit import trial_notes
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.engine import Engine, MediaTrial
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Array, Prompt
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.message import ImagePart, Message
 
 PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)), ((128, 128), (256, 64)))
 """Height and width of each, and how many tokens it is to take where that can be chosen.

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from vlmkit.errors import ConstraintError, EngineError
+from vlmkit.interfaces.constraint import MakeMatcher, Resettable
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.bits import BITS, Words, words_of
-from vlmkit.seams.constraint import MakeMatcher, Resettable
-from vlmkit.seams.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ Runs where requests are read. Knows no family of models.
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, Message
 from vlmkit.settings.image_tokens import ImageTokens
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 
 
 def sized(messages: Seq[Message], tokens: ImageTokens) -> Seq[Message]:

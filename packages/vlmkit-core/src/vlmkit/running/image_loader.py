@@ -1,14 +1,14 @@
 """The built-in media loader: files of one image. How they are opened is the image's business."""
 
-from vlmkit.ask.file_type import is_image
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.tiff import is_tiff
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.file_type import is_image
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart
+from vlmkit.types.tiff import is_tiff
 
 
 class ImageLoader:
-    """Opens the formats of :mod:`vlmkit.ask.image` but TIFF, whose files have pages."""
+    """Opens the formats of :mod:`vlmkit.types.image` but TIFF, whose files have pages."""
 
     def recognises(self, data: bytes) -> bool:
         """Return whether a file begins as an image."""

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmkit.ask.constraint import Constraint
-from vlmkit.ask.message import image_parts_of
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.ask.stage import ImageTimings
 from vlmkit.errors import ConstraintError, PromptTooLong, RequestError
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.pooling import Pooled, Pooling
 from vlmkit.kit.request_fields import checked_fields
 from vlmkit.running.answer_places import answer_places, check_places
@@ -37,14 +40,11 @@ from vlmkit.running.reading import check_task, to_embed, to_score
 from vlmkit.running.rules import AllowedTokens, BadWords, Rule, RuledGuide, spellings
 from vlmkit.running.text import AnswerText
 from vlmkit.running.thinking_budget import thinking_budget
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Prompt, PromptPlan
-from vlmkit.seams.request_field import RequestField
-from vlmkit.seams.runner import RunnerFacts
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.types.constraint import Constraint
+from vlmkit.types.message import image_parts_of
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.stage import ImageTimings
 
 
 class Asked(NamedTuple):

@@ -3,17 +3,17 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from vlmkit.ask.completion import Chunk, FinishReason
-from vlmkit.ask.delta import Delta
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError
+from vlmkit.interfaces.prompt import Span
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.pooling import Pooled
 from vlmkit.running.answer_places import AnswerPlaces
 from vlmkit.running.channel import Channel
 from vlmkit.running.executor import Outcome
 from vlmkit.running.text import AnswerText
-from vlmkit.seams.prompt import Span
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.completion import Chunk, FinishReason
+from vlmkit.types.delta import Delta
+from vlmkit.types.sampling import SamplingParams
 
 
 @dataclass(slots=True, eq=False)

@@ -7,8 +7,10 @@ the loop's thread.
 import logging
 from collections.abc import Callable
 
-from vlmkit.ask.completion import Chunk
 from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.channel import Channel
 from vlmkit.running.drafting import Drafting
@@ -19,9 +21,7 @@ from vlmkit.running.job import Job
 from vlmkit.running.loop_stats import LoopStats
 from vlmkit.running.turns import Turns
 from vlmkit.running.wakeups import Wakeups
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.completion import Chunk
 
 log = logging.getLogger(__name__)
 

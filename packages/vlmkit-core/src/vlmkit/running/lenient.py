@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import quote
 
-from vlmkit.ask.constraint import Constraint, JsonSchema, Lark
 from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.constraint import MakeMatcher, SchemaSupport
 from vlmkit.kit.schema_reduction import NARROWING, LeftOut, reduced
-from vlmkit.seams.constraint import MakeMatcher, SchemaSupport
+from vlmkit.types.constraint import Constraint, JsonSchema, Lark
 
 MAX_TRIALS = 24  # of parts of one constraint
 MAX_ROUNDS = 4  # for one schema

@@ -14,6 +14,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from vlmkit.errors import EngineFailed, QueueFull, RequestError, VlmkitError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.observer import StepFacts
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.sampler import Sampler
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import Step, WorkItem
 from vlmkit.kit import heap
 from vlmkit.running.blame import UNKNOWN, Makers, culprit
 from vlmkit.running.channel import Channel
@@ -29,14 +37,6 @@ from vlmkit.running.loop_stats import LoopStats
 from vlmkit.running.observers import Observers
 from vlmkit.running.wakeups import Wakeups
 from vlmkit.running.watchdog import Watchdog, Work, shown
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.observer import StepFacts
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.sampler import Sampler
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import Step, WorkItem
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from vlmkit.ask.sample import Sample
 from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
 from vlmkit.running.bits import Words, flags, holds
 from vlmkit.running.blame import Fault
 from vlmkit.running.choosing.batch import send
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.namespaces import namespace_of
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import WorkItem
+from vlmkit.types.sample import Sample
 
 
 class _Sent(NamedTuple):

@@ -6,15 +6,15 @@ but the image, which has bounds of its own.
 
 from collections.abc import Mapping, Sequence as Seq
 
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import Message, images_of, parts_of, refuse_other_media
 from vlmkit.errors import MediaError, RequestError
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.interfaces.media_loader import MediaLoader
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.files import FileOpener, Opened, media_sizes
 from vlmkit.running.image_detail import sized
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.media_loader import MediaLoader
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import Message, images_of, parts_of, refuse_other_media
 
 
 class MediaIntake:

@@ -17,11 +17,11 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import num_pixels
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.types.image import Image
+from vlmkit.types.message import num_pixels
 
 CHECK_S = 0.1  # how often a lease that waits looks whether its request was cancelled
 

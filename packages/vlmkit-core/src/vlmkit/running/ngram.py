@@ -8,7 +8,7 @@ well the last ones did, so that an answer which repeats nothing is left alone.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.settings.ngram import NgramSettings
 
 NUM_READ_TOKENS = 2048  # of a long prompt, between two steps

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from vlmkit.interfaces.observer import Observer
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.seams.observer import Observer
 
 log = logging.getLogger(__name__)
 

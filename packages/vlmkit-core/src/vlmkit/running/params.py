@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import TextPart, image_parts_of, parts_of
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import RequestError
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.runner import RunnerFacts
-from vlmkit.seams.tokenizer import Option, Tokenizer
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.interfaces.tokenizer import Option, Tokenizer
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import TextPart, image_parts_of, parts_of
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 
 SAYS_NOTHING = SamplingParams()
 

@@ -12,12 +12,12 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from vlmkit.ask.sample import Logprob, Sample
-from vlmkit.ask.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from vlmkit.interfaces.prompt import Array
+from vlmkit.interfaces.sampler import Pick
 from vlmkit.running.blame import Fault
 from vlmkit.running.namespaces import namespace_of
-from vlmkit.seams.prompt import Array
-from vlmkit.seams.sampler import Pick
+from vlmkit.types.sample import Logprob, Sample
+from vlmkit.types.sampling import MAX_TOP_LOGPROBS, SamplingParams
 
 HOST, METAL = 1, 8  # DLPack's numbers of the CPU and of Apple's GPU
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, VlmkitError
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.kit import heap
 from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.inbox import closing
 from vlmkit.running.media_room import Place, needed
-from vlmkit.seams.cancellation import Cancellation
+from vlmkit.types.image import Image
+from vlmkit.types.stage import Stage
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -8,10 +8,10 @@ that the image has, so that an engine never meets a prompt which no conversation
 from collections.abc import Iterator, Sequence as Seq, Set
 from dataclasses import replace
 
-from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.placed_image import PlacedImage
 
 
 def showing(images: Seq[PlacedImage]) -> list[Message]:

@@ -16,16 +16,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from vlmkit.ask.file_type import is_image
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import parts_of
-from vlmkit.ask.request import Request
 from vlmkit.errors import RequestCancelled
 from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.inbox import closing
 from vlmkit.running.media_room import MediaRoom, Place, check_num_pixels, needed
 from vlmkit.running.prompts import is_constrained, is_short
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.file_type import is_image
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import parts_of
+from vlmkit.types.request import Request
 
 T = TypeVar("T")
 

@@ -11,19 +11,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from vlmkit.ask.message import (
-    Message,
-    ReasoningPart,
-    TextPart,
-    image_parts_of,
-    images_of,
-    parts_of,
-)
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request
-from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import OutOfMemory, RequestError
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.pooling import Pooling
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.files import Opened, blame_sent
@@ -33,10 +24,19 @@ from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
 from vlmkit.running.placing import between, placed, showing
 from vlmkit.running.told import told
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.message import (
+    Message,
+    ReasoningPart,
+    TextPart,
+    image_parts_of,
+    images_of,
+    parts_of,
+)
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.stage import NO_STAGE, ImageTimings, Stage
+from vlmkit.types.tool_call import ToolCallPart
 
 MAX_SHORT_CHARS = 2**14  # are tokens in milliseconds
 

@@ -7,13 +7,13 @@ given: it is a sequence whose answer is there already, as after a preemption.
 from dataclasses import replace
 from typing import Any
 
-from vlmkit.ask.prompt_tokens import texts_between
-from vlmkit.ask.request import Request
 from vlmkit.errors import PromptTooLong, RequestError
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import Prompt, Span
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.pooling import Pooling
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import Prompt, Span
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.types.prompt_tokens import texts_between
+from vlmkit.types.request import Request
 
 
 def check_task(request: Request, limits: EngineLimits) -> None:

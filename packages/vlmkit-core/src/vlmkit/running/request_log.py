@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from vlmkit.errors import ConfigError, VlmkitError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
 from vlmkit.settings.request_log import RequestLogSettings
 
 

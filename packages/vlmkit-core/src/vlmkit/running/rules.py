@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence as Seq
 
 import numpy as np
 
-from vlmkit.ask.sampling import MAX_SEQUENCE_TOKENS
 from vlmkit.errors import ConstraintError, RequestError
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.bits import BITS, Words, holds, words_of
 from vlmkit.running.guide import Guide
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import MAX_SEQUENCE_TOKENS
 
 
 class Rule(ABC):

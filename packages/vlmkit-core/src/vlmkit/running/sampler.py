@@ -11,10 +11,10 @@ from typing import Any
 
 import array_api_compat
 
+from vlmkit.interfaces.sampler import Pick, Row
 from vlmkit.running.choosing.batch import choice
 from vlmkit.running.choosing.on_device import pick_on_device
 from vlmkit.running.choosing.on_host import pick_on_host
-from vlmkit.seams.sampler import Pick, Row
 
 
 class ArraySampler:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vlmkit.errors import QueueFull
+from vlmkit.interfaces.engine import Admission, Cache, EngineLimits
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.running.beginnings import Beginnings
 from vlmkit.running.chunks import is_encoding, latest_stop, media_to_encode, uncut
 from vlmkit.running.pace import LEAST_TOKENS, Pace
-from vlmkit.seams.engine import Admission, Cache, EngineLimits
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, Step, WorkItem
 from vlmkit.settings.scheduler import SchedulerSettings
 
 MOST_FOLLOWERS = 16  # that a step with work looks past; comparing prompts takes time
@@ -76,7 +76,7 @@ class ContinuousScheduler:
         return len(self._running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence; see :meth:`vlmkit.seams.scheduler.Scheduler.add`."""
+        """Queue a new sequence; see :meth:`vlmkit.interfaces.scheduler.Scheduler.add`."""
         if self.num_waiting >= self.settings.max_waiting:
             raise QueueFull(
                 f"{self.settings.max_waiting} requests are waiting already",

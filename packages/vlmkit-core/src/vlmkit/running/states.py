@@ -6,9 +6,9 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmkit.interfaces.prompt import Array
 from vlmkit.running.blame import Fault
 from vlmkit.running.picks import readable
-from vlmkit.seams.prompt import Array
 
 
 def read_states(hidden: Array) -> NDArray[np.float32]:

@@ -6,11 +6,11 @@ One stream serves all ``n`` choices of a request. A stream that nobody keeps end
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from vlmkit.ask.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
-from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
-from vlmkit.ask.sample import Sample
 from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.running.channel import Channel
+from vlmkit.types.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
+from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.types.sample import Sample
 
 
 class Stream:

@@ -4,8 +4,8 @@ Text that could still become a stop string is held back, so nothing shown is eve
 is thought is no text: no stop string is looked for in it.
 """
 
-from vlmkit.ask.delta import Delta, TextDelta
-from vlmkit.seams.reader import AnswerReader
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.types.delta import Delta, TextDelta
 
 
 class AnswerText:

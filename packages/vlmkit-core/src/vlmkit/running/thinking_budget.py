@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence as Seq
 from functools import partial
 from typing import Literal, NamedTuple
 
+from vlmkit.interfaces.chat_format import ChannelFormat, Mark
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.running.bits import BITS, Words, words_of
 from vlmkit.running.rules import Rule
-from vlmkit.seams.chat_format import ChannelFormat, Mark
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.tokenizer import Tokenizer
 
 MAX_HEAD_BYTES = 1024  # of a message in a channel; what is longer is no head
 

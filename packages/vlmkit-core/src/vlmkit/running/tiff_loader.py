@@ -4,12 +4,12 @@ Nothing is said between the pages, and none is left out in silence: thumbnails a
 pages.
 """
 
-from vlmkit.ask import tiff
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import ImageError, MediaError
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types import tiff
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart
+from vlmkit.types.pages import Pages
 
 
 class TiffLoader:

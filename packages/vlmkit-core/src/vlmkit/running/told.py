@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.message import ImagePart
+from vlmkit.types.prompt_tokens import PromptMedium, PromptTokens
 
 
 def told(prompt: Prompt, images: Iterable[ImagePart]) -> PromptTokens:

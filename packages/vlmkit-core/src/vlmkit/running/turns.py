@@ -19,10 +19,10 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vlmkit.ask.request import BACKGROUND
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.job import Job
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.request import BACKGROUND
 
 OUTPUT_WEIGHT = 2  # of a token of an answer beside one of a prompt, as Sheng et al. have it
 WINDOW_TOKENS = 4096  # of prompts that the scheduler has and has not begun, of one account

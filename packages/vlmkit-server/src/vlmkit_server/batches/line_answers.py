@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vlmkit.ask.request import BACKGROUND
+from vlmkit.types.request import BACKGROUND
 from vlmkit_server.batches.entries import answered, new_id, unanswered, used
 from vlmkit_server.batches.inside import Answer, Inside
 from vlmkit_server.batches.lines import Line, line_of

@@ -6,11 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from vlmkit.ask.completion import Choice, Completion, Usage
-from vlmkit.ask.place import Place
-from vlmkit.ask.sample import Logprob, Sample
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.completion import Choice, Completion, Usage
+from vlmkit.types.place import Place
+from vlmkit.types.sample import Logprob, Sample
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.work.pieces import HOLE, filled, listed, taken
 

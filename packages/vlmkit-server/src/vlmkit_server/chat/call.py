@@ -14,10 +14,10 @@ import msgspec
 from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import QueueFull
+from vlmkit.interfaces.runner import CONSTRAINT, Runner, RunnerFacts
 from vlmkit.kit.request_fields import refusal
-from vlmkit.seams.runner import CONSTRAINT, Runner, RunnerFacts
+from vlmkit.types.request import Request as Asked
 from vlmkit_server.chat.answer import AnswerHead
 from vlmkit_server.chat.convert import Converter
 from vlmkit_server.chat.fingerprint import fingerprint

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import MediaError, PromptTooLong, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.image_fetcher import ImageFetcher
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.chat import wire
 from vlmkit_server.chat.files import Files
 from vlmkit_server.chat.image_options import image_options, options_of

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from vlmkit.ask.base64_text import from_base64, is_data_url
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.types.base64_text import from_base64, is_data_url
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.pages import Pages
 from vlmkit_server.chat import wire
 from vlmkit_server.chat.image_options import options_of
 from vlmkit_server.files.kept import KeptFiles, whole

@@ -3,7 +3,7 @@
 import hashlib
 
 from vlmkit._version import __version__
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
 
 
 def fingerprint(facts: RunnerFacts) -> str:

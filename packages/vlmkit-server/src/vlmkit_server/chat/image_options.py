@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from vlmkit.ask.image_options import Detail, ImageOptions
-from vlmkit.seams.runner import RunnerFacts
-from vlmkit.seams.tokenizer import Option
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.interfaces.tokenizer import Option
+from vlmkit.types.image_options import Detail, ImageOptions
 from vlmkit_server.chat import wire
 
 DETAIL: Option = "image_detail"

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from vlmkit.ask.shown_image import ShownImage
-from vlmkit.ask.transform import Transform
+from vlmkit.types.shown_image import ShownImage
+from vlmkit.types.transform import Transform
 
 Pair = tuple[int, int]
 Edges = tuple[int, int, int, int]

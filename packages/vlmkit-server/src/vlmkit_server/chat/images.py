@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from vlmkit.ask.base64_text import is_data_url
-from vlmkit.ask.image import Image, data_url_bytes
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
 from vlmkit.kit.image_source import WEB, part_of_content
-from vlmkit.seams.runner import RunnerFacts
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.base64_text import is_data_url
+from vlmkit.types.image import Image, data_url_bytes
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart
+from vlmkit.types.stage import Stage
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.together import in_order
 from vlmkit_server.work.offload import OffloadExecutor

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 
 from msgspec.structs import replace
 
-from vlmkit.ask.completion import Chunk, Completion, Timings, Usage
-from vlmkit.seams.runner import AnswerStream
+from vlmkit.interfaces.runner import AnswerStream
+from vlmkit.types.completion import Chunk, Completion, Timings, Usage
 from vlmkit_server.together import together
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
 from vlmkit.errors import RequestError
-from vlmkit.seams.tokenizer import Option
+from vlmkit.interfaces.tokenizer import Option
+from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
 from vlmkit_server.chat import wire
 
 TemplateKind = type[bool] | type[int] | tuple[str, ...]

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from vlmkit.ask.request import Request
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.request import Request
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.chat.answer import PromptLogprob, PromptLogprobsOfToken, finite
 from vlmkit_server.http.errors import Unavailable
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from msgspec import structs
 
-from vlmkit.ask.completion import Choice, Chunk, Completion, Timings, Usage
-from vlmkit.ask.delta import (
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.types.completion import Choice, Chunk, Completion, Timings, Usage
+from vlmkit.types.delta import (
     Delta,
     ToolCallDelta,
     reasoning_of,
     text_of,
     tool_calls_of,
 )
-from vlmkit.ask.message import Message, Part, ReasoningPart, TextPart, images_of
-from vlmkit.ask.place import Place
-from vlmkit.ask.request import Request
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.errors import RequestError
-from vlmkit.seams.runner import AnswerStream, Runner
+from vlmkit.types.message import Message, Part, ReasoningPart, TextPart, images_of
+from vlmkit.types.place import Place
+from vlmkit.types.request import Request
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.chat.joined import usage_of_all
 from vlmkit_server.chat.served import ResultDelta, Round
 from vlmkit_server.chat.tool_runs import ToolRuns, writable

@@ -6,8 +6,8 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
-from vlmkit.ask.sample import Sample
 from vlmkit.errors import RequestError
+from vlmkit.types.sample import Sample
 from vlmkit_server.chat.answer import ChatCompletion, completion_pieces, logprobs_of
 from vlmkit_server.chat.call import MessagesCall, answer_head
 from vlmkit_server.chat.convert import Converter, field_of_chat

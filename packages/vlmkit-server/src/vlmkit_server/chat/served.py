@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-from vlmkit.ask.completion import Choice
-from vlmkit.ask.delta import ToolCallDelta
-from vlmkit.ask.message import ImagePart, Part, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.types.completion import Choice
+from vlmkit.types.delta import ToolCallDelta
+from vlmkit.types.message import ImagePart, Part, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 
 LABEL = "server_tools"
 """Whose tools they are, where an API has a name for that: the field by which they are asked for."""

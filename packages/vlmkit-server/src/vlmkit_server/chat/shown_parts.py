@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from vlmkit.ask.base64_text import is_data_url
+from vlmkit.types.base64_text import is_data_url
 from vlmkit_server.chat import wire
 from vlmkit_server.chat.files import NamedFile
 

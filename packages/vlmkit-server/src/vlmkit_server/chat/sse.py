@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from litestar.types import Scope
 
-from vlmkit.ask.completion import Chunk, Usage
-from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, reasoning_of
-from vlmkit.ask.sample import Sample
+from vlmkit.types.completion import Chunk, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, reasoning_of
+from vlmkit.types.sample import Sample
 from vlmkit_server.chat.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
 from vlmkit_server.chat.image_transforms import image_transforms
 from vlmkit_server.fields.wire_sampling import StreamOptions

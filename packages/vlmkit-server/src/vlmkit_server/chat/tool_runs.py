@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import replace
 
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.ask.tool_choice import tool_name
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit.types.tool_call import ToolCallPart
+from vlmkit.types.tool_choice import tool_name
 from vlmkit_server.chat.served import CallResult, shown
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.together import together

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
-from vlmkit.ask.sampling import NumTokens, NumTop
+from vlmkit.types.image_options import MAX_PROCESSOR_OPTIONS
+from vlmkit.types.sampling import NumTokens, NumTop
 from vlmkit_server.fields.body import BodyReader
 from vlmkit_server.fields.wire_sampling import Label
 from vlmkit_server.fields.wire_tools import Arguments, ToolFields, arguments_text

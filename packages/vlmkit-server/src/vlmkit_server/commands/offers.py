@@ -18,9 +18,9 @@ from vlmkit_server.settings.server import ServerSettings
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
+    from vlmkit.interfaces.runner import Runner
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
-    from vlmkit.seams.runner import Runner
     from vlmkit_server.interfaces.monitor import Monitor
 
 

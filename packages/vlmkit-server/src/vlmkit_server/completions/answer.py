@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from vlmkit.ask.completion import Chunk, Completion, Usage
-from vlmkit.ask.sample import Sample
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.completion import Chunk, Completion, Usage
+from vlmkit.types.sample import Sample
 from vlmkit_server.chat.answer import NUM_EACH, AnswerHead, PromptLogprobs, UsageBody, finite
 from vlmkit_server.chat.prompt_scores import prompt_logprobs
 from vlmkit_server.chat.sse import DONE, DataEvents, UsageEvents

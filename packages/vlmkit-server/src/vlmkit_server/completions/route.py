@@ -9,11 +9,11 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
-from vlmkit.ask.request import Request as Asked
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import MAX_CHOICES, SamplingParams
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.types.request import Request as Asked
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import MAX_CHOICES, SamplingParams
 from vlmkit_server.chat.call import Call, answer_head
 from vlmkit_server.chat.joined import JoinedStream
 from vlmkit_server.chat.prompt_scores import PromptScorer, check_not_streamed

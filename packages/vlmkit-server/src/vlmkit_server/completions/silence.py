@@ -1,6 +1,6 @@
 """The answer of no tokens, where a prompt is only echoed."""
 
-from vlmkit.ask.completion import Choice, Chunk, Completion, Timings, Usage
+from vlmkit.types.completion import Choice, Chunk, Completion, Timings, Usage
 
 
 class Silence:

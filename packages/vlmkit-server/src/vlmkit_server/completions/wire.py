@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.ask.sampling import NumChoices, NumTop
+from vlmkit.types.sampling import NumChoices, NumTop
 from vlmkit_server.chat.wire import NotSupported
 from vlmkit_server.fields.body import BodyReader
 from vlmkit_server.fields.plain import PlainInput

@@ -12,11 +12,11 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
-from vlmkit.ask.completion import Completion
-from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.pooling import Vector
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.types.completion import Completion
+from vlmkit.types.request import Request as Asked
 from vlmkit_server.chat.answer import PromptTokensDetails
 from vlmkit_server.chat.call import MessagesCall
 from vlmkit_server.chat.convert import Converter, field_of

@@ -11,8 +11,16 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from vlmkit.ask.constraint import MAX_CHARS, Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError, RequestError
+from vlmkit.types.constraint import (
+    MAX_CHARS,
+    Constraint,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+)
 
 SchemaName = Annotated[str, Meta(max_length=512)]
 MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # as it was sent, spaces between its parts included

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from vlmkit.errors import PromptTooLong, RequestError
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
 
 MAX_TEXTS = 2048
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from vlmkit.ask.sampling import (
+from vlmkit.types.sampling import (
     AllowedTokens,
     BadWordTexts,
     Breakers,
@@ -36,7 +36,7 @@ from vlmkit_server.fields.forms import Formed
 
 Label = Annotated[str, Meta(max_length=512)]
 TopKOrAll = Annotated[int, Meta(ge=-1, le=1_000_000)]
-"""As :data:`vlmkit.ask.sampling.TopK`; -1 keeps all, too."""
+"""As :data:`vlmkit.types.sampling.TopK`; -1 keeps all, too."""
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from vlmkit.ask.tool_choice import NamedTool, ToolChoice
 from vlmkit.errors import RequestError
+from vlmkit.types.tool_choice import NamedTool, ToolChoice
 from vlmkit_server.fields.unused import LeftOut
 from vlmkit_server.fields.wire_sampling import Label, SamplingFields
 

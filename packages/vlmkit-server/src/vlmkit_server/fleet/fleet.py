@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from vlmkit.errors import EngineFailed, RequestError, VlmkitError
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
 from vlmkit_server.fleet.load_failure import (
     RETRY_LOAD_S,
     as_exception,

@@ -9,7 +9,7 @@ from asyncio import Future
 from collections.abc import Callable, Collection
 from functools import partial
 
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
 from vlmkit_server.fleet.load_failure import log_failure, too_large
 from vlmkit_server.fleet.load_thread import LoadThread
 from vlmkit_server.fleet.load_watch import LoadWatch

@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+from vlmkit.interfaces.runner import Runner
 from vlmkit.kit import heap
-from vlmkit.seams.runner import Runner
 from vlmkit_server.offer import Loader, runner_of
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from vlmkit.seams.runner import Runner, RunnerFacts
+from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit_server.offer import Offer
 
 State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed"]

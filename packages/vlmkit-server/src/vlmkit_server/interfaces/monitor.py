@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from vlmkit.ask.runner_stats import RunnerStats
-from vlmkit.seams.observer import Observer
+from vlmkit.interfaces.observer import Observer
+from vlmkit.types.runner_stats import RunnerStats
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

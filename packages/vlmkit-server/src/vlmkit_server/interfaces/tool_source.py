@@ -8,8 +8,8 @@ so each bounds the time that it takes.
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any, Protocol
 
-from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import ImagePart, TextPart
 
 
 class ToolSource(Protocol):

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from vlmkit.ask.demand import Demand
-from vlmkit.ask.request import Request
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import AnswerStream, Runner
+from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
 from vlmkit_server.limits.account import Account, Hold
 from vlmkit_server.limits.cost import NOTHING, Cost, of_prompt
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vlmkit.ask.demand import Demand
+from vlmkit.types.demand import Demand
 
 
 class Cost(NamedTuple):

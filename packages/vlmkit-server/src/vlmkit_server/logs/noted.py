@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmkit.seams.runner import AnswerStream
+from vlmkit.interfaces.runner import AnswerStream
 
 NOTED = "noted"
 """Where the state of a request has its :class:`Noted`, where somebody writes lines of requests."""

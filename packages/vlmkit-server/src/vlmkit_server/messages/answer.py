@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from vlmkit.ask.completion import Choice, Completion, FinishReason, Usage
-from vlmkit.ask.place import Place
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
+from vlmkit.types.place import Place
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.chat.answer import AnswerHead
 from vlmkit_server.chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.chat.served import LABEL, Round

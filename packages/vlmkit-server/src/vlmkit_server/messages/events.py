@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from litestar.types import Scope
 
-from vlmkit.ask.completion import Chunk, FinishReason, Usage
-from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
-from vlmkit.ask.place import Place
+from vlmkit.types.completion import Chunk, FinishReason, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.types.place import Place
 from vlmkit_server.chat.answer import AnswerHead
 from vlmkit_server.chat.image_transforms import image_transforms
 from vlmkit_server.chat.served import ResultDelta

@@ -12,7 +12,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import AnswerStream
+from vlmkit.interfaces.runner import AnswerStream
 from vlmkit_server.chat.call import MessagesCall, answer_head
 from vlmkit_server.chat.convert import Converter, field_of_chat
 from vlmkit_server.chat.rounds import Rounds, begun, check_alone

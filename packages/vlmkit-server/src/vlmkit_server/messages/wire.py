@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.ask.sampling import NumTokens
+from vlmkit.types.sampling import NumTokens
 from vlmkit_server.chat.wire import (
     ImageLimits,
     MaxImageTokens,

@@ -11,10 +11,10 @@ from litestar import Controller, route
 from litestar.di import NamedDependency
 
 from vlmkit._version import __version__
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
-from vlmkit.seams.tokenizer import Option
+from vlmkit.interfaces.runner import CONSTRAINT, RunnerFacts
+from vlmkit.interfaces.tokenizer import Option
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.chat.prompt_options import EFFORT
 from vlmkit_server.chat.wire import CHAT
 from vlmkit_server.completions.wire import COMPLETIONS

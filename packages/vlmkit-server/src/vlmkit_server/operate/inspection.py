@@ -11,8 +11,8 @@ from litestar import Controller, Request, route
 from litestar.di import NamedDependency
 
 from vlmkit._version import __version__
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import ModelNotFound, Unavailable
 from vlmkit_server.http.methods import READ

@@ -11,13 +11,13 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.placed_image import PlacedImage
-from vlmkit.ask.request import Request as Asked
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ImageError, PromptTooLong, RequestError
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.placed_image import PlacedImage
+from vlmkit.types.request import Request as Asked
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.chat.answer import AnswerHead
 from vlmkit_server.chat.call import MessagesCall, answer_head
 from vlmkit_server.chat.convert import Converter

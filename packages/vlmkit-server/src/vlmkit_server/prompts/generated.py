@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 
 import msgspec
 
-from vlmkit.ask.completion import Chunk, Completion, Usage
-from vlmkit.ask.sample import Sample
+from vlmkit.types.completion import Chunk, Completion, Usage
+from vlmkit.types.sample import Sample
 from vlmkit_server.chat.answer import (
     NUM_EACH,
     AnswerHead,

@@ -14,9 +14,9 @@ from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.request import Request as Asked
 from vlmkit_server.chat.call import Call, MessagesCall, answer_head
 from vlmkit_server.chat.convert import Converter, field_of_chat
 from vlmkit_server.chat.prompt_options import EFFORT

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, OneOf, Regex
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.message import image_parts_of
-from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import OF_MODELS, SamplingParams
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.constraint import Constraint, JsonObject, JsonSchema, OneOf, Regex
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.message import image_parts_of
+from vlmkit.types.prompt_tokens import PromptMedium, PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import OF_MODELS, SamplingParams
 from vlmkit_server.chat.wire import ChatRequest
 from vlmkit_server.completions.wire import CompletionRequest
 from vlmkit_server.prompts.wire_render import (

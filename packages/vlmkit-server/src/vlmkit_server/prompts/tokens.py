@@ -11,10 +11,10 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import Runner, RunnerFacts
+from vlmkit.interfaces.runner import Runner, RunnerFacts
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request as Asked
 from vlmkit_server.chat.call import Call, MessagesCall
 from vlmkit_server.chat.convert import Converter, field_of_chat
 from vlmkit_server.chat.wire import CHAT, ChatMessage, ChatRequest

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.ask.image_options import Detail
-from vlmkit.ask.sampling import (
+from vlmkit.types.image_options import Detail
+from vlmkit.types.sampling import (
     AllowedTokens,
     BadWordTexts,
     Breakers,

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlmkit.ask.completion import Choice, Completion, FinishReason, Usage
-from vlmkit.ask.place import Place
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
+from vlmkit.types.place import Place
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.chat.answer import LogprobsOf, logprob_pieces
 from vlmkit_server.chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.chat.served import Round

@@ -13,11 +13,11 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
 
-from vlmkit.ask.completion import Completion
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError, VlmkitError
-from vlmkit.seams.runner import AnswerStream
+from vlmkit.interfaces.runner import AnswerStream
+from vlmkit.types.completion import Completion
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request as Asked
 from vlmkit_server.chat.answer import logprobs_of
 from vlmkit_server.chat.convert import Converter
 from vlmkit_server.chat.rounds import Rounds, begun, check_alone

@@ -6,9 +6,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 from litestar import Request
 
-from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import PromptTooLong, RequestError
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.request import Request as Asked
 from vlmkit_server.chat.call import MessagesCall
 from vlmkit_server.chat.convert import Converter
 from vlmkit_server.chat.wire import ChatRequest

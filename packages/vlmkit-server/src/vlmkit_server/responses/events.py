@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from litestar.types import Scope
 
-from vlmkit.ask.completion import Chunk, FinishReason, Usage
-from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
-from vlmkit.ask.place import Place
-from vlmkit.ask.sample import Sample
+from vlmkit.types.completion import Chunk, FinishReason, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.types.place import Place
+from vlmkit.types.sample import Sample
 from vlmkit_server.chat.answer import LogprobsOf
 from vlmkit_server.http.errors import fault_of
 from vlmkit_server.responses.answer import ResponseBodies, response_status

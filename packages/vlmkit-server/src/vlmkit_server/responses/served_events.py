@@ -5,7 +5,7 @@ Several calls run side by side, so their items are begun in a row and end when a
 
 from typing import Any
 
-from vlmkit.ask.delta import Delta, ToolCallDelta
+from vlmkit.types.delta import Delta, ToolCallDelta
 from vlmkit_server.chat.served import ResultDelta
 from vlmkit_server.responses.events import ResponseEvents
 from vlmkit_server.responses.items import CallItem, OutputItem, ServedItem, Status

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import MediaError, PromptTooLong, RequestError
-from vlmkit.seams.runner import Runner
-from vlmkit.seams.tokenizer import Option
+from vlmkit.interfaces.runner import Runner
+from vlmkit.interfaces.tokenizer import Option
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.tool_call import ToolCallPart
 
 LIGHT: Option = "light"
 

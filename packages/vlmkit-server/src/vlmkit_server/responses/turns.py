@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.chat import wire
 from vlmkit_server.chat.convert import field_of_chat
 from vlmkit_server.chat.tool_runs import writable

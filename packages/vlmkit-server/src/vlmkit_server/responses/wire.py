@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.ask.sampling import NumTokens, NumTop, StopString, StopStrings
+from vlmkit.types.sampling import NumTokens, NumTop, StopString, StopStrings
 from vlmkit_server.chat.wire import (
     Detail,
     Effort,

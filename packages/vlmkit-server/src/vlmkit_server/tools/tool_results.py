@@ -6,8 +6,8 @@ A tool's result is no client's doing, so nothing of it fails the request.
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import replace
 
-from vlmkit.ask.message import ImagePart, Message, Part, TextPart, images_of, parts_of
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.message import ImagePart, Message, Part, TextPart, images_of, parts_of
 from vlmkit_server.settings.server import ServerSettings
 
 NO_ROOM = "[left out: there is no room for it]"

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence as Seq
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vlmkit.ask.message import ImagePart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ConfigError, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import ImagePart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_server.together import together

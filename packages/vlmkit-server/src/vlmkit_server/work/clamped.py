@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from vlmkit.ask.demand import Demand
-from vlmkit.ask.request import Request
-from vlmkit.seams.runner import RunnerFacts
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
 
 HEADER = "x-vlmkit-max-tokens"
 

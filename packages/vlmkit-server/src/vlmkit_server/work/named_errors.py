@@ -6,11 +6,11 @@ An image can fail long after its request was accepted: when it is encoded.
 from collections.abc import Callable, Sequence as Seq
 from typing import Protocol
 
-from vlmkit.ask.completion import Chunk, Completion, Timings, Usage
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, parts_of
-from vlmkit.ask.request import Request
 from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.types.completion import Chunk, Completion, Timings, Usage
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, parts_of
+from vlmkit.types.request import Request
 
 Names = Seq[str | None]
 

@@ -9,7 +9,7 @@ from secrets import token_hex
 
 from litestar.types import Scope
 
-from vlmkit.ask.completion import Chunk, Usage
+from vlmkit.types.completion import Chunk, Usage
 from vlmkit_server.work.streaming import Events
 
 NUM_BYTES = 64

@@ -16,8 +16,8 @@ from litestar.datastructures import Headers
 from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.request_field import FieldFacts
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.seams.request_field import FieldFacts
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.fields.ignored import (
     HEADER,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit.ask.completion import Chunk, Timings, Usage
+from vlmkit.types.completion import Chunk, Timings, Usage
 from vlmkit_server.http.caller import account_of
 from vlmkit_server.http.errors import ClientGone, Unavailable
 from vlmkit_server.work.service import Service

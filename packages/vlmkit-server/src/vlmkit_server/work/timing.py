@@ -5,8 +5,8 @@ Of images there are sums, and each by itself, up to a number: clients bound the 
 
 from collections.abc import Iterator
 
-from vlmkit.ask.completion import Timings
-from vlmkit.ask.stage import ImageTimings, Stage
+from vlmkit.types.completion import Timings
+from vlmkit.types.stage import ImageTimings, Stage
 
 MAX_IMAGES = 16
 _STAGES = ("fetch", "decode", "preprocess", "encode")

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from vlmkit.ask.demand import Demand
-from vlmkit.ask.request import Request
 from vlmkit.errors import RequestError
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.fair_room import Claim, FairRoom
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from vlmkit.ask.demand import Demand
-from vlmkit.ask.request import Request
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
 
 HEADER = "x-vlmkit-unconstrained"
 MAX_CHARS = 960  # of the value; what is left out is counted

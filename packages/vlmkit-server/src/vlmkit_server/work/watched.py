@@ -1,7 +1,7 @@
 """The runner that a call is given: it counts and reports what the call asks."""
 
-from vlmkit.ask.request import Request
-from vlmkit.seams.runner import AnswerStream, Runner
+from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.types.request import Request
 from vlmkit_server.limits.charge import Charge
 from vlmkit_server.logs.noted import Noted
 from vlmkit_server.work.clamped import Clamped

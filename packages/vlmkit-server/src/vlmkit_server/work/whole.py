@@ -7,8 +7,8 @@ from typing import Protocol
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from vlmkit.ask.completion import Completion
 from vlmkit.kit.heap import NUM_AT_ONCE, release
+from vlmkit.types.completion import Completion
 from vlmkit_server.http.caller import account_of
 from vlmkit_server.http.errors import ClientGone, Unavailable
 from vlmkit_server.work.pieces import PIECE_BYTES, gathered, later

@@ -10,7 +10,7 @@ import click
 from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
-    from vlmkit.ask.image import Image
+    from vlmkit.types.image import Image
     from vlmkit_testing.verify.answers import Agreement
     from vlmkit_testing.verify.encoders import EncoderComparison, EncoderReport
 
@@ -112,7 +112,7 @@ def _drawn() -> "Image":
     import PIL.Image
     import PIL.ImageDraw
 
-    from vlmkit.ask.image import Image
+    from vlmkit.types.image import Image
 
     slope = PIL.Image.linear_gradient("L").resize((256, 192))
     drawn = PIL.Image.merge("RGB", (slope, slope.transpose(PIL.Image.Transpose.ROTATE_180), slope))

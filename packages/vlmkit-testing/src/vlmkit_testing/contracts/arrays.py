@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.seams.prompt import Array
+from vlmkit.interfaces.prompt import Array
 
 
 def to_numpy(array: Array) -> "np.ndarray[Any, Any]":

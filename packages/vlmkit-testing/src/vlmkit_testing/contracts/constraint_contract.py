@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import ConstraintCompiler, Matcher, Resettable, Vocabulary
+from vlmkit.interfaces.constraint import ConstraintCompiler, Matcher, Resettable, Vocabulary
+from vlmkit.types.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 
 WORDS = ('{"', '":', '": ', '", "', "na", "name", "number", "red", "re", "blue", "true", "one")
 TOKEN_BYTES = [

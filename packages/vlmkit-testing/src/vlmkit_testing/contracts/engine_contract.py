@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from vlmkit.seams.engine import Engine, EngineLimits
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.engine import Engine, EngineLimits
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_life_contract import EngineLifeContract
 from vlmkit_testing.contracts.engine_prefix_contract import EnginePrefixContract

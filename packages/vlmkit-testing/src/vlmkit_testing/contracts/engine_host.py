@@ -5,11 +5,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Array, Prompt
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Array, Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 

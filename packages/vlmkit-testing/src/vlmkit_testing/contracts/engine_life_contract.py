@@ -7,8 +7,8 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vlmkit.seams.engine import CountsRoom, EngineLimits
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.engine import CountsRoom, EngineLimits
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject

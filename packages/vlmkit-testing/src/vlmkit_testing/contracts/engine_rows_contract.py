@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
 from vlmkit_testing.contracts.engine_subject import EngineSubject

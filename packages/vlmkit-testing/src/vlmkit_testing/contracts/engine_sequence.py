@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
 
 
 class EngineSequence:

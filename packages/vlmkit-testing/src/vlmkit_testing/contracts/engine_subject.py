@@ -7,10 +7,10 @@ from itertools import cycle, islice
 import numpy as np
 import pytest
 
-from vlmkit.seams.engine import Engine, EngineLimits
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.step import WorkItem
+from vlmkit.interfaces.engine import Engine, EngineLimits
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.step import WorkItem
 from vlmkit_testing.contracts.engine_host import EngineHost, Row
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 

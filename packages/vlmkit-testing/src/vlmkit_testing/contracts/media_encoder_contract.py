@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Array, MediaSlot
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Array, MediaSlot
 from vlmkit_testing.contracts.arrays import to_numpy
 
 

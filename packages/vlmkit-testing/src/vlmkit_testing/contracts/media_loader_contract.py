@@ -11,14 +11,14 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from vlmkit.ask.media import MediaPart
-from vlmkit.ask.message import ImagePart, Part, TextPart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError, RequestCancelled
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.interfaces.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.media import MediaPart
+from vlmkit.types.message import ImagePart, Part, TextPart
+from vlmkit.types.pages import Pages
 
 NOTHING = (
     b"",

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from vlmkit.ask.completion import Chunk, Timings, Usage
-from vlmkit.ask.runner_stats import RunnerStats
-from vlmkit.ask.sample import Sample
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.ask.stage import ImageTimings, Stage
 from vlmkit.errors import EngineError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.types.completion import Chunk, Timings, Usage
+from vlmkit.types.runner_stats import RunnerStats
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.stage import ImageTimings, Stage
 from vlmkit_server.interfaces.monitor import (
     HttpEnd,
     HttpRequest,

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
-from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
-from vlmkit.ask.sample import Logprob, Sample
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, OutOfMemory, QueueFull, RequestError, VlmkitError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
-from vlmkit.seams.sequence import Task
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit.interfaces.sequence import Task
+from vlmkit.types.completion import Chunk, FinishReason, Timings, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.types.sample import Logprob, Sample
+from vlmkit.types.sampling import SamplingParams
 
 STEP = StepFacts(
     num_sequences=2,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vlmkit.ask.image import Image
+from vlmkit.types.image import Image
 
 
 def picture(height: int = 48, width: int = 64, *, seed: int = 0) -> Image:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import WorkItem
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
 
 
 def no_time(items: Seq[WorkItem]) -> float:  # noqa: ARG001 - as any other cost

@@ -7,8 +7,8 @@ from typing import SupportsIndex
 
 import pytest
 
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.sequences import new_sequence
 
 Guesses = list[list[int]]

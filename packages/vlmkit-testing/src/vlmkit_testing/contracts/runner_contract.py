@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from vlmkit.ask.completion import Chunk, Completion
-from vlmkit.ask.constraint import OneOf
-from vlmkit.ask.demand import Demand
-from vlmkit.ask.message import Message
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
-from vlmkit.seams.runner import CONSTRAINT, AnswerStream, Runner
+from vlmkit.interfaces.runner import CONSTRAINT, AnswerStream, Runner
+from vlmkit.types.completion import Chunk, Completion
+from vlmkit.types.constraint import OneOf
+from vlmkit.types.demand import Demand
+from vlmkit.types.message import Message
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 
 
 class RunnerContract:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.sampler_subject import (
     ROW,
     SamplerSubject,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.sampler import Row
+from vlmkit.interfaces.sampler import Row
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.chance import check_count
 from vlmkit_testing.contracts.sampler_subject import ROW, SamplerSubject
 from vlmkit_testing.contracts.sequences import new_sequence

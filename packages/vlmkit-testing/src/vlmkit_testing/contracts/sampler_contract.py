@@ -11,8 +11,8 @@ import weakref
 import numpy as np
 import pytest
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.sampler import Row
+from vlmkit.interfaces.sampler import Row
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.sampler_batch_contract import (
     VOCAB_SIZE,
@@ -41,7 +41,7 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
     """Inherit, override :meth:`make`, and run pytest.
 
     A sampler that does not follow every parameter says so: its attribute ``ignores`` names fields
-    of :class:`vlmkit.ask.sampling.SamplingParams`. One that filters of its own accord has
+    of :class:`vlmkit.types.sampling.SamplingParams`. One that filters of its own accord has
     ``is_exact = False``.
     """
 

@@ -7,7 +7,7 @@ against repetition has nothing to do there.
 import numpy as np
 import pytest
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.sampler_subject import FOLLOWED, FRESH, ROW, SamplerSubject
 
 NUM_DRAWS = 1500  # of a chance of 2 %, none meets it once in 10**13 times

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.prompt import Array
-from vlmkit.seams.sampler import Row, Sampler
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.prompt import Array
+from vlmkit.interfaces.sampler import Row, Sampler
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.sequences import new_sequence
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import QueueFull
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import WorkItem
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
 from vlmkit_testing.contracts.scheduler_sharing_contract import SchedulerSharingContract
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.scheduler_subject import (

@@ -1,12 +1,12 @@
-"""The rules of a step that :mod:`vlmkit.seams` states, each as a check of one plan."""
+"""The rules of a step that :mod:`vlmkit.interfaces` states, each as a check of one plan."""
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, Step, WorkItem
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit_testing.contracts.strict_cache import StrictCache
 
 NOT_ITS_OWN = (
@@ -81,7 +81,7 @@ def check_books(sequences: Iterable[Sequence], cache: StrictCache) -> None:
 
 
 def check_item(item: WorkItem, cache: StrictCache) -> None:
-    """Fail if a work item breaks a rule of :mod:`vlmkit.seams.step` or :class:`EngineLimits`."""
+    """Fail if a work item breaks a rule of ``interfaces.step`` or of :class:`EngineLimits`."""
     sequence = item.sequence
     assert sequence in cache.reserved, "a sequence runs without room"
     assert item.start == sequence.num_computed_tokens == cache.computed[sequence], (

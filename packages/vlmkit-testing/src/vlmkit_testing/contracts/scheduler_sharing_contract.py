@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_testing.contracts.scheduler_subject import LIMITS, NUM_SLOT_TOKENS, SchedulerSubject
 from vlmkit_testing.contracts.sequences import new_sequence
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Span
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.running.encodings import waits
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Span
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import EncodeItem, Step, WorkItem
 from vlmkit_testing.contracts.played_time import Waits, no_time
 from vlmkit_testing.contracts.scheduler_rules import (
     check_books,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 
-from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.sequences import new_sequence
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.played_time import StepCost
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.scheduler_subject import LIMITS, ORDERS, SchedulerSubject

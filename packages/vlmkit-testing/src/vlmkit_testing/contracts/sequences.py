@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 
 def new_sequence(
@@ -23,7 +23,7 @@ def new_sequence(
         prompt: a prompt, or the token ids of one without images.
         params: greedy when None.
         output_ids: tokens that it has generated already.
-        **fields: other fields of :class:`vlmkit.seams.sequence.Sequence`.
+        **fields: other fields of :class:`vlmkit.interfaces.sequence.Sequence`.
     """
     return Sequence(
         id=f"test-{secrets.token_hex(4)}",

@@ -1,13 +1,13 @@
 """A cache without an engine, which counts room exactly and knows what is in it."""
 
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.step import WorkItem
-from vlmkit.seams.view import SequenceView
 
 
 class StrictCache:
-    """A cache of no content that counts room exactly; see :class:`vlmkit.seams.engine.Cache`.
+    """A cache of no content that counts room exactly; see :class:`vlmkit.interfaces.engine.Cache`.
 
     Attributes:
         reserved: tokens that each admitted sequence has room for.

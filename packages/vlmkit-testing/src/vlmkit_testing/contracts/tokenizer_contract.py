@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from vlmkit.ask.message import Message
-from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.tokenizer import Option
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.tokenizer import Option
+from vlmkit.types.message import Message
+from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit_testing.contracts.tokenizer_image_sizes_contract import TokenizerImageSizesContract
 from vlmkit_testing.contracts.tokenizer_media_contract import TokenizerMediaContract
 from vlmkit_testing.contracts.tokenizer_prompt_contract import TokenizerPromptContract

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, Message, TextPart
 from vlmkit.errors import ImageError, RequestError
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import Option
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import Option
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message, TextPart
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import ImagePart, Message, Role, TextPart, parts_of
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.image import Image
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import ImagePart, Message, Role, TextPart, parts_of
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import awkward_pictures, picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject

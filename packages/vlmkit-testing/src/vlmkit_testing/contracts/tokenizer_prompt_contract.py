@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from vlmkit.ask.message import Message, Role, TextPart
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.tokenizer import Tokenizer
+from vlmkit.types.message import Message, Role, TextPart
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, tool
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
-from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit.errors import RequestError
-from vlmkit.seams.chat_format import CallFormat, JsonCall, Mark, NamedCall
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.chat_format import CallFormat, JsonCall, Mark, NamedCall
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, read, tool
 
 LONG = "It was a fox, and it ran over the hill to where nobody lived. " * 4

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from vlmkit.ask.delta import Delta
-from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import Option, Tokenizer
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import Option, Tokenizer
+from vlmkit.types.delta import Delta
+from vlmkit.types.message import Message, ReasoningPart, TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_testing.contracts.pictures import picture
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from vlmkit.ask.message import ImagePart, TextPart
-from vlmkit.ask.tool_choice import tool_name, tool_schema
 from vlmkit.errors import VlmkitError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import ImagePart, TextPart
+from vlmkit.types.tool_choice import tool_name, tool_schema
 from vlmkit_server.interfaces.tool_source import ToolSource
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -3,10 +3,10 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
-from vlmkit.ask.request import Request
-from vlmkit.seams.runner import Runner
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
 
 FOLLOW_UPS = ("", " Answer in one word.", " Say it in other words, and tell me why you think so.")
 

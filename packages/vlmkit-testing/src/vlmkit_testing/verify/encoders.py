@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
 from vlmkit.config import Config, ModelEntry
 from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import MEDIA_ENCODER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.running.isolation import engine_error
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
 from vlmkit_testing.verify.features import Difference, Levels, differences, levels_of
 from vlmkit_testing.verify.subjects import ModelParts
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Array
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Array
 
 if TYPE_CHECKING:
     import numpy as np

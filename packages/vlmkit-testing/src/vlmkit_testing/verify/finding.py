@@ -8,7 +8,7 @@ from vlmkit.plugins.kinds import Kind
 MAX_REASON_CHARS = 300
 FAILED = "Failed: "
 """What pytest puts before a reason that was given in words."""
-PAGE = "docs/reference/seams.md"
+PAGE = "docs/reference/interfaces.md"
 
 Outcome = Literal["held", "failed", "skipped"]
 

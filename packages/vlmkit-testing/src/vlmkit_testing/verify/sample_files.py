@@ -4,7 +4,7 @@ import io
 import wave
 from collections.abc import Iterator
 
-from vlmkit.seams.media_loader import MediaLoader
+from vlmkit.interfaces.media_loader import MediaLoader
 
 PICTURES = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PDF", "ICO", "PPM", "TGA", "JPEG2000")
 PAGED = ("TIFF", "PDF")

@@ -5,21 +5,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from vlmkit.ask.message import Message
 from vlmkit.assembly import choose
 from vlmkit.config import COMPONENTS, Config, ModelEntry
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import told
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.provider import Provider
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.types.message import Message
 from vlmkit_testing.verify.sample_files import sample_files
 
 QUESTIONS = (

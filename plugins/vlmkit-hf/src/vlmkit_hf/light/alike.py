@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import VlmkitError
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_hf.tokenizer import HfTokenizer
 
 TEXT = (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_onnx.export import deepstack
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
 from vlmkit.errors import CheckpointError, VlmkitError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.export import lost_constants
 from vlmkit_onnx.export.tower_linear import quantize
 from vlmkit_onnx.export.tower_tidy import tidy_tower

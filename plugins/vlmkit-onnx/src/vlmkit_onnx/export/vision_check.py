@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.export.deepstack import numbered_layers
 from vlmkit_onnx.export.towers.tower import ImageInputs
 from vlmkit_onnx.folder.layout import VisionGraph

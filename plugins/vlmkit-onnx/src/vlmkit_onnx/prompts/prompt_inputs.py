@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt, Span
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import Prompt, Span
 from vlmkit_onnx.prompts.families import Family
 
 DEEPSTACK = "deepstack."  # extra rows of the n-th level

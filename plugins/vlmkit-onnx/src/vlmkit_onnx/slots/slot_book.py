@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit import prefix
-from vlmkit.seams.view import SequenceView
 
 
 class Seat(NamedTuple):

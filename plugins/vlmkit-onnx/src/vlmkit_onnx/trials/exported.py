@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.folder.manifest import TowerPrecision
 
 FILE = "vision_sample.npz"

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
 from vlmkit_onnx.vision.names import FEATURES, NEWLINE
 from vlmkit_onnx.vision.tiles import tiles_of

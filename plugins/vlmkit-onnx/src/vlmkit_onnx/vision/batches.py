@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import Feeding, Floats, Group, Pictures, Run
 
 

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from vlmkit.errors import EngineError, ImageError, OutOfMemory
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.traces import trace_of
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.folder.graph_facts import stored_precision
 from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import VisionGraph

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 
 AnyArray: TypeAlias = NDArray[Any]
 Floats: TypeAlias = NDArray[np.float32]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Run, array_of
 from vlmkit_onnx.vision.names import FEATURES
 

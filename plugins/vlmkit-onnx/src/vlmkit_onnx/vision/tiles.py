@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
 from vlmkit_onnx.vision.names import rows_of
 

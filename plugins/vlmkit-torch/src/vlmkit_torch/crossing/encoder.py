@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
 from vlmkit_torch import hardware
 from vlmkit_torch.crossing.family import STATES, Crossing
 from vlmkit_torch.encoder import TorchVisionEncoder

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 
 STATES = "cross_attention_states"  # what an encoder's features are called that are looked at
 TILES = "aspect_ratio_mask"  # one for each tile of a picture, zero for those that fill it up

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.view import SequenceView
 from vlmkit_torch.crossing.family import Sight
 
 Key: TypeAlias = tuple[bytes, bytes]

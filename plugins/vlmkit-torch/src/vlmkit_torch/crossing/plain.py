@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vlmkit.seams.prompt import Prompt
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit_torch.crossing.family import Crossing
 from vlmkit_torch.features import to_tensor
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.view import SequenceView
+from vlmkit.interfaces.view import SequenceView
 from vlmkit_torch.crossing.family import STATES, Sight, runs
 from vlmkit_torch.crossing.pictures import Picture, PictureCache
 from vlmkit_torch.features import to_tensor

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vlmkit.interfaces.sampler import Row
 from vlmkit.running.choosing.changes import Changes
 from vlmkit.running.choosing.edits import EDITS, Edits
 from vlmkit.running.choosing.noise import WORD, chance, keys
-from vlmkit.seams.sampler import Row
 
 MIN_TEMPERATURE = 1e-5  # below, the likeliest is taken
 MAX_XTC_THRESHOLD = 0.5

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlmkit.ask.sampling import MAX_BREAKER_TOKENS, MAX_DRY_TOKENS, SamplingParams
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.choosing.changes import Changes, changes_of
 from vlmkit.running.choosing.held_tokens import HeldTokens
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import MAX_BREAKER_TOKENS, MAX_DRY_TOKENS, SamplingParams
 
 LARGEST_EXPONENT = 88.7228391  # of e, in float32
 LARGEST_PENALTY = 1e38

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.running.choosing.changes import Changes
 from vlmkit.running.choosing.dry import DryRule
 from vlmkit.running.choosing.repeats import SequenceRules
 from vlmkit.running.choosing.windows import window_penalties
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 
 class Edits:

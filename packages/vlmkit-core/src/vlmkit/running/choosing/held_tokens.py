@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
 
 
 class HeldTokens:

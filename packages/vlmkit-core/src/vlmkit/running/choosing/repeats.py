@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.choosing.changes import Changes, changes_of
 from vlmkit.running.choosing.held_tokens import HeldTokens
-from vlmkit.seams.sampler import Row
-from vlmkit.seams.sequence import Sequence
+from vlmkit.types.sampling import SamplingParams
 
 
 class SequenceRules:

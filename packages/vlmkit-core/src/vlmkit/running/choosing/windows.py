@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from vlmkit.interfaces.sampler import Row
 from vlmkit.running.choosing.changes import Changes, changes_of
-from vlmkit.seams.sampler import Row
 
 
 def window(row: Row, num_tokens: int) -> list[int]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.ask.constraint import Constraint
 from vlmkit.running.renderers.plain import Unpacking, to_plain
 from vlmkit.running.renderers.wire import Frame, Ready, Refusal
+from vlmkit.types.constraint import Constraint
 
 
 class Try(msgspec.Struct, tag="try"):

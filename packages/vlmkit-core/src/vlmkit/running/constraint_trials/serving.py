@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from vlmkit.errors import OutOfMemory
+from vlmkit.interfaces.constraint import ConstraintCompiler
 from vlmkit.running.constraint_trials.messages import (
     Killed,
     Result,
@@ -28,7 +29,6 @@ from vlmkit.running.constraint_trials.messages import (
 from vlmkit.running.constraint_trials.trial import MAX_BYTES, tried
 from vlmkit.running.renderers.serving import bound_memory
 from vlmkit.running.renderers.wire import Ready, read_frame, refusal_of, write_frame
-from vlmkit.seams.constraint import ConstraintCompiler
 
 NICE = 5  # trials give way to the engine
 LATER_NICE, USUAL_S = 10, 0.05  # and those that take longer than usual, to more

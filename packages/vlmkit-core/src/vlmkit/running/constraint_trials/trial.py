@@ -10,12 +10,12 @@ import time
 
 import numpy as np
 
-from vlmkit.ask.constraint import Constraint
 from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.constraint import ConstraintCompiler, Matcher
 from vlmkit.kit.constraint_limits import check_limits
 from vlmkit.running.bits import num_words
 from vlmkit.running.constraint_trials.messages import Passed
-from vlmkit.seams.constraint import ConstraintCompiler, Matcher
+from vlmkit.types.constraint import Constraint
 
 MAX_CPU_S = 0.9  # of one trial; its process is killed then. The server compiles once more
 MAX_ALL_CPU_S = 1.8  # of all trials of one constraint, but for a last one of what is sure to pass

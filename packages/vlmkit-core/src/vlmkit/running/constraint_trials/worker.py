@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import BinaryIO
 
-from vlmkit.ask.constraint import Constraint
 from vlmkit.errors import ConstraintError, PromptNotMade
+from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.running.constraint_trials.messages import (
     Killed,
     Passed,
@@ -46,7 +46,7 @@ from vlmkit.running.renderers.wire import (
     refusal_of,
     write_frame,
 )
-from vlmkit.seams.cancellation import Cancellation
+from vlmkit.types.constraint import Constraint
 
 log = logging.getLogger(__name__)
 

@@ -8,18 +8,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
-from vlmkit.ask.decode_cost import DecodeCost
-from vlmkit.ask.image import Image
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.media import FilePart
-from vlmkit.ask.message import ImagePart, Message, ReasoningPart, TextPart
-from vlmkit.ask.pages import Pages
-from vlmkit.ask.placed_image import PlacedImage
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.stage import Stage
-from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.seams.chat_format import (
+from vlmkit.interfaces.chat_format import (
     CallFormat,
     Calling,
     ChannelFormat,
@@ -28,7 +17,18 @@ from vlmkit.seams.chat_format import (
     NamedCall,
     TaggedCall,
 )
-from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces
+from vlmkit.interfaces.place_format import JsonPlaces, MarkedPlaces
+from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
+from vlmkit.types.decode_cost import DecodeCost
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message, ReasoningPart, TextPart
+from vlmkit.types.pages import Pages
+from vlmkit.types.placed_image import PlacedImage
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.stage import Stage
+from vlmkit.types.tool_call import ToolCallPart
 
 SMALL_BYTES = 256
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # that MessagePack has; a schema may state more

@@ -3,16 +3,16 @@
 A long text is made here as well when no renderer is free, so that it never waits for documents.
 """
 
-from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import ImagePart, image_parts_of, parts_of
-from vlmkit.ask.prompt_tokens import PromptTokens
-from vlmkit.ask.request import Request
 from vlmkit.running.media_room import Place
 from vlmkit.running.prompts import Made, MakesPrompts, is_short
 from vlmkit.running.renderers.plain import CannotTravel
 from vlmkit.running.renderers.pool import RendererPool
 from vlmkit.running.renderers.wire import request_frame
 from vlmkit.running.told import told
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import ImagePart, image_parts_of, parts_of
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
 
 
 class RenderedPrompts:

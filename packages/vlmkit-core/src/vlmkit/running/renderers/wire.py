@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 
 from vlmkit import errors
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, Message, image_parts_of
-from vlmkit.ask.request import Request
-from vlmkit.ask.stage import Stage
-from vlmkit.ask.transform import Transform
 from vlmkit.errors import ConstraintError, MediaError, RequestError, VlmkitError
+from vlmkit.interfaces.chat_format import Calling, ChannelFormat, Mark
+from vlmkit.interfaces.place_format import JsonPlaces, MarkedPlaces
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.running.prompts import Made
 from vlmkit.running.renderers.plain import Unpacking, to_plain
 from vlmkit.running.renderers.sheet import Sheet
-from vlmkit.seams.chat_format import Calling, ChannelFormat, Mark
-from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces
-from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message, image_parts_of
+from vlmkit.types.request import Request
+from vlmkit.types.stage import Stage
+from vlmkit.types.transform import Transform
 
 NONSENSE = "a message from another process makes no sense"
 LENGTH_BYTES = 8

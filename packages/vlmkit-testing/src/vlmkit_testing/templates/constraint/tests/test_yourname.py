@@ -2,9 +2,9 @@
 
 import pytest
 
-from vlmkit.ask.constraint import OneOf, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import ConstraintCompiler, Vocabulary
+from vlmkit.interfaces.constraint import ConstraintCompiler, Vocabulary
+from vlmkit.types.constraint import OneOf, Regex
 from vlmkit_testing import ConstraintContract
 from vlmkit_yourname.plugin import ChoiceCompiler
 

@@ -3,12 +3,12 @@
 import pytest
 
 import vlmkit
-from vlmkit.ask.message import Message
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.types.message import Message
 from vlmkit_testing import EngineContract, ModelContract, TokenizerContract
 from vlmkit_yourname import plugin
 from vlmkit_yourname.engine import BytePairEngine, lines_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_testing import MediaEncoderContract
 from vlmkit_yourname.encoder import ProcessEncoder
 

@@ -5,10 +5,10 @@ import io
 import PIL.Image
 import pytest
 
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
-from vlmkit.seams.media_loader import MediaLoader
+from vlmkit.interfaces.media_loader import MediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.pages import Pages
 from vlmkit_testing import MediaLoaderContract, picture
 from vlmkit_yourname.plugin import TiffLoader
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.ask.completion import Timings, Usage
-from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ConfigError, EngineError
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.types.completion import Timings, Usage
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing import ObserverContract
 from vlmkit_yourname.plugin import COLUMNS, CsvObserver, CsvSettings
 

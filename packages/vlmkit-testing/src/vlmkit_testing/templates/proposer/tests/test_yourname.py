@@ -1,6 +1,6 @@
 """The proposer keeps vlmkit's contract, and guesses what was said before."""
 
-from vlmkit.seams.proposer import Proposer
+from vlmkit.interfaces.proposer import Proposer
 from vlmkit_testing import ProposerContract, new_sequence
 from vlmkit_yourname.plugin import EchoProposer, EchoSettings
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.ask.sampling import SamplingParams
-from vlmkit.seams.sampler import Row, Sampler
+from vlmkit.interfaces.sampler import Row, Sampler
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing import SamplerContract, new_sequence
 from vlmkit_yourname.plugin import SigmaSampler, SigmaSettings
 

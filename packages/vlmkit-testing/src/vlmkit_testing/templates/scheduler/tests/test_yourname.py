@@ -1,7 +1,7 @@
 """The scheduler keeps vlmkit's contract, and serves who asks little first."""
 
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing import SchedulerContract, new_sequence
 from vlmkit_yourname.plugin import ShortestFirst, ShortestSettings
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit_testing import TokenizerContract
 from vlmkit_yourname.tokenizer import CharacterTokenizer, characters_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vlmkit.ask.message import TextPart
 from vlmkit.errors import RequestError
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import TextPart
 from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_testing import ToolSourceContract
 from vlmkit_yourname.plugin import NAME, Calculator

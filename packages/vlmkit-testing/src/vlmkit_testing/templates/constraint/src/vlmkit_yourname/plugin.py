@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence as Seq
 from typing import TYPE_CHECKING
 
 import vlmkit
-from vlmkit.ask.constraint import Constraint, OneOf
 from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.constraint import ConstraintCompiler, MakeMatcher, Vocabulary
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.constraint import ConstraintCompiler, MakeMatcher, Vocabulary
+from vlmkit.types.constraint import Constraint, OneOf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ class Choice:
 
 
 class ChoiceMatcher:
-    """Follows one answer; see :class:`vlmkit.seams.constraint.Matcher`.
+    """Follows one answer; see :class:`vlmkit.interfaces.constraint.Matcher`.
 
     Args:
         choice: the texts.

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.engine import Admission, EngineLimits
-from vlmkit.seams.prompt import Prompt, PromptPlan
-from vlmkit.seams.step import StepOutput, WorkItem
-from vlmkit.seams.view import SequenceView
 from vlmkit_yourname.settings import BytePairSettings
 from vlmkit_yourname.tokenizer import ANSWER, END, VOCAB_SIZE
 
@@ -38,7 +38,7 @@ def lines_of(checkpoint: Checkpoint) -> list[str]:
 
 
 class BytePairEngine:
-    """Looks the two newest tokens up; see :class:`vlmkit.seams.engine.Engine`.
+    """Looks the two newest tokens up; see :class:`vlmkit.interfaces.engine.Engine`.
 
     Args:
         lines: what answers look like.

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import vlmkit
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.engine import Engine
-from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit_yourname.settings import BytePairSettings
 
 VLMKIT_API = (1, 0)

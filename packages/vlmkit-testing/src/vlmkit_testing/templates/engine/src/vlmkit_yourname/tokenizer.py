@@ -4,14 +4,14 @@ import codecs
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.message import Message, parts_of, refuse_other_media
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import PLAIN, Option
+from vlmkit.types.message import Message, parts_of, refuse_other_media
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 
 END = 256  # after the bytes, where no text can reach it
 SYSTEM, USER, ANSWER, TOOL = 257, 258, 259, 260
@@ -20,7 +20,7 @@ ROLES = {"system": SYSTEM, "user": USER, "assistant": ANSWER, "tool": TOOL}
 
 
 class ByteTokenizer:
-    """Bytes as tokens; see :class:`vlmkit.seams.tokenizer.Tokenizer`."""
+    """Bytes as tokens; see :class:`vlmkit.interfaces.tokenizer.Tokenizer`."""
 
     vocab_size = VOCAB_SIZE
     eos_ids = frozenset({END})

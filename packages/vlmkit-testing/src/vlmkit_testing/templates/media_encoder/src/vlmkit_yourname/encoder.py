@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import MediaSlot
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_yourname import worker
 
 
 class ProcessEncoder:
-    """Computes features in another process; see :class:`vlmkit.seams.media_encoder.MediaEncoder`.
+    """Computes features in another process: a :class:`.MediaEncoder`.
 
     Args:
         timeout_s: time that one batch may take.

@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 
 import vlmkit
+from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.media_encoder import MediaEncoder
 
 VLMKIT_API = (1, 0)
 SERVED = "mock"

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import vlmkit
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart
-from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError, VlmkitError
+from vlmkit.interfaces.media_loader import MediaLoader
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart
+from vlmkit.types.pages import Pages
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -11,8 +11,8 @@ import msgspec
 
 import vlmkit
 from vlmkit.errors import ConfigError, VlmkitError
+from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
 from vlmkit.settings.paths import OutputFile
 
 VLMKIT_API = (1, 0)

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 
 import vlmkit
+from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.proposer import Proposer
-from vlmkit.seams.sequence import Sequence
 
 VLMKIT_API = (1, 0)
 MAX_NEW_TOKENS = 4096

@@ -12,8 +12,8 @@ import array_api_compat
 import msgspec
 
 import vlmkit
+from vlmkit.interfaces.sampler import Pick, Row, Sampler
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.sampler import Pick, Row, Sampler
 
 VLMKIT_API = (1, 0)
 FAR = 1e4

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 
 import vlmkit
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.scheduler import Scheduler
-from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.scheduler import SchedulerSettings
 
 VLMKIT_API = (1, 0)

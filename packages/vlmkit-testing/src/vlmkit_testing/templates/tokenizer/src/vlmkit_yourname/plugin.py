@@ -1,9 +1,9 @@
 """Offers a tokenizer for models whose folder has a ``characters.json``."""
 
 import vlmkit
+from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.tokenizer import Tokenizer
 
 VLMKIT_API = (1, 0)
 NAME = "yourname"

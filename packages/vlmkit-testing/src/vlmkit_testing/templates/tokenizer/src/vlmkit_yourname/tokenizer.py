@@ -7,15 +7,15 @@ import codecs
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.ask.message import Message, parts_of, refuse_other_media
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.reader import AnswerReader
-from vlmkit.seams.tokenizer import PLAIN, Option
+from vlmkit.types.message import Message, parts_of, refuse_other_media
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 
 END = 256  # behind the bytes
 ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
@@ -37,7 +37,7 @@ def characters_of(checkpoint: Checkpoint) -> list[str]:
 
 
 class CharacterTokenizer:
-    """Characters as tokens; see :class:`vlmkit.seams.tokenizer.Tokenizer`.
+    """Characters as tokens; see :class:`vlmkit.interfaces.tokenizer.Tokenizer`.
 
     Args:
         characters: those that have a token of their own, in the order of their ids.

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import msgspec
 
 import vlmkit
-from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import RequestError
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.settings.images import ImageLimits
+from vlmkit.types.message import ImagePart, TextPart
 from vlmkit_server.interfaces.tool_source import ToolSource
 
 VLMKIT_API = (1, 0)
