@@ -351,7 +351,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
-    """Write the reference of seams, values, Python, fields and protocol cases."""
+    """Write the reference of interfaces, values, Python, fields and protocol cases."""
     install(session, CORE, SERVER, TESTING)
     session.run("python", "tests/interfaces_page.py")
     session.run("python", "tests/fields_page.py")

@@ -1,4 +1,4 @@
-"""A second runner: several of them behind one name. It knows the seam and nothing else."""
+"""A second runner: several of them behind one name. It knows the interface and nothing else."""
 
 import dataclasses
 import threading

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import vlmkit
 from vlmkit.config import Config
 from vlmkit.errors import ConfigError, PluginError, UnknownPlugin
 from vlmkit.plugins import api_version, hookspecs, loader
@@ -446,6 +447,26 @@ def test_two_plugins_cannot_own_one_table(site: Site) -> None:
 def test_every_table_of_the_core_is_reserved() -> None:
     fields = {field.encode_name for field in msgspec.structs.fields(Config)}
     assert fields - loader.Plugins().sections.keys() == loader.RESERVED_TABLES
+
+
+def series() -> str:
+    return ".".join(vlmkit.__version__.split(".")[:2])
+
+
+@pytest.mark.parametrize("version", ["0.0.9", "0.2.0", "1.0"])
+@pytest.mark.parametrize("part", ["vlmkit-server", "vlmkit-testing"])
+def test_a_part_of_vlmkit_of_another_version_is_refused_with_both(
+    part: str, version: str, site: Site
+) -> None:
+    site.install(part, sampler("x"), version=version)
+    message, hint = refusal(site.load(), part)
+    assert message == f"{part} {version} does not go with vlmkit-core {vlmkit.__version__}"
+    assert hint == f"install {part} {series()}, or another core"
+
+
+def test_patches_of_parts_go_together(site: Site) -> None:
+    site.install("vlmkit-server", sampler("x"), version=f"{series()}.99")
+    assert not site.load().broken
 
 
 def test_a_hook_for_a_kind_of_the_server_says_what_to_install_without_it(site: Site) -> None:

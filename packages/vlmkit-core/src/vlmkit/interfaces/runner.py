@@ -2,7 +2,7 @@
 
 A :class:`vlmkit.Pipeline` is one, on an engine in this process. Another may forward requests to
 other runners, or to another process: whoever holds it cannot tell. How a request is scheduled and
-computed is no part of this seam.
+computed is no part of this interface.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence as Seq

@@ -152,11 +152,15 @@ class _Attempt:
             return
         self._remarks += self._candidate.remarks
         before, began = set(sys.modules), time.perf_counter()
-        self._module = self._tried(self._candidate.load)
+        self._module = self._tried(self._loaded)
         self._import_s = time.perf_counter() - began
         self._new_modules = sys.modules.keys() - before
         if self._error is None:
             self._tried(lambda: _take_kinds(self._module, plugins))
+
+    def _loaded(self) -> Any:
+        api_version.check_part(self._candidate.source, self._candidate.version)
+        return self._candidate.load()
 
     def collect(self, plugins: Plugins) -> None:
         """Take what it offers."""
