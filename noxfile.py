@@ -351,9 +351,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
-    """Write the reference of interfaces, values, Python, fields and protocol cases."""
+    """Write the pages that are made of the sources: references, and the map of imports."""
     install(session, CORE, SERVER, TESTING)
     session.run("python", "tests/interfaces_page.py")
+    session.run("python", "tests/architecture_page.py")
     session.run("python", "tests/fields_page.py")
     session.run("python", "tests/protocol_page.py")
 

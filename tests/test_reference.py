@@ -3,6 +3,7 @@
 import pkgutil
 import re
 
+import architecture_page
 import fields_page
 import interfaces_page
 import vlmkit.interfaces
@@ -15,6 +16,29 @@ from vlmkit_testing import project
 def test_the_pages_are_what_the_sources_say():
     for path, text in interfaces_page.pages().items():
         assert path.read_text() == text, "renew it: nox -s reference"
+
+
+def test_the_map_of_imports_is_what_the_sources_say():
+    text = architecture_page.PATH.read_text()
+    assert text == architecture_page.page(), "renew it: nox -s reference"
+
+
+def test_the_map_leaves_out_only_arrows_that_follow_from_others():
+    graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}
+    drawn = architecture_page.diagram(graph)
+    assert re.findall(r"n\d --> n\d", drawn) == ["n0 --> n1", "n1 --> n2", "n2 --> n3"]
+
+
+def test_every_file_that_the_explanations_name_exists():
+    folder = architecture_page.PATH.parent
+    texts = [(folder / name).read_text() for name in ("architecture.md", "life-of-a-request.md")]
+    named = {path for text in texts for path in re.findall(r"`(vlmkit\w*/[\w/.]+)`", text)}
+    assert len(named) > 40
+    sources = [
+        *interfaces_page.ROOT.glob("packages/*/src"),
+        *interfaces_page.ROOT.glob("plugins/*/src"),
+    ]
+    assert not [path for path in named if not any((source / path).exists() for source in sources)]
 
 
 def test_the_page_of_fields_is_what_the_table_says():
