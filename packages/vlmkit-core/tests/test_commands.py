@@ -2,7 +2,10 @@
 
 import importlib.metadata
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +161,50 @@ def test_a_command_of_a_part_that_is_not_installed_says_how_to_install_it(
         f"error: `vlmkit {name}` is a command of {owner}, which is not installed\n"
         f"hint: {install_command(owner)}\n"
     )
+
+
+def test_a_command_of_a_part_that_is_blocked_says_so(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMKIT_BLOCK", "vlmkit-testing")
+    assert run(["verify"]) == 1
+    assert (
+        "is a command of vlmkit-testing, which VLMKIT_BLOCK leaves out" in capsys.readouterr().err
+    )
+
+
+def test_a_command_of_a_part_that_is_broken_says_why(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = importlib.metadata.EntryPoint("testing", "no_such_module_here", "vlmkit")
+    distribution = importlib.metadata.distribution("vlmkit-testing")
+    vars(entry).update(dist=distribution)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
+    assert run(["verify"]) == 1
+    shown = capsys.readouterr().err
+    assert "is a command of vlmkit-testing, which could not be loaded: ModuleNotFound" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [(["v"], ["verify"]), (["plugins", ""], ["check", "new"]), (["models", "l"], ["list"])],
+)
+def test_a_shell_completes_commands_of_the_parts_of_vlmkit(
+    words: list[str], offered: list[str]
+) -> None:
+    environ = {
+        "_VLMKIT_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["vlmkit", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from vlmkit.cli import vlmkit; vlmkit(prog_name='vlmkit')"],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == offered
 
 
 @pytest.mark.parametrize("name", ["serve", "plugins check"])

@@ -59,7 +59,7 @@ def vlmkit_register_engines(registry):
 '''
 
 
-SERVER = importlib.metadata.EntryPoint("server", "vlmkit_server.plugin", "vlmkit")
+(SERVER,) = importlib.metadata.entry_points(group="vlmkit", name="server")
 CONFIG: Any = with_tables(VLMKIT_TABLES)
 
 
@@ -245,12 +245,25 @@ def test_what_is_wrong_in_tables_of_plugins_and_the_core_is_told_at_once(
 
 
 def test_a_table_whose_plugin_is_not_there_is_an_error_unless_it_is_vlmkits_own() -> None:
-    layers = read_layers(environ={}, assignments=["server.no_such=1", "monitors.use=[]"])
-    layered = layers.read()
+    environ = {"VLMKIT_SERVER__NO_SUCH": "1", "VLMKIT_MONITORS__USE": "[]"}
+    layered = read_layers(environ=environ).read()
     assert layered.unread == {"server", "monitors"}
     assert layered.config == Config()
     with pytest.raises(ConfigError, match="unknown setting 'cluster'"):
         read_layers(environ={}, assignments=["cluster.address=x"]).read()
+
+
+def test_what_is_stated_for_this_program_alone_is_never_left_unread() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'server'"):
+        read_layers(environ={}, assignments=["server.port=1"]).read()
+    with pytest.raises(ConfigError, match="unknown setting 'monitors'"):
+        read_layers(environ={}, arguments={"monitors": {"use": ["x"]}}).read()
+
+
+def test_a_setting_that_moved_to_the_core_is_refused_without_its_former_owner() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_layers(environ={"VLMKIT_SERVER__FETCH__ENABLED": "true"}).read()
+    assert caught.value.hint == "it is 'VLMKIT_FETCH__ENABLED' now"
 
 
 def test_without_its_plugin_a_table_has_its_defaults() -> None:

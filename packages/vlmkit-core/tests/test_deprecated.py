@@ -76,3 +76,27 @@ def test_a_plugin_written_for_an_old_name_is_loaded_with_a_remark(tmp_path: Path
     assert plugin.is_loaded
     remark = f"imports vlmkit.testing, which is vlmkit_testing now; vlmkit {REMOVED_IN} removes"
     assert plugin.remarks == (f"{remark} the old name",)
+
+
+def test_each_plugin_that_uses_an_old_name_gets_the_remark(tmp_path: Path) -> None:
+    files = [tmp_path / "first.py", tmp_path / "second.py"]
+    for file in files:
+        file.write_text(PLUGIN.replace('"draw"', f'"{file.stem}"'))
+    plugins = loader.load(files=files, entry_points=[])
+    assert [len(plugin.remarks) for plugin in plugins.found[-2:]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("vlmkit.seams.monitor", "vlmkit_server.interfaces.monitor"),
+        ("vlmkit.seams.tool_source", "vlmkit_server.interfaces.tool_source"),
+        ("vlmkit.seams.engine", "vlmkit.interfaces.engine"),
+        ("vlmkit.ask.image", "vlmkit.types.image"),
+        ("vlmkit.testing.engine_contract", "vlmkit_testing.contracts.engine_contract"),
+        ("vlmkit.server.http.errors", "vlmkit_server.http.errors"),
+        ("vlmkit.settings.limits", "vlmkit_server.settings.limits"),
+    ],
+)
+def test_a_public_module_of_before_has_a_new_name(old: str, new: str) -> None:
+    assert new_name(old) == new

@@ -7,6 +7,7 @@ import builtins
 import hashlib
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -442,6 +443,25 @@ def test_two_plugins_cannot_own_one_table(site: Site) -> None:
         text = TABLES.replace('"codec"', f'"codec_{number}"').replace("{tables}", "{'own': Own}")
         site.install(f"tables-{number}", text)
     assert refusal(site.load(), "tables-2")[0] == "there is a table 'own' in the config already"
+
+
+@pytest.mark.parametrize(
+    "owned",
+    [
+        "VLMKIT_TABLES = {'server': Own}",
+        "VLMKIT_TABLES = {'monitors': Own}",
+        "VLMKIT_KINDS = (Kind('monitor', None, 'all', 'what looks on'),)",
+    ],
+)
+def test_a_table_or_kind_of_a_part_of_vlmkit_is_no_other_plugins(owned: str, site: Site) -> None:
+    site.install("taker", TABLES.replace("VLMKIT_TABLES = {tables}", owned))
+    message, _ = refusal(site.load(), "taker")
+    assert re.fullmatch("'(server|monitors)' belongs to vlmkit-server", message)
+
+
+def test_parts_of_vlmkit_may_be_listed_where_they_are_not_installed(site: Site) -> None:
+    site.install("fine", sampler("x"))
+    assert not site.load(only=["fine", "vlmkit-server", "vlmkit-testing"]).errors
 
 
 def test_every_table_of_the_core_is_reserved() -> None:

@@ -2,15 +2,30 @@
 
 import asyncio
 import functools
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vlmkit.assembly import load_plugins
 from vlmkit.errors import PluginError
+from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit_server.plugin import VLMKIT_KINDS
+
+
+def test_a_command_names_the_libraries_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = load_plugins(PluginSettings(only=())).commands
+    assert commands.get("serve").objection() is None
+    find = importlib.util.find_spec
+    missing = {"litestar", "multipart"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in missing else find(n))
+    said = commands.get("serve").objection()
+    assert said == "litestar and multipart, which vlmkit-server needs, cannot be imported"
+    assert hint_of(said).endswith("litestar multipart")
 
 
 async def describe(name: str) -> Any: ...

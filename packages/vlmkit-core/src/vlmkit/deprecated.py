@@ -17,8 +17,8 @@ REMOVED_IN = "0.3"
 MOVED = {
     "vlmkit.ask": "vlmkit.types",
     "vlmkit.seams": "vlmkit.interfaces",
-    "vlmkit.interfaces.monitor": "vlmkit_server.interfaces.monitor",
-    "vlmkit.interfaces.tool_source": "vlmkit_server.interfaces.tool_source",
+    "vlmkit.seams.monitor": "vlmkit_server.interfaces.monitor",
+    "vlmkit.seams.tool_source": "vlmkit_server.interfaces.tool_source",
     "vlmkit.server": "vlmkit_server",
     "vlmkit.server_parts": "vlmkit_server.server_parts",
     "vlmkit.settings.fleet": "vlmkit_server.settings.fleet",
@@ -102,3 +102,11 @@ class _Alias(Loader):
             )
         warnings.warn(OldName(module.__name__, self._moved), stacklevel=2)
         sys.modules[module.__name__] = importlib.import_module(self._moved)
+
+
+def forget(old: str) -> None:
+    """Have the next import of an old name warn again, as another plugin's author must know, too."""
+    sys.modules.pop(old, None)
+    package, _, name = old.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package]).pop(name, None)

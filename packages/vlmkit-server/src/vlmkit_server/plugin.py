@@ -3,8 +3,11 @@
 Imports nothing heavy: the build functions do.
 """
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_server.interfaces.kinds import MONITOR, TOOL_SOURCE
@@ -20,6 +23,19 @@ VLMKIT_TABLES = {
     "monitors": MONITOR,
     "server": ServerSettings,
 }
+
+
+REQUIRED = ("litestar", "msgspec", "multipart", "uvicorn")
+
+
+def _why_not() -> str | None:
+    missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    return Objection(
+        f"{' and '.join(missing)}, which vlmkit-server needs, cannot be imported",
+        hint=install_command(*missing),
+    )
 
 
 def _build_serve(_: BuildContext) -> "click.Command":
@@ -38,6 +54,11 @@ def _build_keys(_: BuildContext) -> "click.Command":
 def vlmkit_register_commands(registry: Registry[Any]) -> None:
     """Offer ``vlmkit serve`` and ``vlmkit keys``."""
     registry.add(
-        "serve", _build_serve, description="Serve MODELs, or those of the config, over HTTP."
+        "serve",
+        _build_serve,
+        why_not=_why_not,
+        description="Serve MODELs, or those of the config, over HTTP.",
     )
-    registry.add("keys", _build_keys, description="Make, list and revoke API keys.")
+    registry.add(
+        "keys", _build_keys, why_not=_why_not, description="Make, list and revoke API keys."
+    )

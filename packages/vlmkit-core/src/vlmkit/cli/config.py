@@ -54,15 +54,18 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
     """
     from vlmkit.cli import EXIT_FAILED, EXIT_USAGE
     from vlmkit.cli.loading import diagnosed
-    from vlmkit.config.providers import setting_errors
-    from vlmkit.errors import ConfigError, UnknownPlugin
+    from vlmkit.config.providers import described, setting_errors
+    from vlmkit.errors import ConfigError, PluginError, UnknownPlugin
     from vlmkit.plugins.names import OWNERS_OF_TABLES
 
     layered, plugins = diagnosed(config_file, assignments, {})
+    errors = setting_errors(layered, plugins)
     for table in sorted(layered.unread):
         owner = OWNERS_OF_TABLES[table]
         click.echo(f"note: [{table}] is not checked: {owner} is not loaded", err=True)
-    if errors := setting_errors(layered, plugins):
+        if error := plugins.broken.get(owner):
+            errors.append(PluginError(f"{owner} could not be loaded: {described(error)}"))
+    if errors:
         output.errors(errors)
         is_misused = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
         click.get_current_context().exit(EXIT_USAGE if is_misused else EXIT_FAILED)

@@ -6,10 +6,12 @@ other plugin. A broken plugin never keeps the command line from working.
 """
 
 import difflib
+import importlib.metadata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from vlmkit.errors import PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.install_command import install_command
@@ -97,6 +99,27 @@ class CommandGroup(click.Group):
             raise _unknown(name, full, [*self.commands], offer, ctx)
         return name, _built(full, offer.plugins), args[1:]
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what may follow: also the commands of vlmkit's own that plugins have."""
+        prefix = _prefix(ctx)
+        added = [
+            CompletionItem(name.removeprefix(prefix))
+            for name, owner in OWNERS_OF_COMMANDS.items()
+            if owner in OWN_PLUGINS
+            and name.startswith(prefix + incomplete)
+            and _is_installed(owner)
+        ]
+        added = [item for item in added if " " not in item.value]
+        return [*super().shell_complete(ctx, incomplete), *added]
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
 
 def _prefix(context: click.Context) -> str:
     """Return what the names of a group's commands begin with among those of plugins."""
@@ -163,13 +186,7 @@ def _unknown(
     owner = OWNERS_OF_COMMANDS.get(full)
     problems = "; ".join(offer.problems)
     if owner is not None:
-        is_there = any(plugin.source == owner for plugin in offer.plugins.found)
-        what = "was not loaded" if is_there else "is not installed"
-        raise PluginUnavailable(
-            f"`vlmkit {full}` is a command of {owner}, which {what}"
-            + (f"; could not be loaded: {problems}" if problems else ""),
-            hint="" if is_there else install_command(owner),
-        )
+        raise _missing(full, owner, offer)
     prefix, commands = _prefix(context), offer.commands
     names = [commands.key(each) for each in commands]
     known += [each.removeprefix(prefix) for each in names if each.startswith(prefix)]
@@ -179,6 +196,21 @@ def _unknown(
     if problems:
         text += f"; could not be loaded: {problems}"
     return click.UsageError(text, context)
+
+
+def _missing(command: str, owner: str, offer: _Offer) -> PluginUnavailable:
+    """Return why a command of vlmkit's own cannot be had from the distribution that has it."""
+    from vlmkit.config.providers import described
+
+    subject = f"`vlmkit {command}` is a command of {owner}, which"
+    found = next((plugin for plugin in offer.plugins.found if plugin.source == owner), None)
+    if found is None:
+        return PluginUnavailable(f"{subject} is not installed", hint=install_command(owner))
+    if found.blocked:
+        return PluginUnavailable(f"{subject} VLMKIT_BLOCK leaves out")
+    hint = found.error.hint if isinstance(found.error, VlmkitError) else ""
+    reason = described(found.error) if found.error else "it does not offer the command"
+    return PluginUnavailable(f"{subject} could not be loaded: {reason}", hint=hint)
 
 
 @click.command("help")

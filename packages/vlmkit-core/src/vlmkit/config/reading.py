@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -174,8 +174,8 @@ class Layers:
         """
         struct = with_tables(tables)
         absent = OWNERS_OF_TABLES.keys() - tables.keys()
-        given = [leaf for leaf in self.leaves if leaf.path[0] not in absent]
-        unread = {leaf.path[0] for leaf in self.leaves if leaf.path[0] in absent}
+        given = [leaf for leaf in self.leaves if not _is_left(leaf, absent)]
+        unread = {leaf.path[0] for leaf in self.leaves if _is_left(leaf, absent)}
         merged, unknown = _merged(given, struct)
         if diagnoses:
             return replace(_sound(merged, unknown, struct), unread=frozenset(unread))
@@ -183,6 +183,17 @@ class Layers:
             refused = [refusal.error for refusal in _refusals(merged, struct)]
             raise ConfigError.together([*(each.error for each in unknown), *refused])
         return LayeredConfig(_converted(merged, struct), merged, unread=frozenset(unread))
+
+
+def _is_left(leaf: Leaf, absent: Collection[str]) -> bool:
+    """Tell whether a value is one for a plugin that is not there.
+
+    That a file or the environment is shared with a server, and has tables of it, is no mistake. One
+    that was stated for this program alone is.
+    """
+    is_renamed = any(leaf.path[: len(old)] == old for old in RENAMED)
+    is_shared = leaf.origin != ARGUMENT and not leaf.origin.startswith("--")
+    return leaf.path[0] in absent and is_shared and not is_renamed
 
 
 def read_layers(

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vlmkit.deprecated import REMOVED_IN, OldName
+from vlmkit.deprecated import REMOVED_IN, OldName, forget
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import api_version, builtin
@@ -29,7 +29,7 @@ from vlmkit.plugins.aside import Aside
 from vlmkit.plugins.candidates import Candidate, installed
 from vlmkit.plugins.hooks import collect
 from vlmkit.plugins.kinds import KINDS, Kind, Table
-from vlmkit.plugins.names import OWN, OWN_PLUGINS, canonical
+from vlmkit.plugins.names import OWN, OWN_PLUGINS, OWNERS_OF_TABLES, canonical
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.surroundings import Surroundings
 
@@ -156,7 +156,7 @@ class _Attempt:
         self._import_s = time.perf_counter() - began
         self._new_modules = sys.modules.keys() - before
         if self._error is None:
-            self._tried(lambda: _take_kinds(self._module, plugins))
+            self._tried(lambda: _take_kinds(self._module, plugins, self._candidate.source))
 
     def _loaded(self) -> Any:
         api_version.check_part(self._candidate.source, self._candidate.version)
@@ -221,6 +221,7 @@ def _old_names(remarks: list[str]) -> Iterator[None]:
                     old, new = each.message.old, each.message.new
                     text = f"imports {old}, which is {new} now; vlmkit {REMOVED_IN} removes the"
                     remarks.append(f"{text} old name")
+                    forget(old)
     for each in caught:
         if not isinstance(each.message, OldName):
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
@@ -277,13 +278,23 @@ def load(
     return plugins
 
 
-def _take_kinds(plugin: Any, plugins: Plugins) -> None:
+def _take_kinds(plugin: Any, plugins: Plugins, source: str) -> None:
     api_version.check(getattr(plugin, "VLMKIT_API", None))
-    plugins.own(getattr(plugin, "VLMKIT_KINDS", ()))
-    _take_tables(getattr(plugin, "VLMKIT_TABLES", {}), plugins)
+    kinds = getattr(plugin, "VLMKIT_KINDS", ())
+    for kind in kinds if isinstance(kinds, tuple | list) else ():
+        _refuse_reserved(getattr(kind, "plural", ""), source)
+    plugins.own(kinds)
+    _take_tables(getattr(plugin, "VLMKIT_TABLES", {}), plugins, source)
 
 
-def _take_tables(tables: object, plugins: Plugins) -> None:
+def _refuse_reserved(name: str, source: str) -> None:
+    """Refuse a kind or table that belongs to a part of vlmkit, which need not be installed."""
+    owner = OWNERS_OF_TABLES.get(name, source)
+    if canonical(owner) != canonical(source):
+        raise PluginError(f"{name!r} belongs to {owner}", hint="give it another name")
+
+
+def _take_tables(tables: object, plugins: Plugins, source: str) -> None:
     """Take the tables of the config that a plugin decodes; all or none.
 
     Raises:
@@ -302,6 +313,7 @@ def _take_tables(tables: object, plugins: Plugins) -> None:
                 hint="give a name the subclass of msgspec.Struct that decodes its table, or a kind "
                 "of mode 'all'",
             )
+        _refuse_reserved(name, source)
         if name in plugins.sections or name in plugins.tables or name in RESERVED_TABLES:
             raise PluginError(
                 f"there is a table {name!r} in the config already", hint="give it another name"
@@ -325,7 +337,7 @@ def _unknown_listed(only: Iterable[str], there: Iterable[Candidate]) -> Iterator
     """Yield an error for each distribution that may be loaded and has no plugin here."""
     known = {canonical(candidate.source): candidate.source for candidate in there}
     for name in only:
-        if canonical(name) not in known:
+        if canonical(name) not in {*known, *OWN_PLUGINS}:
             near = difflib.get_close_matches(canonical(name), known, n=1)
             all_known = f"there are: {', '.join(sorted(known.values())) or 'none'}"
             yield ConfigError(
