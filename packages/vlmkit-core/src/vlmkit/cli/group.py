@@ -6,7 +6,6 @@ other plugin. A broken plugin never keeps the command line from working.
 """
 
 import difflib
-import importlib.metadata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vlmkit.errors import PluginError, PluginUnavailable, VlmkitError
-from vlmkit.kit.install_command import install_command
+from vlmkit.kit.install_command import install_command, is_installed
 from vlmkit.plugins.names import OWN_PLUGINS, OWNERS_OF_COMMANDS
 
 if TYPE_CHECKING:
@@ -105,20 +104,10 @@ class CommandGroup(click.Group):
         added = [
             CompletionItem(name.removeprefix(prefix))
             for name, owner in OWNERS_OF_COMMANDS.items()
-            if owner in OWN_PLUGINS
-            and name.startswith(prefix + incomplete)
-            and _is_installed(owner)
+            if owner in OWN_PLUGINS and name.startswith(prefix + incomplete) and is_installed(owner)
         ]
         added = [item for item in added if " " not in item.value]
         return [*super().shell_complete(ctx, incomplete), *added]
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _prefix(context: click.Context) -> str:
@@ -181,11 +170,9 @@ def _unknown(
     """Return click's words for a command that nobody has, with what may be the reason.
 
     Raises:
-        PluginError: it is one of vlmkit's own, of a distribution that is not here.
+        PluginUnavailable: it is one of vlmkit's own, of a distribution that does not offer it.
     """
-    owner = OWNERS_OF_COMMANDS.get(full)
-    problems = "; ".join(offer.problems)
-    if owner is not None:
+    if owner := OWNERS_OF_COMMANDS.get(full):
         raise _missing(full, owner, offer)
     prefix, commands = _prefix(context), offer.commands
     names = [commands.key(each) for each in commands]
@@ -193,8 +180,8 @@ def _unknown(
     meant = [each for each in SYNONYMS.get(name, ()) if each in known]
     near = meant or difflib.get_close_matches(name, known, n=1)
     text = f"no such command {name!r}" + (f". Did you mean {near[0]!r}?" if near else "")
-    if problems:
-        text += f"; could not be loaded: {problems}"
+    if offer.problems:
+        text += f"; could not be loaded: {'; '.join(offer.problems)}"
     return click.UsageError(text, context)
 
 

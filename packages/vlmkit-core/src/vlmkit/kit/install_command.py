@@ -92,11 +92,12 @@ def _lacking(folder: Path, extras: Iterable[str]) -> Iterator[str]:
     stated = [*project["dependencies"], *(d for e in extras for d in optional.get(e, ()))]
     for requirement in stated:
         match = re.match(rf"({OWN}[\w-]*)(\[[\w,-]+\])?", requirement)
-        if match and (match[2] or not _is_installed(match[1])):
+        if match and (match[2] or not is_installed(match[1])):
             yield match[0]
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Tell whether a distribution is installed in this environment."""
     try:
         importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
