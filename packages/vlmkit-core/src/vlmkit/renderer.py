@@ -15,7 +15,8 @@ import msgspec
 
 from vlmkit.assembly import load_plugins
 from vlmkit.config.providers import makers_of, registry_of
-from vlmkit.config.text_side import Part, TextSide
+from vlmkit.config.text_side import TextSide
+from vlmkit.config.worker_plan import Part
 from vlmkit.errors import PluginUnavailable, VlmkitError
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.pooling import read_pooling

@@ -3,37 +3,27 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vlmkit.config.structs import Config
+from vlmkit.config.worker_plan import Part, WorkerPlan
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
-from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
     from vlmkit.running.renderers.pool import RendererPool
 
 log = logging.getLogger(__name__)
 
-Part = tuple[str, dict[str, Any]]
-"""A provider's name, and its settings."""
 
-
-class TextSide(msgspec.Struct, frozen=True, kw_only=True):
+class TextSide(WorkerPlan, frozen=True, kw_only=True):
     """What a renderer builds.
 
     Attributes:
-        plugins: whose code is run; of other settings it has none, which may be secrets.
-        reference: what the user called the model.
-        name: of the checkpoint.
-        path: its folder.
-        revision: of it.
         model: how the server lists it.
         tokenizer: who makes tokens.
         media_loaders: who opens files, in order.
@@ -44,11 +34,6 @@ class TextSide(msgspec.Struct, frozen=True, kw_only=True):
         num_threads: that decode the images of a request.
     """
 
-    plugins: PluginSettings
-    reference: str
-    name: str
-    path: str
-    revision: str | None
     model: str
     tokenizer: Part
     media_loaders: list[Part]
@@ -57,11 +42,6 @@ class TextSide(msgspec.Struct, frozen=True, kw_only=True):
     bounds: PipelineSettings
     memory_bytes: int
     num_threads: int
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The model's files."""
-        return Checkpoint(self.name, Path(self.path), self.revision)
 
 
 @dataclass(frozen=True, kw_only=True)
