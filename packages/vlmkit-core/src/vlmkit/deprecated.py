@@ -83,7 +83,7 @@ class _Alias(Loader):
         self._moved = moved
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to Python to make a module, which nobody keeps."""
+        """Have Python make an empty module, which ``exec_module`` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the module of the new name where the other one was to be.
@@ -105,7 +105,7 @@ class _Alias(Loader):
 
 
 def forget(old: str) -> None:
-    """Have the next import of an old name warn again, as another plugin's author must know, too."""
+    """Forget an old name, so that its next import, in another plugin, warns again."""
     sys.modules.pop(old, None)
     package, _, name = old.rpartition(".")
     if package in sys.modules:
