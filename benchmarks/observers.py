@@ -10,10 +10,10 @@ import argparse
 import time
 
 from vlmkit.interfaces.observer import Observer, RequestFacts
-from vlmkit.running.channel import Channel
-from vlmkit.running.counters import Counters
-from vlmkit.running.observers import Observers
-from vlmkit.running.wakeups import Wakeups
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.observers.counters import Counters
+from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.engine_loop.wakeups import Wakeups
 from vlmkit.types.completion import Chunk
 from vlmkit.types.delta import TextDelta
 from vlmkit.types.sample import Sample
@@ -54,7 +54,7 @@ def main() -> None:
 
 def _round(observers: dict[str, Observer], num_tokens: int) -> tuple[float, float]:
     """Return the seconds of this thread, and the processor's, that a request's tokens take."""
-    watching = Observers(observers) if observers else None
+    watching = ObserverDispatch(observers) if observers else None
     facts = RequestFacts("req", "mock", "", SamplingParams(), 1)
     channel = Channel(facts, max_unread_tokens=num_tokens, observers=watching)
     wakeups = Wakeups()

@@ -21,8 +21,8 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sampler import Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit import heap
-from vlmkit.running import picks
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.sampling import sampled_tokens
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 
 VOCAB = 152_000
@@ -161,8 +161,8 @@ def _step(num: int, fields: dict[str, Any]) -> Callable[[Any], Any]:
 
     def step(logits: Any) -> Any:
         pick = sampler.prepare(rows)
-        readable = picks.readable(logits)
-        return picks.samples(readable, pick(readable), [params] * num)
+        readable = sampled_tokens.readable(logits)
+        return sampled_tokens.samples(readable, pick(readable), [params] * num)
 
     return step
 
@@ -170,6 +170,6 @@ def _step(num: int, fields: dict[str, Any]) -> Callable[[Any], Any]:
 def _counted(step: Callable[[Any], Any], logits: Any) -> tuple[int, int]:
     """Return the operations and the reads of a step on a device."""
     tensor = torch.from_numpy(logits)
-    with mock.patch.object(picks, "HOST", None), _Operations() as operations, _Reads() as reads:
+    with mock.patch.object(sampled_tokens, "HOST", None), _Operations() as operations, _Reads() as reads:
         step(tensor)
     return operations.num, reads.num

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlmkit.kit.generation_config import FIELDS
+from vlmkit.checkpoints.generation_config import FIELDS
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit_server.plugin import VLMKIT_KINDS
 

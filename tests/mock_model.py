@@ -6,8 +6,8 @@ import time
 import PIL.Image
 
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings

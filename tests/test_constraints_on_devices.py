@@ -10,10 +10,10 @@ from pretend.torch_cuda import CUDA, pretended_cuda  # noqa: E402
 from vlmkit.interfaces.constraint import Vocabulary  # noqa: E402
 from vlmkit.interfaces.sampler import Row  # noqa: E402
 from vlmkit.interfaces.step import WorkItem  # noqa: E402
-from vlmkit.running.bits import words_of  # noqa: E402
-from vlmkit.running.guide import Guide  # noqa: E402
-from vlmkit.running.masks import Masks  # noqa: E402
-from vlmkit.running.sampler import ArraySampler  # noqa: E402
+from vlmkit.running.sampling.token_sets import words_of  # noqa: E402
+from vlmkit.running.constraints.grammar_state import GrammarState  # noqa: E402
+from vlmkit.running.sampling.grammar_masks import GrammarMasks  # noqa: E402
+from vlmkit.running.sampling.sampler import ArraySampler  # noqa: E402
 from vlmkit.types.constraint import OneOf, Regex  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
 from vlmkit_testing import new_sequence  # noqa: E402
@@ -32,7 +32,7 @@ def make_items(num, num_free=0):
     for place in range(num):
         make = COMPILER.compile(CONSTRAINTS[place % 2])
         free, ends = words_of(range(256), VOCAB), words_of([END], VOCAB)
-        guide = Guide(make, free, ends) if place >= num_free else None
+        guide = GrammarState(make, free, ends) if place >= num_free else None
         sequence = new_sequence((1, 2), guide=guide, eos_ids=frozenset({END}))
         drafts = (ord("y"), ord("e")) if place % 2 else ()
         items.append(WorkItem(sequence, 1, 1 + len(drafts), 1 + len(drafts), drafts))
@@ -50,10 +50,10 @@ def test_masks_take_one_copy_and_no_read_whatever_the_batch(num_free):
     spent = []
     for num in (3, 6, 32):
         logits = make_logits(make_items(num))
-        expected = Masks(make_items(num, num_free)).applied(logits)
+        expected = GrammarMasks(make_items(num, num_free)).applied(logits)
         with pretended_cuda() as device:
             sent = torch.from_numpy(logits).to(CUDA)
-            masks = Masks(make_items(num, num_free))
+            masks = GrammarMasks(make_items(num, num_free))
             device.reset()
             found = masks.applied(sent)
             assert (device.num_reads, device.num_copies) == (0, 1)
@@ -67,7 +67,7 @@ def test_only_what_may_follow_keeps_its_logit_and_others_every_bit():
     items = make_items(4, num_free=2)
     logits = make_logits(items)
     before = logits.copy()
-    masked = Masks(items).applied(logits)
+    masked = GrammarMasks(items).applied(logits)
     assert np.array_equal(logits, before), "the engine's own are left as they are"
     assert np.array_equal(masked[:4], logits[:4]), "one row of the first item, three of the second"
     allowed = [{chr(i) for i in np.flatnonzero(np.isfinite(row))} for row in masked[4:]]
@@ -82,11 +82,11 @@ def test_a_step_within_constraints_needs_no_number_of_the_device():
     rows = [Row(item.sequence, item.drafts[:n]) for item in items for n in range(item.num_rows)]
     with fake_cuda():
         logits = torch.empty(len(rows), VOCAB, device=CUDA)
-        picked = ArraySampler().prepare(rows)(Masks(items).applied(logits))
+        picked = ArraySampler().prepare(rows)(GrammarMasks(items).applied(logits))
         assert (picked.shape, picked.device) == ((len(rows),), CUDA)
 
 
 def test_a_look_at_the_masked_logits_would_be_noticed():
     items = make_items(2)
     with fake_cuda(), pytest.raises(Exception, match="_local_scalar_dense"):
-        Masks(items).applied(torch.empty(4, VOCAB, device=CUDA)).max().item()
+        GrammarMasks(items).applied(torch.empty(4, VOCAB, device=CUDA)).max().item()

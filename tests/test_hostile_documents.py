@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 
 pytest.importorskip("pypdfium2")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
@@ -52,7 +52,7 @@ def served(folder, num_renderers):
     """Run a server for two tenants; yield its process, its address and a key for each."""
     secrets = {}
     for tenant in ("one", "other"):
-        key, secrets[tenant] = made(tenant, ("chat",), tenant=tenant)
+        key, secrets[tenant] = new_key(tenant, ("chat",), tenant=tenant)
         add_line(folder / "keys.jsonl", key)
     settings = {
         "server.keys_file": "keys.jsonl",

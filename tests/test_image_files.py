@@ -13,7 +13,7 @@ import pytest
 import vlmkit
 from image_files import FILES
 from vlmkit.cli import run
-from vlmkit.types.decode_cost import FORMATS
+from vlmkit.image_files.decode_cost import FORMATS
 
 pytest.importorskip("pypdfium2")
 pillow_heif = pytest.importorskip("pillow_heif")

@@ -43,7 +43,7 @@ def test_a_plugin_of_ours_imports_only_what_is_public(source):
 @pytest.mark.parametrize(
     ("program", "found"),
     [
-        ("from vlmkit.running.loop import Loop", ["running.loop.Loop"]),
+        ("from vlmkit.running.engine_loop.loop import Loop", ["running.loop.Loop"]),
         ("def f():\n    import vlmkit.cli.loading", ["cli.loading"]),
         ("from vlmkit import pipeline", ["pipeline"]),
         ("from vlmkit.plugins import loader", ["plugins.loader"]),

@@ -13,17 +13,17 @@ import pytest
 
 import vlmkit
 import zoo
-from vlmkit.config.text_side import TextSide
+from vlmkit.config.renderer_plan import TextSide
 from vlmkit.errors import ImageError, RequestError, VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
-from vlmkit.renderer import built
-from vlmkit.running.media_room import MediaRoom
-from vlmkit.running.prompts import Made, Prompts
-from vlmkit.running.renderers import wire
-from vlmkit.running.renderers.pool import RendererPool
-from vlmkit.running.renderers.prompts import RenderedPrompts
-from vlmkit.running.renderers.wire import Frame
+from vlmkit.assembly.renderer import built
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
+from vlmkit.running.prompting.prompt_builder import BuiltPrompt, LocalPromptBuilder
+from vlmkit.running.prompting.renderers import messages
+from vlmkit.running.prompting.renderers.pool import RendererPool
+from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
+from vlmkit.running.prompting.renderers.messages import Frame
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.types.image import Image
@@ -37,7 +37,7 @@ from vlmkit.types.tool_call import ToolCallPart
 pytest.importorskip("transformers")
 
 FAMILIES = ["qwen2_vl", "llava_next", "gemma3"]
-ROOM = MediaRoom(10**9, 2**40)
+ROOM = DecodeMemoryLimiter(10**9, 2**40)
 TOOLS = [
     {
         "type": "function",
@@ -104,14 +104,14 @@ def requests() -> list[Request]:
     ]
 
 
-def outcome(prompts: Prompts | RenderedPrompts, request: Request) -> Made | VlmkitError:
+def outcome(prompts: LocalPromptBuilder | RendererPromptBuilder, request: Request) -> BuiltPrompt | VlmkitError:
     try:
         return prompts.made(request, ROOM.ask("", 0))
     except VlmkitError as error:
         return error
 
 
-def comparable(made: Made | VlmkitError) -> Any:
+def comparable(made: BuiltPrompt | VlmkitError) -> Any:
     """All that is known of a prompt but how long it took."""
     if isinstance(made, VlmkitError):
         facts = {name: getattr(made, name, None) for name in ("hint", "param", "code", "index")}
@@ -136,16 +136,16 @@ def check(made: TextSide) -> None:
     here = built(made)
     pool = RendererPool(Frame(msgspec.msgpack.encode(made)), 1, 300.0)
     try:
-        rendered = RenderedPrompts(here, pool)
+        rendered = RendererPromptBuilder(here, pool)
         kinds = set()
         for request in requests():
             mine, theirs = outcome(here, request), outcome(rendered, request)
             assert comparable(mine) == comparable(theirs)
             kinds.add(type(theirs))
-            if isinstance(mine, Made):
+            if isinstance(mine, BuiltPrompt):
                 place = ROOM.ask("", 0)
                 assert here.tokens(request, place) == rendered.tokens(request, place)
-        assert Made in kinds
+        assert BuiltPrompt in kinds
         assert kinds & {ImageError, RequestError}
         assert not pool.num_lost
     finally:
@@ -166,9 +166,9 @@ def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
     needless = ("continuations", "params", "constraint", "tool_choice", "parallel_tool_calls")
     needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace", "fields")
     needless += ("clamp_max_tokens", "strict_tools")
-    assert {each.name for each in fields(Request)} == {*wire.SENT, *needless}
-    assert {each.name for each in fields(MediaSlot)} == {*wire.SlotAt.__struct_fields__}
-    told = {*wire.Reply.__struct_fields__} - {"shown", "decodes", "origins"}
+    assert {each.name for each in fields(Request)} == {*messages.SENT, *needless}
+    assert {each.name for each in fields(MediaSlot)} == {*messages.SlotAt.__struct_fields__}
+    told = {*messages.Reply.__struct_fields__} - {"shown", "decodes", "origins"}
     assert {each.name for each in fields(Prompt)} == told
 
 

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from pretend.fake_cuda import fake_cuda  # noqa: E402 - needs torch
 from pretend.torch_cuda import CUDA, pretended_cuda  # noqa: E402
 from vlmkit.interfaces.sampler import Row  # noqa: E402
-from vlmkit.running.picks import readable, samples  # noqa: E402
-from vlmkit.running.sampler import ArraySampler  # noqa: E402
+from vlmkit.running.sampling.sampled_tokens import readable, samples  # noqa: E402
+from vlmkit.running.sampling.sampler import ArraySampler  # noqa: E402
 from vlmkit.types.sampling import SamplingParams  # noqa: E402
 from vlmkit_testing import new_sequence  # noqa: E402
 

@@ -85,7 +85,7 @@ def test_no_module_reads_what_could_run() -> None:
 
 def test_secrets_are_compared_in_constant_time() -> None:
     """How constant it is, is the library's promise; that all keys are compared so, is ours."""
-    ring = ROOT / "packages/vlmkit-server/src/vlmkit_server/identity/key_ring.py"
+    ring = ROOT / "packages/vlmkit-server/src/vlmkit_server/auth/key_ring.py"
     nodes = list(ast.walk(ast.parse(ring.read_text())))
     (find,) = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "find"]
     (loop,) = [n for n in ast.walk(find) if isinstance(n, ast.For)]

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.posix
 from tool_schemas import KEYWORDS, tool_schemas  # noqa: E402
 from vlmkit.errors import ConstraintError  # noqa: E402
 from vlmkit.interfaces.constraint import Vocabulary  # noqa: E402
-from vlmkit.kit.constraint_limits import check_limits  # noqa: E402
-from vlmkit.kit.schema_reduction import rewritten  # noqa: E402
-from vlmkit.running.lenient import compiled  # noqa: E402
+from vlmkit.running.constraints.limits import check_limits  # noqa: E402
+from vlmkit.running.constraints.schema_reduction import rewritten  # noqa: E402
+from vlmkit.running.constraints.relaxation import compiled  # noqa: E402
 from vlmkit.types.constraint import JsonSchema  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
 

@@ -271,9 +271,9 @@ def growths(field: Field, bodies: Bodies) -> list[Growth]:
         return []
     if is_open(field):
         return _of_open(field)
-    makers = {"text": _labels, "any": _labels, "number": _numbers}
-    if field.kind in makers:
-        return makers[field.kind](field)
+    component_names = {"text": _labels, "any": _labels, "number": _numbers}
+    if field.kind in component_names:
+        return component_names[field.kind](field)
     if field.kind == "list":
         if field.name in ("choice", "guided_choice"):
             return choices()

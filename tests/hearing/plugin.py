@@ -26,7 +26,7 @@ from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.plugins.registry import Registry
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.media import MediaPart
@@ -134,9 +134,9 @@ class HearingTokenizer:
         """Return the byte; nothing for a special token."""
         return bytes([token_id]) if token_id < END else b""
 
-    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainReader:
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainParser:
         """Return what reads an answer: all of it is text. It need not know what is not honoured."""
-        return PlainReader(ByteStream())
+        return PlainParser(ByteStream())
 
 
 class ByteStream:

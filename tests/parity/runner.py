@@ -22,7 +22,7 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.sampling import SamplingParams
 

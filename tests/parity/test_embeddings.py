@@ -20,7 +20,7 @@ import zoo
 from parity import runner
 from parity.pipeline import conversation
 from parity.test_negative_controls import images_blank
-from vlmkit.kit.pooling import Mode
+from vlmkit.checkpoints.pooling import Mode
 from vlmkit.types.request import Request
 
 pytest.importorskip("vlmkit_hf")

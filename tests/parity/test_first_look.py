@@ -265,7 +265,7 @@ def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config + "\n")
     assert tried()
-    monkeypatch.setattr("vlmkit.kit.trial_notes.packages", lambda: {"torch 1.0"})
+    monkeypatch.setattr("vlmkit.kit.selfcheck_records.packages", lambda: {"torch 1.0"})
     assert tried()
 
 

@@ -27,10 +27,10 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.plugins import loader
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.completion import Chunk, FinishReason

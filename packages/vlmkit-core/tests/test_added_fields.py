@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 import vlmkit
-from vlmkit.assembly import assemble
+from vlmkit.assembly.load import assemble
 from vlmkit.config import Component, Config, ModelEntry
 from vlmkit.errors import ConfigError, PluginError, RequestError
 from vlmkit.interfaces.request_field import RequestField
 from vlmkit.interfaces.sampler import FOLLOWED, SamplerClaims
 from vlmkit.kit.per_sequence import PerSequence
-from vlmkit.kit.request_fields import RESERVED, checked_fields, facts_of
-from vlmkit.kit.sampler_claims import claims_of
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.prompting.request_fields import RESERVED, checked_fields, facts_of
+from vlmkit.running.pipeline.sampler_claims import claims_of
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import ENGINE, KINDS
 from vlmkit.plugins.registries import Registries

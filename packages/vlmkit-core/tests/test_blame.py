@@ -15,14 +15,14 @@ import pytest
 import vlmkit
 from mock_model import picture, script
 from vlmkit.errors import EngineError, EngineFailed, MediaError
-from vlmkit.running.blame import Makers, culprit
+from vlmkit.running.faults.attribution import ComponentNames, faulty_component
 from vlmkit.types.constraint import OneOf
 
 HEAD = """
 import vlmkit
 from vlmkit.types.sampling import SamplingParams
-from vlmkit.running.sampler import ArraySampler
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.sampling.sampler import ArraySampler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.interfaces.observer import Observer
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -306,16 +306,16 @@ def test_a_loader_that_raises_is_told_in_the_log_and_the_client_hears_of_its_fil
 
 
 def test_parts_that_nobody_named_go_by_what_they_are() -> None:
-    makers = Makers({"engine": "engine 'x' from 'y'", "observer.log": "observer 'log' from 'z'"})
-    assert [makers.of("engine"), makers.of("media_encoder")] == [
+    component_names = ComponentNames({"engine": "engine 'x' from 'y'", "observer.log": "observer 'log' from 'z'"})
+    assert [component_names.of("engine"), component_names.of("media_encoder")] == [
         "engine 'x' from 'y'",
         "the media encoder",
     ]
-    assert [makers.of("observer", "log"), makers.of("media_loader", "pdf")] == [
+    assert [component_names.of("observer", "log"), component_names.of("media_loader", "pdf")] == [
         "observer 'log' from 'z'",
         "media loader 'pdf'",
     ]
 
 
 def test_an_error_that_came_through_no_part_is_nobodys() -> None:
-    assert culprit(KeyError(), {"engine": object(), "scheduler": None}) is None
+    assert faulty_component(KeyError(), {"engine": object(), "scheduler": None}) is None

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.kit.call_formats import FORMATS
-from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.tool_call_formats import FORMATS
+from vlmkit.kit.tool_call_parser import ToolCallParser
 from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 
 TOOL = {
@@ -102,7 +102,7 @@ def read(reader, tokens):
 
 
 def plain(form):
-    return CallReader(Words, form, [TOOL])
+    return ToolCallParser(Words, form, [TOOL])
 
 
 def cut(text, places):

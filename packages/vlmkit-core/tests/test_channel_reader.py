@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from vlmkit.interfaces.chat_format import Mark
-from vlmkit.kit.call_formats import CHANNELS
-from vlmkit.kit.channel_reader import MAX_HEAD_CHARS, ChannelReader
+from vlmkit.kit.tool_call_formats import CHANNELS
+from vlmkit.kit.harmony_parser import MAX_HEAD_CHARS, HarmonyParser
 from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock")]
@@ -57,7 +57,7 @@ class Words:
 
 def read(tokens, form=None, tools=TOOLS):
     """Return what is thought, said and called, and how many tokens were thought."""
-    reader = ChannelReader(Words, form or in_tokens(HARMONY), tools)
+    reader = HarmonyParser(Words, form or in_tokens(HARMONY), tools)
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     calls = tool_calls_of(deltas)
     assert len({call.id for call in calls}) == len(calls)
@@ -146,7 +146,7 @@ def test_who_is_no_tool_is_not_called():
 
 def test_calls_are_told_as_they_come():
     form = in_tokens(HARMONY)
-    reader = ChannelReader(Words, form, TOOLS)
+    reader = HarmonyParser(Words, form, TOOLS)
     written = '{channel}commentary to=functions.clock{body}{"city": "Kö'
     deltas = [d for token in tokens_of(form, written) for d in reader.push(token)]
     (call,) = tool_calls_of(deltas)
@@ -169,7 +169,7 @@ def test_marks_are_not_found_by_their_spelling():
 @pytest.mark.parametrize("begun", [" to=", " ", "\n"])
 def test_what_never_becomes_a_head_is_text_and_not_held_for_ever(begun):
     long = begun + "x" * 9 * begun.count("=") + begun * MAX_HEAD_CHARS
-    reader = ChannelReader(Words, in_tokens(HARMONY), TOOLS)
+    reader = HarmonyParser(Words, in_tokens(HARMONY), TOOLS)
     assert text_of([delta for letter in long for delta in reader.push(letter)]) == long
 
 
@@ -185,7 +185,7 @@ def test_an_answer_goes_on_with_the_channel_that_its_prompt_opened(opens, expect
 
 def test_tokens_of_thoughts_are_counted_heads_and_marks_included():
     form = in_tokens(HARMONY)
-    reader = ChannelReader(Words, form, TOOLS)
+    reader = HarmonyParser(Words, form, TOOLS)
     counts = []
     written = "{channel}analysis{body}hm{end}{start}assistant{channel}final{body}so{last}"
     for token in tokens_of(form, written):

@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 import vlmkit
-from vlmkit.assembly import load_plugins
+from vlmkit.assembly.load import load_plugins
 from vlmkit.cli import (
     config as config_command,
     models as models_command,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.assembly import load_plugins
+from vlmkit.assembly.load import load_plugins
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit.sources import resolve
+from vlmkit.assembly.sources import resolve
 
 CONFIG: dict[str, Any] = {
     "model_type": "llava",

@@ -13,7 +13,7 @@ from vlmkit.errors import ConstraintError, EngineError, RequestError
 from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.kit.install_command import install_command
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.types.constraint import (
     MAX_CHARS,
     MAX_TEXTS,

@@ -8,7 +8,7 @@ import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.types.delta import (
     ReasoningDelta,
     TextDelta,
@@ -39,10 +39,10 @@ class Calling(MockTokenizer):
     """Its readers take what is said for calls: each letter is one of a tool of that name."""
 
     def reader(self, prompt, *, shows_special=False):
-        return CallReader(MockTokenStream())
+        return ToolCallParser(MockTokenStream())
 
 
-class CallReader:
+class ToolCallParser:
     num_reasoning_tokens = 0
 
     def __init__(self, tokens):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mock_model import answers, hesitant, picture, script
-from vlmkit.running.ngram import NgramProposer
+from vlmkit.running.engine_loop.ngram import NgramProposer
 from vlmkit.settings.ngram import NgramSettings
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request

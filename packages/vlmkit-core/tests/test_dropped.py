@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.cli.dropped import dropped
+from vlmkit.cli.dropped_files import dropped
 
 pytestmark = pytest.mark.posix  # paths and blanks are written as a shell has it
 

@@ -4,8 +4,8 @@ import pytest
 
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.running.executor import Executor, Outcome
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -55,27 +55,27 @@ def admitted(engine, scope=b"", **fields):
 def test_rows_are_prepared_before_the_engine_runs_and_picked_after(watched, engine):
     sequences = [admitted(engine, b"%d" % i) for i in range(3)]
     items = [WorkItem(sequence, 0, len(TEXT), num_rows=1) for sequence in sequences]
-    outcomes = Executor(watched, watched).compute(items)
+    outcomes = StepExecutor(watched, watched).compute(items)
     assert [len(outcome.samples) for outcome in outcomes] == [1, 1, 1]
     assert watched.calls == [[(), (), ()], "forward", "pick"]
 
 
 def test_a_step_without_rows_chooses_nothing(watched, engine):
     item = WorkItem(admitted(engine), 0, 4)
-    assert Executor(watched, watched).compute([item]) == [Outcome(item)]
+    assert StepExecutor(watched, watched).compute([item]) == [Outcome(item)]
     assert watched.calls == ["forward"]
 
 
 def test_chunks_among_items_with_rows_get_no_token(watched, engine):
     one, other = admitted(engine, b"one"), admitted(engine, b"other")
     items = [WorkItem(one, 0, 4), WorkItem(other, 0, len(TEXT), num_rows=1)]
-    first, second = Executor(watched, watched).compute(items)
+    first, second = StepExecutor(watched, watched).compute(items)
     assert (len(first.samples), len(second.samples)) == (0, 1)
 
 
 def test_drafts_stand_as_far_as_an_answer_without_them_has_the_same_tokens(watched, engine):
     params = SamplingParams(temperature=1.5, frequency_penalty=1.0, logprobs=True)
-    executor = Executor(watched, watched)
+    executor = StepExecutor(watched, watched)
     drafting, holding = (admitted(engine, scope, params=params) for scope in (b"one", b"other"))
     for sequence in (drafting, holding):
         executor.compute([WorkItem(sequence, 0, len(TEXT), num_rows=1)])

@@ -10,15 +10,15 @@ import pytest
 
 from vlmkit.errors import RequestCancelled
 from vlmkit.interfaces.cancellation import Cancellation
-from vlmkit.running.fair_executor import FairExecutor, FairQueue
+from vlmkit.running.scheduling.fair_executor import FairExecutor, FairTaskQueue
 
 
-def started(queue: FairQueue[str], num: int) -> list[str | None]:
+def started(queue: FairTaskQueue[str], num: int) -> list[str | None]:
     return [queue.start() for _ in range(num)]
 
 
 def test_the_tenant_with_the_least_running_work_is_next():
-    queue = FairQueue[str]()
+    queue = FairTaskQueue[str]()
     for item in ("a1", "a2", "a3", "b1"):
         queue.put(item[0], item)
     assert started(queue, 3) == ["a1", "b1", "a2"]
@@ -28,7 +28,7 @@ def test_the_tenant_with_the_least_running_work_is_next():
 
 
 def test_equal_tenants_take_turns_and_a_newcomer_goes_before_a_burst():
-    queue = FairQueue[str]()
+    queue = FairTaskQueue[str]()
     for item in ("a1", "a2", "a3"):
         queue.put("a", item)
     order = []
@@ -47,7 +47,7 @@ def test_equal_tenants_take_turns_and_a_newcomer_goes_before_a_burst():
 
 
 def test_one_tenant_runs_no_more_than_it_may():
-    queue = FairQueue[str](max_running=2)
+    queue = FairTaskQueue[str](max_running=2)
     for item in ("a1", "a2", "a3", "b1"):
         queue.put(item[0], item)
     assert started(queue, 4) == ["a1", "b1", "a2", None]
@@ -56,7 +56,7 @@ def test_one_tenant_runs_no_more_than_it_may():
 
 
 def test_what_was_removed_is_never_started_and_nothing_is_kept_of_absent_tenants():
-    queue = FairQueue[str]()
+    queue = FairTaskQueue[str]()
     queue.put("a", "a1")
     queue.put("a", "a2")
     queue.remove("a", "a1")

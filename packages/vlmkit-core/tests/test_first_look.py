@@ -9,12 +9,12 @@ from hypothesis import given, strategies as st
 
 import vlmkit
 from vlmkit.errors import CheckpointError, ConfigError, EngineError, OutOfMemory, RequestError
-from vlmkit.interfaces.engine import MediaTrial
+from vlmkit.interfaces.engine import VisionSelfCheck
 from vlmkit.interfaces.prompt import PromptPlan, Span
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.media_trial import _stops, answered
-from vlmkit.running.first_look import HINT, NUM_AROUND, first_look, picture
+from vlmkit.kit.vision_selfcheck import _stops, answered
+from vlmkit.assembly.vision_warm_up import HINT, NUM_AROUND, warm_up_vision, picture
 from vlmkit.types.message import image_parts_of, images_of
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
@@ -77,7 +77,7 @@ def folder(tmp_path, monkeypatch):
 
 def look(folder, engine, tokenizer=None, **how):
     own = tokenizer or Wordy()
-    first_look(engine, MockVisionEncoder(), own, Checkpoint("m", folder), **how)
+    warm_up_vision(engine, MockVisionEncoder(), own, Checkpoint("m", folder), **how)
 
 
 def test_it_is_shown_three_pictures_with_a_few_tokens_around(folder):
@@ -86,7 +86,7 @@ def test_it_is_shown_three_pictures_with_a_few_tokens_around(folder):
 
     (prompts,) = engine.shown
     slots = [prompt.media[0] for prompt in prompts]
-    assert isinstance(engine, MediaTrial)
+    assert isinstance(engine, VisionSelfCheck)
     assert stages == ["first pictures"]
     assert len(prompts) == len({slot.digest for slot in slots}) == 3
     assert [slot.inputs["pixels"].shape for slot in slots] == [(96, 96), (64, 176), (128, 128)]
@@ -118,7 +118,7 @@ def test_a_picture_that_would_take_a_tower_long_is_shown_in_fewer_tokens(folder,
 
     look(folder, Trying(), Sized())
     assert wishes == [(96, 64), (64, 256), (128, 256)]
-    monkeypatch.setattr("vlmkit.running.first_look.MAX_NUMBERS", 1000)
+    monkeypatch.setattr("vlmkit.assembly.vision_warm_up.MAX_NUMBERS", 1000)
     wishes.clear()
     look(folder, Trying(), Sized(), built_with="another")
     assert wishes == [(96, 64), (64, 256), (64, 64), (128, 256), (128, 64)]

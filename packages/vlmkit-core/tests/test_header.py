@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
-from vlmkit.types import pixels
+from vlmkit.image_files import pixels
 from vlmkit.types.image import Image
-from vlmkit.types.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
+from vlmkit.image_files.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 REFUSED = re.compile(

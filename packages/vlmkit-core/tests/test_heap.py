@@ -15,7 +15,7 @@ import pytest
 import vlmkit
 from mock_model import script, wait_until
 from vlmkit.kit import heap
-from vlmkit.running import loop
+from vlmkit.running.engine_loop import loop
 
 MIB = 2**20
 can_trim = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")

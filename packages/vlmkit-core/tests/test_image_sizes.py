@@ -8,8 +8,8 @@ import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.image_detail import sized
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.prompting.image_detail import sized
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image

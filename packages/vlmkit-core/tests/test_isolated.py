@@ -10,14 +10,14 @@ import PIL.Image
 import pytest
 
 from vlmkit.errors import ImageError, RequestCancelled
-from vlmkit.running.fair_executor import FairExecutor
-from vlmkit.running.media_room import MediaRoom
-from vlmkit.running.pictures import Pictures
-from vlmkit.types import isolated
-from vlmkit.types.decode_cost import NO_COST, DecodeCost
-from vlmkit.types.header import Header
+from vlmkit.running.scheduling.fair_executor import FairExecutor
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
+from vlmkit.running.prompting.image_decoding import ImageDecoder
+from vlmkit.image_files import isolated
+from vlmkit.image_files.decode_cost import NO_COST, DecodeCost
+from vlmkit.image_files.header import Header
 from vlmkit.types.image import Image
-from vlmkit.types.iso_image import MAX_BOXES, read_iso_header
+from vlmkit.image_files.iso_image import MAX_BOXES, read_iso_header
 
 HERE = Path(__file__).stem
 
@@ -187,12 +187,12 @@ def test_a_decoder_that_never_ends_is_killed(here, monkeypatch):
 
 def test_a_cancelled_request_kills_the_decoder(here):
     workers = FairExecutor(1, "test", 1)
-    place = MediaRoom(2**30, 2**30).ask("", 2**20)
+    place = DecodeMemoryLimiter(2**30, 2**30).ask("", 2**20)
     threading.Timer(1.0, place.cancellation.cancel).start()
     try:
         with (
             pytest.raises(RequestCancelled),
-            Pictures(workers, 1, 2**30).decoded([shown("endless")], place),
+            ImageDecoder(workers, 1, 2**30).decoded([shown("endless")], place),
         ):
             pytest.fail("it was decoded")
     finally:

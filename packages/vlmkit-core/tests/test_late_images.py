@@ -21,9 +21,9 @@ from vlmkit.errors import EngineError, ImageError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.types.file_type import is_image
+from vlmkit.image_files.file_type import is_image
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request

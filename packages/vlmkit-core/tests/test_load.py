@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import vlmkit
-from vlmkit.assembly import (
+from vlmkit.assembly.load import (
     assemble,
     chosen,
     load_plugins,
@@ -30,11 +30,11 @@ from vlmkit.errors import (
     UnknownPlugin,
 )
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.generation_config import FIELDS, default_params
+from vlmkit.checkpoints.generation_config import FIELDS, default_params
 from vlmkit.kit.install_command import install_command
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit.sources import name_of, packaged_models, resolve, resolve_local
+from vlmkit.assembly.sources import name_of, packaged_models, resolve, resolve_local
 from vlmkit.types.sampling import SamplingParams
 
 HEAD = """
@@ -585,7 +585,7 @@ def test_the_public_names_are_few_sorted_and_there() -> None:
 
 
 def test_the_loader_of_the_package_is_never_shadowed_by_a_module() -> None:
-    code = "import vlmkit, vlmkit.assembly, vlmkit.cli; vlmkit.load('mock').close()"
+    code = "import vlmkit, vlmkit.assembly.load, vlmkit.cli; vlmkit.load('mock').close()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

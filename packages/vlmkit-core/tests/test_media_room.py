@@ -13,8 +13,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vlmkit.errors import OutOfMemory, RequestCancelled
-from vlmkit.running.media_room import MediaRoom, needed
-from vlmkit.types.decode_cost import DecodeCost
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter, needed
+from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.types.image import Image
 
 MOST = 100
@@ -34,7 +34,7 @@ class Rooms(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.room = MediaRoom(MOST, 1000)
+        self.room = DecodeMemoryLimiter(MOST, 1000)
         self.places = []
         self.kept = []
 
@@ -86,7 +86,7 @@ TestRooms.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 
 
 def test_the_turn_is_that_of_who_has_least():
-    room = MediaRoom(MOST, 1)
+    room = DecodeMemoryLimiter(MOST, 1)
     first = [room.ask("greedy", 50) for _ in range(10)]
     honest = room.ask("honest", 50)
     assert [is_inside(place) for place in first] == [True] * 2 + [False] * 8
@@ -96,7 +96,7 @@ def test_the_turn_is_that_of_who_has_least():
 
 
 def test_a_request_that_needs_more_than_there_is_runs_alone():
-    room = MediaRoom(MOST, 1)
+    room = DecodeMemoryLimiter(MOST, 1)
     small = room.ask("", 1)
     large, another = room.ask("", 5 * MOST), room.ask("", 1)
     assert [is_inside(place) for place in (small, large, another)] == [True, False, False]
@@ -109,7 +109,7 @@ def test_a_request_that_needs_more_than_there_is_runs_alone():
 
 
 def test_a_lease_that_needs_more_waits_for_it_and_holds_nothing_meanwhile():
-    room = MediaRoom(MOST, 1)
+    room = DecodeMemoryLimiter(MOST, 1)
     first, second = room.ask("", 60), room.ask("", 40)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(place.enlarge, 80, 60) for place in (first, second)]
@@ -127,7 +127,7 @@ def test_a_lease_that_needs_more_waits_for_it_and_holds_nothing_meanwhile():
 
 
 def test_tenants_take_turns_where_each_request_takes_all_there_is():
-    room = MediaRoom(MOST, 1)
+    room = DecodeMemoryLimiter(MOST, 1)
     greedy = [room.ask("greedy", 2 * MOST) for _ in range(10)]
     honest = [room.ask("honest", MOST) for _ in range(2)]
     order = []
@@ -147,7 +147,7 @@ def test_tenants_take_turns_where_each_request_takes_all_there_is():
 
 
 def test_turns_of_tenants_that_are_gone_are_not_kept():
-    room = MediaRoom(MOST, 1)
+    room = DecodeMemoryLimiter(MOST, 1)
     for number in range(100):
         room.ask(f"tenant {number}", 2 * MOST).leave()
     assert not room._last_grants
@@ -167,7 +167,7 @@ def test_images_of_one_request_are_decoded_one_by_one_where_all_at_once_take_too
 
 
 def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
-    room = MediaRoom(MOST, 1)
+    room = DecodeMemoryLimiter(MOST, 1)
     first, second = room.ask("", MOST), room.ask("", 1)
     with pytest.raises(OutOfMemory):
         asyncio.run(second.awaited(0.01))
@@ -178,7 +178,7 @@ def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
 
 
 def test_nobody_begins_of_whose_pictures_too_much_is_kept():
-    room = MediaRoom(MOST, 10)
+    room = DecodeMemoryLimiter(MOST, 10)
     kept = prompt_of(11)
     room.ask("", 0).keep(kept)
     place, another = room.ask("", 1), room.ask("another tenant", 1)
@@ -190,7 +190,7 @@ def test_nobody_begins_of_whose_pictures_too_much_is_kept():
 
 
 def test_threads_leave_nothing_behind():
-    room = MediaRoom(MOST, 10_000)
+    room = DecodeMemoryLimiter(MOST, 10_000)
     done = Counter()
 
     def work(tenant):

@@ -7,19 +7,19 @@ import threading
 import pytest
 
 from mock_model import script, wait_until
-from vlmkit.assembly import assemble, load_plugins
+from vlmkit.assembly.load import assemble, load_plugins
 from vlmkit.config import ModelEntry, read_layers
 from vlmkit.config.providers import check_components
 from vlmkit.config.schema import json_schema
 from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin
 from vlmkit.interfaces.observer import Observer
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit.running import observers as running_observers
-from vlmkit.running.counters import Counters
-from vlmkit.running.observers import Observers
-from vlmkit.running.request_log import RequestLog
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.observers.dispatch import dispatch as running_observers
+from vlmkit.running.observers.counters import Counters
+from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.observers.request_log import RequestLog
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.request_log import RequestLogSettings
 from vlmkit.types.message import Message
@@ -157,7 +157,7 @@ def test_only_what_an_observer_wrote_is_noted_for_it(monkeypatch):
 
 def test_without_observers_there_is_nobody_to_tell():
     before = threading.active_count()
-    observers = Observers({})
+    observers = ObserverDispatch({})
     assert not any(map(observers.hears, running_observers.EVENTS))
     assert threading.active_count() == before
     with served({}) as model:

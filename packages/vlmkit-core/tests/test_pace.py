@@ -5,14 +5,14 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.running.pace import LEAST_TOKENS, Pace
+from vlmkit.running.scheduling.prefill_budget import LEAST_TOKENS, PrefillBudget
 from vlmkit.settings.scheduler import SchedulerSettings
 
 BUDGET_S = 0.2
 
 
 def new_pace():
-    return Pace(SchedulerSettings(step_budget_ms=200))
+    return PrefillBudget(SchedulerSettings(step_budget_ms=200))
 
 
 def chunk(pace):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vlmkit.errors import EngineError
-from vlmkit.running.picks import readable, samples
+from vlmkit.running.sampling.sampled_tokens import readable, samples
 from vlmkit.types.sampling import SamplingParams
 
 SILENT = SamplingParams()

@@ -19,8 +19,8 @@ from vlmkit.errors import (
     RequestError,
 )
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.image import Image

@@ -5,10 +5,10 @@ import re
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.interfaces.place_format import MarkedPlaces, PlaceFormat
-from vlmkit.kit import place_formats as forms
-from vlmkit.kit.places import MAX_CHARS, MAX_PLACES, find_places
-from vlmkit.types.place import Place
+from vlmkit.interfaces.grounding_format import MarkedGrounding, GroundingFormat
+from vlmkit.kit import grounding_formats as forms
+from vlmkit.running.engine_loop.grounding_search import MAX_CHARS, MAX_PLACES, find_regions
+from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.transform import Transform
 
 SHOWN = Transform(
@@ -20,9 +20,9 @@ SHOWN = Transform(
 )
 """A picture of 400 by 200 pixels, of which the model looked at 100 by 100."""
 
-CAT = Place("cat", box=(100.0, 20.0, 200.0, 100.0))
-HERE = Place("cat", box=(40.0, 20.0, 80.0, 100.0))
-WHOLE = Place("", box=(0.0, 0.0, 400.0, 200.0))
+CAT = GroundedRegion("cat", box=(100.0, 20.0, 200.0, 100.0))
+HERE = GroundedRegion("cat", box=(40.0, 20.0, 80.0, 100.0))
+WHOLE = GroundedRegion("", box=(0.0, 0.0, 400.0, 200.0))
 
 
 @pytest.mark.parametrize(
@@ -42,28 +42,28 @@ WHOLE = Place("", box=(0.0, 0.0, 400.0, 200.0))
         (
             forms.QWEN3_VL,
             '[{"bbox_2d": [250, 100, 500, 500], "label": "cat"}, {"point_2d": [500, 500]}]',
-            (CAT, Place("", point=(200.0, 100.0))),
+            (CAT, GroundedRegion("", point=(200.0, 100.0))),
         ),
         (
             forms.INTERNVL,
             "<ref>cat</ref><box>[[250, 100, 500, 500], [0, 0, 1000, 1000]]</box>",
-            (CAT, Place("cat", box=WHOLE.box)),
+            (CAT, GroundedRegion("cat", box=WHOLE.box)),
         ),
         (forms.GLM4V, "It is <|begin_of_box|>[[0,0,1000,1000]]<|end_of_box|>", (WHOLE,)),
         (
             forms.PALIGEMMA,
             "<loc0102><loc0256><loc0512><loc0512> cat ; <loc0000><loc0000><loc1023><loc1023> dog",
             (
-                Place("cat", box=(100.0, 19.92, 200.0, 100.0)),
-                Place("dog", box=(0.0, 0.0, 399.61, 199.8)),
+                GroundedRegion("cat", box=(100.0, 19.92, 200.0, 100.0)),
+                GroundedRegion("dog", box=(0.0, 0.0, 399.61, 199.8)),
             ),
         ),
     ],
 )
 def test_places_are_found_as_the_family_writes_them(
-    form: PlaceFormat, text: str, places: tuple[Place, ...]
+    form: GroundingFormat, text: str, places: tuple[GroundedRegion, ...]
 ) -> None:
-    assert find_places(text, form, SHOWN) == places
+    assert find_regions(text, form, SHOWN) == places
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,20 @@ def test_places_are_found_as_the_family_writes_them(
     ],
 )
 def test_what_is_no_place_is_passed_over(text: str) -> None:
-    assert find_places(text, forms.QWEN3_VL, SHOWN) == ()
+    assert find_regions(text, forms.QWEN3_VL, SHOWN) == ()
 
 
 def test_what_lies_outside_is_brought_to_the_edge_and_corners_are_put_in_order() -> None:
     text = '{"bbox_2d": [2000, 900, -5, 100], "label": 7}'
 
-    assert find_places(text, forms.QWEN3_VL, SHOWN) == (Place("", box=(0.0, 20.0, 400.0, 180.0)),)
+    assert find_regions(text, forms.QWEN3_VL, SHOWN) == (GroundedRegion("", box=(0.0, 20.0, 400.0, 180.0)),)
 
 
 def test_there_are_bounds_of_how_much_is_looked_at() -> None:
     one = '{"point_2d": [1, 1]}'
 
-    assert len(find_places(one * (MAX_PLACES + 1), forms.QWEN3_VL, SHOWN)) == MAX_PLACES
-    assert find_places(" " * MAX_CHARS + one, forms.QWEN3_VL, SHOWN) == ()
+    assert len(find_regions(one * (MAX_PLACES + 1), forms.QWEN3_VL, SHOWN)) == MAX_PLACES
+    assert find_regions(" " * MAX_CHARS + one, forms.QWEN3_VL, SHOWN) == ()
 
 
 WORDS = [
@@ -118,7 +118,7 @@ WORDS += ["<|box_start|>", "<|box_end|>", "<|object_ref_start|>", '"bbox_2d": [1
 )
 @example(text='{"bbox_2d": [1' + "0" * 400 + ", 2, 3, 4]}", form="qwen3_vl")
 def test_whatever_is_said_places_lie_on_the_picture(text: str, form: str) -> None:
-    for place in find_places(text, forms.BY_FAMILY[form], SHOWN):
+    for place in find_regions(text, forms.BY_FAMILY[form], SHOWN):
         assert (place.box is None) != (place.point is None)
         left, top, right, bottom = place.box or (*(place.point or ()), 400, 200)
         assert 0 <= left <= right <= 400
@@ -126,5 +126,5 @@ def test_whatever_is_said_places_lie_on_the_picture(text: str, form: str) -> Non
 
 
 def test_patterns_have_the_groups_that_are_looked_up() -> None:
-    marked = [form for form in forms.BY_FAMILY.values() if isinstance(form, MarkedPlaces)]
+    marked = [form for form in forms.BY_FAMILY.values() if isinstance(form, MarkedGrounding)]
     assert all("places" in re.compile(form.pattern).groupindex for form in marked)

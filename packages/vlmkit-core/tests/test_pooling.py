@@ -7,7 +7,7 @@ import pytest
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.pooling import Pooled, Pooling, read_pooling
+from vlmkit.checkpoints.pooling import Pooled, Pooling, read_pooling
 
 MODULES = ["Transformer", "Pooling", "Normalize"]
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from vlmkit.running.preparation import Preparation
+from vlmkit.running.prompting.request_workers import RequestWorkers
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.types.decode_cost import DecodeCost
+from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.types.image import Image
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart, Message
@@ -29,7 +29,7 @@ def test_files_that_need_memory_once_opened_do_not_stop_those_that_have_it(num_w
     bounds = PipelineSettings(
         max_decoding_bytes=MOST, num_workers=num_workers, prepare_timeout_s=20.0
     )
-    preparation = Preparation(bounds, 0)
+    preparation = RequestWorkers(bounds, 0)
 
     def work(request, place):
         time.sleep(0.005)  # a file is opened

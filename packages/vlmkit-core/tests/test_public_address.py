@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.kit.public_address import is_public
+from vlmkit.kit._public_address import is_public
 
 # iana-ipv4-special-registry and iana-ipv6-special-registry, row by row;
 # then the multicast registries, and networks that were given up.

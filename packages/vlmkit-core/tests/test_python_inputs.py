@@ -15,7 +15,7 @@ import vlmkit
 from vlmkit import cli
 from vlmkit.errors import ConstraintError, ImageError, MediaError, RequestError, VlmkitError
 from vlmkit.kit.install_command import install_command
-from vlmkit.kit.notebook_stages import notebook_stages
+from vlmkit.assembly.notebook_progress import notebook_progress
 from vlmkit.types.completion import Completion
 from vlmkit.types.constraint import OneOf
 from vlmkit.types.image import Image
@@ -289,7 +289,7 @@ def test_a_notebook_shows_the_stages_of_loading(monkeypatch):
     assert shown[0] == "loading model files ..."
     assert shown[-1].startswith("ready after ")
     del shell.kernel
-    assert notebook_stages() is None
+    assert notebook_progress() is None
 
 
 @pytest.mark.parametrize(

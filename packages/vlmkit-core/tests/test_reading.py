@@ -12,10 +12,10 @@ from mock_model import picture, script, wait_until
 from vlmkit.errors import EngineError, PromptTooLong, RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.kit.pooling import Pooling
+from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, TextPart

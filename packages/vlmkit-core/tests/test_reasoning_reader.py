@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from vlmkit.interfaces.chat_format import Mark
-from vlmkit.kit.reasoning_reader import ReasoningReader
-from vlmkit.running.text import AnswerText
+from vlmkit.kit.reasoning_parser import ReasoningParser
+from vlmkit.running.engine_loop.answer_text import AnswerText
 from vlmkit.types.delta import reasoning_of, text_of
 
 START, END = 900_001, 900_002
@@ -29,7 +29,7 @@ class Words:
 
 def read(tokens, marks=SPELLED, *, is_open=False):
     """Return reasoning, text, and how many tokens were of reasoning."""
-    reader = ReasoningReader(Words, *marks, is_open=is_open)
+    reader = ReasoningParser(Words, *marks, is_open=is_open)
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     return reasoning_of(deltas), text_of(deltas), reader.num_reasoning_tokens
 
@@ -98,13 +98,13 @@ def test_nothing_but_marks_and_white_space_around_them_is_lost(text, is_open):
 
 
 def test_reasoning_shows_while_it_comes_but_for_what_may_be_its_end():
-    reader = ReasoningReader(Words, *SPELLED, is_open=True)
+    reader = ReasoningParser(Words, *SPELLED, is_open=True)
     told = [reasoning_of(reader.push(token)) for token in ("a", " ", "b", "</", "x", "</think>")]
     assert told == ["a", "", " b", "", "</x", ""]
 
 
 def test_a_stop_string_in_reasoning_does_not_end_the_answer():
-    answer = AnswerText(ReasoningReader(Words, *AS_TOKENS), stop=("END",))
+    answer = AnswerText(ReasoningParser(Words, *AS_TOKENS), stop=("END",))
     deltas = []
     for token in [START, "not the END", END, "said EN", "D more"]:
         assert answer.stop_string is None

@@ -8,8 +8,8 @@ from mock_model import answers, hesitant, script
 from spelling import SpellingCompiler
 from vlmkit.errors import ConstraintError, RequestError
 from vlmkit.interfaces.sampler import FOLLOWED
-from vlmkit.running.bits import holds
-from vlmkit.running.rules import AllowedTokens, BadWords, RuledGuide, spellings
+from vlmkit.running.sampling.token_sets import holds
+from vlmkit.running.constraints.token_rules import AllowedTokens, BadWords, RuledGrammarState, spellings
 from vlmkit.types.constraint import OneOf
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request
@@ -25,7 +25,7 @@ def allowed(mask):
 
 
 def masks(rules, sequence, drafts=()):
-    guide = RuledGuide(rules, VOCAB)
+    guide = RuledGrammarState(rules, VOCAB)
     made = guide.new_masks(1 + len(drafts))
     guide.fill(sequence, drafts, made)
     return [allowed(mask) for mask in made]
@@ -67,7 +67,7 @@ def test_rules_hold_together_with_bans_and_an_end_that_must_wait():
     rules = [AllowedTokens((2, 3, 4, 5, 6, 7), VOCAB), BadWords([(4,), (3, 6)])]
     assert masks(rules, sequence) == [{3, 6}]
     assert masks(rules, sequence, [3, 3, 6]) == [{3, 6}, {3}, {2, 3}, set()]
-    guide = RuledGuide(rules, VOCAB)
+    guide = RuledGrammarState(rules, VOCAB)
     found = [guide.num_possible(sequence, each) for each in ([3, 3, 2], [6, 6, 6, 5], [2])]
     assert found == [3, 3, 0]
     with pytest.raises(ConstraintError, match="no token is left"):

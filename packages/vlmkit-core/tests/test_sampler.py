@@ -12,10 +12,10 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sampler import FOLLOWED, Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.running.choosing.batch import apply, changed, choice
-from vlmkit.running.choosing.edits import EDITS
-from vlmkit.running.choosing.noise import MULTIPLIERS, bits, exponentials, keys
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.sampling.batch import apply, changed, choice
+from vlmkit.running.sampling.logit_edits import EDITS
+from vlmkit.running.sampling.random_numbers import MULTIPLIERS, bits, exponentials, keys
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts import sampler_subject
 

@@ -12,8 +12,8 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.running.encodings import waits
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.engine_loop.encoder_queue import waits
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.sampling import SamplingParams
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 import vlmkit
-from vlmkit.assembly import assemble, chosen
+from vlmkit.assembly.load import assemble, chosen
 from vlmkit.cli.doctor import verdicts
 from vlmkit.config import Component, Config, ModelEntry, read_layers
 from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.model_uri import model_uri, scheme_of, shown, without_secrets
+from vlmkit.checkpoints.uri import model_uri, scheme_of, shown, without_secrets
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import Registry
-from vlmkit.sources import (
+from vlmkit.assembly.sources import (
     find,
     inspected,
     name_of,

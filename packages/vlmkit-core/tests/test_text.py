@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from vlmkit.running.text import AnswerText
+from vlmkit.running.engine_loop.answer_text import AnswerText
 from vlmkit.types.delta import TextDelta, text_of
 
 

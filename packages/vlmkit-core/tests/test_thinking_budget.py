@@ -11,12 +11,12 @@ from mock_model import answers, hesitant, script
 from vlmkit.interfaces.chat_format import Mark
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sampler import FOLLOWED
-from vlmkit.kit.call_formats import CHANNELS
-from vlmkit.kit.channel_reader import ChannelReader
-from vlmkit.kit.reasoning_reader import ReasoningReader
-from vlmkit.running.bits import holds
-from vlmkit.running.rules import RuledGuide
-from vlmkit.running.thinking_budget import thinking_budget
+from vlmkit.kit.tool_call_formats import CHANNELS
+from vlmkit.kit.harmony_parser import HarmonyParser
+from vlmkit.kit.reasoning_parser import ReasoningParser
+from vlmkit.running.sampling.token_sets import holds
+from vlmkit.running.constraints.token_rules import RuledGrammarState
+from vlmkit.running.constraints.thinking_budget import thinking_budget
 from vlmkit.types.message import Message
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.request import Request
@@ -66,13 +66,13 @@ def marked(*, are_tokens, opens=False):
     ids = (TEXTS.index("<a>"), TEXTS.index("</a>")) if are_tokens else (None, None)
     marks = Mark("<a>", ids[0]), Mark("</a>", ids[1])
     prompt = Prompt((1,), opens_reasoning=opens, reasoning_marks=marks)
-    return prompt, texts, ReasoningReader(lambda: texts, *marks, is_open=opens)
+    return prompt, texts, ReasoningParser(lambda: texts, *marks, is_open=opens)
 
 
 def in_channels(opens=""):
     texts = Spelled(CHANNEL_TEXTS, len(NAMES))
     form = replace(FORM, opens=opens)
-    reader = ChannelReader(lambda: texts, form, [{"function": {"name": "x"}}])
+    reader = HarmonyParser(lambda: texts, form, [{"function": {"name": "x"}}])
     return Prompt((1,), channels=form), texts, reader
 
 
@@ -94,7 +94,7 @@ def allowed(guide, sequence, drafts=()):
 
 def guide_of(prompt, texts, budget, vocab_size):
     made = thinking_budget(budget, prompt, texts)
-    return RuledGuide([made()], vocab_size)
+    return RuledGrammarState([made()], vocab_size)
 
 
 def in_channels_behind(budget, *names):

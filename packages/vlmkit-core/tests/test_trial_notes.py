@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.kit import content, trial_notes
+from vlmkit.kit import content
+from vlmkit.kit import selfcheck_records
 
 
 @pytest.fixture
@@ -18,12 +19,12 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def noted(folder: Path, fact: str = "one") -> str | None:
-    return trial_notes.read(trial_notes.place(folder, "trials", [fact]))
+    return selfcheck_records.read(selfcheck_records.place(folder, "trials", [fact]))
 
 
 def test_a_note_is_found_by_all_that_it_was_made_of(folder: Path) -> None:
     assert noted(folder) is None
-    trial_notes.write(trial_notes.place(folder, "trials", ["one"]), "passed")
+    selfcheck_records.write(selfcheck_records.place(folder, "trials", ["one"]), "passed")
 
     assert noted(folder) == "passed"
     assert noted(folder, "another") is None
@@ -35,48 +36,48 @@ def test_a_folder_that_changed_just_now_has_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 10**12)
-    assert trial_notes.place(folder, "trials", []) is None
-    trial_notes.write(None, "passed")
+    assert selfcheck_records.place(folder, "trials", []) is None
+    selfcheck_records.write(None, "passed")
 
-    assert trial_notes.read(None) is None
+    assert selfcheck_records.read(None) is None
 
 
 def test_a_note_that_cannot_be_written_or_read_costs_a_trial_alone(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("in the way")
-    note = trial_notes.place(folder, "trials", ["one"])
-    trial_notes.write(note, "passed")
+    note = selfcheck_records.place(folder, "trials", ["one"])
+    selfcheck_records.write(note, "passed")
 
     assert note is not None
     assert noted(folder) is None
 
 
 def test_a_note_is_read_up_to_its_bound(folder: Path) -> None:
-    note = trial_notes.place(folder, "trials", ["one"])
-    trial_notes.write(note, "x" * (trial_notes.MAX_BYTES + 1))
+    note = selfcheck_records.place(folder, "trials", ["one"])
+    selfcheck_records.write(note, "x" * (selfcheck_records.MAX_BYTES + 1))
 
-    assert len(noted(folder) or "") == trial_notes.MAX_BYTES
+    assert len(noted(folder) or "") == selfcheck_records.MAX_BYTES
 
 
 def test_another_processor_is_another_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = trial_notes.place(folder, "trials", [])
+    one = selfcheck_records.place(folder, "trials", [])
     (tmp_path / "cpuinfo").write_text("flags : avx2\ncpu MHz : 1\n\nflags : avx2\n")
-    monkeypatch.setattr(trial_notes, "PROCESSOR", tmp_path / "cpuinfo")
-    two = trial_notes.place(folder, "trials", [])
+    monkeypatch.setattr(selfcheck_records, "PROCESSOR", tmp_path / "cpuinfo")
+    two = selfcheck_records.place(folder, "trials", [])
     (tmp_path / "cpuinfo").write_text("flags : avx2\ncpu MHz : 2\n")
-    assert trial_notes.place(folder, "trials", []) == two
+    assert selfcheck_records.place(folder, "trials", []) == two
     (tmp_path / "cpuinfo").unlink()
 
-    assert len({one, two, trial_notes.place(folder, "trials", [])}) == 3
+    assert len({one, two, selfcheck_records.place(folder, "trials", [])}) == 3
 
 
 def test_a_note_that_cannot_take_its_place_leaves_no_file_behind(folder: Path) -> None:
-    note = trial_notes.place(folder, "trials", ["one"])
+    note = selfcheck_records.place(folder, "trials", ["one"])
     assert note is not None
     note.mkdir(parents=True)
-    trial_notes.write(note, "passed")
+    selfcheck_records.write(note, "passed")
 
     assert list(note.parent.iterdir()) == [note]

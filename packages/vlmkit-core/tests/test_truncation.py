@@ -9,9 +9,9 @@ from hypothesis import example, given, settings, strategies as st
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sampler import Row
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.running.choosing.cuts import distance_reached
-from vlmkit.running.choosing.noise import bits, exponentials, keys
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.sampling.probability_cutoffs import distance_reached
+from vlmkit.running.sampling.random_numbers import bits, exponentials, keys
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 
 VOCAB = 152_064

@@ -10,9 +10,9 @@ from vlmkit.errors import QueueFull
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit.running.turns import ALONE_WINDOW_TOKENS, OUTPUT_WEIGHT, WINDOW_TOKENS, Turns
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
+from vlmkit.running.engine_loop.fair_queue import ALONE_WINDOW_TOKENS, OUTPUT_WEIGHT, WINDOW_TOKENS, FairTaskQueue
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.request import BACKGROUND, Request
@@ -55,7 +55,7 @@ class Served:
 
     max_running: int = 4
     max_step_tokens: int = 64
-    turns: Turns = field(default_factory=Turns)
+    turns: FairTaskQueue = field(default_factory=FairTaskQueue)
     jobs: dict = field(default_factory=dict)
     done: list = field(default_factory=list)
     got: Counter = field(default_factory=Counter)
@@ -162,7 +162,7 @@ def test_inside_an_account_priority_goes_first():
 
 
 def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
-    turns = Turns()
+    turns = FairTaskQueue()
     turns.add([asked("one", 1000) for _ in range(100)])
     num_handed = 0
     for job in turns.handed_over(0):

@@ -21,11 +21,11 @@ import pytest
 from PIL import Image as PilImage
 
 from vlmkit.interfaces.runner import Runner
-from vlmkit.kit.pooling import Pooling
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.running.constraints import MakeCompiler
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.checkpoints.pooling import Pooling
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.running.constraints.compiled import MakeCompiler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
@@ -36,11 +36,11 @@ from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 from vlmkit_server.interfaces.monitor import Monitor
-from vlmkit_server.offer import Loader, Offer
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec
 from vlmkit_server.run import Server
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 
 def mock_pipeline(
@@ -174,10 +174,10 @@ def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool
 
 @contextmanager
 def running(
-    models: Mapping[str, Offer | Runner | Loader | None] | None = None,
+    models: Mapping[str, ModelSpec | Runner | Loader | None] | None = None,
     toolbox: Toolbox | None = None,
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
-    makers: Makers = UNKNOWN,
+    component_names: ComponentNames = UNKNOWN,
     fetch: FetchSettings | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
@@ -185,7 +185,7 @@ def running(
     settings = {"drain_timeout_s": 0.5} | settings
     served = {"mock": mock_pipeline()} if models is None else models
     settled = ServerSettings(port=0, **settings)
-    service = Service(served, settled, toolbox, monitors, makers=makers, fetch=fetch)
+    service = Service(served, settled, toolbox, monitors, component_names=component_names, fetch=fetch)
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -20,10 +20,11 @@ from running_server import (
     scripted,
 )
 
-from vlmkit_server.batches import line_answers, writer
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
-from vlmkit_server.kept.folder import Folder
+from vlmkit_server.apis.batches import line_requests
+from vlmkit_server.apis.batches import writer
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
+from vlmkit_server.storage.data_folder import Folder
 from vlmkit_server.settings.limits import LimitsSettings
 from vlmkit_server.settings.server import DataSettings
 
@@ -316,7 +317,7 @@ def test_a_batch_expires(tmp_path):
 
 
 def test_tenants_neither_see_nor_use_nor_fill_each_others_batches(tmp_path):
-    path, keys = tmp_path / "keys.jsonl", [made(name, ("chat",)) for name in ("one", "two")]
+    path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("one", "two")]
     for key, _ in keys:
         add_line(path, key)
     data = kept(tmp_path, max_tenant_bytes=100_000)
@@ -451,7 +452,7 @@ def test_a_line_has_all_the_time_of_its_batch(tmp_path):
 
 def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard, monkeypatch):
     """A model that cannot be loaded is asked later and later; the rest of the batch goes on."""
-    monkeypatch.setattr(line_answers, "MAX_PAUSE_S", 0.1)
+    monkeypatch.setattr(line_requests, "MAX_PAUSE_S", 0.1)
     yard.breaks("broken")
     models = {"mock": mock_pipeline(), "broken": yard.offer("broken")}
     with running(models, data=kept(tmp_path, max_batch_requests=2)) as server:
@@ -507,7 +508,7 @@ def test_a_full_disk_is_told_and_what_was_answered_is_kept_once_it_is_not(
 
 
 def test_tenants_take_turns(tmp_path):
-    path, keys = tmp_path / "keys.jsonl", [made(name, ("chat",)) for name in ("many", "few")]
+    path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("many", "few")]
     for key, _ in keys:
         add_line(path, key)
     with running(keys_file=str(path), data=kept(tmp_path, max_batch_requests=2)) as server:

@@ -24,7 +24,7 @@ PROGRAM = textwrap.dedent("""
     sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
     import msgspec
     from running_server import mock_pipeline
-    from vlmkit.pipeline import Pipeline
+    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit_server.run import serve
     from vlmkit_server.settings.server import ServerSettings
 

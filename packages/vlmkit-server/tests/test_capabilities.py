@@ -7,14 +7,14 @@ from running_server import chat, mock_pipeline, running
 
 from spelling import SpellingCompiler
 from vlmkit.interfaces.sampler import FOLLOWED
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 from vlmkit_server.app import create_app
-from vlmkit_server.fields.forms import Formed
-from vlmkit_server.fields.table import TABLE
+from vlmkit_server.wire.answer_forms import Formed
+from vlmkit_server.wire.table import TABLE
 
 
 def told(server, name="mock"):

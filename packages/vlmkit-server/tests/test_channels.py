@@ -10,10 +10,10 @@ from running_server import running, scripted
 
 from spelling import SpellingCompiler
 from vlmkit.interfaces.chat_format import Calling, Mark
-from vlmkit.kit.call_formats import CHANNELS
-from vlmkit.kit.channel_reader import ChannelReader
-from vlmkit.pipeline import Pipeline
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.kit.tool_call_formats import CHANNELS
+from vlmkit.kit.harmony_parser import HarmonyParser
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.constraint import Lark
 from vlmkit_mock import vocabulary as v
@@ -67,7 +67,7 @@ class ChannelTokenizer(MockTokenizer):
     def reader(self, prompt, *, shows_special=False):
         tools = prompt.calling.tools if prompt.calling else ()
         stream = lambda: MockTokenStream(shows_special=shows_special)  # noqa: E731
-        return ChannelReader(stream, prompt.channels, tools)
+        return HarmonyParser(stream, prompt.channels, tools)
 
 
 class ChannelEngine(MockEngine):

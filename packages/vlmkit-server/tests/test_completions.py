@@ -12,7 +12,7 @@ import vlmkit
 from spelling import SpellingCompiler
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.completions.wire import CompletionRequest
+from vlmkit_server.apis.openai_completions.wire import CompletionRequest
 
 PATH = "/v1/completions"
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)

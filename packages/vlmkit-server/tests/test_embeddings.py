@@ -8,7 +8,7 @@ from openai.types import CreateEmbeddingResponse
 from running_server import eventually, image_part, mock_pipeline, picture, running, scripted
 
 import vlmkit
-from vlmkit.kit.pooling import Pooling
+from vlmkit.checkpoints.pooling import Pooling
 
 TEXTS = ["A red house.", "Trains run late.", "né"]
 

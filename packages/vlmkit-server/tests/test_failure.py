@@ -14,7 +14,7 @@ from running_server import eventually, mock_pipeline, process, running, scripted
 
 from vlmkit.errors import EngineError
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.run import serve

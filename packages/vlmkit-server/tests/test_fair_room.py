@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.running.fair_share import LEFT_TO_OTHERS
+from vlmkit.running.scheduling.fair_share import LEFT_TO_OTHERS
 from vlmkit_server.http.errors import Overloaded
-from vlmkit_server.http.fair_room import LOOKS, FairRoom
+from vlmkit_server.http.quota import LOOKS, Quota
 
 
 @dataclass(eq=False)
@@ -29,26 +29,26 @@ def taken(room, caller, count, **how):
 
 
 def test_all_of_it_can_be_used_by_one():
-    room = FairRoom(10)
+    room = Quota(10)
     assert len(taken(room, "one", 12)) == 10
 
 
 def test_who_has_most_makes_way_for_who_has_less_until_they_have_the_same():
-    room = FairRoom(10)
+    room = Quota(10)
     hog = taken(room, "hog", 10)
     assert len(taken(room, "other", 10)) == 5
     assert [guest.has_left for guest in hog] == [True] * 5 + [False] * 5
 
 
 def test_who_cannot_leave_stays():
-    room = FairRoom(3)
+    room = Quota(3)
     hog = taken(room, "hog", 3, can_leave=False)
     assert not room.take(Someone("other"), 1)
     assert not any(guest.has_left for guest in hog)
 
 
 def test_of_ones_own_only_the_idle_make_way():
-    room = FairRoom(3)
+    room = Quota(3)
     first, second, third = (Someone("one", is_idle=number == 1) for number in range(3))
     assert all(room.take(guest, 1) for guest in (first, second, third))
     assert [room.take(Someone("one"), 1) for _ in range(2)] == [True, False]
@@ -56,7 +56,7 @@ def test_of_ones_own_only_the_idle_make_way():
 
 
 def test_of_those_who_have_as_much_only_the_idle_make_way():
-    room = FairRoom(3)
+    room = Quota(3)
     guests = [Someone(caller, is_idle=caller == "b") for caller in "abc"]
     assert all(room.take(guest, 1) for guest in guests)
     assert [room.take(Someone(caller), 1) for caller in "de"] == [True, False]
@@ -64,7 +64,7 @@ def test_of_those_who_have_as_much_only_the_idle_make_way():
 
 
 def test_an_idle_one_among_many_who_are_busy_is_found_in_a_few_tries():
-    room = FairRoom(10 * LOOKS)
+    room = Quota(10 * LOOKS)
     for caller in ("one", "two"):  # of two who hold the same
         assert len(taken(room, caller, 5 * LOOKS, can_leave=False)) == 5 * LOOKS
     room.give_back(next(reversed(room._guests["two"])))
@@ -73,7 +73,7 @@ def test_an_idle_one_among_many_who_are_busy_is_found_in_a_few_tries():
 
 
 def test_for_want_of_files_only_the_idle_make_way():
-    room = FairRoom(10)
+    room = Quota(10)
     busy, idle = taken(room, "one", 3), taken(room, "two", 2, is_idle=True)
     assert [room.make_way() for _ in range(3)] == [True, True, False]
     assert all(guest.has_left for guest in idle)
@@ -82,7 +82,7 @@ def test_for_want_of_files_only_the_idle_make_way():
 
 
 def test_what_is_larger_than_the_room_moves_nobody_who_has_less():
-    room = FairRoom(10)
+    room = Quota(10)
     small = Someone("small")
     assert room.take(small, 4)
     assert not room.take(Someone("large"), 11)
@@ -98,7 +98,7 @@ MOVES = st.lists(
 
 @given(st.integers(1, 20), MOVES)
 def test_the_books_balance_whatever_is_done(most, moves):
-    room, inside = FairRoom(most), {}
+    room, inside = Quota(most), {}
     for caller, amount, can_leave, is_idle, goes in moves:
         if goes and inside:
             guest = next(iter(inside))
@@ -130,7 +130,7 @@ def claimed(room, caller, count, amount=1):
 
 
 def test_what_cannot_be_taken_back_is_left_in_part_to_others():
-    room = FairRoom(80)
+    room = Quota(80)
     hog = claimed(room, "hog", 80)
     assert len(hog) == 70
     assert len(claimed(room, "other", 80)) == 10  # all that there is, since it has less
@@ -141,11 +141,11 @@ def test_what_cannot_be_taken_back_is_left_in_part_to_others():
 
 
 def test_a_small_room_can_be_used_whole_by_one():
-    assert len(claimed(FairRoom(7), "one", 9)) == 7
+    assert len(claimed(Quota(7), "one", 9)) == 7
 
 
 def test_a_claim_is_over_however_its_work_ends():
-    room = FairRoom(3)
+    room = Quota(3)
     with pytest.raises(KeyError), room.claim("one", 2):
         raise KeyError
     assert room.num_held == 0
@@ -156,7 +156,7 @@ def test_a_claim_is_over_however_its_work_ends():
 
 
 def test_who_is_refused_is_told_when_to_come_back():
-    room = FairRoom(1, "too many of these")
+    room = Quota(1, "too many of these")
     with room.claim("one"), pytest.raises(Overloaded, match="too many of these") as refused:
         room.claim("other")
     assert refused.value.retry_after_s >= 1
@@ -164,7 +164,7 @@ def test_who_is_refused_is_told_when_to_come_back():
 
 def test_who_waits_gets_in_when_there_is_room_and_who_has_least_is_next():
     async def scene():
-        room, order = FairRoom(16), []
+        room, order = Quota(16), []
 
         async def use(caller, amount):
             with await room.wait(caller, amount):
@@ -188,7 +188,7 @@ def test_who_waits_gets_in_when_there_is_room_and_who_has_least_is_next():
 
 def test_who_stops_waiting_holds_nothing_and_keeps_nobody_back():
     async def scene():
-        room = FairRoom(10)
+        room = Quota(10)
         with room.claim("one", 5):
             large = asyncio.ensure_future(room.wait("large", 10))
             await asyncio.sleep(0)
@@ -213,7 +213,7 @@ CLAIMS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 30), st.bool
 
 @given(st.integers(1, 60), CLAIMS)
 def test_of_what_is_claimed_nobody_has_all_while_there_is_more_to_share(most, moves):
-    room, inside = FairRoom(most), []
+    room, inside = Quota(most), []
     with ExitStack() as all_of_them:
         for caller, amount, goes in moves:
             if goes and inside:
@@ -235,7 +235,7 @@ def test_of_what_is_claimed_nobody_has_all_while_there_is_more_to_share(most, mo
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.integers(0, 5))))
 def test_everybody_who_waits_gets_in(wishes):
     async def scene():
-        room = FairRoom(20)
+        room = Quota(20)
 
         async def use(caller, amount, num_pauses):
             with await room.wait(caller, amount):

@@ -14,11 +14,11 @@ from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.kit.image_fetcher import ImageFetcher
-from vlmkit.kit.public_address import is_public
+from vlmkit.kit._public_address import is_public
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.types.media import FilePart
-from vlmkit_server.chat.convert import Converter
-from vlmkit_server.chat.wire import CHAT
+from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.wire import CHAT
 from vlmkit_server.settings.server import ServerSettings
 
 CONTENT = b"x" * 1000

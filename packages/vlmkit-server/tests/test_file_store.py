@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 from litestar.datastructures import Headers
 
 from vlmkit.errors import RequestError
-from vlmkit_server.files.form import boundary_of, sent_file
-from vlmkit_server.files.store import FileStore
+from vlmkit_server.apis.files.form import boundary_of, sent_file
+from vlmkit_server.apis.files.memory_store import FileStore
 from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.settings.server import FilesSettings
 

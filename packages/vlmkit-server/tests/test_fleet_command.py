@@ -10,7 +10,7 @@ import openai
 import pytest
 from running_server import chat, eventually, mock_pipeline, process, running
 
-from vlmkit_server.offer import Offer
+from vlmkit_server.fleet.model_spec import ModelSpec
 from vlmkit_server.settings.fleet import FleetSettings
 
 GUIDE = (Path(__file__).parents[3] / "docs/how-to/serve.md").read_text()
@@ -88,7 +88,7 @@ def test_memory_of_a_model_that_is_unloaded_is_the_systems_again():
         weights = np.ones(size, np.uint8)
         raise ValueError(f"of {len(weights)} bytes the last one is wrong")
 
-    models = {"large": Offer(load=load), "broken": Offer(load=fail)}
+    models = {"large": ModelSpec(load=load), "broken": ModelSpec(load=fail)}
     with running(models, fleet=FleetSettings(load="use", manage=True)) as server:
         before = resident_bytes()
         for _ in range(3):

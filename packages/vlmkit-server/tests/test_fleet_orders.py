@@ -10,7 +10,7 @@ from yard import Yard
 
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.observer import Observer
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request
 from vlmkit_mock.engine import MockEngine
@@ -18,7 +18,7 @@ from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.fleet import load_thread
 from vlmkit_server.fleet.fleet import Fleet
-from vlmkit_server.fleet.roster import Roster
+from vlmkit_server.fleet.model_registry import ModelRegistry
 from vlmkit_server.settings.fleet import FleetSettings
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -143,7 +143,7 @@ def test_nothing_is_lost_no_request_ends_twice_and_the_budget_holds(orders):
     yard = Yard(lambda: pipeline(ends))
     offers = {name: yard.offer(name, size) for name, size in SIZES.items()}
     budget = FleetSettings(load="use", memory_budget_bytes=BUDGET_BYTES)
-    roster = Roster(offers, budget)
+    roster = ModelRegistry(offers, budget)
     fleet = Fleet(roster, budget, max_waiting=100)
     try:
         # A whole collection of garbage takes long in a process of tests.

@@ -8,15 +8,15 @@ from running_server import chat, mock_pipeline, running
 from spelling import Spelling, SpellingCompiler
 from vlmkit.errors import RequestError
 from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
-from vlmkit_server.chat.wire import CHAT
-from vlmkit_server.fields.forms import asked_form
+from vlmkit_server.apis.openai_chat.wire import CHAT
+from vlmkit_server.wire.answer_forms import requested_form
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
 
 
 def form_of(**fields):
-    return asked_form(CHAT.read(json.dumps(chat(**fields)).encode())[0])
+    return requested_form(CHAT.read(json.dumps(chat(**fields)).encode())[0])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_form_that_makes_no_sense_is_refused_by_the_name_of_its_field(fields, 
 def test_a_schema_that_cannot_be_decoded_is_refused(schema):
     body = json.dumps(chat(guided_json={"here": 1})).encode().replace(b'{"here": 1}', schema)
     with pytest.raises(RequestError, match="a schema must be JSON") as caught:
-        asked_form(CHAT.read(body)[0])
+        requested_form(CHAT.read(body)[0])
     assert caught.value.param == "guided_json"
 
 
@@ -98,7 +98,7 @@ def test_a_schema_that_is_too_long_is_refused_before_it_is_decoded(field, monkey
     body, _ = CHAT.read(json.dumps(chat(**{field: held[field]})).encode())
     monkeypatch.setattr("msgspec.json.decode", None)
     with pytest.raises(RequestError, match="a schema is over the limit of 65536 characters"):
-        asked_form(body)
+        requested_form(body)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from running_server import chat, eventually, image_part, mock_pipeline, picture,
 
 from spelling import SpellingCompiler
 from vlmkit_mock import vocabulary as v
-from vlmkit_server.prompts.wire_generate import GENERATE
+from vlmkit_server.apis.tokens.wire_generate import GENERATE
 
 PATH = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"

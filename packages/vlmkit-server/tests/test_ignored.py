@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from running_server import chat, image_part, picture, running
 
-from vlmkit_server.chat.wire import CHAT
-from vlmkit_server.fields.table import TABLE
+from vlmkit_server.apis.openai_chat.wire import CHAT
+from vlmkit_server.wire.table import TABLE
 
 # What clients send, key by key, each recorded from the library that its name says.
 LITELLM_SECOND_TURN = {

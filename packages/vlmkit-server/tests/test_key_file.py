@@ -12,9 +12,9 @@ import pytest
 from vlmkit.cli import run
 from vlmkit.errors import ConfigError
 from vlmkit.settings.scope import SCOPES
-from vlmkit_server.identity import key_file
-from vlmkit_server.identity.key import Key, digest_of, made
-from vlmkit_server.identity.key_file import Revoked, add_line, read_lines, valid_keys
+from vlmkit_server.auth import key_file
+from vlmkit_server.auth.key import Key, digest_of, new_key
+from vlmkit_server.auth.key_file import Revoked, add_line, read_lines, valid_keys
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_secret_is_shown_once_and_kept_nowhere(path, capsys):
 
 @pytest.mark.posix
 def test_a_new_file_can_be_read_by_its_owner_alone(path):
-    add_line(path, made("one", ("chat",))[0])
+    add_line(path, new_key("one", ("chat",))[0])
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -61,7 +61,7 @@ def test_a_new_file_can_be_read_by_its_owner_alone(path):
 def test_keys_are_listed_with_what_became_of_them(path, capsys):
     for arguments in (["one", "--tenant", "team"], ["two", "--days", "3"]):
         assert command(capsys, "add", *arguments, "--file", str(path))[0] == 0
-    add_line(path, made("three", ("admin",), lives_s=0)[0])
+    add_line(path, new_key("three", ("admin",), lives_s=0)[0])
     first = read_lines(path)[0].id
     assert command(capsys, "revoke", first, "--file", str(path))[0] == 0
 
@@ -91,7 +91,7 @@ def test_a_name_that_logs_could_not_show_is_refused(path, capsys, name):
 
 
 def test_keys_that_are_added_at_once_are_all_there(path):
-    keys = [made(f"key{number}", ("chat",))[0] for number in range(40)]
+    keys = [new_key(f"key{number}", ("chat",))[0] for number in range(40)]
     threads = [threading.Thread(target=add_line, args=(path, key)) for key in keys]
     for thread in threads:
         thread.start()
@@ -104,8 +104,8 @@ def test_keys_that_are_added_at_once_are_all_there(path):
 @pytest.mark.posix
 def test_a_key_that_did_not_fit_takes_no_other_process_key_with_it(path, monkeypatch):
     """Half a line is cut off when the disk is full: another's key must not stand behind it."""
-    full, other = (made(name, ("chat",))[0] for name in ("full", "other"))
-    add_line(path, made("first", ("chat",))[0])
+    full, other = (new_key(name, ("chat",))[0] for name in ("full", "other"))
+    add_line(path, new_key("first", ("chat",))[0])
     adding = threading.Thread(target=add_line, args=(path, other))
 
     class Disk(io.FileIO):
@@ -133,7 +133,7 @@ def test_a_key_that_did_not_fit_takes_no_other_process_key_with_it(path, monkeyp
 
 
 def test_a_line_without_its_end_is_not_gone_on_with(path):
-    first, second = (made(name, ("chat",))[0] for name in ("one", "two"))
+    first, second = (new_key(name, ("chat",))[0] for name in ("one", "two"))
     path.write_bytes(msgspec.json.encode(first))  # an editor left the newline out
     add_line(path, second)
 
@@ -141,7 +141,7 @@ def test_a_line_without_its_end_is_not_gone_on_with(path):
 
 
 def test_a_broken_line_is_told_by_its_number_and_never_shown(path):
-    key, secret = made("one", ("chat",))
+    key, secret = new_key("one", ("chat",))
     add_line(path, key)
     for wrong in (
         secret,
@@ -166,7 +166,7 @@ def test_nothing_is_added_to_what_is_no_file_of_keys(path, capsys):
 
 
 def test_who_is_revoked_stays_revoked_wherever_the_line_stands(path):
-    key, _ = made("one", ("chat",))
+    key, _ = new_key("one", ("chat",))
     for line in (Revoked(key.id, 1), key, key):
         add_line(path, line)
 

@@ -13,11 +13,11 @@ from running_server import chat, eventually, http_client, running
 from vlmkit.errors import ConfigError
 from vlmkit.settings.scope import SCOPES
 from vlmkit_server.app import create_app
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import Revoked, add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import Revoked, add_line
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 LIVENESS = {"/healthz", "/health", "/ping"}
 SPECIAL = {
@@ -42,10 +42,10 @@ def key_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def secrets(key_file):
     """A key for each scope, two of other tenants, and some that are not taken."""
-    keys = {name: made(name, (name,)) for name in SCOPES}
-    keys |= {name: made(name, ("chat", "embed"), tenant="team") for name in ("one", "two")}
-    keys |= {name: made(name, ("chat", "embed")) for name in ("stranger", "revoked")}
-    keys["expired"] = made("expired", SCOPES, lives_s=0)
+    keys = {name: new_key(name, (name,)) for name in SCOPES}
+    keys |= {name: new_key(name, ("chat", "embed"), tenant="team") for name in ("one", "two")}
+    keys |= {name: new_key(name, ("chat", "embed")) for name in ("stranger", "revoked")}
+    keys["expired"] = new_key("expired", SCOPES, lives_s=0)
     for key, _ in keys.values():
         add_line(key_file, key)
     add_line(key_file, Revoked(keys["revoked"][0].id, int(time.time())))
@@ -214,14 +214,14 @@ def test_what_is_stored_is_found_by_keys_of_its_tenant_alone(guarded, secrets):
 
 def test_a_key_that_is_revoked_is_refused_once_the_file_is_read_again(tmp_path, caplog):
     path = tmp_path / "keys.jsonl"
-    key, secret = made("first", ("chat",))
+    key, secret = new_key("first", ("chat",))
     add_line(path, key)
     with running(keys_file=str(path)) as server:
 
         def status(secret):
             return server.get("/version", headers=bearer(secret)).status_code
 
-        second, another = made("second", ("chat",))
+        second, another = new_key("second", ("chat",))
         add_line(path, second)
         add_line(path, Revoked(key.id, 0))
         assert (status(secret), status(another)) == (200, 401)

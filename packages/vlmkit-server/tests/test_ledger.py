@@ -7,7 +7,7 @@ from running_server import chat, eventually, mock_pipeline, running, scripted
 from two_keys import headers_of, served, shared
 
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.work.ledger import Ledger
+from vlmkit_server.exchange.resource_limits import ResourceLimits
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 
@@ -23,7 +23,7 @@ def streamed(server, headers, **fields):
 
 
 def test_every_resource_is_told_by_name():
-    uses = Ledger(ServerSettings()).uses("anybody")
+    uses = ResourceLimits(ServerSettings()).uses("anybody")
     assert {"connections", "body_bytes", "requests"} <= set(uses)
     assert all((use.held, use.total) == (0, 0) and use.most > 0 for use in uses.values())
 

@@ -28,15 +28,15 @@ from running_server import (
 from vlmkit.cli import run
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit.kit.traces import trace_of
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import Revoked, add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import Revoked, add_line
 from vlmkit_server.logs.audit import MAX_STRANGERS, AuditLog
-from vlmkit_server.logs.flood import MAX_KINDS, Floods
+from vlmkit_server.logs.throttle import MAX_KINDS, LogThrottle
 from vlmkit_server.logs.format import JsonFormat, TextFormat
 from vlmkit_server.logs.line_file import LateLineFile, LineFile
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 SECRET = "ZxSecretQy"
 
@@ -58,7 +58,7 @@ def bearer(secret):
 
 @pytest.fixture
 def key(tmp_path):
-    key, secret = made("alice", ("chat", "admin"))
+    key, secret = new_key("alice", ("chat", "admin"))
     add_line(tmp_path / "keys.jsonl", key)
     return key, secret
 
@@ -250,7 +250,7 @@ class Kept(logging.Handler):
 
 def logger_with_floods(every_s=3600.0):
     handler = Kept()
-    floods = Floods(handler, every_s)
+    floods = LogThrottle(handler, every_s)
     handler.addFilter(floods)
     logger = logging.Logger("vlmkit.test")  # noqa: LOG001 - of this test alone
     logger.addHandler(handler)
@@ -343,7 +343,7 @@ def test_json_lines_have_what_text_has_and_the_request(capsys):
     assert told["error"] == "ValueError"
     assert SECRET not in json.dumps(told) + TextFormat().format(record)
     assert SECRET in TextFormat(tells_all=True).format(record)
-    for name in ("vlmkit.running.loop", "vlmkit_torch.faults", "litestar"):
+    for name in ("vlmkit.running.engine_loop.loop", "vlmkit_torch.faults", "litestar"):
         record.name, record.exc_text = name, None
         assert SECRET not in JsonFormat().format(record) + TextFormat().format(record)
 
@@ -539,7 +539,7 @@ def test_what_an_unexpected_error_says_is_for_debugging_alone(caplog, monkeypatc
     def fail(*_, **__):
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("vlmkit_server.chat.route.answer_head", fail)
+    monkeypatch.setattr("vlmkit_server.apis.openai_chat.route.answer_head", fail)
     with running() as server:
         for level, is_told in ((logging.INFO, False), (logging.DEBUG, True)):
             caplog.clear()
@@ -554,7 +554,7 @@ def test_hangup_reads_keys_again_and_says_which_changed(tmp_path, key):
     path = tmp_path / "keys.jsonl"
     settings = ["--set", "server.keys_file=keys.jsonl", "--set", "server.audit_log=audit.jsonl"]
     with served(tmp_path, *settings) as server:
-        second, _ = made("bob", ("chat",))
+        second, _ = new_key("bob", ("chat",))
         add_line(path, second)
         add_line(path, Revoked(own.id, 0))
         (tmp_path / "audit.jsonl").rename(tmp_path / "audit.1")

@@ -8,8 +8,8 @@ import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 from vlmkit_server.settings.server import DataSettings
 
 HEADER = "x-vlmkit-max-tokens"
@@ -129,7 +129,7 @@ def test_the_official_clients_see_the_end_for_what_it_is(clamping):
 
 
 def test_a_key_is_held_to_what_can_come_and_not_to_what_was_asked(tmp_path):
-    key, secret = made("one", ("chat",), limits=(f"tokens={CONTEXT}/day",))
+    key, secret = new_key("one", ("chat",), limits=(f"tokens={CONTEXT}/day",))
     path = tmp_path / "keys.jsonl"
     add_line(path, key)
     with running(small(), keys_file=str(path)) as server:

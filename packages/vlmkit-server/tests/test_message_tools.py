@@ -21,7 +21,7 @@ from anthropic_client import (
 )
 from running_server import asked, image_part, picture, said, scripted
 
-from vlmkit_server.fields.wire_tools import shown_type
+from vlmkit_server.wire.tool_fields import shown_type
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 TOOL = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}

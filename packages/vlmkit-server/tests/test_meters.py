@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from vlmkit_server.http.errors import RateLimited
-from vlmkit_server.limits.account import Account
-from vlmkit_server.limits.accounts import MAX_ADDRESSES, Accounts
-from vlmkit_server.limits.cost import NOTHING, Cost
-from vlmkit_server.limits.headers import duration, limit_headers
+from vlmkit_server.rate_limits.tenant_usage import TenantUsage
+from vlmkit_server.rate_limits.tenants import MAX_ADDRESSES, TenantUsages
+from vlmkit_server.rate_limits.cost import NOTHING, Cost
+from vlmkit_server.rate_limits.headers import duration, limit_headers
 from vlmkit_server.settings.limits import LimitsSettings, limits_of
 
 S = 10**9
@@ -32,7 +32,7 @@ class Time:
 
 
 def account(*texts, clock=None):
-    return Account("this API key", limits_of(texts), clock or Time())
+    return TenantUsage("this API key", limits_of(texts), clock or Time())
 
 
 def left(account, unit="tokens"):
@@ -255,7 +255,7 @@ def test_many_threads_lose_nothing():
 
 def test_addresses_that_used_nothing_or_came_long_ago_are_forgotten():
     clock = Time()
-    accounts = Accounts(LimitsSettings(address=("requests=1/minute",)), clock)
+    accounts = TenantUsages(LimitsSettings(address=("requests=1/minute",)), clock)
     for number in range(1000):
         assert left(accounts.of_address(str(number)), "requests") == 1
     assert len(accounts._addresses) < 3

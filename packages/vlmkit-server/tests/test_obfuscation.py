@@ -5,7 +5,7 @@ import json
 import pytest
 from running_server import chat, scripted
 
-from vlmkit_server.work.obfuscated import NUM_BYTES
+from vlmkit_server.exchange.obfuscation import NUM_BYTES
 
 HIDING = {"stream_options": {"include_obfuscation": True}}
 SAID = scripted(text="né 🙂 and more", reasoning="hm")

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from vlmkit_server.work.offload import OffloadExecutor
+from vlmkit_server.exchange.offload import OffloadExecutor
 
 
 def test_a_burst_of_one_tenant_does_not_delay_a_piece_of_another():

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 from running_server import mock_pipeline, running
 
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 VOID = {"meta", "br"}
@@ -77,7 +77,7 @@ def test_the_name_of_a_model_and_the_host_are_texts():
 
 
 def test_where_keys_are_asked_for_nobody_without_one_learns_of_models(tmp_path):
-    key, secret = made("alice", ("chat",))
+    key, secret = new_key("alice", ("chat",))
     add_line(tmp_path / "keys.jsonl", key)
     with running(keys_file=str(tmp_path / "keys.jsonl")) as server:
         page = Page(server.get("/", headers=BROWSER))

@@ -5,33 +5,34 @@ import json
 from hypothesis import given, strategies as st
 from running_server import chat, eventually, running, scripted
 
-from vlmkit_server.work import pieces, whole
+from vlmkit_server.exchange import json_pieces
+from vlmkit_server.exchange import full_response
 
 LISTS = st.lists(st.lists(st.integers() | st.text() | st.none()))
 
 
 @given(LISTS, st.integers(1, 4), st.text())
 def test_holes_are_filled_in_their_order(lists, num_each, text):
-    value = [text, *({text: pieces.HOLE} for _ in lists)]
-    written = pieces.filled(value, [pieces.listed(each, num_each) for each in lists])
+    value = [text, *({text: json_pieces.HOLE} for _ in lists)]
+    written = json_pieces.filled(value, [json_pieces.listed(each, num_each) for each in lists])
     assert json.loads(b"".join(written)) == [text, *({text: each} for each in lists)]
 
 
 def test_what_was_taken_is_let_go():
     items = list(range(5))
-    taken = pieces.taken(items)
+    taken = json_pieces.taken(items)
     assert (next(taken), next(taken), len(items)) == (0, 1, 3)
     assert [*taken, *items] == [2, 3, 4]
 
 
 def test_pieces_are_gathered_up_to_a_size_and_nothing_is_lost():
-    source = iter([b"x" * (pieces.PIECE_BYTES - 1), b"y", b"z"])
-    assert len(pieces.gathered(source)) == pieces.PIECE_BYTES
-    assert (pieces.gathered(source), pieces.gathered(source)) == (b"z", b"")
+    source = iter([b"x" * (json_pieces.PIECE_BYTES - 1), b"y", b"z"])
+    assert len(json_pieces.gathered(source)) == json_pieces.PIECE_BYTES
+    assert (json_pieces.gathered(source), json_pieces.gathered(source)) == (b"z", b"")
 
 
 def test_nothing_is_begun_before_it_is_wanted():
-    written = pieces.later(lambda: [json.dumps(1 / 0).encode()])
+    written = json_pieces.later(lambda: [json.dumps(1 / 0).encode()])
     assert iter(written) is written
 
 
@@ -39,13 +40,13 @@ def test_an_answer_that_nobody_takes_is_written_no_further(monkeypatch):
     written = []
 
     def noted(source):
-        written.append(pieces.gathered(source))
+        written.append(json_pieces.gathered(source))
         return written[-1]
 
-    monkeypatch.setattr(whole, "gathered", noted)
+    monkeypatch.setattr(full_response, "gathered", noted)
     body = chat(scripted(text="hello ", tokens=2000), logprobs=True, top_logprobs=20, n=4)
     with running() as server:
-        assert len(server.post(body | {"max_tokens": 2000}).content) > 8 * pieces.PIECE_BYTES
+        assert len(server.post(body | {"max_tokens": 2000}).content) > 8 * json_pieces.PIECE_BYTES
         num_in_all, written[:] = len(written), []
         reader = server.connect(body | {"max_tokens": 2000}, receive_bytes=4096)
         assert b" 200 " in reader.recv(4096)

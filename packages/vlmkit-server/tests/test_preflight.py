@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from vlmkit import cli
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 
 CONFIG = """
 model = "mock"
@@ -52,7 +52,7 @@ def write_certificate(folder, **how):
 def config(tmp_path):
     """A config of which everything is there."""
     write_certificate(tmp_path)
-    add_line(tmp_path / "keys.jsonl", made("alice", ("chat",))[0])
+    add_line(tmp_path / "keys.jsonl", new_key("alice", ("chat",))[0])
     (tmp_path / "logs").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -337,7 +337,7 @@ def test_which_file_of_a_certificate_is_wrong_is_said(change, words, config, cap
 
 
 def test_a_running_server_is_found_by_its_port_and_its_data(config, capsys):
-    from vlmkit_server.kept.folder import Folder
+    from vlmkit_server.storage.data_folder import Folder
     from vlmkit_server.settings.server import DataSettings
 
     kept = Folder(DataSettings(folder=str(config.parent / "data")))

@@ -6,7 +6,7 @@ from running_server import chat, image_part, picture, running
 
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.chat import prompt_scores
+from vlmkit_server.apis.openai_chat import prompt_logprobs
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -109,7 +109,7 @@ def test_what_is_out_of_bounds_is_refused_by_name(server, path, fields):
 
 
 def test_no_body_has_more_of_them_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(prompt_scores, "MAX_LOGPROBS", 40)
+    monkeypatch.setattr(prompt_logprobs, "MAX_LOGPROBS", 40)
     with running() as server:
         client = server.client()
         for field, num_prompts in (("prompt_logprobs", 1), ("logprobs", 3)):

@@ -26,12 +26,12 @@ from running_server import (
 
 from vlmkit.cli import run
 from vlmkit.errors import ConfigError
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line, read_lines
-from vlmkit_server.limits.cost import NOTHING
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line, read_lines
+from vlmkit_server.rate_limits.cost import NOTHING
 from vlmkit_server.settings.limits import LimitsSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 MANY = "1000000/day"
 
@@ -47,7 +47,7 @@ def keys(tmp_path):
     path.touch()
 
     def make(*limits, name="one"):
-        key, secret = made(name, ("chat", "embed", "tokens", "admin"), limits=limits)
+        key, secret = new_key(name, ("chat", "embed", "tokens", "admin"), limits=limits)
         add_line(path, key)
         return secret
 

@@ -94,7 +94,7 @@ VLMKIT_API = (1, 0)
 
 
 def build(context):
-    if "vlmkit.pipeline" not in sys.modules and "click" not in sys.modules:
+    if "vlmkit.running.pipeline.pipeline" not in sys.modules and "click" not in sys.modules:
         raise RuntimeError("there is no engine beside this")
     return MockTokenizer()
 
@@ -175,7 +175,7 @@ def children(server):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             is_child = int(fields[1]) == server.process.pid and fields[0] != "Z"
-            if is_child and b"vlmkit.renderer" in (stat.parent / "cmdline").read_bytes():
+            if is_child and b"vlmkit.assembly.renderer" in (stat.parent / "cmdline").read_bytes():
                 pids.append(int(stat.parent.name))
     return pids
 

@@ -16,9 +16,9 @@ from responding import PATH, body, events, image, refused, text, user, whole
 from running_server import asked, image_part, picture, said, scripted
 
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.fields.wire_tools import OTHER_TOOL_TYPES
-from vlmkit_server.responses.items import kept_input
-from vlmkit_server.responses.wire import (
+from vlmkit_server.wire.tool_fields import OTHER_TOOL_TYPES
+from vlmkit_server.apis.openai_responses.items import kept_input
+from vlmkit_server.apis.openai_responses.wire import (
     RESPONSES,
     InputTokensRequest,
     Item,

@@ -11,9 +11,9 @@ from running_server import asked, eventually, picture, running, said, scripted
 
 from vlmkit.errors import RequestError
 from vlmkit_server.http.errors import Overloaded
-from vlmkit_server.responses.event_log import EventLog
-from vlmkit_server.responses.items import KeptItem
-from vlmkit_server.responses.store import ResponseStore, Turn
+from vlmkit_server.apis.openai_responses.event_log import EventLog
+from vlmkit_server.apis.openai_responses.items import StoredItem
+from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
 from vlmkit_server.settings.server import ResponsesSettings
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
@@ -311,7 +311,7 @@ OWNER = b"me"
 
 
 def item(name, size=1):
-    return KeptItem(name, b"x" * size)
+    return StoredItem(name, b"x" * size)
 
 
 ACTION = st.one_of(

@@ -11,7 +11,7 @@ from responding import PATH, body, events
 from running_server import eventually, running, scripted
 
 from vlmkit.errors import RequestError
-from vlmkit_server.responses.event_log import EventLog
+from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.settings.server import ResponsesSettings
 
 SAID = scripted(text="né 🙂 and more", reasoning="hm")

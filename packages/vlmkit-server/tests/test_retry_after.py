@@ -5,16 +5,17 @@ import asyncio
 import pytest
 from running_server import mock_pipeline
 
-from vlmkit_server.fleet import load_failure, served_model
+from vlmkit_server.fleet import load_failure
+from vlmkit_server.fleet import model_handle
 from vlmkit_server.fleet.load_failure import not_there, refusal
-from vlmkit_server.fleet.roster import Roster
-from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.fleet.model_registry import ModelRegistry
+from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.http.errors import LONGEST_WAIT_S, RETRY_AFTER_S, waiting_s
-from vlmkit_server.offer import Offer
+from vlmkit_server.fleet.model_spec import ModelSpec
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.work import service
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange import service
+from vlmkit_server.exchange.service import Service
 
 
 class Clock:
@@ -29,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     played = Clock()
-    for module in (served_model, load_failure, service):
+    for module in (model_handle, load_failure, service):
         monkeypatch.setattr(module, "time", played)
     return played
 
@@ -52,15 +53,15 @@ def loaded(model, clock, runner, took_s):
 
 
 def test_of_a_first_load_nothing_is_known(clock):
-    model = ServedModel("one", Offer(load=mock_pipeline), is_expected=False)
+    model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     for step in (model.want, model.start):
         step()
         assert told(model) == RETRY_AFTER_S
-    assert Roster({"one": Offer()}, FleetSettings()).ready_in_s is None
+    assert ModelRegistry({"one": ModelSpec()}, FleetSettings()).ready_in_s is None
 
 
 def test_a_load_takes_as_long_as_the_one_before(clock, runner):
-    model = ServedModel("one", Offer(load=mock_pipeline), is_expected=False)
+    model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     loaded(model, clock, runner, 40.0)
     model.want()
     assert told(model) == 40
@@ -76,7 +77,7 @@ def test_a_load_takes_as_long_as_the_one_before(clock, runner):
 
 
 def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
-    model = ServedModel("one", Offer(load=mock_pipeline), is_expected=False)
+    model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     model.start()
     model.fail(RuntimeError())
     assert refusal(model).retry_after_s == 30
@@ -85,7 +86,7 @@ def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
 
 
 def test_a_restart_waits_first_and_then_loads(clock, runner):
-    roster = Roster({"one": Offer(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart"))
+    roster = ModelRegistry({"one": ModelSpec(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart"))
     model = roster.models["one"]
     loaded(model, clock, runner, 5.0)
     model.restart(clock.now_s + 8.0)

@@ -92,8 +92,8 @@ def test_the_key_is_not_shown_by_a_command(monkeypatch, capsys):
 def test_processes_that_handle_files_of_clients_do_not_get_the_key(tmp_path, monkeypatch):
     """Neither by their environment nor by what they are told to build."""
     from vlmkit.config.constraint_plan import ConstraintPlan
-    from vlmkit.config.text_side import TextSide
-    from vlmkit.running.renderers.renderer import child_environment
+    from vlmkit.config.renderer_plan import TextSide
+    from vlmkit.running.prompting.renderers.process import child_environment
 
     monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
     assert SECRET not in child_environment().values()

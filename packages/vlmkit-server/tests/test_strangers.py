@@ -10,8 +10,8 @@ import pytest
 from running_server import chat, eventually, http_request, running, scripted
 
 from vlmkit_server.http import connection
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 
 HUGE = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -66,7 +66,7 @@ def test_many_who_announce_nothing_are_all_answered():
 
 
 def test_of_bodies_the_one_of_whoever_sends_most_makes_way(tmp_path):
-    path, keys = tmp_path / "keys.jsonl", [made(name, ("chat",)) for name in ("hog", "other")]
+    path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("hog", "other")]
     for key, _ in keys:
         add_line(path, key)
     hog, other = ({"authorization": f"Bearer {secret}"} for _, secret in keys)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from vlmkit.errors import RequestError
-from vlmkit_server.fields import structure
+from vlmkit_server.wire import structure
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(alphabet='"\\,:{}[] aé\0'),

@@ -17,8 +17,8 @@ from running_server import eventually, process
 from test_drain import PROGRAM
 
 from vlmkit.errors import ConfigError
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 from vlmkit_server.run import serve
 from vlmkit_server.settings.server import ServerSettings
 
@@ -49,7 +49,7 @@ def status(url, trust, secret):
 @pytest.mark.posix
 def test_certificates_and_keys_are_read_again_on_hangup(tmp_path):
     old, keys = write_certificate(tmp_path), tmp_path / "keys.jsonl"
-    (first, secret), (second, another) = (made(name, ("chat",)) for name in ("one", "two"))
+    (first, secret), (second, another) = (new_key(name, ("chat",)) for name in ("one", "two"))
     add_line(keys, first)
     certificate, key = (str(tmp_path / name) for name in FILES)
     settings = {"port": 0, "keys_file": str(keys)}

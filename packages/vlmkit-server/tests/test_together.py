@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from vlmkit_server.together import in_order, together
+from vlmkit_server.gather import in_order, gather
 
 
 class Work:
@@ -46,28 +46,28 @@ def told(way, *items):
     return asyncio.run(asyncio.wait_for(asked(), 60))
 
 
-@pytest.mark.parametrize("way", [together, in_order])
+@pytest.mark.parametrize("way", [gather, in_order])
 def test_what_comes_is_in_the_order_of_the_items(way):
     assert told(way, "late a", "b", "c")[0] == ["LATE A", "B", "C"]
     assert told(way)[0] == []
 
 
 def test_the_first_that_fails_ends_all_others():
-    found, work = told(together, "endless", "fails", "endless too", "fails")
+    found, work = told(gather, "endless", "fails", "endless too", "fails")
     assert found == "fails"
     assert set(work.left) >= {"endless", "endless too"}
 
 
 def test_of_several_that_fail_together_the_first_is_told():
-    assert told(together, "endless", "1 fails", "2 fails", "3 fails")[0] == "1 fails"
+    assert told(gather, "endless", "1 fails", "2 fails", "3 fails")[0] == "1 fails"
 
 
-@pytest.mark.parametrize(("way", "expected"), [(together, "2 fails"), (in_order, "late 1 fails")])
+@pytest.mark.parametrize(("way", "expected"), [(gather, "2 fails"), (in_order, "late 1 fails")])
 def test_who_fails_late_is_told_where_the_order_counts(way, expected):
     assert told(way, "late 1 fails", "2 fails")[0] == expected
 
 
-@pytest.mark.parametrize("way", [together, in_order])
+@pytest.mark.parametrize("way", [gather, in_order])
 def test_who_waits_no_more_leaves_nothing(way):
     async def left():
         work = Work()

@@ -6,7 +6,7 @@ import pytest
 from running_server import chat, eventually, running, scripted
 
 from vlmkit.types.sample import Logprob, Sample
-from vlmkit_server.work.told_whole import LOGPROB_BYTES, TOKEN_BYTES
+from vlmkit_server.exchange.response_buffer import LOGPROB_BYTES, TOKEN_BYTES
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 EACH = TOKEN_BYTES + 20 * LOGPROB_BYTES

@@ -7,7 +7,7 @@ from running_server import asked, eventually, mock_pipeline, picture, running
 
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.responses.truncation import droppable
+from vlmkit_server.apis.openai_responses.truncation import droppable
 
 AUTO = {"truncation": "auto", "max_output_tokens": 8}
 MOST = 300

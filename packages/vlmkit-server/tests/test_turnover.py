@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from vlmkit_server.http.turnover import LAST, LONGEST_S, MOST_CALLERS, Turnover
+from vlmkit_server.http.drain_rate import LAST, LONGEST_S, MOST_CALLERS, DrainRate
 
 
 class Played:
@@ -10,7 +10,7 @@ class Played:
 
     def __init__(self):
         self.now_s = 1000.0
-        self.turnover = Turnover(lambda: self.now_s)
+        self.turnover = DrainRate(lambda: self.now_s)
         self.turnover.begin()
 
     def pass_by(self, num, *, every_s):

@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params as openai_params
 from running_server import chat, image_part, picture
 
 from vlmkit.errors import RequestError
-from vlmkit_server.chat.wire import CHAT, REFUSED_FIELDS, ChatRequest
+from vlmkit_server.apis.openai_chat.wire import CHAT, REFUSED_FIELDS, ChatRequest
 
 WITHOUT_EFFECT = {
     "user": "u-1",

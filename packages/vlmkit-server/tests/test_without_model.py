@@ -12,7 +12,7 @@ from litestar.routes import HTTPRoute
 from running_server import eventually, mock_pipeline, running
 
 from vlmkit_server.app import create_app
-from vlmkit_server.offer import Offer
+from vlmkit_server.fleet.model_spec import ModelSpec
 from vlmkit_server.settings.fleet import FleetSettings
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -41,7 +41,7 @@ SETTINGS = {"allow_generate": True, "fleet": FleetSettings(manage=True)}
 
 @pytest.fixture(scope="module")
 def one():
-    with running({"mock": Offer(load=mock_pipeline)}, **SETTINGS) as server:
+    with running({"mock": ModelSpec(load=mock_pipeline)}, **SETTINGS) as server:
         assert eventually(lambda: server.get("/readyz").status_code == 200)
         yield server
 

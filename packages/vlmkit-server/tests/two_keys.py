@@ -9,15 +9,15 @@ from typing import Any
 
 from running_server import Process, Running, eventually, process, running
 
-from vlmkit_server.identity.key import made
-from vlmkit_server.identity.key_file import add_line
+from vlmkit_server.auth.key import new_key
+from vlmkit_server.auth.key_file import add_line
 
 
 def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -> list[Any]:
     """Make a key for each name, and return the headers that send it."""
     sent = []
     for name in names:
-        key, secret = made(name, scopes, tenant=name)
+        key, secret = new_key(name, scopes, tenant=name)
         add_line(folder / "keys.jsonl", key)
         sent.append({"authorization": f"Bearer {secret}"})
     return sent

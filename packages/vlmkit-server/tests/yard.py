@@ -9,8 +9,8 @@ from typing import Any
 from running_server import mock_pipeline
 
 from vlmkit.errors import CheckpointError
-from vlmkit.pipeline import Pipeline
-from vlmkit_server.offer import Offer
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit_server.fleet.model_spec import ModelSpec
 
 
 class Yard:
@@ -33,13 +33,13 @@ class Yard:
         self._gates: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def offer(self, name: str, size: int = 1, **fields: Any) -> Offer:
+    def offer(self, name: str, size: int = 1, **fields: Any) -> ModelSpec:
         """Offer a mock, which takes so many bytes, stated or weighed."""
         if "weigh" not in fields:
             fields["memory_bytes"] = size
         self._gates[name] = threading.Event()
         self._gates[name].set()
-        return Offer(load=partial(self._load, name, size), **fields)
+        return ModelSpec(load=partial(self._load, name, size), **fields)
 
     def hold(self, name: str) -> None:
         """Let loading a model last until it is let go."""

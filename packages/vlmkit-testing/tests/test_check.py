@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import spelling
-from vlmkit.assembly import load_plugins
+from vlmkit.assembly.load import load_plugins
 from vlmkit.config import Config
 from vlmkit.errors import PluginError
 from vlmkit.kit.install_command import install_command

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.running.counters import Counters
-from vlmkit.running.image_loader import ImageLoader
-from vlmkit.running.request_log import RequestLog
-from vlmkit.running.sampler import ArraySampler
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.observers.counters import Counters
+from vlmkit.running.prompting.image_loader import ImageLoader
+from vlmkit.running.observers.request_log import RequestLog
+from vlmkit.running.sampling.sampler import ArraySampler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.request_log import RequestLogSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_testing import (

@@ -20,7 +20,7 @@ from vlmkit.cli import run
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.step import StepOutput
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing.verify.answers import agreements

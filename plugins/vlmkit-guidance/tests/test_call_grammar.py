@@ -9,8 +9,8 @@ import vlmkit
 from vlmkit.errors import ConstraintError
 from vlmkit.interfaces.chat_format import Calling
 from vlmkit.interfaces.constraint import Vocabulary
-from vlmkit.kit.call_formats import FORMATS
-from vlmkit.kit.call_grammar import call_grammar
+from vlmkit.kit.tool_call_formats import FORMATS
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.constraint import JsonSchema
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request
@@ -72,7 +72,7 @@ def ids_of(form, text):
 
 def accepts(compiler, form, text, **options):
     options = {"choice": "auto", **options}
-    matcher = compiler.compile(call_grammar(Calling(form, TOOLS), **options))()
+    matcher = compiler.compile(tool_call_grammar(Calling(form, TOOLS), **options))()
     return all(map(matcher.accept, ids_of(form, text))) and matcher.may_end
 
 

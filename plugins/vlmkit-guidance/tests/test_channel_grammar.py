@@ -8,8 +8,8 @@ import pytest
 from vlmkit.errors import ConstraintError
 from vlmkit.interfaces.chat_format import Calling, Mark
 from vlmkit.interfaces.constraint import Vocabulary
-from vlmkit.kit.call_formats import CHANNELS, FORMATS
-from vlmkit.kit.call_grammar import call_grammar
+from vlmkit.kit.tool_call_formats import CHANNELS, FORMATS
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.constraint import JsonSchema, OneOf, Regex
 from vlmkit.types.tool_choice import NamedTool
 from vlmkit_guidance.compiler import GuidanceCompiler
@@ -56,7 +56,7 @@ def compiler():
 def accepts(compiler, text, form=HARMONY, tools=TOOLS, choice="auto", **options):
     found = [getattr(form, field.name) for field in fields(form)]
     ids = {mark.text: mark.token_id for mark in found if isinstance(mark, Mark)}
-    matcher = compiler.compile(call_grammar(Calling(form, tools), choice, **options))()
+    matcher = compiler.compile(tool_call_grammar(Calling(form, tools), choice, **options))()
     pieces = re.split(r"(<\|[a-z]+\|>)", text)
     tokens = [i for p in pieces for i in ([ids[p]] if p in ids else p.encode())]
     return all(map(matcher.accept, tokens)) and matcher.may_end
@@ -126,4 +126,4 @@ def test_an_answer_goes_on_where_its_prompt_left_off(compiler):
 def test_without_channels_tools_go_together_with_schemas_alone():
     calling = Calling(FORMATS["hermes"], TOOLS)
     with pytest.raises(ConstraintError, match="exclude each other"):
-        call_grammar(calling, "auto", content=Regex("a"))
+        tool_call_grammar(calling, "auto", content=Regex("a"))

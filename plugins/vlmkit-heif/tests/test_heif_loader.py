@@ -12,7 +12,7 @@ import vlmkit
 from vlmkit.errors import ImageError, MediaError
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.types.iso_image import read_iso_header
+from vlmkit.image_files.iso_image import read_iso_header
 from vlmkit_heif import decoding
 from vlmkit_heif.loader import HeifLoader
 from vlmkit_testing import MediaLoaderContract

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 import zoo
-from vlmkit.running.answer_places import AnswerPlaces
+from vlmkit.running.engine_loop.grounding import AnswerGrounding
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
-from vlmkit.types.place import Place
+from vlmkit.types.grounding import GroundedRegion
 from vlmkit_hf.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]
@@ -47,8 +47,8 @@ def test_places_are_found_in_the_tokens_of_an_answer(
     prompt = tokenizer.prompt([Message.of("user", "Where is the cat?", [image])])
     assert prompt.place_format is not None
     reader = tokenizer.reader(prompt, shows_special=True)
-    places = AnswerPlaces(reader, prompt, prompt.place_format)
+    places = AnswerGrounding(reader, prompt, prompt.place_format)
     for token_id in zoo.processor(name).tokenizer(said, add_special_tokens=False)["input_ids"]:
         places.push(token_id)
 
-    assert places.found() == (Place("a cat", box=(20.0, 0.0, 40.0, 30.0)),)
+    assert places.found() == (GroundedRegion("a cat", box=(20.0, 0.0, 40.0, 30.0)),)

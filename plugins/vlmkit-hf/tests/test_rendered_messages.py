@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import zoo
 from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.kit.call_grammar import call_grammar
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
 from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.prompt_options import PromptOptions
@@ -166,7 +166,7 @@ def test_the_grammar_of_a_template_takes_what_it_writes_within_the_schema_alone(
     compiler = compilers.GuidanceCompiler(vocabulary_of(model))
     calling = model.prompt(ASKED, tools=[TOOL]).calling
     compiled = [
-        compiler.compile(call_grammar(calling, choice))
+        compiler.compile(tool_call_grammar(calling, choice))
         for choice in ("auto", "required", NamedTool("look_up"))
     ]
 

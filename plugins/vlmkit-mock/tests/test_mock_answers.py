@@ -7,7 +7,7 @@ import pytest
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock.answer import answer_to

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from test_dashboard import SERIES
 
-from vlmkit.assembly import load_plugins
+from vlmkit.assembly.load import load_plugins
 from vlmkit.config import read_layers
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit_monitor import genai
-from vlmkit_server.server_parts import monitors
+from vlmkit_server.commands.components import monitors
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/observe.md").read_text()
 

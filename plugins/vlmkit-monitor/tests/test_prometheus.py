@@ -13,7 +13,7 @@ from vlmkit_monitor.names import METRICS
 from vlmkit_monitor.prometheus import PrometheusMonitor
 from vlmkit_monitor.settings import PrometheusSettings
 from vlmkit_monitor.vllm_names import ASKED
-from vlmkit_server.identity import key as keys
+from vlmkit_server.auth import key as keys
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, ServerState
 from vlmkit_testing import MonitorContract
 

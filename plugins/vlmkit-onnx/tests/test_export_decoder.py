@@ -13,7 +13,7 @@ import pytest
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.pooling import Pooling, read_pooling
+from vlmkit.checkpoints.pooling import Pooling, read_pooling
 from vlmkit_onnx.folder import manifest
 
 pytest.importorskip("torch")

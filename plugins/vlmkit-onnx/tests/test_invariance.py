@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vlmkit.kit import content, trial_notes
+from vlmkit.kit import content
+from vlmkit.kit import selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx import build
@@ -88,8 +89,8 @@ def test_a_decoder_is_tried_again_where_anything_differs(
         (
             lambda: None,
             (folder / "decoder.onnx").touch,
-            lambda: monkeypatch.setattr(trial_notes, "packages", lambda: {"onnxruntime-9"}),
-            lambda: monkeypatch.setattr(trial_notes, "_processor", lambda: "another"),
+            lambda: monkeypatch.setattr(selfcheck_records, "packages", lambda: {"onnxruntime-9"}),
+            lambda: monkeypatch.setattr(selfcheck_records, "_processor", lambda: "another"),
         ),
         1,
     ):

@@ -14,8 +14,8 @@ from vlmkit.errors import EngineError, OutOfMemory
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.executor import Executor, Outcome
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import hardware, selfcheck
 from vlmkit_torch.attention import paged
@@ -49,7 +49,7 @@ def test_a_step_that_runs_out_of_memory_is_halved_once_for_all(load: Load) -> No
     host = EngineHost(engine)
     sequences, _ = begin(host)
     expected = [host.last_logits(prompt, (30, 31, 32, 33)).argmax() for prompt in TEXTS]
-    executor, short = Executor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 2)
+    executor, short = StepExecutor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 2)
     for token in range(30, 34):
         items = [host.next_item(for_sampler(sequence), token) for sequence in sequences]
         results = executor.compute(items)
@@ -65,7 +65,7 @@ def test_what_does_not_fit_alone_fails_alone(load: Load, caplog: Any) -> None:
     sequences, _ = begin(host)
     late = host.sequence(Prompt(tuple(range(50, 70))))
     host.admit(late)
-    executor, _ = Executor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 4)
+    executor, _ = StepExecutor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 4)
 
     *others, failed = executor.compute(
         [*(host.next_item(for_sampler(s), 30) for s in sequences), host.chunk(for_sampler(late))]

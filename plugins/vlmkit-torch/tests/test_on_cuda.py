@@ -13,8 +13,8 @@ import torch
 from pretend.steps import begin, for_sampler
 from pretend.torch_cuda import CUDA, OnCuda, pretended_cuda
 from vlmkit.errors import EngineError
-from vlmkit.running.executor import Executor, Outcome
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.engine_host import EngineHost
 
@@ -37,7 +37,7 @@ def test_tokens_are_sampled_where_the_logits_are(load: Load) -> None:
         for sequence, own in zip(sequences, params, strict=True):
             for_sampler(sequence, own)
         items = [host.next_item(sequence, 30) for sequence in sequences]
-        outcomes: Any = Executor(engine, ArraySampler()).compute(items)
+        outcomes: Any = StepExecutor(engine, ArraySampler()).compute(items)
         return [outcome.samples[0] for outcome in outcomes]
 
     expected = sampled("cpu")
@@ -52,7 +52,7 @@ def test_a_device_that_is_gone_ends_the_engine(load: Load) -> None:
         engine, _ = load("llama", device="cuda")
         host = EngineHost(engine)
         sequences, _ = begin(host)
-        executor = Executor(engine, ArraySampler())
+        executor = StepExecutor(engine, ArraySampler())
         items = [host.next_item(for_sampler(sequence), 30) for sequence in sequences]
         assert all(isinstance(result, Outcome) for result in executor.compute(items))
         device.is_broken = True

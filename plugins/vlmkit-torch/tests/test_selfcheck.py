@@ -9,7 +9,8 @@ import pytest
 
 from parity import hybrid
 from vlmkit.errors import CheckpointError
-from vlmkit.kit import content, trial_notes
+from vlmkit.kit import content
+from vlmkit.kit import selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import selfcheck
@@ -60,7 +61,7 @@ def test_a_model_is_checked_once_until_a_file_a_setting_or_a_version_changes(
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # other kernels compute
     assert checked(folder)
     assert not checked(folder)
-    monkeypatch.setattr(trial_notes, "packages", lambda: {"torch-9.9"})
+    monkeypatch.setattr(selfcheck_records, "packages", lambda: {"torch-9.9"})
     assert checked(folder)
     monkeypatch.setattr(selfcheck, "_sources", lambda: "another release of the plugin")
     assert checked(folder)

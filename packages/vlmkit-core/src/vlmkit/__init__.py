@@ -20,13 +20,13 @@ from vlmkit._version import __version__
 from vlmkit.deprecated import MovedModules
 
 if TYPE_CHECKING:
-    from vlmkit.assembly import fetch, load
+    from vlmkit.assembly.load import fetch, load
     from vlmkit.errors import ConfigError, PluginError, RequestError, VlmkitError
     from vlmkit.model import Model
-    from vlmkit.pipeline import Pipeline
+    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit.plugins.hookspecs import API_VERSION, hookimpl
-    from vlmkit.running.sampler import ArraySampler
-    from vlmkit.running.scheduler import ContinuousScheduler
+    from vlmkit.running.sampling.sampler import ArraySampler
+    from vlmkit.running.scheduling.scheduler import ContinuousScheduler
     from vlmkit.types.completion import Completion
     from vlmkit.types.image import Image
     from vlmkit.types.message import Message

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
-from vlmkit.kit.chat_dicts import conversation
-from vlmkit.kit.image_source import Shown, for_owner, listed, shown_part
-from vlmkit.kit.pooling import Vector
-from vlmkit.kit.request_fields import plain_values
+from vlmkit.inputs.conversations import conversation
+from vlmkit.inputs.images import Shown, for_owner, listed, shown_part
+from vlmkit.checkpoints.pooling import Vector
+from vlmkit.running.prompting.request_fields import plain_values
 from vlmkit.types.completion import Completion
 from vlmkit.types.constraint import Constraint
 from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions

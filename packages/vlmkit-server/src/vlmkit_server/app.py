@@ -6,27 +6,27 @@ from litestar import Litestar
 from litestar.di import NamedDependency, Provide
 
 from vlmkit.kit.image_fetcher import ImageFetcher
-from vlmkit_server.batches.batches import Batches
-from vlmkit_server.batches.route import BatchesController
-from vlmkit_server.batches.route_messages import MessageBatchesController
-from vlmkit_server.chat.convert import Converter
-from vlmkit_server.chat.route import ChatController
-from vlmkit_server.completions.route import CompletionsController
-from vlmkit_server.embeddings.route import EmbeddingsController
-from vlmkit_server.files.disk import FilesOnDisk
-from vlmkit_server.files.kept import FilesInMemory, KeptFiles
-from vlmkit_server.files.route import FilesController
-from vlmkit_server.files.store import FileStore
+from vlmkit_server.apis.batches.batches import Batches
+from vlmkit_server.apis.batches.route import BatchesController
+from vlmkit_server.apis.batches.message_batches_route import MessageBatchesController
+from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.route import ChatController
+from vlmkit_server.apis.openai_completions.route import CompletionsController
+from vlmkit_server.apis.openai_embeddings.route import EmbeddingsController
+from vlmkit_server.apis.files.disk_store import FilesOnDisk
+from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
+from vlmkit_server.apis.files.route import FilesController
+from vlmkit_server.apis.files.memory_store import FileStore
 from vlmkit_server.http.aliases import Aliases
 from vlmkit_server.http.errors import error_handlers
-from vlmkit_server.http.origins import Origins
-from vlmkit_server.identity.guard import Guard
-from vlmkit_server.kept.folder import Folder, files_of
-from vlmkit_server.limits.entrance import Entrance
-from vlmkit_server.limits.headers import EXPOSED
-from vlmkit_server.logs.request_lines import RequestLines
-from vlmkit_server.messages.route import MessagesController
-from vlmkit_server.offer import Loader, Offer, Served
+from vlmkit_server.http.cors import Cors
+from vlmkit_server.auth.guard import Guard
+from vlmkit_server.storage.data_folder import Folder, files_of
+from vlmkit_server.rate_limits.guard import RateLimitGuard
+from vlmkit_server.rate_limits.headers import EXPOSED
+from vlmkit_server.logs.request_log import RequestLines
+from vlmkit_server.apis.anthropic_messages.route import MessagesController
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
 from vlmkit_server.operate.capabilities import CapabilitiesController
 from vlmkit_server.operate.docs import DocsController, docs_page
 from vlmkit_server.operate.health import HealthController
@@ -36,20 +36,20 @@ from vlmkit_server.operate.management import ManagementController
 from vlmkit_server.operate.metrics import MetricsController, Scraper
 from vlmkit_server.operate.models import ModelsController
 from vlmkit_server.operate.openapi import OpenApiController, openapi_document
-from vlmkit_server.prompts.generate import GenerateController
-from vlmkit_server.prompts.invocations import InvocationsController
-from vlmkit_server.prompts.render import RenderController
-from vlmkit_server.prompts.tokens import TokensController
-from vlmkit_server.responses.route import ResponsesController
-from vlmkit_server.responses.store import ResponseStore
+from vlmkit_server.apis.tokens.generate import GenerateController
+from vlmkit_server.apis.tokens.invocations import InvocationsController
+from vlmkit_server.apis.tokens.render import RenderController
+from vlmkit_server.apis.tokens.tokenize import TokensController
+from vlmkit_server.apis.openai_responses.route import ResponsesController
+from vlmkit_server.apis.openai_responses.store import ResponseStore
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.work.detached import Detached
-from vlmkit_server.work.gate import Gate
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.background import BackgroundWork
+from vlmkit_server.exchange.gate import Gate
+from vlmkit_server.exchange.service import Service
 
 
 def create_app(
-    models: Service | Mapping[str, Offer | Served | Loader],
+    models: Service | Mapping[str, ModelSpec | Served | Loader],
     settings: ServerSettings | None = None,
     *,
     scraper: Scraper | None = None,
@@ -71,11 +71,11 @@ def create_app(
         service = Service(models, settings or ServerSettings())
     data = service.settings.data
     on_disk = FilesOnDisk(Folder(data, files_of(service.settings))) if data.folder else None
-    files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
+    files: FileStorage = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(service.fetch) if service.fetch.enabled else None
     converter = Converter(service.settings, fetcher, files, service.offload)
     scraper = scraper or Scraper(service)
-    responses, detached = ResponseStore(service.settings.responses), Detached(service)
+    responses, detached = ResponseStore(service.settings.responses), BackgroundWork(service)
 
     def describe() -> bytes:
         return openapi_document(app, service.request_fields)
@@ -118,7 +118,7 @@ def create_app(
             "document": Provide(describe, sync_to_thread=True, use_cache=True),
             "docs": Provide(show, sync_to_thread=True, use_cache=True),
         },
-        guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
+        guards=[*([Guard(service.keys)] if service.keys else []), RateLimitGuard(service.accounts)],
         on_startup=[service.fleet.start, service.accounts.start, service.monitors.start],
         on_shutdown=[
             service.toolbox.aclose,
@@ -136,7 +136,7 @@ def create_app(
     )
     inner = app.asgi_handler
     if allowed := service.settings.allowed_origins:
-        inner = Origins(inner, allowed, EXPOSED)
+        inner = Cors(inner, allowed, EXPOSED)
     inner = Gate(inner, service)
     if service.access_log is not None or service.audit.is_on:
         inner = RequestLines(inner, service.access_log, service.audit)

@@ -29,7 +29,7 @@ import uvicorn
 from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
-from vlmkit.running.blame import UNKNOWN, Makers
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.app import create_app
 from vlmkit_server.fleet.fleet import OnLoaded
@@ -38,17 +38,17 @@ from vlmkit_server.http.certificate import load_certificate
 from vlmkit_server.http.connection import Connection
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.listening import health_listener, listener, shown
-from vlmkit_server.http.open_files import SpareFile, room_for_connections
+from vlmkit_server.http.open_files import ReserveDescriptor, room_for_connections
 from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.interfaces.tool_source import ToolSource
-from vlmkit_server.offer import Loader, Offer, Served
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
 from vlmkit_server.operate.health_listener import HealthListener
 from vlmkit_server.operate.metrics import Scraper
 from vlmkit_server.operate.notify import Notifier
 from vlmkit_server.operate.supervisor import Supervisor
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
-from vlmkit_server.work.service import KnownFields, Service
+from vlmkit_server.exchange.service import KnownFields, Service
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ UVICORN_S = 60  # uvicorn's own bound, which is never reached
 
 
 def serve(
-    models: Mapping[str, Served | Loader | Offer],
+    models: Mapping[str, Served | Loader | ModelSpec],
     settings: ServerSettings | None = None,
     *,
     fetch: FetchSettings | None = None,
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     request_fields: KnownFields = MappingProxyType({}),
-    makers: Makers = UNKNOWN,
+    component_names: ComponentNames = UNKNOWN,
     on_loaded: OnLoaded | None = None,
 ) -> None:
     """Serve models until a signal ends it; closes every runner at the end.
@@ -82,8 +82,8 @@ def serve(
         monitors: who looks on; they are closed at the end. How the requests of a model fare they
             are told by their observers, which are the pipeline's.
         request_fields: fields that plugins added to requests, where a model that takes them is
-            loaded later; of :func:`vlmkit_server.server_parts.request_fields`, for example.
-        makers: how the log calls who made the sources of tools and the monitors.
+            loaded later; of :func:`vlmkit_server.commands.components.request_fields`, for example.
+        component_names: how the log calls who made the sources of tools and the monitors.
         on_loaded: called in a thread with the names of the models that are there, when all are
             loaded that are to be from the start.
 
@@ -96,8 +96,8 @@ def serve(
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    toolbox = Toolbox(tool_sources, makers)
-    service = Service(models, settings, toolbox, monitors, request_fields, makers, fetch)
+    toolbox = Toolbox(tool_sources, component_names)
+    service = Service(models, settings, toolbox, monitors, request_fields, component_names, fetch)
     service.fleet.on_loaded = partial(_settle, on_loaded)
     with contextlib.ExitStack() as last:
         try:
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
         self._supervisor = Supervisor(service, Notifier(os.environ))
         self._scraper = Scraper(service)
         self._health = self._opened_health(settings)
-        self._spare = SpareFile()  # now: models that are loaded may take all there are
+        self._spare = ReserveDescriptor()  # now: models that are loaded may take all there are
         room = service.ledger.connections
         room.most = room_for_connections(settings.max_connections)
         connection = type("Connection", (Connection,), {"settings": settings, "room": room})

@@ -5,7 +5,7 @@ from typing import Any
 
 from broken.broken import Broken, Table
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.running.ngram import NgramProposer
+from vlmkit.running.engine_loop.ngram import NgramProposer
 from vlmkit_testing import ProposerContract
 
 

@@ -12,7 +12,7 @@ from broken.broken import Broken, Table
 from mock_model import script
 from vlmkit.errors import RequestError, VlmkitError
 from vlmkit.interfaces.runner import CONSTRAINT
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.completion import Timings
 from vlmkit_mock.engine import MockEngine

@@ -14,7 +14,7 @@ from broken.sampler_long import LONG
 from broken.sampler_params import BROKEN as OF_PARAMETERS
 from vlmkit.interfaces.sampler import Pick, Row
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_testing import SamplerContract
 
 # What it takes and gives.

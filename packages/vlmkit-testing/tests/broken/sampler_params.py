@@ -11,7 +11,7 @@ from msgspec import structs
 
 from broken.broken import Broken
 from vlmkit.interfaces.sampler import Pick, Row
-from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 
 # Claims.

@@ -14,7 +14,7 @@ from broken.scheduler_from_nothing import BROKEN as FROM_NOTHING
 from vlmkit.interfaces.engine import Cache, EngineLimits
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
-from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_testing import SchedulerContract
 

@@ -17,8 +17,8 @@ from vlmkit.interfaces.chat_format import Mark
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN
-from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.kit.plain_parser import PlainParser
+from vlmkit.kit.reasoning_parser import ReasoningParser
 from vlmkit.types.delta import Delta, TextDelta
 from vlmkit.types.media import MediaPart
 from vlmkit.types.message import Message, ReasoningPart
@@ -37,7 +37,7 @@ class ParsesSpecialTexts(MockTokenizer):
 
 
 class ShowsHalfCharacters(MockTokenizer):
-    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainReader:
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainParser:
         tokenizer = self
 
         class Stream:
@@ -47,15 +47,15 @@ class ShowsHalfCharacters(MockTokenizer):
             def flush(self) -> str:
                 return ""
 
-        return PlainReader(Stream())
+        return PlainParser(Stream())
 
 
 class SaysWhatItThinks(MockTokenizer):
-    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainReader:
-        return PlainReader(MockTokenStream())
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainParser:
+        return PlainParser(MockTokenStream())
 
 
-class ChangedReader(ReasoningReader):
+class ChangedReader(ReasoningParser):
     def __init__(self) -> None:
         marks = Mark("<|reasoning|>", REASONING), Mark("<|reasoning_end|>", REASONING_END)
         super().__init__(MockTokenStream, *marks)
@@ -87,7 +87,7 @@ class SaysUnfinishedThoughts(ChangedReader):
 class WithReader(MockTokenizer):
     kind: type[ChangedReader]
 
-    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> ReasoningReader:
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> ReasoningParser:
         return self.kind()
 
 

@@ -8,7 +8,7 @@ from broken.broken import Broken
 from broken.changed_tokenizer import Changed
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.reader import AnswerReader
-from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.types.delta import Delta, TextDelta, text_of
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
 from vlmkit_mock.vocabulary import NUM_BYTES
@@ -20,7 +20,7 @@ class WithStream(MockTokenizer):
     stream: Any = MockTokenStream
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
-        return PlainReader(self.stream())
+        return PlainParser(self.stream())
 
 
 class StrictStream(MockTokenStream):
@@ -81,7 +81,7 @@ class SpellsTheEnd(WithStream):
 
 
 class SharesItsReader(MockTokenizer):
-    shared: AnswerReader = PlainReader(MockTokenStream())
+    shared: AnswerReader = PlainParser(MockTokenStream())
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         return self.shared
@@ -113,7 +113,7 @@ class ReadsCallsEverywhere(MockTokenizer):
         return super().reader(dataclasses.replace(prompt, is_plain=False))
 
 
-class TalkativeReader(PlainReader):
+class TalkativeReader(PlainParser):
     """Says more than there is, in the place of a count."""
 
     @property

@@ -12,7 +12,7 @@ from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
-from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.types.media import MediaPart
 from vlmkit.types.message import Message, TextPart, parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions
@@ -76,7 +76,7 @@ class TextTokenizer:
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         """Return what reads an answer: all of it is text."""
-        return PlainReader(_Stream())
+        return PlainParser(_Stream())
 
 
 class HearingTokenizer(TextTokenizer):

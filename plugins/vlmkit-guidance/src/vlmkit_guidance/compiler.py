@@ -1,7 +1,7 @@
 """Compiles constraints by llguidance, within bounds of time and memory.
 
 Says why a constraint is refused in words of ours: the library's may quote what a client sent.
-Large numbers in a constraint were refused before, by :mod:`vlmkit.kit.constraint_limits`.
+Large numbers in a constraint were refused before, by :mod:`vlmkit.running.constraints.limits`.
 """
 
 import json

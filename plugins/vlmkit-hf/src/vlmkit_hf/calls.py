@@ -7,8 +7,8 @@ from typing import Any
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.chat_format import CallFormat, JsonCall, Mark, NamedCall, TaggedCall
-from vlmkit.kit.call_formats import FORMATS
-from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.tool_call_formats import FORMATS
+from vlmkit.kit.tool_call_parser import ToolCallParser
 from vlmkit.types.delta import Delta, text_of, tool_calls_of
 from vlmkit.types.message import Message
 from vlmkit.types.tool_call import ToolCallPart
@@ -120,7 +120,7 @@ def _form(call: JsonCall | NamedCall, before: str, behind: str) -> CallFormat:
 
 
 def _read(form: CallFormat, written: str) -> list[tuple[str, Any]]:
-    reader = CallReader(Texts, form, [TOOL])
+    reader = ToolCallParser(Texts, form, [TOOL])
     return calls_in([*reader.take(written), *reader.finish()])
 
 

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vlmkit.interfaces.chat_format import ChannelFormat, Mark
-from vlmkit.kit.call_formats import CHANNELS
-from vlmkit.kit.channel_reader import ChannelReader
+from vlmkit.kit.tool_call_formats import CHANNELS
+from vlmkit.kit.harmony_parser import HarmonyParser
 from vlmkit.types.delta import Delta
 from vlmkit.types.message import Message
 from vlmkit_hf.calls import ARGUMENTS, CALL, TOOL, Segments, Texts, calls_in
@@ -63,7 +63,7 @@ def writes_calls(form: ChannelFormat, segments: Segments) -> bool:
     tokens = in_tokens(form, {text: number for number, text in enumerate(marks)})
     if tokens is None:
         return False
-    reader = ChannelReader(lambda: Texts(texts), tokens, [TOOL])
+    reader = HarmonyParser(lambda: Texts(texts), tokens, [TOOL])
     deltas: list[Delta] = []
     for piece in pieces:
         deltas += reader.push(texts.index(piece))

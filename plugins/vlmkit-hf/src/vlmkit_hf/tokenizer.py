@@ -10,12 +10,12 @@ from vlmkit.interfaces.chat_format import CallFormat, Calling, ChannelFormat
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
-from vlmkit.kit.call_reader import CallReader
-from vlmkit.kit.channel_reader import ChannelReader
+from vlmkit.kit.tool_call_parser import ToolCallParser
+from vlmkit.kit.harmony_parser import HarmonyParser
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.place_formats import BY_FAMILY
-from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.kit.grounding_formats import BY_FAMILY
+from vlmkit.kit.plain_parser import PlainParser
+from vlmkit.kit.reasoning_parser import ReasoningParser
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, image_parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions
@@ -195,18 +195,18 @@ class HfTokenizer:
             after=prompt.token_ids[-NUM_BEFORE:] if prompt.is_plain else (),
         )
         if prompt.is_plain:
-            return PlainReader(stream())
+            return PlainParser(stream())
         calling = prompt.calling
         if prompt.channels is not None:
             tools = calling.tools if calling else ()
-            return ChannelReader(stream, prompt.channels, tools)
+            return HarmonyParser(stream, prompt.channels, tools)
         said = None
         if calling is not None and isinstance(calling.format, CallFormat):
-            said = CallReader(stream, calling.format, calling.tools)
+            said = ToolCallParser(stream, calling.format, calling.tools)
         if self._marks is None:
-            return said or PlainReader(stream())
+            return said or PlainParser(stream())
         start, end = self._marks.as_tokens(self._added)
-        return ReasoningReader(stream, start, end, is_open=prompt.opens_reasoning, said=said)
+        return ReasoningParser(stream, start, end, is_open=prompt.opens_reasoning, said=said)
 
     def _chat(self, tools: Sequence[Mapping[str, Any]] | None) -> Chat | None:
         """Return how a conversation is written: some models have a template for tools alone."""

@@ -14,10 +14,10 @@ from vlmkit.interfaces.chat_format import CallFormat, Calling, JsonCall, Mark
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
-from vlmkit.kit.call_reader import CallReader
-from vlmkit.kit.place_formats import QWEN3_VL
-from vlmkit.kit.plain_reader import PlainReader
-from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.kit.tool_call_parser import ToolCallParser
+from vlmkit.kit.grounding_formats import QWEN3_VL
+from vlmkit.kit.plain_parser import PlainParser
+from vlmkit.kit.reasoning_parser import ReasoningParser
 from vlmkit.types.message import (
     ImagePart,
     Message,
@@ -122,11 +122,11 @@ class MockTokenizer:
         """Return a fresh reader of an answer: reasoning and calls of tools stand between marks."""
         stream = partial(MockTokenStream, shows_special=shows_special)
         if prompt.is_plain:
-            return PlainReader(stream())
+            return PlainParser(stream())
         said = None
         if prompt.calling is not None:
-            said = CallReader(stream, _CALLS, prompt.calling.tools)
-        return ReasoningReader(stream, *_MARKS, is_open=prompt.opens_reasoning, said=said)
+            said = ToolCallParser(stream, _CALLS, prompt.calling.tools)
+        return ReasoningParser(stream, *_MARKS, is_open=prompt.opens_reasoning, said=said)
 
 
 class MockTokenStream:

@@ -17,7 +17,7 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
-from vlmkit.kit.media_trial import answered
+from vlmkit.kit.vision_selfcheck import answered
 from vlmkit_onnx.decoders.decoder import Decoder, Floats, StatesDecoder, Tokens
 from vlmkit_onnx.prompts.embeddings import Embeddings
 from vlmkit_onnx.prompts.families import Family
@@ -160,7 +160,7 @@ class OnnxEngine:
 
     @property
     def trial_name(self) -> str | None:
-        """Nothing but the settings counts; see :class:`vlmkit.interfaces.engine.MediaTrial`."""
+        """Nothing but the settings counts; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
         return "onnx" if self._is_tried else None
 
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:

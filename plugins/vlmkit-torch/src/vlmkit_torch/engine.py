@@ -15,7 +15,7 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
-from vlmkit.kit import trial_notes
+from vlmkit.kit import selfcheck_records
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.one_line import named
@@ -284,7 +284,7 @@ class TorchEngine:
 
     @property
     def trial_name(self) -> str | None:
-        """Device and precision; see :class:`vlmkit.interfaces.engine.MediaTrial`."""
+        """Device and precision; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
         model = self._views.model
         return f"{model.device} {model.dtype}" if self._is_checked else None
 
@@ -382,14 +382,14 @@ def _make(files: Checkpoint, loaded: LoadedModel, settings: EngineSettings) -> T
     note = selfcheck.note_of(files, settings, loaded.device, loaded.dtype)
     # States have no second place where a mistake would show: they are always checked.
     is_wanted = settings.self_check or capacity.recurrent_states(views) is not None
-    is_checked = is_wanted and trial_notes.read(note) is None
+    is_checked = is_wanted and selfcheck_records.read(note) is None
     with exact_activations(loaded.model):
         expected = selfcheck.reference(views, loaded.device) if is_checked else None
     engine = TorchEngine(loaded, views, settings)
     if expected is not None:
         with exact_activations(loaded.model):
             selfcheck.check(engine, views, expected)
-        trial_notes.write(note)
+        selfcheck_records.write(note)
     if settings.packed_weights and packing.gains(loaded):
         engine.pack_later([files.path / name for name in weights_of(files).files])
     return engine

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.kit.media_trial import answered
+from vlmkit.kit.vision_selfcheck import answered
 from vlmkit_torch.crossing.family import crossing_of
 from vlmkit_torch.crossing.plain import blind_before_pictures, cross_attention_mask
 from vlmkit_torch.encoder import TorchVisionEncoder

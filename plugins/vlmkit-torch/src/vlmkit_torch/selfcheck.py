@@ -18,7 +18,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import StepOutput, WorkItem
-from vlmkit.kit import trial_notes
+from vlmkit.kit import selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.views import Views
@@ -49,7 +49,7 @@ def note_of(
         return None
     kernels = {k: v for k, v in os.environ.items() if k.startswith(KERNEL_VARIABLES)}
     facts = [repr(settings), f"{device} {dtype}", repr(sorted(kernels.items())), _sources()]
-    return trial_notes.place(checkpoint.path, "self-checks", facts)
+    return selfcheck_records.place(checkpoint.path, "self-checks", facts)
 
 
 def _sources() -> str:

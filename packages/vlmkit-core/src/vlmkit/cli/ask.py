@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
-from vlmkit.cli.dropped import names_picture
+from vlmkit.cli.dropped_files import names_picture
 
 if TYPE_CHECKING:
     from vlmkit.cli.loading import Wanted
@@ -65,7 +65,7 @@ def ask(
     is the question, or stands above PROMPT.
     """
     from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
-    from vlmkit.sources import find, name_of
+    from vlmkit.assembly.sources import find, name_of
 
     layered, plugins = read_with_plugins(config_file, assignments)
     if model is not None and prompt is None and not _is_model(model, layered.config, plugins):
@@ -113,8 +113,8 @@ def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
     Raises:
         click.UsageError: it nearly names one.
     """
-    from vlmkit.kit.model_uri import model_uri
-    from vlmkit.sources import packaged_models
+    from vlmkit.checkpoints.uri import model_uri
+    from vlmkit.assembly.sources import packaged_models
 
     configured = [name for entry in config.entries() for name in entry.names]
     known = [*configured, *packaged_models(plugins)]
@@ -131,7 +131,7 @@ def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
 
 def _question(prompt: str | None, images: Sequence[str]) -> str | None:
     """Return what to ask: what is piped in, unless that is a picture, and PROMPT below it."""
-    from vlmkit.cli.piped import piped_text
+    from vlmkit.cli.piped_input import piped_text
 
     piped = "" if "-" in images else piped_text()
     return "\n".join(text for text in (piped, prompt) if text) or prompt
@@ -144,8 +144,8 @@ def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FileP
     from vlmkit.cli.images import matching, opened
     from vlmkit.config.providers import media_loaders
     from vlmkit.errors import MediaError
-    from vlmkit.kit.image_source import named
-    from vlmkit.running.files import FileOpener
+    from vlmkit.inputs.images import named
+    from vlmkit.running.prompting.files import FileOpener
     from vlmkit.types.media import FilePart
 
     bounds = target.config.pipeline

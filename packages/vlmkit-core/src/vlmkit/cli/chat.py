@@ -46,7 +46,7 @@ def chat(
 ) -> None:
     """Talk with MODEL; pictures are shown with /image, or dropped."""
     from vlmkit.cli.loading import opened, wanted
-    from vlmkit.cli.typed import messages
+    from vlmkit.cli.typed_input import messages
 
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with opened(wanted(model, config_file, assignments)) as loaded:
@@ -83,7 +83,7 @@ class Conversation:
                 output.error(error)
 
     def _take(self, message: str) -> None:
-        from vlmkit.cli.dropped import dropped
+        from vlmkit.cli.dropped_files import dropped
         from vlmkit.cli.images import matching
 
         command, _, argument = message.partition(" ")

@@ -36,7 +36,7 @@ def doctor(
     """
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.plugins.machine import facts
-    from vlmkit.sources import inspected
+    from vlmkit.assembly.sources import inspected
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     report: dict[str, Any] = {"machine": facts(plugins)}
@@ -100,7 +100,7 @@ def _write(report: dict[str, Any]) -> None:
 
 def _ignored_generation_config(checkpoint: "Checkpoint") -> list[dict[str, str]]:
     """Return the values of a model's ``generation_config.json`` that are not followed."""
-    from vlmkit.kit.generation_config import read_generation_config
+    from vlmkit.checkpoints.generation_config import read_generation_config
 
     return [finding._asdict() for finding in read_generation_config(checkpoint)[1]]
 
@@ -116,7 +116,7 @@ def verdicts(
 
     Who would be taken is asked how it would run the model, and is not chosen if it refuses.
     """
-    from vlmkit.assembly import chosen, encoder_of_engine, is_needless
+    from vlmkit.assembly.load import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
     from vlmkit.kit.objection import told
@@ -170,7 +170,7 @@ def _components(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return the provider and the settings of each component that has one."""
-    from vlmkit.assembly import chosen
+    from vlmkit.assembly.load import chosen
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
 

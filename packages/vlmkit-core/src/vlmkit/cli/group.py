@@ -121,7 +121,7 @@ def _is_own(offered: "Provider[click.Command]") -> bool:
 
 def _owner(command: str) -> _Offer | None:
     """Load the one plugin that has a command of vlmkit's own; None where that does not have it."""
-    from vlmkit.assembly import load_plugins
+    from vlmkit.assembly.load import load_plugins
     from vlmkit.cli.streams import apart
     from vlmkit.settings.plugins import PluginSettings
 
@@ -134,7 +134,7 @@ def _owner(command: str) -> _Offer | None:
 
 def _offer() -> _Offer:
     """Load the plugins, or none but vlmkit's own where the config does not say which."""
-    from vlmkit.assembly import load_plugins
+    from vlmkit.assembly.load import load_plugins
     from vlmkit.cli.streams import apart
     from vlmkit.config import read_layers
     from vlmkit.config.providers import described

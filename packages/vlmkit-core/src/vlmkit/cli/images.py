@@ -27,7 +27,7 @@ def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
         MediaError: it cannot be read, or is refused.
     """
     from vlmkit.errors import ImageError, MediaError
-    from vlmkit.kit.image_source import WEB, named, shown_part
+    from vlmkit.inputs.images import WEB, named, shown_part
     from vlmkit.types.message import ImagePart
 
     if source == "-" and sys.stdin.isatty():
@@ -57,7 +57,7 @@ def opened_image(source: str, bounds: "PipelineSettings") -> "Image":
         MediaError: it cannot be read, or is no image of a format that is decoded here.
     """
     from vlmkit.errors import MediaError
-    from vlmkit.kit.image_source import named
+    from vlmkit.inputs.images import named
     from vlmkit.types.image import Image
     from vlmkit.types.message import ImagePart
 

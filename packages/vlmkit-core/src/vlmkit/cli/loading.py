@@ -77,7 +77,7 @@ def wanted_of(model: str | None, config: Config, plugins: Plugins) -> Wanted:
     Raises:
         click.UsageError: there is none, or several.
     """
-    from vlmkit.sources import name_of, packaged_models
+    from vlmkit.assembly.sources import name_of, packaged_models
 
     packaged = packaged_models(plugins)
     if model is None and not config.entries() and len(packaged) == 1:
@@ -92,7 +92,7 @@ def wanted_of(model: str | None, config: Config, plugins: Plugins) -> Wanted:
 @contextmanager
 def opened(wanted: Wanted) -> "Iterator[Model]":
     """Give one model, and close it in the end."""
-    from vlmkit.assembly import assemble
+    from vlmkit.assembly.load import assemble
     from vlmkit.model import Model
 
     with closing(Stages()) as stages:
@@ -123,7 +123,7 @@ def wanted_entries(
 def what_there_is(plugins: Plugins) -> str:
     """Say in one sentence which models can be named."""
     from vlmkit.kit.install_command import install_command
-    from vlmkit.sources import packaged_models, schemes
+    from vlmkit.assembly.sources import packaged_models, schemes
 
     packaged = ", ".join(packaged_models(plugins))
     begun = "".join(f", what begins with {each}" for each in schemes(plugins))
@@ -145,7 +145,7 @@ def read_with_plugins(
     One that diagnoses is not stopped by a plugin file that cannot be loaded. What plugins print is
     kept from standard output.
     """
-    from vlmkit.assembly import load_plugins
+    from vlmkit.assembly.load import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
     layers = read_layers(config_file, assignments=assignments, options=options)
@@ -162,7 +162,7 @@ def diagnosed(
 
     Where it is not sound which plugins may be loaded, none but vlmkit's own is.
     """
-    from vlmkit.assembly import load_plugins
+    from vlmkit.assembly.load import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
     layers = read_layers(config_file, assignments=assignments, options=options)

@@ -12,7 +12,7 @@ import msgspec
 from vlmkit.cli import options, output
 from vlmkit.cli.group import CommandGroup
 from vlmkit.kit.install_command import install_command
-from vlmkit.kit.model_uri import shown
+from vlmkit.checkpoints.uri import shown
 
 if TYPE_CHECKING:
     from vlmkit.config import Config
@@ -62,9 +62,9 @@ def pull(
 
     Its small files come first: weights are fetched only if they can be served here.
     """
-    from vlmkit.assembly import find_files
+    from vlmkit.assembly.load import find_files
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
-    from vlmkit.sources import resolve
+    from vlmkit.assembly.sources import resolve
 
     layered, plugins = read_with_plugins(config_file, assignments)
     (entry,) = wanted_entries([model], layered.config, plugins)
@@ -93,7 +93,7 @@ def rm(
     Other programs that keep models in the same cache lose it, too.
     """
     from vlmkit.cli.loading import read_with_plugins
-    from vlmkit.sources import remove
+    from vlmkit.assembly.sources import remove
 
     _, plugins = read_with_plugins(config_file, assignments)
     num_bytes = remove(model, plugins, revision)
@@ -109,7 +109,7 @@ def info(
 ) -> None:
     """Describe MODEL from its small files; fetches no weights."""
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
-    from vlmkit.sources import inspected
+    from vlmkit.assembly.sources import inspected
 
     layered, plugins = read_with_plugins(config_file, assignments)
     (entry,) = wanted_entries([model], layered.config, plugins)
@@ -134,7 +134,7 @@ def _facts(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what is known of a model, and the components that have no provider for it."""
-    from vlmkit.assembly import sees
+    from vlmkit.assembly.load import sees
     from vlmkit.cli.doctor import unserved, verdicts
 
     found = list(verdicts(checkpoint, config, plugins))
@@ -168,7 +168,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _listed(plugins: "Plugins") -> list[tuple[str, str, str]]:
-    from vlmkit.sources import fetched
+    from vlmkit.assembly.sources import fetched
 
     rows = []
     for provider in plugins.models:

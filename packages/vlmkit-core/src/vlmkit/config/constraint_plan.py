@@ -10,8 +10,8 @@ from vlmkit.config.worker_plan import Part, WorkerPlan
 from vlmkit.plugins.registry import BuildContext
 
 if TYPE_CHECKING:
-    from vlmkit.running.constraint_trials.worker import ConstraintWorker
-    from vlmkit.running.renderers.wire import Frame
+    from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
+    from vlmkit.running.prompting.renderers.messages import Frame
 
 
 class ConstraintPlan(WorkerPlan, frozen=True, kw_only=True):
@@ -34,8 +34,8 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
         config: all settings.
         context: what the model's parts are built from.
     """
-    from vlmkit.running.constraint_trials.worker import ConstraintWorker
-    from vlmkit.running.renderers.wire import Frame
+    from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
+    from vlmkit.running.prompting.renderers.messages import Frame
 
     def plan(token_bytes: Seq[bytes]) -> "Frame":
         files = context.files

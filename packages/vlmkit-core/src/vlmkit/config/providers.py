@@ -18,7 +18,7 @@ from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.kinds import MEDIA_LOADER, Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry
-from vlmkit.running.blame import Makers
+from vlmkit.running.faults.attribution import ComponentNames
 from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
@@ -256,9 +256,9 @@ def media_loaders(config: Config, plugins: Plugins) -> "dict[str, MediaLoader]":
         return members(registry, config.group(section), context, built)
 
 
-def makers_of(
+def component_names_of(
     plugins: Plugins, choice: Mapping[str, tuple[str, Any]], parts: Mapping[str, Any]
-) -> Makers:
+) -> ComponentNames:
     """Return how messages call the providers of a pipeline's parts.
 
     Args:
@@ -271,7 +271,7 @@ def makers_of(
     for section in (section for section in groups_of(plugins) if section in parts):
         kind = kinds[section].name
         named |= {f"{kind}.{name}": _who(plugins, section, name) for name in parts[section]}
-    return Makers(named)
+    return ComponentNames(named)
 
 
 def _who(plugins: Plugins, section: str, name: str) -> str:

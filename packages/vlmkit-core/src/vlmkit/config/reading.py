@@ -35,8 +35,8 @@ from vlmkit.config.structs import (
     with_tables,
 )
 from vlmkit.errors import ConfigError
-from vlmkit.kit.model_uri import shown
-from vlmkit.kit.setting_values import Place, fits, flaws, is_secret
+from vlmkit.checkpoints.uri import shown
+from vlmkit.plugins.setting_values import Place, fits, flaws, is_secret
 from vlmkit.plugins.kinds import Table
 from vlmkit.plugins.names import OWNERS_OF_TABLES
 from vlmkit.settings.plugins import PluginSettings

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.errors import ConfigError
-from vlmkit.kit.model_uri import shown
+from vlmkit.checkpoints.uri import shown
 from vlmkit.plugins.kinds import KINDS, Kind, Table
 from vlmkit.settings.bounds import Positive
 from vlmkit.settings.fetch import FetchSettings

@@ -1,7 +1,7 @@
 """How a model writes its answers, and calls of tools in them: data, and no behaviour.
 
 From the same data comes what reads an answer and the grammar that holds one to it: see
-:mod:`vlmkit.kit.call_reader`, :mod:`vlmkit.kit.channel_reader` and :mod:`vlmkit.kit.call_grammar`.
+:mod:`vlmkit.kit.tool_call_parser`, :mod:`vlmkit.kit.harmony_parser` and :mod:`vlmkit.formats.tool_call_grammar`.
 White space at the ends of a text here is how a call is usually written; a reader minds none.
 """
 

@@ -149,7 +149,7 @@ class CountsRoom(Protocol):
 
 
 @runtime_checkable
-class MediaTrial(Protocol):
+class VisionSelfCheck(Protocol):
     """What an engine may have besides: a trial with media, when the whole model was loaded.
 
     Only then is there a tokenizer that prepares media, and an encoder of them.

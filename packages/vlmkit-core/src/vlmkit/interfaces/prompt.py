@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from vlmkit.interfaces.chat_format import Calling, ChannelFormat, Mark
-from vlmkit.interfaces.place_format import PlaceFormat
+from vlmkit.interfaces.grounding_format import GroundingFormat
 from vlmkit.types.stage import NO_STAGE, Stage
 from vlmkit.types.transform import Transform
 
@@ -106,7 +106,7 @@ class Prompt:
     opens_reasoning: bool = False
     is_plain: bool = False
     calling: Calling | None = None
-    place_format: PlaceFormat | None = None
+    place_format: GroundingFormat | None = None
     channels: ChannelFormat | None = None
     reasoning_marks: tuple[Mark, Mark] | None = None
 

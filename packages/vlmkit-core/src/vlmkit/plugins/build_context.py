@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def tell_nobody(_: str) -> None:
+def ignore_progress(_: str) -> None:
     """Take the name of a stage, and do it in silence."""
 
 
@@ -29,7 +29,7 @@ class BuildContext:
 
     Attributes:
         reference: what the user called the model: a packaged name, a folder, a hub id, or a URI,
-            which may hold a password: show it by :func:`vlmkit.kit.model_uri.shown`.
+            which may hold a password: show it by :func:`vlmkit.checkpoints.uri.shown`.
         checkpoint: the model's files; None for components that need none, and for model sources.
         settings: the config section of this component, as the provider's own struct (or a plain
             mapping where it declared none).
@@ -52,7 +52,7 @@ class BuildContext:
     shared: dict[Any, Any] = field(default_factory=dict)
     revision: str | None = None
     is_update: bool = False
-    on_stage: Callable[[str], None] = tell_nobody
+    on_stage: Callable[[str], None] = ignore_progress
     registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
     text_side: Tokenizer | None = None

@@ -19,43 +19,43 @@ PRIORITY = 10
 
 
 def _build_scheduler(context: BuildContext) -> Scheduler:
-    from vlmkit.running.scheduler import ContinuousScheduler
+    from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 
     return ContinuousScheduler(context.settings)
 
 
 def _build_sampler(_: BuildContext) -> Sampler:
-    from vlmkit.running.sampler import ArraySampler
+    from vlmkit.running.sampling.sampler import ArraySampler
 
     return ArraySampler()
 
 
 def _build_ngram(context: BuildContext) -> Proposer:
-    from vlmkit.running.ngram import NgramProposer
+    from vlmkit.running.engine_loop.ngram import NgramProposer
 
     return NgramProposer(context.settings)
 
 
 def _build_log(context: BuildContext) -> Observer:
-    from vlmkit.running.request_log import RequestLog
+    from vlmkit.running.observers.request_log import RequestLog
 
     return RequestLog(context.settings)
 
 
 def _build_counters(_: BuildContext) -> Observer:
-    from vlmkit.running.counters import Counters
+    from vlmkit.running.observers.counters import Counters
 
     return Counters()
 
 
 def _build_image_loader(_: BuildContext) -> MediaLoader:
-    from vlmkit.running.image_loader import ImageLoader
+    from vlmkit.running.prompting.image_loader import ImageLoader
 
     return ImageLoader()
 
 
 def _build_tiff_loader(_: BuildContext) -> MediaLoader:
-    from vlmkit.running.tiff_loader import TiffLoader
+    from vlmkit.running.prompting.tiff_loader import TiffLoader
 
     return TiffLoader()
 

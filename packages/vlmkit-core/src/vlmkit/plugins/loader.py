@@ -25,13 +25,13 @@ from vlmkit.deprecated import REMOVED_IN, OldName, forget
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import api_version, builtin
-from vlmkit.plugins.aside import Aside
+from vlmkit.plugins.stdout_guard import StdoutGuard
 from vlmkit.plugins.candidates import Candidate, installed
 from vlmkit.plugins.hooks import collect
 from vlmkit.plugins.kinds import KINDS, Kind, Table
 from vlmkit.plugins.names import OWN, OWN_PLUGINS, OWNERS_OF_TABLES, canonical
 from vlmkit.plugins.registries import Registries
-from vlmkit.plugins.surroundings import Surroundings
+from vlmkit.plugins.import_side_effects import ImportSideEffects
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Plugins(Registries):
         self.notes: list[str] = []
         self.errors: list[ConfigError] = []
         self.tables: dict[str, Table] = {}
-        self.aside = Aside()
+        self.aside = StdoutGuard()
 
     @property
     def sections(self) -> dict[str, Kind[Any]]:
@@ -134,7 +134,7 @@ class _Attempt:
     """One candidate on its way in: opened first, and asked for what it offers when all are."""
 
     def __init__(
-        self, candidate: Candidate, aside: Aside, *, is_blocked: bool, is_unlisted: bool
+        self, candidate: Candidate, aside: StdoutGuard, *, is_blocked: bool, is_unlisted: bool
     ) -> None:
         self._candidate = candidate
         self._aside = aside
@@ -185,7 +185,7 @@ class _Attempt:
 
     def _tried(self, do: Callable[[], T]) -> T | None:
         """Return what a plugin's code returns; it may raise anything, and is held to nothing."""
-        around = Surroundings(self._aside)
+        around = ImportSideEffects(self._aside)
         try:
             with around, _old_names(self._remarks):
                 return do()

@@ -20,18 +20,18 @@ from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPl
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
-from vlmkit.kit.model_uri import scheme_of, without_secrets
+from vlmkit.checkpoints.uri import scheme_of, without_secrets
 from vlmkit.kit.objection import hint_of, together
 from vlmkit.kit.one_line import named
-from vlmkit.kit.packaged_model import PackagedPath, check_packaged, only, packaged_model
-from vlmkit.kit.request_fields import flaw_of_field
-from vlmkit.kit.setting_values import flaws, near
+from vlmkit.checkpoints.package import PackagedPath, check_packaged, only, packaged_model
+from vlmkit.running.prompting.request_fields import flaw_of_field
+from vlmkit.plugins.setting_values import flaws, near
 from vlmkit.kit.traces import trace_of
-from vlmkit.plugins.build_context import BuildContext, tell_nobody
-from vlmkit.plugins.fitting import refuse_other
+from vlmkit.plugins.build_context import BuildContext, ignore_progress
+from vlmkit.plugins.output_check import check_output
 from vlmkit.plugins.kinds import Serves
 from vlmkit.plugins.names import OWN, is_called, is_plain
-from vlmkit.plugins.own_settings import flaw
+from vlmkit.plugins.settings_check import flaw
 from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
 
 __all__ = ["BuildContext", "Provider", "Registry", "tell_nobody"]
@@ -245,7 +245,7 @@ class Registry(Generic[T]):
         """
         provider = self._chosen(name, context)
         built = self._call(provider, provider.build, settings, context)
-        refuse_other(built, self._makes, self.who(provider))
+        check_output(built, self._makes, self.who(provider))
         return built
 
     def examine(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> str:
@@ -286,7 +286,7 @@ class Registry(Generic[T]):
                     preview = next(source, None)
                 if preview is None:
                     return
-                refuse_other(preview, Checkpoint, self.who(provider))
+                check_output(preview, Checkpoint, self.who(provider))
                 yield preview
 
     def remove(self, name: str, context: BuildContext) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from vlmkit.types.delta import Delta, text_of
-from vlmkit.types.place import Place
+from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Sample
 from vlmkit.types.shown_image import ShownImage
 from vlmkit.types.stage import ImageTimings
@@ -41,7 +41,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     embedding: "ndarray[Any, Any] | None" = None
     stop_string: str | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[GroundedRegion, ...] = ()
 
     @property
     def text(self) -> str:
@@ -113,7 +113,7 @@ class Choice:
     samples: list[Sample] = field(default_factory=list, repr=False)
     embedding: "ndarray[Any, Any] | None" = field(default=None, repr=False)
     stop_string: str | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[GroundedRegion, ...] = ()
 
     @property
     def token_ids(self) -> list[int]:

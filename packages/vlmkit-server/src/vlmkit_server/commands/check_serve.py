@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def check(layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]) -> bool:
     """Write every problem and warning to standard error; return whether there is no problem."""
     from vlmkit.config.providers import has_all_plugins, paths_of, setting_errors
-    from vlmkit_server.preflight import problems, warnings
+    from vlmkit_server.commands.preflight import problems, warnings
 
     settings = layered.config.table("server", ServerSettings)
     found = setting_errors(layered, plugins)
@@ -51,7 +51,7 @@ def _model_errors(
     """
     from vlmkit.cli.loading import wanted_entries
     from vlmkit.config.providers import broken_files
-    from vlmkit.sources import find, name_of
+    from vlmkit.assembly.sources import find, name_of
 
     config = layered.config
     asks_providers = not [*broken_files(config.plugins, plugins)]
@@ -81,7 +81,7 @@ def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[V
     as at the start, and for no weights.
     """
     from vlmkit.plugins.provider import Provider
-    from vlmkit.sources import fetched, find, inspected, name_of
+    from vlmkit.assembly.sources import fetched, find, inspected, name_of
 
     found = find(entry.model, plugins)
     source = found if isinstance(found, Provider) and not found.is_packaged else None
@@ -107,7 +107,7 @@ def _refusals(
 
     A component whose own settings are wrong is left out: that is reported already.
     """
-    from vlmkit.assembly import choose
+    from vlmkit.assembly.load import choose
     from vlmkit.config.providers import wrong_sections
     from vlmkit.config.structs import COMPONENTS
 

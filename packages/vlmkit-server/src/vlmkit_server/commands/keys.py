@@ -13,7 +13,7 @@ from vlmkit.settings.scope import SCOPES
 from vlmkit_server.settings.server import ServerSettings
 
 if TYPE_CHECKING:
-    from vlmkit_server.identity.key import Key
+    from vlmkit_server.auth.key import Key
 
 DAY_S = 86_400
 
@@ -85,8 +85,8 @@ def add(
     import msgspec
 
     from vlmkit.errors import ConfigError
-    from vlmkit_server.identity import key as key_module
-    from vlmkit_server.identity.key_file import add_line, read_lines
+    from vlmkit_server.auth import key as key_module
+    from vlmkit_server.auth.key_file import add_line, read_lines
     from vlmkit_server.settings.limits import LimitTexts, limits_of
 
     path = _path(key_file, config_file, assignments)
@@ -132,8 +132,8 @@ def list_(
     assignments: Sequence[str],
 ) -> None:
     """Print all keys, without their secrets."""
-    from vlmkit_server.identity.key import Key
-    from vlmkit_server.identity.key_file import read_lines, valid_keys
+    from vlmkit_server.auth.key import Key
+    from vlmkit_server.auth.key_file import read_lines, valid_keys
 
     lines = read_lines(_path(key_file, config_file, assignments))
     valid = {key.id for key in valid_keys(lines)}
@@ -159,7 +159,7 @@ def revoke(
     import time
 
     from vlmkit.errors import ConfigError
-    from vlmkit_server.identity.key_file import Revoked, add_line, read_lines, valid_keys
+    from vlmkit_server.auth.key_file import Revoked, add_line, read_lines, valid_keys
 
     path = _path(key_file, config_file, assignments)
     if key_id not in {key.id for key in valid_keys(read_lines(path))}:

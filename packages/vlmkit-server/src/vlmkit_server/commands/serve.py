@@ -20,13 +20,13 @@ from vlmkit.plugins.hookspecs import PROJECT
 if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.plugins.loader import Plugins
-    from vlmkit.running.blame import Makers
+    from vlmkit.running.faults.attribution import ComponentNames
     from vlmkit.settings.fetch import FetchSettings
     from vlmkit_server.interfaces.monitor import Monitor
     from vlmkit_server.interfaces.tool_source import ToolSource
-    from vlmkit_server.offer import Offer
+    from vlmkit_server.fleet.model_spec import ModelSpec
     from vlmkit_server.settings.server import ServerSettings
-    from vlmkit_server.work.service import KnownFields
+    from vlmkit_server.exchange.service import KnownFields
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,10 @@ def serve(
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
-    from vlmkit.config.providers import check_components, makers_of
-    from vlmkit.sources import find, name_of
-    from vlmkit_server.commands.offers import offer
-    from vlmkit_server.server_parts import monitors, request_fields, tool_sources
+    from vlmkit.config.providers import check_components, component_names_of
+    from vlmkit.assembly.sources import find, name_of
+    from vlmkit_server.commands.model_specs import model_spec
+    from vlmkit_server.commands.components import monitors, request_fields, tool_sources
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
@@ -106,15 +106,15 @@ def serve(
     for entry in entries:  # a misspelt name is told before the port opens
         find(entry.model, plugins)
     looking_on = monitors(config, plugins)
-    offers = {name_of(entry): offer(entry, config, plugins, looking_on) for entry in entries}
+    offers = {name_of(entry): model_spec(entry, config, plugins, looking_on) for entry in entries}
     if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
-    makers = makers_of(plugins, {}, {"tool_sources": sources, "monitors": looking_on})
+    component_names = component_names_of(plugins, {}, {"tool_sources": sources, "monitors": looking_on})
     with _shown_log(settings.log_format, debug=context.obj.debug):
         _tell_plugins(plugins, config)
         fields = request_fields(plugins)
-        _run(offers, settings, config.fetch, sources, looking_on, fields, makers)
+        _run(offers, settings, config.fetch, sources, looking_on, fields, component_names)
         busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
         if busy:
             log.info("exit while threads are at work: %s", ", ".join(busy))
@@ -158,13 +158,13 @@ def _check(
 
 
 def _run(
-    offers: "dict[str, Offer]",
+    offers: "dict[str, ModelSpec]",
     settings: "ServerSettings",
     fetch: "FetchSettings",
     sources: "dict[str, ToolSource]",
     looking_on: "dict[str, Monitor]",
     fields: "KnownFields",
-    makers: "Makers",
+    component_names: "ComponentNames",
 ) -> None:
     """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit_server.run import serve as run_server
@@ -181,7 +181,7 @@ def _run(
         tool_sources=sources,
         monitors=looking_on,
         request_fields=fields,
-        makers=makers,
+        component_names=component_names,
         on_loaded=tell,
     )
 
@@ -293,7 +293,7 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 @contextmanager
 def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     """Write the server's log to standard error, and keep floods from it, while it serves."""
-    from vlmkit_server.logs.flood import Floods
+    from vlmkit_server.logs.throttle import LogThrottle
     from vlmkit_server.logs.format import JsonFormat, TextFormat
 
     form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
@@ -309,7 +309,7 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
             after.callback(logger.setLevel, logger.level)
             logger.setLevel(level)
         for handler in logging.getLogger().handlers:
-            floods = Floods(handler)
+            floods = LogThrottle(handler)
             after.callback(handler.setFormatter, handler.formatter)
             after.callback(floods.tell)
             after.callback(handler.removeFilter, floods)

@@ -26,8 +26,8 @@ from vlmkit_server.fleet.load_queue import LoadQueue
 from vlmkit_server.fleet.load_thread import LoadThread
 from vlmkit_server.fleet.load_watch import LoadWatch
 from vlmkit_server.fleet.restarts import Restarts
-from vlmkit_server.fleet.roster import Roster
-from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.fleet.model_registry import ModelRegistry
+from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.http.errors import Overloaded, Unavailable
 from vlmkit_server.settings.fleet import FleetSettings
 
@@ -50,7 +50,7 @@ class Fleet:
             are to be at the start.
     """
 
-    def __init__(self, roster: Roster, settings: FleetSettings, max_waiting: int) -> None:
+    def __init__(self, roster: ModelRegistry, settings: FleetSettings, max_waiting: int) -> None:
         self.settings = settings
         self.error: Exception | None = None
         self.on_loaded: OnLoaded = _tell_nobody
@@ -98,7 +98,7 @@ class Fleet:
             model.last_used_s = time.monotonic()
             self._let_go(model)
 
-    async def _arrival(self, model: ServedModel) -> None:
+    async def _arrival(self, model: ModelHandle) -> None:
         """Return when a model is there; who waited for it is one of its users then."""
         if sum(each.num_waiting for each in self._models) >= self._max_waiting:
             raise Overloaded("too many requests wait for their models", hint="try again later")
@@ -112,7 +112,7 @@ class Fleet:
         model.num_waiting -= 1
         model.num_users += 1
 
-    async def _asked_for(self, model: ServedModel) -> None:
+    async def _asked_for(self, model: ModelHandle) -> None:
         try:
             async with asyncio.timeout(self.settings.load_wait_s):
                 while model.state != "ready":
@@ -121,7 +121,7 @@ class Fleet:
         except TimeoutError:
             raise not_there(model, "the model was not loaded in time") from None
 
-    def _ask_for(self, model: ServedModel) -> None:
+    def _ask_for(self, model: ModelHandle) -> None:
         """Have a model loaded that is not, if a request may do that.
 
         Raises:
@@ -140,7 +140,7 @@ class Fleet:
 
     # For those who say what is loaded.
 
-    def wish(self, model: ServedModel) -> None:
+    def wish(self, model: ModelHandle) -> None:
         """Have a model loaded, if it is not.
 
         Raises:
@@ -154,7 +154,7 @@ class Fleet:
         if model.state in ("failed", "unloaded"):
             self._queue.want(model)
 
-    async def load(self, model: ServedModel) -> None:
+    async def load(self, model: ModelHandle) -> None:
         """Load a model, if it is not, and return when it is there; who goes away stops nothing.
 
         Raises:
@@ -169,7 +169,7 @@ class Fleet:
                 raise Unavailable("the model was unloaded meanwhile", code="model_unloaded")
             await model.changed()
 
-    def dismiss(self, model: ServedModel) -> asyncio.Task[None]:
+    def dismiss(self, model: ModelHandle) -> asyncio.Task[None]:
         """Take a model out of memory when its answers have ended; the task ends then.
 
         Who asks for it meanwhile waits, and it is loaded again where requests may do that.
@@ -186,7 +186,7 @@ class Fleet:
         self._keep(task)
         return task
 
-    async def _dismissed(self, model: ServedModel) -> None:
+    async def _dismissed(self, model: ModelHandle) -> None:
         while model.state == "loading":  # which nothing can stop; requests that came first go first
             await model.changed()
         if model.state == "ready":
@@ -196,7 +196,7 @@ class Fleet:
         if model.state == "failed" and not model.is_dead:
             model.forget()
 
-    async def unload(self, model: ServedModel) -> None:
+    async def unload(self, model: ModelHandle) -> None:
         """Take a model out of memory, and return then; who goes away stops nothing."""
         await asyncio.shield(self.dismiss(model))
 
@@ -204,12 +204,12 @@ class Fleet:
         self._tasks.add(task)  # the event loop itself keeps none
         task.add_done_callback(self._tasks.discard)
 
-    def _let_go(self, model: ServedModel) -> None:
+    def _let_go(self, model: ModelHandle) -> None:
         """See to what can be done now that somebody is gone."""
         self._queue.settle()
         self._watch(model)
 
-    def _watch(self, model: ServedModel) -> None:
+    def _watch(self, model: ModelHandle) -> None:
         """Have a model unloaded that stays idle, if it is."""
         idle_s = model.offer.idle_unload_s or self.settings.idle_unload_s
         if idle_s is None or not model.is_idle:
@@ -219,7 +219,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         self._timers[model.name] = loop.call_later(idle_s, self._unload_idle, model)
 
-    def _unload_idle(self, model: ServedModel) -> None:
+    def _unload_idle(self, model: ModelHandle) -> None:
         del self._timers[model.name]
         if model.is_idle:
             self._queue.leave(model)
@@ -235,7 +235,7 @@ class Fleet:
             self._queue.want(model)
         self._keep(asyncio.ensure_future(self._tell_start(first)))
 
-    async def _tell_start(self, first: Seq[ServedModel]) -> None:
+    async def _tell_start(self, first: Seq[ModelHandle]) -> None:
         """Tell how the start went, when it is over."""
         for model in first:
             while model.is_expected:
@@ -254,12 +254,12 @@ class Fleet:
         if self.error is not None:
             on_error()
 
-    def add(self, model: ServedModel, runner: Runner) -> None:
+    def add(self, model: ModelHandle, runner: Runner) -> None:
         """Serve a model that is there; its runner is closed in the end."""
         self._thread.add(runner)
         self._ready(model, runner)
 
-    def _ready(self, model: ServedModel, runner: Runner) -> None:
+    def _ready(self, model: ModelHandle, runner: Runner) -> None:
         model.finish(runner)
         log.info("model %r is ready", model.name)
         self._watch(model)
@@ -267,7 +267,7 @@ class Fleet:
 
     # Engines that fail for good.
 
-    def _note_death(self, model: ServedModel, cause: BaseException) -> None:
+    def _note_death(self, model: ModelHandle, cause: BaseException) -> None:
         """See to a model whose engine failed; is called in any thread."""
         if model.is_restartable and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the server has ended
@@ -275,18 +275,18 @@ class Fleet:
         else:
             self._fail(_ended(f"the engine of model {model.name!r} failed", cause))
 
-    def _restart(self, model: ServedModel, cause: BaseException) -> None:
+    def _restart(self, model: ModelHandle, cause: BaseException) -> None:
         """Unload a model whose engine failed, once all have their errors, and load it again."""
         if not model.is_dead or not self._schedule(model, cause):
             return
         self._queue.leave(model)
 
-    def _try_again(self, model: ServedModel, error: BaseException) -> None:
+    def _try_again(self, model: ModelHandle, error: BaseException) -> None:
         """Load a model once more that could not be loaded again."""
         if model.is_restarting and self._schedule(model, error):
             self._queue.want(model)
 
-    def _schedule(self, model: ServedModel, cause: BaseException) -> bool:
+    def _schedule(self, model: ModelHandle, cause: BaseException) -> bool:
         """Have a model loaded again, some time from now; False if that was tried too often."""
         now = time.monotonic()
         wait_s = self._restarts.next_wait_s(model.name, now)
@@ -298,12 +298,12 @@ class Fleet:
         asyncio.get_running_loop().call_later(wait_s, self._end_wait, model)
         return True
 
-    def _end_wait(self, model: ServedModel) -> None:
+    def _end_wait(self, model: ModelHandle) -> None:
         """Let a model be loaded again: timers may come a little before the clock says so."""
         model.not_before_s = 0.0
         self._queue.settle()
 
-    def _note_stuck(self, model: ServedModel, error: BaseException) -> None:
+    def _note_stuck(self, model: ModelHandle, error: BaseException) -> None:
         """End the server if a model that hangs was to make room for itself."""
         if model.is_restarting:
             self._fail(_ended(f"the engine of model {model.name!r} hangs", error))
@@ -336,12 +336,12 @@ def _ended(message: str, cause: BaseException | None = None) -> VlmkitError:
     return error
 
 
-def _runner_of(model: ServedModel) -> Runner:
+def _runner_of(model: ModelHandle) -> Runner:
     if model.runner is None:
         raise RuntimeError("a model that is ready has a runner")
     return model.runner
 
 
-def _check_loadable(model: ServedModel) -> None:
+def _check_loadable(model: ModelHandle) -> None:
     if model.offer.load is None:
         raise RequestError("this model is not loaded and unloaded here", param="model")

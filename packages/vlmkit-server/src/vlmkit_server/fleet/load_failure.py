@@ -5,7 +5,7 @@ import time
 
 from vlmkit.config.providers import described
 from vlmkit.errors import ConfigError, EngineError, VlmkitError
-from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.http.errors import Unavailable, waiting_s
 
 log = logging.getLogger(__name__)
@@ -26,12 +26,12 @@ def too_large(name: str, num_bytes: int, budget_bytes: int) -> ModelTooLarge:
     )
 
 
-def not_there(model: ServedModel, message: str) -> Unavailable:
+def not_there(model: ModelHandle, message: str) -> Unavailable:
     """Return what a client is told who asks for a model that is not there yet."""
     return Unavailable(message, code="model_loading", retry_after_s=waiting_s(model.ready_in_s))
 
 
-def refusal(model: ServedModel) -> Unavailable:
+def refusal(model: ModelHandle) -> Unavailable:
     """Return what a client is told who asks for a model that could not be loaded, or has died."""
     if model.is_dead:
         return Unavailable("the model has failed", code="model_failed")

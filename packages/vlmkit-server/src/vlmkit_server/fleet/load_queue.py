@@ -13,13 +13,13 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit_server.fleet.load_failure import log_failure, too_large
 from vlmkit_server.fleet.load_thread import LoadThread
 from vlmkit_server.fleet.load_watch import LoadWatch
-from vlmkit_server.fleet.room import room_for
-from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.fleet.memory_budget import room_for
+from vlmkit_server.fleet.model_handle import ModelHandle
 
 log = logging.getLogger(__name__)
 
-OnReady = Callable[[ServedModel, Runner], None]
-OnFailure = Callable[[ServedModel, BaseException], None]
+OnReady = Callable[[ModelHandle, Runner], None]
+OnFailure = Callable[[ModelHandle, BaseException], None]
 
 
 class LoadQueue:
@@ -37,7 +37,7 @@ class LoadQueue:
 
     def __init__(
         self,
-        models: Collection[ServedModel],
+        models: Collection[ModelHandle],
         budget_bytes: int | None,
         thread: LoadThread,
         on_ready: OnReady,
@@ -52,16 +52,16 @@ class LoadQueue:
         self._on_failed = on_failed
         self._on_stuck = on_stuck
         self._watch = watch
-        self._waiting: list[ServedModel] = []
+        self._waiting: list[ModelHandle] = []
         self._is_busy = False
 
-    def want(self, model: ServedModel) -> None:
+    def want(self, model: ModelHandle) -> None:
         """Let a model wait for its turn; who wants it is noted in the model."""
         model.want()
         self._waiting.append(model)
         self.settle()
 
-    def leave(self, model: ServedModel) -> None:
+    def leave(self, model: ModelHandle) -> None:
         """Unload a model when its last request has ended."""
         log.info("unloading model %r", model.name)
         model.leave()
@@ -79,7 +79,7 @@ class LoadQueue:
             if self._is_busy or not self._lets_pass(model):
                 return
 
-    def _lets_pass(self, model: ServedModel) -> bool:
+    def _lets_pass(self, model: ModelHandle) -> bool:
         """Do the next thing for a model that waits; tell whether those behind it may come first."""
         if model.not_before_s > time.monotonic():
             return True
@@ -103,7 +103,7 @@ class LoadQueue:
             self._close_if_left(leaver)
         return not room.is_coming
 
-    def _weighed(self, model: ServedModel, future: "Future[int | BaseException]") -> None:
+    def _weighed(self, model: ModelHandle, future: "Future[int | BaseException]") -> None:
         self._is_busy = False
         result = future.result()
         if isinstance(result, int):
@@ -113,7 +113,7 @@ class LoadQueue:
             self._fail(model, result)
         self.settle()
 
-    def _load(self, model: ServedModel) -> None:
+    def _load(self, model: ModelHandle) -> None:
         if (load := model.offer.load) is None:
             raise RuntimeError("what cannot be loaded never waits for it")
         self._waiting.remove(model)
@@ -122,7 +122,7 @@ class LoadQueue:
         self._watch.begin(model.name)
         self._thread.load(load).add_done_callback(partial(self._loaded, model))
 
-    def _loaded(self, model: ServedModel, future: "Future[Runner | BaseException]") -> None:
+    def _loaded(self, model: ModelHandle, future: "Future[Runner | BaseException]") -> None:
         self._is_busy = False
         self._watch.end()
         result = future.result()
@@ -132,12 +132,12 @@ class LoadQueue:
             self._on_ready(model, result)
         self.settle()
 
-    def _fail(self, model: ServedModel, error: BaseException) -> None:
+    def _fail(self, model: ModelHandle, error: BaseException) -> None:
         log_failure(model.name, error)
         model.fail(error)
         self._on_failed(model, error)
 
-    def _close_if_left(self, model: ServedModel) -> None:
+    def _close_if_left(self, model: ModelHandle) -> None:
         """Close a model that leaves and that nobody uses any more."""
         if model.state != "unloading" or model.num_users:
             return
@@ -145,7 +145,7 @@ class LoadQueue:
             future = self._thread.unload(runner)
             future.add_done_callback(partial(self._closed, model))
 
-    def _closed(self, model: ServedModel, future: "Future[BaseException | None]") -> None:
+    def _closed(self, model: ModelHandle, future: "Future[BaseException | None]") -> None:
         if (error := future.result()) is not None:
             self._on_stuck(model, error)
         else:

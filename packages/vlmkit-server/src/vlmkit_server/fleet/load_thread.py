@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit import heap
-from vlmkit_server.offer import Loader, runner_of
+from vlmkit_server.fleet.model_spec import Loader, runner_of
 
 log = logging.getLogger(__name__)
 

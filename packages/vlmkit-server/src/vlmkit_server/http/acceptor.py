@@ -18,8 +18,8 @@ from typing import Any
 
 from vlmkit_server.http.caller import network_of
 from vlmkit_server.http.connection import Connection
-from vlmkit_server.http.fair_room import FairRoom
-from vlmkit_server.http.open_files import SpareFile
+from vlmkit_server.http.quota import Quota
+from vlmkit_server.http.open_files import ReserveDescriptor
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class Acceptor:
     def __init__(
         self,
         make: Callable[[], Connection],
-        room: FairRoom,
+        room: Quota,
         context: ssl.SSLContext | None,
         handshake_s: float,
-        spare: SpareFile,
+        spare: ReserveDescriptor,
     ) -> None:
         self._make = make
         self._room = room

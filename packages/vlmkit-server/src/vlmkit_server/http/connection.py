@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from vlmkit_server.http.fair_room import FairRoom
+from vlmkit_server.http.quota import Quota
 from vlmkit_server.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Connection(HttpToolsProtocol):
     """
 
     settings: ServerSettings
-    room: FairRoom
+    room: Quota
     caller = ""
     handshake: "asyncio.Task[None] | None" = None
     is_made = is_refused = False

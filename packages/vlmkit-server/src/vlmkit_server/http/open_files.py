@@ -35,7 +35,7 @@ def room_for_connections(wanted: int) -> int:
     return most
 
 
-class SpareFile:
+class ReserveDescriptor:
     """One open file, to be closed when another one must be opened."""
 
     def __init__(self) -> None:

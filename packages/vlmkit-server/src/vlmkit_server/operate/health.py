@@ -11,12 +11,12 @@ from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 
 from vlmkit._version import __version__
-from vlmkit_server.fleet.served_model import ServedModel, State
+from vlmkit_server.fleet.model_handle import ModelHandle, State
 from vlmkit_server.http.caller import Caller, caller_of
 from vlmkit_server.http.errors import RETRY_AFTER_S, waiting_s
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 Status = Literal["ready", "loading", "failed", "full", "draining"]
 
@@ -145,7 +145,7 @@ def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
     )
 
 
-def _model(model: ServedModel, *, is_shown: bool) -> ModelReadiness:
+def _model(model: ModelHandle, *, is_shown: bool) -> ModelReadiness:
     load_s = round(model.load_s, 3)
     if not is_shown:
         return ModelReadiness(model.state, load_s, None, None, None, None)

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from vlmkit_server.http.errors import NotStored, Overloaded, Unavailable
-from vlmkit_server.http.open_files import SpareFile
+from vlmkit_server.http.open_files import ReserveDescriptor
 from vlmkit_server.interfaces.monitor import Page
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class HealthListener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._answers: dict[asyncio.Task[None], None] = {}
-        self._spare = SpareFile()
+        self._spare = ReserveDescriptor()
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vlmkit-health", daemon=True)
 

@@ -12,7 +12,7 @@ from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 
-from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.http.page import (
@@ -25,7 +25,7 @@ from vlmkit_server.http.page import (
     page_response,
     table,
 )
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 _PAGE = Operation(bytes, media_type=HTML, may_be_missing=True, access="open")
 _WHAT = "A vlmkit server: vision-language models behind the APIs of OpenAI and Anthropic."
@@ -72,7 +72,7 @@ def _body(service: Service, url: str) -> Iterator[str]:
     yield table(("path", "shows"), rows)
 
 
-def _state(model: ServedModel) -> str:
+def _state(model: ModelHandle) -> str:
     facts = model.facts
     return f"{model.state}; takes {', '.join(facts.modalities)}" if facts else model.state
 

@@ -17,7 +17,7 @@ from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import ModelNotFound, Unavailable
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 
 class Load(msgspec.Struct):

@@ -7,10 +7,10 @@ from litestar import Controller, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from vlmkit_server.fleet.served_model import ServedModel, State
+from vlmkit_server.fleet.model_handle import ModelHandle, State
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.work.service import Service
+from vlmkit_server.exchange.service import Service
 
 
 class ModelBody(msgspec.Struct):
@@ -54,7 +54,7 @@ class ModelsController(Controller):
         return model_body(service.roster.find(name), name)
 
 
-def model_body(model: ServedModel, name: str) -> ModelBody:
+def model_body(model: ModelHandle, name: str) -> ModelBody:
     """Describe a model under one of its names."""
     if (facts := model.facts) is None:
         return ModelBody(name, model.created, model.name, model.state, None, None)

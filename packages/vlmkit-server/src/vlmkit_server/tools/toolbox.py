@@ -1,6 +1,6 @@
 """The tools that the server runs itself, of all sources, by the names that requests ask for.
 
-How a conversation goes on with what they return: :mod:`vlmkit_server.chat.rounds`.
+How a conversation goes on with what they return: :mod:`vlmkit_server.apis.openai_chat.tool_loop`.
 """
 
 import logging
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from vlmkit.errors import ConfigError, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
-from vlmkit.running.blame import UNKNOWN, Makers
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.message import ImagePart, TextPart
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.interfaces.tool_source import ToolSource
-from vlmkit_server.together import together
+from vlmkit_server.gather import gather
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Toolbox:
 
     Args:
         sources: who has them, by the names of providers.
-        makers: who made the sources.
+        component_names: who made the sources.
 
     Raises:
         ConfigError: two of them have a tool of one name.
@@ -55,9 +55,9 @@ class Toolbox:
     def __init__(
         self,
         sources: Mapping[str, ToolSource] = MappingProxyType({}),
-        makers: Makers = UNKNOWN,
+        component_names: ComponentNames = UNKNOWN,
     ) -> None:
-        self._sources = {makers.of("tool_source", name): each for name, each in sources.items()}
+        self._sources = {component_names.of("tool_source", name): each for name, each in sources.items()}
         self._by_name: dict[str, ToolSource] = {}
         self._whose: dict[str, str] = {}
         for provider, source in sources.items():
@@ -68,7 +68,7 @@ class Toolbox:
                         hint="leave one of them out",
                     )
                 self._by_name[name] = source
-                self._whose[name] = makers.of("tool_source", provider)
+                self._whose[name] = component_names.of("tool_source", provider)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Toolbox:
                     param="server_tools",
                     hint="GET /v1/capabilities lists them",
                 )
-        return await together(self._described, asked, MAX_AT_ONCE)
+        return await gather(self._described, asked, MAX_AT_ONCE)
 
     async def result(
         self, call: ToolCallPart, asked: Iterable[str], limits: ImageLimits, request_id: str

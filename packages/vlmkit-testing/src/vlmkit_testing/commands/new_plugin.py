@@ -33,7 +33,7 @@ def _known(name: str) -> "Kind[Any]":
     Raises:
         PluginUnavailable: what owns it is not installed.
     """
-    from vlmkit.assembly import load_plugins
+    from vlmkit.assembly.load import load_plugins
     from vlmkit.cli.streams import apart
     from vlmkit.errors import PluginUnavailable
     from vlmkit.kit.install_command import install_command

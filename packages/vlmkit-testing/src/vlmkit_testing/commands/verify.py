@@ -68,7 +68,7 @@ def verify(
     Then a prompt is answered alone, again from the cache, and in a batch. Exits with 1 if encoders
     differ by more than the tolerance, or answers although the engine claims that they never do.
     """
-    from vlmkit.assembly import find_files
+    from vlmkit.assembly.load import find_files
     from vlmkit.cli.images import opened_image
     from vlmkit.cli.loading import opened, wanted
     from vlmkit_testing.verify.answers import agreements

@@ -12,7 +12,7 @@ from vlmkit.interfaces.prompt import Span
 from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
-from vlmkit.running.encodings import waits
+from vlmkit.running.engine_loop.encoder_queue import waits
 from vlmkit_testing.contracts.played_time import Waits, no_time
 from vlmkit_testing.contracts.scheduler_rules import (
     check_books,

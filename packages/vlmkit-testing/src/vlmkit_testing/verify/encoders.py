@@ -10,7 +10,7 @@ from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import MEDIA_ENCODER
 from vlmkit.plugins.loader import Plugins
-from vlmkit.running.isolation import engine_error
+from vlmkit.running.faults.isolation import engine_error
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit_testing.verify.features import Difference, Levels, differences, levels_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from vlmkit.assembly import choose
+from vlmkit.assembly.load import choose
 from vlmkit.config import COMPONENTS, Config, ModelEntry
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError

@@ -159,12 +159,12 @@ def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:
 
 
 def _maker(precision: Precision) -> Callable[[nn.Linear], nn.Module] | None:
-    makers: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    component_names: dict[str, Callable[[nn.Linear], nn.Module]] = {
         "w8a8": TokenLinear,
         "int8": lambda linear: BlockLinear(linear, 8),
         "int4": lambda linear: BlockLinear(linear, 4),
     }
-    return makers.get(precision)
+    return component_names.get(precision)
 
 
 def _linears(parts: Parts) -> Iterator[tuple[nn.Module, str]]:

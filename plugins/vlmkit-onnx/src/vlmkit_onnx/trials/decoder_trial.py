@@ -1,12 +1,12 @@
 """All that a decoder is tried with before anything is promised of it, once on each machine.
 
 What comes out depends on the graph, on ONNX Runtime, on the processor and on settings: a note of it
-is found again as long as none of them changes (:mod:`vlmkit.kit.trial_notes`).
+is found again as long as none of them changes (:mod:`vlmkit.kit.selfcheck_records`).
 """
 
 from pathlib import Path
 
-from vlmkit.kit import trial_notes
+from vlmkit.kit import selfcheck_records
 from vlmkit_onnx.decoders.decoder import Decoder
 from vlmkit_onnx.sessions.session import num_threads
 from vlmkit_onnx.settings import EngineSettings
@@ -30,14 +30,14 @@ def try_decoder(decoder: Decoder, file: Path, settings: EngineSettings, *, claim
         CheckpointError: the graph fails, or its logits depend on how the tokens come.
     """
     facts = [file.name, repr(settings), str(num_threads(settings)), str(claims), _sources()]
-    note = trial_notes.place(file.parent, "decoder-trials", facts)
-    known = trial_notes.read(note)
+    note = selfcheck_records.place(file.parent, "decoder-trials", facts)
+    known = selfcheck_records.read(note)
     if known in (APART, TOGETHER):
         return known == APART
     hint = "" if settings.device in ("auto", "cpu") else CPU_HINT
     refuse_discontinuous(decoder, file.name, hint=hint)
     is_apart = claims and keeps_rows_apart(decoder)
-    trial_notes.write(note, APART if is_apart else TOGETHER)
+    selfcheck_records.write(note, APART if is_apart else TOGETHER)
     return is_apart
 
 

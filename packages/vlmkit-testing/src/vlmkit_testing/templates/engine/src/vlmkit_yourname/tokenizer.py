@@ -8,7 +8,7 @@ from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
-from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.types.message import Message, parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
@@ -57,7 +57,7 @@ class ByteTokenizer:
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         """Return what reads an answer: all of it is text."""
-        return PlainReader(ByteStream())
+        return PlainParser(ByteStream())
 
 
 class ByteStream:

@@ -11,7 +11,7 @@ from pathlib import Path
 import vlmkit
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.model_uri import shown
+from vlmkit.checkpoints.uri import shown
 from vlmkit.plugins.registry import BuildContext, Registry
 
 VLMKIT_API = (1, 0)

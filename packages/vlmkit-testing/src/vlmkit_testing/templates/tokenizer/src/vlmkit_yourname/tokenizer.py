@@ -12,7 +12,7 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.types.message import Message, parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
@@ -102,7 +102,7 @@ class CharacterTokenizer:
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         """Return what reads an answer: all of it is text."""
-        return PlainReader(CharacterStream(self))
+        return PlainParser(CharacterStream(self))
 
 
 class CharacterStream:

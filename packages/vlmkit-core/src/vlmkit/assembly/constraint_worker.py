@@ -1,0 +1,75 @@
+"""The process of a constraint worker: ``python -m vlmkit.assembly.constraint_worker``, as a server runs it.
+
+It says by its first answer whether it could build the compiler. No engine, no tokenizer and no
+weights are here.
+"""
+
+import logging
+import os
+
+import msgspec
+
+from vlmkit.assembly.load import load_plugins
+from vlmkit.config.constraint_plan import ConstraintPlan
+from vlmkit.config.providers import registry_of
+from vlmkit.errors import PluginUnavailable, VlmkitError
+from vlmkit.interfaces.constraint import ConstraintCompiler, Vocabulary
+from vlmkit.kit.traces import log_of_worker, trace_of
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.constraints.sandbox.messages import frame_of
+from vlmkit.running.constraints.sandbox.server import SandboxServer
+from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of, write_frame
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Build a compiler and serve trials of it."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    log_of_worker()
+    asked = os.fdopen(os.dup(0), "rb", buffering=0)  # a buffer would hide what waits in the pipe
+    try:
+        plan = msgspec.msgpack.decode(read_frame(asked).head, type=ConstraintPlan)
+    except (EOFError, OSError):
+        return
+    try:
+        compiler = built(plan)
+    except VlmkitError as error:
+        write_frame(answers, frame_of(refusal_of(error)))
+        return
+    SandboxServer(compiler, len(plan.token_bytes), asked, answers).serve()
+
+
+def built(plan: ConstraintPlan) -> ConstraintCompiler:
+    """Return the compiler.
+
+    Raises:
+        VlmkitError: it cannot be built.
+    """
+    plugins = load_plugins(plan.plugins)
+    context = BuildContext(
+        plan.reference,
+        plan.checkpoint,
+        revision=plan.revision,
+        registries=plugins.by_kind,
+        vocabulary=Vocabulary(plan.token_bytes, lambda _: ()),
+    )
+    name, settings = plan.compiler
+    try:
+        compiler: ConstraintCompiler = registry_of(plugins, "constraint").build(
+            name, settings, context
+        )
+    except VlmkitError:
+        raise
+    except Exception as error:
+        log.error("constraint %r could not be built:\n%s", name, trace_of(error))  # noqa: TRY400
+        raise PluginUnavailable(
+            f"constraint {name!r} cannot be built in a constraint worker: {type(error).__name__}",
+            hint="set server.constraint_workers to false",
+        ) from error
+    return compiler
+
+
+if __name__ == "__main__":
+    main()

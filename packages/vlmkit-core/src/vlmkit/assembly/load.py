@@ -1,0 +1,453 @@
+"""From a model's name and a config to a running model.
+
+Lets the registries choose a provider for each component, checks every
+setting before anything costly is built, and takes down what was built if a later part fails.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
+from vlmkit.config.paths import expanded
+from vlmkit.config.providers import (
+    check_groups,
+    is_left_out,
+    component_names_of,
+    members,
+    refuse_broken_files,
+    registry_of,
+    with_broken_plugins,
+    with_provider_paths,
+)
+from vlmkit.config.structs import SECTIONS
+from vlmkit.config.renderer_plan import WorkerProcesses, renderers
+from vlmkit.errors import (
+    CheckpointError,
+    ConfigError,
+    PluginError,
+    PluginUnavailable,
+    VlmkitError,
+)
+from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.request_field import RequestField
+from vlmkit.kit import heap, weight_files
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.checkpoints.generation_config import default_params
+from vlmkit.assembly.notebook_progress import notebook_progress
+from vlmkit.plugins import loader
+from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
+from vlmkit.settings.plugins import PluginSettings
+from vlmkit.assembly.sources import Check, name_of, reference_of, resolve, wrong_type
+
+if TYPE_CHECKING:
+    from vlmkit.interfaces.observer import Observer
+    from vlmkit.interfaces.runner import Runner
+    from vlmkit.model import Model
+    from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
+
+log = logging.getLogger(__name__)
+
+MakeObserver = Callable[[], "Observer | None"]
+OnStage = Callable[[str], None]
+"""Told the name of each stage of loading when it begins; the last one is ``ready``."""
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    config: Config | str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    on_stage: OnStage | None = None,
+    **sections: Mapping[str, Any],
+) -> "Model":
+    """Load a model and return it running; close it, or use it in a ``with`` statement.
+
+    Args:
+        model: a packaged name such as ``demo``, a folder, a hub id, or a URI that a plugin knows.
+        config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path, and with
+            None, ``VLMKIT_`` variables count too.
+        revision: the revision to take from the hub.
+        on_stage: called with the name of each stage of loading as it begins; a notebook shows them
+            when None.
+        **sections: sections of the config, such as ``engine={"use": "torch"}``; these win.
+
+    Raises:
+        ConfigError: a setting is unknown or its value is not what was expected.
+        PluginError: no plugin can serve the model, or the one that was asked for is broken.
+        CheckpointError: the model cannot be found, or its files are broken.
+    """
+    if on_stage is not None and not callable(on_stage):
+        raise wrong_type("on_stage", on_stage, "a function", "print")
+    if isinstance(config, Config):
+        layers = read_layers(environ={}, base=config, arguments=sections)
+    elif isinstance(config, Mapping):
+        raise ConfigError(
+            "config is the path of a TOML file or a Config, and was a mapping",
+            hint='give sections by their names: load(model, sampler={"use": "top-a"})',
+        )
+    else:
+        if not isinstance(config, str | os.PathLike | None):
+            raise wrong_type(
+                "config", config, "the path of a TOML file or a Config", '"vlmkit.toml"'
+            )
+        file = None if config is None else Path(config)
+        layers = read_layers(file, arguments=sections)
+    entry = ModelEntry(model=reference_of(model), revision=revision)
+    plugins = load_plugins(layers.plugins())
+    config = with_provider_paths(layers.read(plugins.tables), plugins).config
+    runner = assemble(entry, config, plugins, on_stage or notebook_progress())
+    from vlmkit.inputs.images import fetcher_of
+    from vlmkit.model import Model  # commands that run none import no arrays
+
+    return Model(runner, fetcher_of(config.fetch))
+
+
+def fetch(
+    model: str | os.PathLike[str], *, revision: str | None = None, check: Check | None = None
+) -> Checkpoint:
+    """Return the files of a model as :func:`load` finds them, and build nothing.
+
+    What is on a hub is fetched. ``VLMKIT_`` variables count.
+
+    Args:
+        model: as for :func:`load`.
+        revision: the revision to take from the hub.
+        check: called with previews of the model before its weights are fetched: what it raises
+            ends that. A model that is on this disk has none.
+
+    Raises:
+        ConfigError: a setting is unknown or its value is not what was expected.
+        CheckpointError: the model cannot be found, or its files are broken.
+    """
+    layers = read_layers()
+    plugins = load_plugins(layers.plugins())
+    config = layers.read(plugins.tables).config
+    return resolve(reference_of(model), plugins, revision or config.revision, check=check)
+
+
+def find_files(
+    entry: ModelEntry, config: Config, plugins: Plugins, *, is_update: bool = False
+) -> Checkpoint:
+    """Return the files of a model; weights are fetched only if it can be loaded here.
+
+    Raises:
+        CheckpointError: the model cannot be found, or its files are broken.
+        ConfigError: a setting is unknown or out of range.
+        PluginError: a component has no provider that can serve the model here.
+    """
+    check = partial(refuse_unservable, entry, config, plugins)
+    return resolve(entry.model, plugins, entry.revision, check=check, is_update=is_update)
+
+
+def refuse_unservable(
+    entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
+) -> None:
+    """Refuse a model that cannot be loaded here, as far as that shows without its weights.
+
+    Raises:
+        VlmkitError: as :func:`find_files`.
+    """
+    choice = choose(entry, config, plugins, checkpoint)
+    context = BuildContext(
+        entry.model,
+        checkpoint,
+        revision=entry.revision,
+        registries=plugins.by_kind,
+        components=choice,
+    )
+    for section, (name, settings) in choice.items():
+        registry_of(plugins, section).examine(name, settings, context)
+
+
+def load_plugins(
+    settings: PluginSettings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    diagnoses: bool = False,
+    is_lenient: bool = False,
+) -> Plugins:
+    """Load all plugins, those of the config included, but for those that VLMKIT_BLOCK names.
+
+    Where ``plugins.only`` names some, of those that are installed only these are imported.
+
+    Args:
+        settings: name the files, and the distributions that may be loaded.
+        environ: has VLMKIT_BLOCK; that of the process when None.
+        diagnoses: take note of a plugin file that cannot be loaded, as of any other plugin.
+        is_lenient: take note of a wrong name in ``plugins.only``, too.
+
+    Raises:
+        ConfigError: ``plugins.only`` names one that is not installed.
+        PluginError: a plugin file that the config names cannot be loaded.
+    """
+    block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
+    files = [expanded(file) for file in settings.files]
+    plugins = loader.load(files=files, block=block, only=settings.only, is_lenient=is_lenient)
+    if not diagnoses:
+        refuse_broken_files(settings, plugins)
+    return plugins
+
+
+def assemble(
+    entry: ModelEntry,
+    config: Config,
+    plugins: Plugins,
+    on_stage: OnStage | None = None,
+    observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
+    workers: WorkerProcesses | None = None,
+) -> "Runner":
+    """Build a runner; errors as for :func:`load`.
+
+    Args:
+        entry: the model.
+        config: how it is built.
+        plugins: of what.
+        on_stage: called with the name of each stage as it begins.
+        observers: what makes observers besides the config's, by name.
+        workers: the processes beside this one, of a model that is served. What is late is then
+            built now: all requests would wait for it.
+    """
+    tell = on_stage or tell_nobody
+    tell("model files")
+    checkpoint = find_files(entry, config, plugins)
+    choice = choose(entry, config, plugins, checkpoint)
+    fields = request_fields(choice, plugins)
+    check_groups(config, plugins)
+    context = BuildContext(
+        entry.model,
+        checkpoint,
+        revision=entry.revision,
+        on_stage=tell,
+        registries=plugins.by_kind,
+        components=choice,
+    )
+    parts: dict[str, Any] = {}
+    with ExitStack() as built:
+        for section, (name, settings) in choice.items():
+            if SECTIONS[section].is_late:
+                parts[section] = _late(registry_of(plugins, section), name, settings, context)
+                continue
+            tell(section.replace("_", " "))
+            parts[section] = registry_of(plugins, section).build(name, settings, context)
+            if section == TOKENIZER.section:
+                context = replace(context, text_side=parts[section])
+            if close := getattr(parts[section], "close", None):
+                built.callback(close)
+        for section in GROUPS:
+            registry, group = registry_of(plugins, section), config.group(section)
+            parts[section] = members(registry, group, context, built)
+        component_names = component_names_of(plugins, choice, parts)
+        for name, make in observers.items():
+            if (observer := make()) is not None:
+                parts[OBSERVER.section][name] = observer
+                built.callback(observer.close)
+        _show_pictures(parts, choice, context)
+        own = choice["tokenizer"]
+        pool = renderers(workers, parts, own, config, context, name_of(entry))
+        parts["renderers"] = built.enter_context(pool) if pool else None
+        parts["constraint_worker"] = _constraint_worker(choice, config, context, workers)
+        from vlmkit.checkpoints.pooling import read_pooling  # commands that run none import no arrays
+        from vlmkit.running.pipeline.pipeline import Pipeline
+
+        runner = Pipeline(
+            **parts,
+            request_fields=fields,
+            name=name_of(entry),
+            defaults=default_params(checkpoint),
+            settings=config.pipeline,
+            pooling=partial(read_pooling, checkpoint),
+            component_names=component_names,
+        )
+        built.pop_all()  # the runner closes them from now on
+        built.callback(runner.close)
+        if workers is not None and "constraint" in parts:
+            tell("constraint")
+            runner.prepare()
+        built.pop_all()
+    heap.trim()
+    tell("ready")
+    return runner
+
+
+def _constraint_worker(
+    choice: Mapping[str, tuple[str, dict[str, Any]]],
+    config: Config,
+    context: BuildContext,
+    workers: WorkerProcesses | None,
+) -> "ConstraintWorker | None":
+    """Return what tries constraints, if there are any and a process can be forked."""
+    compiler = choice.get("constraint")
+    if compiler is None or workers is None or not workers.compiles_constraints:
+        return None
+    if not hasattr(os, "fork"):
+        log.warning("constraints are compiled in the server's process: this system has no fork")
+        return None
+    from vlmkit.config.constraint_plan import constraint_worker  # it imports arrays
+
+    return constraint_worker(compiler, config, context)
+
+
+def request_fields(
+    choice: Mapping[str, tuple[str, dict[str, Any]]], plugins: Plugins
+) -> list[RequestField[Any]]:
+    """Return the fields that a model's components add to requests.
+
+    Raises:
+        PluginError: two of them read one field in different ways.
+    """
+    found: dict[str, tuple[RequestField[Any], str]] = {}
+    for section, (name, _) in choice.items():
+        registry = registry_of(plugins, section)
+        provider = registry.get(name)
+        who = registry.who(provider)
+        for field in provider.request_fields:
+            other, owner = found.setdefault(field.name, (field, who))
+            if other != field:
+                raise PluginError(
+                    f"{owner} and {who} both add the field {field.name!r} to requests, and mean "
+                    "different things by it",
+                    hint="use one of them with another component",
+                )
+    return [field for field, _ in found.values()]
+
+
+def _show_pictures(
+    parts: Mapping[str, Any], choice: Mapping[str, Any], context: BuildContext
+) -> None:
+    """Try a model with pictures, if it takes any and its engine wants it."""
+    encoder = parts.get("media_encoder")
+    if encoder is None:
+        return
+    from vlmkit.assembly.vision_warm_up import warm_up_vision  # commands that run none import no arrays
+
+    warm_up_vision(
+        parts["engine"],
+        encoder,
+        parts["tokenizer"],
+        context.files,
+        built_with=[choice[name] for name in ("engine", "media_encoder", "tokenizer")],
+        on_stage=context.on_stage,
+    )
+
+
+def _late(
+    registry: Registry[Any], name: str, settings: Mapping[str, Any], context: BuildContext
+) -> Callable[[Vocabulary], Any]:
+    """Return what builds a component for a vocabulary, once somebody needs it."""
+    return lambda words: registry.build(name, settings, replace(context, vocabulary=words))
+
+
+def choose(
+    entry: ModelEntry,
+    config: Config,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    sections: Iterable[str] = COMPONENTS,
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the provider's name and settings of each component that the model needs.
+
+    Builds nothing, so a wrong setting of the last component costs no loading of the first. Of the
+    ``sections``, that is.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+        PluginError: a component has no provider that can serve the model here.
+    """
+    choice = {}
+    for section in sections:
+        component = config.component(section, entry)
+        if is_left_out(section, component):
+            continue
+        if is_needless(section, component, plugins, checkpoint):
+            continue
+        try:
+            provider = chosen(section, config, plugins, checkpoint, entry)
+        except PluginError as error:
+            raise _reason(error, checkpoint, plugins) from error
+        registry = registry_of(plugins, section)
+        registry.check_settings(provider, component.settings)
+        choice[section] = (registry.key(provider), component.settings)
+    return choice
+
+
+def _reason(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
+    """Return why a component has no provider: where weights are broken, nothing else matters.
+
+    They are not where an engine can do without them, as one of graphs can. An adapter is one
+    whatever is installed.
+    """
+    flaw = weight_files.objection(checkpoint)
+    said = registry_of(plugins, "engine").objections(checkpoint).values()
+    is_told = flaw in said or checkpoint.has("adapter_config.json")
+    is_flawed = is_told and None not in said
+    if flaw is None or not is_flawed or not isinstance(error, PluginUnavailable):
+        return with_broken_plugins(error, plugins)
+    return CheckpointError(f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint)
+
+
+def chosen(
+    section: str,
+    config: Config,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    entry: ModelEntry | None = None,
+) -> Provider[Any]:
+    """Return the provider that makes a component of a model.
+
+    An encoder that is left to ``auto`` is that of the engine, if there is one.
+
+    Raises:
+        PluginError: none can, or the one that the config names cannot.
+    """
+    use = config.component(section, entry).use
+    if section == "media_encoder" and use == "auto":
+        own = encoder_of_engine(config, plugins, checkpoint, entry)
+        if own is not None:
+            return own
+    return registry_of(plugins, section).choose(use, checkpoint)
+
+
+def encoder_of_engine(
+    config: Config, plugins: Plugins, checkpoint: Checkpoint, entry: ModelEntry | None = None
+) -> Provider[MediaEncoder] | None:
+    """Return the encoder that has the chosen engine's name and plugin, if it can serve the model.
+
+    The two are made for each other: they can share what they load, on the same device.
+    """
+    try:
+        engine = chosen("engine", config, plugins, checkpoint, entry)
+    except PluginError:
+        return None
+    names = (engine.name, engine.plugin)
+    own = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
+    is_able = own is not None and not own.objection(checkpoint, is_named=True)
+    return own if is_able else None
+
+
+def is_needless(
+    section: str, component: Component, plugins: Plugins, checkpoint: Checkpoint
+) -> bool:
+    """Tell whether a component that is left to ``auto`` is one that the model does without."""
+    if component.use != "auto":
+        return False
+    if section == "media_encoder":
+        return not sees(checkpoint, plugins)
+    objections = registry_of(plugins, section).objections(checkpoint)
+    return SECTIONS[section].is_late and None not in objections.values()
+
+
+def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
+    """Tell whether a model has a media encoder: its config says so, or a provider does."""
+    if "vision_config" in checkpoint.answering:
+        return True
+    return None in plugins.media_encoders.objections(checkpoint).values()

@@ -1,0 +1,112 @@
+"""The process of a renderer: ``python -m vlmkit.assembly.renderer``, as a server runs it.
+
+It says by its first answer whether it could build its text side. No engine is built here, and no
+weights are read.
+"""
+
+import logging
+import os
+import sys
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+
+from vlmkit.assembly.load import load_plugins
+from vlmkit.config.providers import component_names_of, registry_of
+from vlmkit.config.renderer_plan import TextSide
+from vlmkit.config.worker_plan import Part
+from vlmkit.errors import PluginUnavailable, VlmkitError
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.checkpoints.pooling import read_pooling
+from vlmkit.kit.traces import log_of_worker, trace_of
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.scheduling.fair_executor import FairExecutor
+from vlmkit.running.prompting.media import MediaPreparation
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
+from vlmkit.running.prompting.image_decoding import ImageDecoder
+from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder
+from vlmkit.running.prompting.renderers.server import bound_memory, say, serve
+from vlmkit.running.prompting.renderers.shared_arena import SharedArena
+from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of
+from vlmkit.types.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+UNBOUNDED = 2**63
+
+
+def main() -> None:
+    """Build a text side and serve it."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    log_of_worker()
+    sheet = SharedArena.at(sys.argv[1])
+    asked = sys.stdin.buffer
+    plan = msgspec.msgpack.decode(read_frame(asked).head, type=TextSide)
+    try:
+        prompts = built(plan)
+    except VlmkitError as error:
+        say(answers, refusal_of(error))
+        return
+    bound_memory(plan.memory_bytes)
+    room = DecodeMemoryLimiter(plan.bounds.max_decoding_bytes, UNBOUNDED)
+    serve(prompts, room, sheet, asked, answers)
+
+
+def built(plan: TextSide) -> LocalPromptBuilder:
+    """Return what makes prompts.
+
+    Raises:
+        VlmkitError: a part of it cannot be built.
+    """
+    plugins = load_plugins(plan.plugins)
+    context = BuildContext(
+        plan.reference, plan.checkpoint, revision=plan.revision, registries=plugins.by_kind
+    )
+    tokenizer = _part("tokenizer", plan.tokenizer, plugins, context)
+    context = replace(context, text_side=tokenizer)
+    loaders = {
+        part[0]: _part("media_loaders", part, plugins, context) for part in plan.media_loaders
+    }
+    facts = RunnerFacts(
+        name=plan.model,
+        limits=plan.limits,
+        modalities=plan.modalities,
+        eos_ids=frozenset(),
+        defaults=SamplingParams(),
+        bounds=plan.bounds,
+        media_loaders=tuple(loaders),
+    )
+    pooling = cache(partial(read_pooling, plan.checkpoint))
+    workers = FairExecutor(plan.num_threads, "vlmkit-pictures")
+    pictures = ImageDecoder(workers, plan.num_threads, plan.bounds.max_decoding_bytes)
+    component_names = component_names_of(plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders})
+    media = MediaPreparation(loaders, facts, component_names)
+    return LocalPromptBuilder(tokenizer, media, pictures, pooling, plan.limits, plan.bounds, component_names)
+
+
+def _part(section: str, part: Part, plugins: Plugins, context: BuildContext) -> Any:
+    """Build one part.
+
+    Raises:
+        VlmkitError: it cannot be built; its provider may be one that needs what a renderer lacks.
+    """
+    name, settings = part
+    try:
+        return registry_of(plugins, section).build(name, settings, context)
+    except VlmkitError:
+        raise
+    except Exception as error:
+        log.error("%s %r could not be built:\n%s", section, name, trace_of(error))  # noqa: TRY400
+        raise PluginUnavailable(
+            f"{section} {name!r} cannot be built in a renderer, which has no engine beside it: "
+            f"{type(error).__name__}",
+            hint="set server.num_renderers to 0",
+        ) from error
+
+
+if __name__ == "__main__":
+    main()

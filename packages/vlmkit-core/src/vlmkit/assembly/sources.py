@@ -1,0 +1,320 @@
+"""Who has a model, by what a user calls it: whoever owns its scheme, a package, a folder or a hub.
+
+Asks in that order, and has the files fetched. What runs them is chosen elsewhere.
+"""
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from vlmkit.config.paths import expanded
+from vlmkit.config.structs import ModelEntry
+from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.config_bounds import refuse_unreasonable
+from vlmkit.kit.install_command import install_command
+from vlmkit.checkpoints.folder import model_file, model_folder
+from vlmkit.checkpoints.uri import model_uri, shown, without_secrets
+from vlmkit.kit.objection import hint_of
+from vlmkit.plugins.build_context import BuildContext
+from vlmkit.plugins.kinds import MODEL
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.provider import Provider
+from vlmkit.plugins.registry import Registry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Check = Callable[[Checkpoint], None]
+"""Called with a preview of a model; raises a VlmkitError if its weights are not to be fetched."""
+
+
+def name_of(entry: ModelEntry) -> str:
+    """Return how clients call a model: its own name, its folder's, or what it was asked for by.
+
+    Of a URI it is the last part of the path.
+    """
+    if entry.name is not None:
+        return entry.name
+    if (uri := model_uri(entry.model)) is not None:
+        return uri.name
+    if is_path(entry.model):
+        return expanded(entry.model).resolve().name
+    return entry.model
+
+
+def reference_of(model: object) -> str:
+    """Return what somebody calls a model, as text.
+
+    Raises:
+        CheckpointError: it is no text and no path, or empty.
+    """
+    reference: object = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    if not isinstance(reference, str) or not reference:
+        was = "empty" if reference == "" else type(model).__name__
+        raise CheckpointError(
+            f"a model is named by a text or a path, and this was {was}",
+            hint="`vlmkit models list` shows which models are here",
+        )
+    return reference
+
+
+def wrong_type(name: str, value: object, wanted: str, example: str) -> ConfigError:
+    """Return the error of an argument that is of another type; its hint has an example."""
+    problem = f"{name} is {wanted}, and was {type(value).__name__}"
+    return ConfigError(problem, hint=f"write {name}={example}, for example")
+
+
+def resolve(
+    reference: str,
+    plugins: Plugins,
+    revision: str | None = None,
+    *,
+    check: Check | None = None,
+    is_update: bool = False,
+) -> Checkpoint:
+    """Return the files of a model, after fetching them if they are not on this disk.
+
+    Args:
+        reference: what a user calls it.
+        plugins: have the sources.
+        revision: of the source; None is the newest.
+        check: called before weights are fetched, if the source can show a model without them.
+        is_update: ask the source also for a model that is on this disk.
+
+    Raises:
+        CheckpointError: nothing of that name is known (the hint says what is), or a small file of
+            the model says what no model can be.
+        ConfigError: the revision is no text.
+        VlmkitError: what ``check`` raises.
+    """
+    if not isinstance(revision, str | None):  # msgspec checks no types of what Python passes
+        raise wrong_type("revision", revision, "a text", '"main"')
+    found = find(reference, plugins)
+    if isinstance(found, Path):
+        checkpoint = model_folder(found)
+    else:
+        models, context = _asked(reference, plugins, revision, is_update=is_update)
+        name = models.key(found)
+        if check is not None:
+            with closing(_previews(name, plugins, context)) as previews:
+                for preview in previews:
+                    check(preview)
+        with _without_secrets(reference):
+            checkpoint = models.build(name, {}, context)
+    refuse_unreasonable(checkpoint)
+    return checkpoint
+
+
+def inspected(
+    reference: str,
+    plugins: Plugins,
+    revision: str | None = None,
+    *,
+    inspect: Callable[[Checkpoint], T],
+    is_final: Callable[[T], bool],
+) -> T:
+    """Return what ``inspect`` finds out about a model without its weights, which are not fetched.
+
+    It inspects the model's folder if that is on this disk. Else it inspects the previews of its
+    source in turn, the last of which shows most, until ``is_final`` accepts a finding. A source may
+    delete a preview as soon as it is asked for the next one.
+
+    Raises:
+        CheckpointError: nothing of that name is known, or its source shows no model without
+            its weights.
+    """
+    found = find(reference, plugins)
+    if isinstance(found, Provider) and found.previews is not None:
+        models, context = _asked(reference, plugins, revision)
+        findings: list[T] = []
+        with closing(_previews(models.key(found), plugins, context)) as previews:
+            for preview in previews:
+                findings.append(inspect(preview))
+                if is_final(findings[-1]):
+                    break
+        if findings:
+            return findings[-1]
+    return inspect(resolve_local(reference, plugins, revision))
+
+
+def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int:
+    """Delete a model that was fetched from this disk; return how many bytes that freed.
+
+    Raises:
+        CheckpointError: it is not on this disk, or is a folder or a package, which have their own
+            ways to be deleted.
+    """
+    found = find(reference, plugins)
+    if isinstance(found, Path):
+        raise CheckpointError(
+            f"model {reference!r} is a folder that no hub fetched",
+            hint="delete the folder, if you have no other use for it",
+        )
+    if found.is_packaged:
+        raise CheckpointError(
+            f"model {reference!r} is part of the distribution {found.plugin!r}",
+            hint=f"uninstall {found.plugin}",
+        )
+    models, context = _asked(reference, plugins, revision)
+    with _without_secrets(reference):
+        return models.remove(models.key(found), context)
+
+
+def _asked(
+    reference: str, plugins: Plugins, revision: str | None, *, is_update: bool = False
+) -> tuple[Registry[Checkpoint], BuildContext]:
+    """Return the sources, and what one of them is asked."""
+    context = BuildContext(
+        reference, revision=revision, is_update=is_update, registries=plugins.by_kind
+    )
+    return plugins.of(MODEL), context
+
+
+def _previews(
+    name: str, plugins: Plugins, context: BuildContext
+) -> Generator[Checkpoint, None, None]:
+    """Yield the previews of a source, each after its small files were checked."""
+    with (
+        _without_secrets(context.reference),
+        closing(plugins.of(MODEL).previews(name, context)) as previews,
+    ):
+        for preview in previews:
+            refuse_unreasonable(preview)
+            yield preview
+
+
+@contextmanager
+def _without_secrets(reference: str) -> Iterator[None]:
+    """Take the secrets of a reference out of errors."""
+    try:
+        yield
+    except VlmkitError as error:
+        if (told := without_secrets(str(error), reference)) == str(error):
+            raise
+        raise CheckpointError(told, hint=without_secrets(error.hint, reference)) from None
+
+
+def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model that is on this disk already; fetches nothing.
+
+    Raises:
+        CheckpointError: nothing of that name is known, or it would have to be fetched.
+    """
+    found = find(reference, plugins)
+    is_source = isinstance(found, Provider) and not found.is_packaged
+    if is_source and not any(reference in fetched(p) for p in plugins.models):
+        raise CheckpointError(
+            f"model {shown(reference)!r} is not on this disk",
+            hint=f"vlmkit models pull {shown(reference)}",
+        )
+    return resolve(reference, plugins, revision)
+
+
+def fetched(source: Provider[Checkpoint]) -> list[str]:
+    """Return the references of a source's models that are on this disk, in order.
+
+    A source that cannot say it has none: it must not stand in the way of the others.
+    """
+    if source.list_models is None:
+        return []
+    try:
+        return sorted(source.list_models())
+    except Exception as error:
+        log.warning("%s: the list of %r failed", source.plugin, source.name, exc_info=error)
+        return []
+
+
+def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
+    """Return who has a model: a source of its scheme, a package, a folder, or a hub that takes it.
+
+    Raises:
+        CheckpointError: nobody has it; the hint says what there is.
+    """
+    if (uri := model_uri(reference)) is not None:
+        return _owner(uri.scheme, reference, plugins)
+    models = plugins.of(MODEL)
+    if models.offers(reference) and models.get(reference).is_packaged:
+        return models.get(reference)
+    folder = expanded(reference)
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise model_file(folder)
+    if is_path(reference):
+        raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
+    able = [p for p in plugins.models if p.objection(reference) is None]
+    if not able:
+        raise CheckpointError(
+            f"model {reference!r} is not a packaged name, a folder or a hub id that a plugin "
+            "can fetch",
+            hint=_what_there_is(reference, plugins),
+        )
+    return max(able, key=lambda provider: provider.priority_for(reference))
+
+
+def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint]:
+    """Return the source that owns a scheme.
+
+    Raises:
+        CheckpointError: there is none, or it refuses the reference.
+    """
+    owner = next((p for p in plugins.models if scheme in p.schemes), None)
+    if owner is None:
+        there = ", ".join(schemes(plugins))
+        raise CheckpointError(
+            f"no installed plugin has models that begin with '{scheme}://'",
+            hint=f"there are: {there}" if there else "none has models of any scheme",
+        )
+    if reason := owner.objection(reference):
+        raise CheckpointError(
+            f"model {shown(reference)!r} cannot be had of {owner.name!r} from {owner.plugin!r}: "
+            f"{without_secrets(reason, reference)}",
+            hint=without_secrets(hint_of(reason), reference),
+        )
+    return owner
+
+
+def schemes(plugins: Plugins) -> list[str]:
+    """Return how references begin that some source owns, and whose they are."""
+    return [f"{each}:// ({p.plugin})" for p in plugins.models for each in p.schemes]
+
+
+def is_path(reference: str) -> bool:
+    """Tell whether a reference can only be meant as a path, here or on Windows.
+
+    A hub id has at most one slash, no backslash and no drive.
+    """
+    has_drive = reference[1:2] == ":" and reference[0].isalpha()
+    is_rooted = reference.startswith((".", "~", "/")) or "\\" in reference
+    return has_drive or is_rooted or reference.count("/") > 1
+
+
+def _what_there_is(reference: str, plugins: Plugins) -> str:
+    """Return the nearest model's name, or else all packaged ones and what could fetch more."""
+    unlisted = [plugin for plugin in plugins.found if plugin.unlisted]
+    if owner := next((plugin for plugin in unlisted if plugin.name == reference), None):
+        return f"plugins.only excludes {owner.who}: add {owner.source!r} to it"
+    packaged = packaged_models(plugins)
+    near = difflib.get_close_matches(reference, packaged, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    listed = f"packaged: {', '.join(packaged) or 'none'}"
+    if unlisted:
+        excluded = sorted({plugin.source for plugin in unlisted})
+        return f"{listed}; plugins.only excludes {', '.join(excluded)}: add the one that has it"
+    if not any(provider.list_models for provider in plugins.models):
+        return f"{listed}; for models of the Hugging Face hub: {install_command('vlmkit-hf')}"
+    begun = "".join(f"; {each}" for each in schemes(plugins))
+    return f"{listed}{begun}; a hub id reads owner/name"
+
+
+def packaged_models(plugins: Plugins) -> list[str]:
+    """Return the names of the models that installed distributions carry."""
+    models = plugins.of(MODEL)
+    return [models.key(provider) for provider in models if provider.is_packaged]

@@ -1,0 +1,1 @@
+"""What a model's files say: references, folders, packages and generation defaults."""

@@ -1,0 +1,100 @@
+"""The grammar of answers that are messages in channels, made of the data by which they are read.
+
+What is thought is free, and so is what is said, unless it keeps to something; a call is as its
+tool's schema says, and ends the answer. Which token ends it is not said here.
+"""
+
+from collections.abc import Collection, Mapping, Sequence as Seq
+from typing import Any
+
+from vlmkit.interfaces.chat_format import ChannelFormat
+from vlmkit.formats.lark_rules import LarkRules, literal, within_slashes
+from vlmkit.formats.tool_schemas import ToolSchemas
+from vlmkit.types.constraint import JsonSchema, Lark, OneOf, Regex
+from vlmkit.types.tool_choice import NamedTool, ToolChoice, tool_name
+
+
+def harmony_grammar(
+    form: ChannelFormat,
+    tools: Seq[Mapping[str, Any]],
+    choice: ToolChoice | NamedTool,
+    *,
+    content: JsonSchema | Regex | OneOf | None = None,
+    strict: Collection[str] = (),
+) -> Lark:
+    """Return the grammar of an answer, behind what the prompt wrote of its first message.
+
+    Args:
+        form: how messages are written; its marks are tokens.
+        tools: what may be called.
+        choice: whether the answer must call.
+        content: what the last message keeps to, if the answer calls nothing; free when None.
+        strict: names of tools whose schemas must be enforced in all their keywords.
+
+    Raises:
+        ConstraintError: a schema is too large, and strict.
+    """
+    grammar = _Grammar(form, strict)
+    rules = grammar.rules
+    rules.add("TEXT: /(?s:.+)/")
+    if form.opens == form.said:
+        return rules.made(grammar.content(content))
+    may_say = isinstance(choice, str) and choice != "required"
+    before = f"{grammar.head(form.reasoning)} TEXT?"
+    if may_say and content is None:  # what is said before would be part of it
+        before = f"({before} | {grammar.head(form.calls)} TEXT?)"
+    ways = []
+    if may_say:
+        ways.append(f"{grammar.head(form.said)} {grammar.content(content)}")
+    if choice != "none":
+        ways += [
+            grammar.call(number, tool)
+            for number, tool in enumerate(tools)
+            if not isinstance(choice, NamedTool) or tool_name(tool) == choice.name
+        ]
+    rules.add(f"next: {rules.mark('end', form.end)} {grammar.start()}")
+    rules.add(f"way: {' | '.join(ways)}")
+    begun = "TEXT? next " if form.opens else ""
+    return rules.made(f"{begun}({before} next)* way")
+
+
+class _Grammar:
+    """Rules of one format."""
+
+    def __init__(self, form: ChannelFormat, strict: Collection[str]) -> None:
+        self.rules = LarkRules()
+        self._schemas = ToolSchemas(self.rules, strict)
+        self._form = form
+        self._channel = self.rules.mark("channel", form.channel)
+        self._body = self.rules.mark("body", form.body)
+
+    def start(self) -> str:
+        """Return what matches the beginning of another message's head."""
+        return f"{self.rules.mark('begin', self._form.start)} {literal(self._form.role)}"
+
+    def head(self, channel: str) -> str:
+        """Return what matches the rest of a head."""
+        return f"{self._channel} {literal(channel)} {self._body}"
+
+    def content(self, content: JsonSchema | Regex | OneOf | None) -> str:
+        """Return what matches the text of the last message."""
+        if content is None:
+            return "TEXT?"
+        if isinstance(content, JsonSchema):
+            return self.rules.schema("content", content)
+        if isinstance(content, Regex):
+            self.rules.add(f"CONTENT: /(?:{within_slashes(content.pattern)})/")
+        else:
+            self.rules.add(f"CONTENT: {' | '.join(map(literal, content.texts))}")
+        return "CONTENT"
+
+    def call(self, number: int, tool: Mapping[str, Any]) -> str:
+        """Return what matches a call: who is called stands before the channel, or behind it."""
+        form = self._form
+        recipient = form.recipient + form.namespace + tool_name(tool)
+        kind = f'({literal(" " + form.json)} | " "? {self.rules.mark("kind", form.kind)}'
+        kind = f"{kind} {literal(form.json)})?"
+        arguments = self._schemas.arguments(f"arguments_{number}", tool)
+        behind = f"{kind} {self._body} {arguments}"
+        first = f"{literal(recipient)} {self._channel} {literal(form.calls)}"
+        return f"({first} | {self._channel} {literal(form.calls + recipient)}) {behind}"

@@ -1,0 +1,83 @@
+"""The script of a process that decodes one image: the file comes by stdin, pixels go to stdout.
+
+A line of JSON says which function decodes, and with how much memory and time. The answer is a line
+of JSON with the size, and then rows of RGB; or a line that names the problem.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import threading
+from typing import BinaryIO
+
+NICENESS = 10  # answers that are computed on the same CPUs go first
+
+
+def main() -> None:
+    """Decode one file."""
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no pixel
+    job = json.loads(sys.stdin.buffer.readline())
+    content = sys.stdin.buffer.read(job["num_bytes"])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with answer:
+        _answer(job["decoder"], content, job["memory_bytes"], job["cpu_s"], answer)
+        answer.flush()
+        os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has closed the pipe."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def _limit(memory_bytes: int, cpu_s: int) -> None:
+    """Lower this process's priority and limit what it takes from here on, as far as possible."""
+    if sys.platform != "win32":
+        import resource
+
+        os.nice(NICENESS)
+        limits = {"RLIMIT_CPU": cpu_s, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
+        with contextlib.suppress(OSError, ValueError):
+            with open("/proc/self/statm") as file:  # noqa: PTH123 - it costs an import
+                used = int(file.read().split()[0]) * resource.getpagesize()
+            limits["RLIMIT_AS"] = used + memory_bytes
+        for name, most in limits.items():
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # unknown, or not here
+                resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def _answer(decoder: str, content: bytes, memory_bytes: int, cpu_s: int, answer: BinaryIO) -> None:
+    module, _, name = decoder.partition(":")
+    try:
+        import PIL.Image
+
+        from vlmkit.image_files.pixels import strips, upright_of
+
+        PIL.Image.MAX_IMAGE_PIXELS = None  # the size was checked, by limits that can be set
+        load = getattr(importlib.import_module(module), name)
+        _limit(memory_bytes, cpu_s)
+        pixels = upright_of(load(content))
+    except ImportError:
+        _tell(answer, problem="missing")
+    except MemoryError:
+        _tell(answer, problem="memory")
+    except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+        is_short = str(error).startswith("out of memory")
+        _tell(answer, problem="memory" if is_short else "broken")
+    else:
+        _tell(answer, size=pixels.picture.size, turned=pixels.turned)
+        answer.writelines(
+            pixels.picture.crop(strip).tobytes() for strip in strips(pixels.picture.size)
+        )
+
+
+def _tell(answer: BinaryIO, **found: object) -> None:
+    answer.write(json.dumps(found).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

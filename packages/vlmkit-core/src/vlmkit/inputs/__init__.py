@@ -1,0 +1,1 @@
+"""What Python programs and commands pass in: conversations, images, paths and URLs."""

@@ -1,0 +1,1 @@
+"""Constraints of an answer: compilers, grammar states, token rules, limits, the sandbox."""

@@ -1,0 +1,331 @@
+"""The constraint worker of one model, seen from the server: started with the model's compiler.
+
+Starting it blocks nobody. A trial blocks the thread that asks, which is one that prepares requests,
+and is killed when its request is cancelled or the time is over. How many run at once is bounded by
+those threads.
+"""
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence as Seq
+from concurrent.futures import Future
+from functools import partial
+from typing import BinaryIO
+
+from vlmkit.errors import ConstraintError, PromptNotMade
+from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.running.constraints.sandbox.messages import (
+    Killed,
+    Passed,
+    Result,
+    Stop,
+    CheckResult,
+    answer_of,
+    frame_of,
+    try_of,
+)
+from vlmkit.running.constraints.sandbox.check import (
+    MAX_ALL_CPU_S,
+    MAX_BYTES,
+    MAX_CPU_S,
+    MIN_CPU_S,
+)
+from vlmkit.running.engine_loop.inbox import closing_error
+from vlmkit.running.prompting.renderers.process import child_environment
+from vlmkit.running.prompting.renderers.messages import (
+    Frame,
+    Refusal,
+    error_of,
+    read_frame,
+    refusal_of,
+    write_frame,
+)
+from vlmkit.types.constraint import Constraint
+
+log = logging.getLogger(__name__)
+
+MODULE = "vlmkit.assembly.constraint_worker"
+MAX_ANSWER_BYTES = 2**16
+MIN_PART_CPU_S = 0.02  # in less nothing is found out
+
+MakePlan = Callable[[Seq[bytes]], Frame]
+"""Returns what a worker is to build, for the bytes that each token adds."""
+
+
+class SandboxBudget:
+    """CPU time that the trials of one constraint may take together.
+
+    What a request costs is bounded by it, however many parts of a constraint are tried one by one.
+
+    Attributes:
+        left_s: what is left of it.
+    """
+
+    def __init__(self) -> None:
+        self.left_s = MAX_ALL_CPU_S
+
+    @property
+    def of_whole_s(self) -> float:
+        """What the next trial of a whole constraint may take."""
+        return max(MIN_CPU_S, min(MAX_CPU_S, self.left_s))
+
+    @property
+    def of_part_s(self) -> float:
+        """What the next trial of some parts may take: others are left as much."""
+        return self.left_s / 2
+
+    def spend(self, cpu_s: float) -> None:
+        """Take note of what a trial took."""
+        self.left_s -= cpu_s
+
+
+class ConstraintWorker:
+    """Has constraints tried in processes of their own.
+
+    Args:
+        make_plan: returns what the worker is to build.
+        timeout_s: for one trial, waiting for the start included.
+    """
+
+    def __init__(self, make_plan: MakePlan, timeout_s: float) -> None:
+        self._make_plan = make_plan
+        self._timeout_s = timeout_s
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, token_bytes: Seq[bytes]) -> None:
+        """Start the process, if there is none, and return before it is ready.
+
+        Args:
+            token_bytes: what each token adds.
+
+        Raises:
+            EngineError: the worker is closed.
+        """
+        try:
+            self._running(token_bytes)
+        except PromptNotMade as error:
+            log.warning("%s; the next constraint starts it again", error)
+
+    def tried(
+        self,
+        constraint: Constraint,
+        token_bytes: Seq[bytes],
+        cancellation: Cancellation,
+        budget: SandboxBudget,
+        *,
+        is_part: bool = False,
+    ) -> int:
+        """Return the memory that a constraint takes, in bytes, if it is within the limits.
+
+        Args:
+            constraint: what is tried.
+            token_bytes: what each token adds, for a worker that must be started.
+            cancellation: of the request.
+            budget: of the request's constraint; the trial's CPU time is taken from it.
+            is_part: whether it is a part of that constraint.
+
+        Raises:
+            ConstraintError: it cannot be compiled, or takes too much CPU time or memory.
+            RequestCancelled: the request was cancelled.
+            PromptNotMade: the trial was killed by something else, or not in time.
+            VlmkitError: the worker cannot build the compiler.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        process = self._running(token_bytes)
+        try:
+            refusal = process.ready.result(self._timeout_s)
+        except TimeoutError:
+            raise _late() from None
+        if refusal is not None:
+            raise error_of(refusal)
+        max_cpu_s = budget.of_part_s if is_part else budget.of_whole_s
+        if max_cpu_s < MIN_PART_CPU_S:
+            raise _too_slow(max_cpu_s)
+        number, tried = process.start(constraint, max_cpu_s)
+        try:
+            with cancellation.calling(partial(process.stop, number)):
+                found = tried.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            process.stop(number)
+            raise _late() from None
+        budget.spend(found.cpu_s)
+        cancellation.check()
+        return _checked(found.result, max_cpu_s)
+
+    def _running(self, token_bytes: Seq[bytes]) -> "_Process":
+        """Return the process, started anew where it has ended."""
+        with self._lock:
+            if self._is_closed:
+                raise closing_error()
+            if self._process is None or self._process.has_ended:
+                if self._process is not None:
+                    if self._process.was_ready:
+                        log.warning("the constraint worker ended; another is started")
+                    self._process.close()
+                self._process = _Process(self._make_plan(token_bytes))
+            return self._process
+
+    def close(self) -> None:
+        """Kill the worker and all trials; harmless when done twice."""
+        with self._lock:
+            self._is_closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+
+def _checked(result: Result, max_cpu_s: float) -> int:
+    if isinstance(result, Passed):
+        return result.num_bytes
+    if isinstance(result, Refusal):
+        if result.kind == "OutOfMemory":
+            raise _too_large()
+        raise error_of(result)
+    if result.signal in (signal.SIGPROF, signal.SIGXCPU):
+        raise _too_slow(max_cpu_s)
+    if result.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL):
+        raise _too_large()
+    raise PromptNotMade("the process that tried its constraint was killed")
+
+
+def _not_started() -> PromptNotMade:
+    return PromptNotMade("the constraint worker could not be started")
+
+
+def _late() -> PromptNotMade:
+    return PromptNotMade("its constraint was not tried in time")
+
+
+def _too_slow(max_cpu_s: float) -> ConstraintError:
+    return ConstraintError(
+        "the constraint is too complex: compiling it takes more than "
+        f"{max(0.0, max_cpu_s):.1f} s of CPU time"
+    )
+
+
+def _too_large() -> ConstraintError:
+    return ConstraintError(
+        f"the constraint is too complex: compiling it takes more than {MAX_BYTES >> 20} MiB"
+    )
+
+
+class _Process:
+    """One process, and the thread that tells it what to build and reads its answers.
+
+    Attributes:
+        ready: None when trials can be started, or why the compiler cannot be built.
+    """
+
+    def __init__(self, plan: Frame) -> None:
+        self.ready: Future[Refusal | None] = Future()
+        self._numbers = itertools.count()
+        self._results: dict[int, Future[CheckResult]] = {}
+        self._lock = threading.Lock()
+        try:
+            self._popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
+                [sys.executable, "-P", "-m", MODULE],
+                env=child_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is the server's to answer
+            )
+        except OSError:
+            raise _not_started() from None
+        assert self._popen.stdin is not None  # noqa: S101 - it is a pipe
+        assert self._popen.stdout is not None  # noqa: S101 - it is a pipe
+        self._asked: BinaryIO = self._popen.stdin  # type: ignore[assignment]
+        self._answers: BinaryIO = self._popen.stdout  # type: ignore[assignment]
+        threading.Thread(
+            target=self._serve, args=(plan,), name="vlmkit-constraints", daemon=True
+        ).start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def was_ready(self) -> bool:
+        return self.ready.done() and self.ready.result() is None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def start(self, constraint: Constraint, max_cpu_s: float) -> tuple[int, "Future[CheckResult]"]:
+        """Start a trial; return its number, and what its result will be."""
+        result: Future[CheckResult] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._results[number] = result
+            try:
+                write_frame(self._asked, frame_of(try_of(number, constraint, max_cpu_s)))
+            except (OSError, ValueError):
+                self._results.pop(number).set_result(CheckResult(number, Killed(0), 0.0))
+        if self.has_ended:
+            self._fail_all()
+        return number, result
+
+    def stop(self, number: int) -> None:
+        """Kill a trial, if it runs; returns at once."""
+        with self._lock:
+            if number in self._results:
+                try:
+                    write_frame(self._asked, frame_of(Stop(number)))
+                except (OSError, ValueError):
+                    return
+
+    def close(self) -> None:
+        """Kill the process and its trials."""
+        try:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        except OSError:  # it has ended
+            self._popen.kill()
+        self._popen.wait()
+        with self._lock:
+            for pipe in (self._asked, self._answers):
+                try:
+                    pipe.close()
+                except OSError:
+                    continue
+        self._fail_all()
+
+    def _serve(self, plan: Frame) -> None:
+        """Have the compiler built, then pass the results of trials on until the process ends."""
+        try:
+            write_frame(self._asked, plan)
+            answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
+            if isinstance(answer, Refusal):
+                log.error("constraints are refused: %s (%s)", answer.message, answer.hint)
+            self.ready.set_result(answer if isinstance(answer, Refusal) else None)
+            while True:
+                answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
+                if isinstance(answer, CheckResult):
+                    with self._lock:
+                        result = self._results.pop(answer.number, None)
+                    if result is not None:
+                        result.set_result(answer)
+        except (EOFError, OSError, ValueError):  # those of msgspec are ValueErrors
+            self._popen.kill()
+            self._popen.wait()
+            if not self.ready.done():
+                self.ready.set_result(refusal_of(_not_started()))
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            results, self._results = self._results, {}
+        for number, result in results.items():
+            result.set_result(CheckResult(number, Killed(0), 0.0))

@@ -1,0 +1,191 @@
+"""Who is in the loop's hands, and how each ends: finished, aborted or failed, exactly once.
+
+Whatever the way, room, features, drafts and place are gone afterwards. Everything here happens in
+the loop's thread.
+"""
+
+import logging
+from collections.abc import Callable
+
+from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.drafting import Drafting
+from vlmkit.running.engine_loop.encoder_queue import EncoderQueue
+from vlmkit.running.engine_loop.step_executor import Outcome
+from vlmkit.running.faults.isolation import engine_error
+from vlmkit.running.engine_loop.job import Job
+from vlmkit.running.engine_loop.loop_stats import LoopStats
+from vlmkit.running.engine_loop.fair_queue import FairTaskQueue
+from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.types.completion import Chunk
+
+log = logging.getLogger(__name__)
+
+
+class ActiveJobs:
+    """The sequences that run or wait, by sequence.
+
+    Args:
+        engine: whose room they take.
+        scheduler: who knows their places.
+        encodings: of their images.
+        drafting: of their guesses.
+        stats: counts their ends.
+        component_names: who made what reads answers.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        encodings: EncoderQueue,
+        drafting: Drafting,
+        stats: LoopStats,
+        component_names: ComponentNames = UNKNOWN,
+    ) -> None:
+        self._component_names = component_names
+        self._engine = engine
+        self._scheduler = scheduler
+        self._encodings = encodings
+        self._drafting = drafting
+        self._stats = stats
+        self._jobs: dict[Sequence, Job] = {}
+        self._held: set[Sequence] = set()
+        self.turns = FairTaskQueue()
+        self.wakeups = Wakeups()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._jobs
+
+    def __getitem__(self, sequence: Sequence) -> Job:
+        return self._jobs[sequence]
+
+    def get(self, sequence: Sequence) -> Job | None:
+        """Return the job of a sequence; None if it has ended."""
+        return self._jobs.get(sequence)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether one is not held."""
+        return len(self._jobs) > len(self._held)
+
+    def know(self, job: Job) -> None:
+        """Take a sequence into hand."""
+        self._jobs[job.sequence] = job
+
+    def accept(self, new: list[Job]) -> None:
+        """Queue sequences, and hand those to the scheduler whose turn it is; it may refuse them."""
+        self.turns.add(new)
+        for job in self.turns.handed_over(self._scheduler.num_waiting):
+            try:
+                self._scheduler.add(job.sequence)
+            except VlmkitError as error:
+                self.fail(job.channel, error)  # with its siblings
+        for job in new:  # be it that it waits
+            if job.sequence in self._jobs:
+                job.channel.accept(self.wakeups)
+
+    def let_go(self) -> None:
+        """Let those run again whose readers have caught up."""
+        for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
+            sequence.is_held = False
+            self._held.discard(sequence)
+
+    def take(self, job: Job, outcome: Outcome) -> None:
+        """Give a request what came of its item, and hand on what there is to tell."""
+        try:
+            chunks = job.take(outcome)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            message = f"{self._component_names.of('tokenizer')} failed on this answer"
+            self.fail(job.channel, engine_error(message, error, repeats=True))
+            return
+        for chunk in chunks:
+            self._hand_on(job, chunk)
+
+    def _hand_on(self, job: Job, chunk: Chunk) -> None:
+        """Tell the reader, and end the sequence if that is all."""
+        if job.sequence.task == "generate":
+            self._stats.num_tokens_sampled += len(chunk.samples)
+        job.channel.clock.token()
+        if chunk.finish_reason is not None:
+            self._remove(job)
+            self._stats.num_finished += 1
+        job.channel.put(chunk, self.wakeups)
+        if chunk.finish_reason is None and job.channel.is_behind:
+            job.sequence.is_held = True
+            self._held.add(job.sequence)
+
+    def abort(self, channels: set[Channel]) -> None:
+        """End requests; all in one pass, since thousands may go at once."""
+        jobs = [job for job in self._jobs.values() if job.channel in channels]
+        for job in jobs:
+            self._remove(job)
+            job.channel.put(Chunk(job.index, finish_reason="abort"), self.wakeups)
+        self._stats.num_aborted += len(jobs)
+
+    def fail(self, channel: Channel, error: VlmkitError) -> None:
+        """End a request, with all its choices."""
+        jobs = [job for job in self._jobs.values() if job.channel is channel]
+        for job in jobs:
+            self._remove(job)
+        self._stats.num_failed += len(jobs)
+        channel.fail(error, self.wakeups)
+
+    def fail_sequence(self, sequence: Sequence, error: VlmkitError) -> None:
+        """Fail a sequence's request, unless a sibling's failure has done so already."""
+        if (job := self._jobs.get(sequence)) is not None:
+            self.fail(job.channel, error)
+
+    def fail_one_that_never_fits(self) -> bool:
+        """Fail a request that finds no room although nobody else has any; tell if it did."""
+        inside = (j for s, j in self._jobs.items() if s not in self._held)
+        job = next((j for j in inside if self.turns.has_entered(j)), None)
+        if self._scheduler.num_running or job is None:
+            return False
+        self.fail(job.channel, EngineError("the request does not fit the engine's cache"))
+        return True
+
+    def abort_all(self) -> None:
+        """End every request: the pipeline closes."""
+        self.abort(self._channels())
+        self.wakeups.flush()
+
+    def fail_all(self, make: Callable[[], VlmkitError]) -> None:
+        """End every request with an error of its own; what failed is not asked to clean up."""
+        self.tell_all(make, self.wakeups)
+        self._stats.num_failed += len(self._jobs)
+        self._jobs.clear()
+        self.turns = FairTaskQueue()
+
+    def tell_all(self, make: Callable[[], VlmkitError], wakeups: Wakeups) -> None:
+        """Fail every channel, and free nothing; may be called from a thread that gave up this one.
+
+        One that cannot be told holds up nobody else's error.
+        """
+        for job in list(self._jobs.values()):
+            try:
+                if not job.channel.is_done:
+                    job.channel.fail(make(), wakeups)
+            except Exception:
+                log.exception("a request could not be told that its engine failed")
+        wakeups.flush()
+
+    def _channels(self) -> set[Channel]:
+        return {job.channel for job in self._jobs.values()}
+
+    def _remove(self, job: Job) -> None:
+        """Free everything that a sequence has."""
+        if self.turns.remove(job):
+            self._scheduler.remove(job.sequence, self._engine)
+        self._encodings.forget(job.sequence)
+        self._drafting.forget(job.sequence)
+        job.sequence.features.clear()
+        self._held.discard(job.sequence)
+        del self._jobs[job.sequence]

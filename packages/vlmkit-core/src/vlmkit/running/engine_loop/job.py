@@ -1,0 +1,110 @@
+"""One sequence in the loop's hands: what comes of its steps, and where that goes."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from vlmkit.errors import EngineError
+from vlmkit.interfaces.prompt import Span
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.checkpoints.pooling import Pooled
+from vlmkit.running.engine_loop.grounding import AnswerGrounding
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.step_executor import Outcome
+from vlmkit.running.engine_loop.answer_text import AnswerText
+from vlmkit.types.completion import Chunk, FinishReason
+from vlmkit.types.delta import Delta
+from vlmkit.types.sampling import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Job(ABC):
+    """One choice of a request.
+
+    Attributes:
+        sequence: its tokens.
+        channel: where its chunks go; choices of one request share it.
+        index: which choice it is.
+    """
+
+    sequence: Sequence
+    channel: Channel
+    index: int
+
+    @abstractmethod
+    def take(self, outcome: Outcome) -> list[Chunk]:
+        """Take what came of the sequence's item; return what there is to tell its reader."""
+
+
+@dataclass(slots=True, eq=False)
+class AnswerJob(Job):
+    """An answer in the making.
+
+    Attributes:
+        text: its text.
+        places: finds those that it names; None where nobody asked.
+    """
+
+    text: AnswerText
+    places: AnswerGrounding | None = None
+
+    def take(self, outcome: Outcome) -> list[Chunk]:
+        """Append the chosen tokens to the answer, as far as it goes."""
+        chunks: list[Chunk] = []
+        for sample in outcome.samples:
+            deltas, reason = self._append(sample.token_id)
+            if self.places is not None:
+                self.places.push(sample.token_id)
+            if reason is not None:
+                stop = self.text.stop_string
+                found = self.places.found() if self.places is not None else ()
+                chunks.append(
+                    Chunk(self.index, deltas, (sample,), reason, stop_string=stop, places=found)
+                )
+                break
+            chunks.append(Chunk(self.index, deltas, (sample,)))
+        return chunks
+
+    def _append(self, token_id: int) -> tuple[tuple[Delta, ...], FinishReason | None]:
+        """Append a token; return what it adds to the answer, and why the answer ends if so."""
+        sequence = self.sequence
+        sequence.output_ids.append(token_id)
+        is_end = token_id in sequence.eos_ids and _ends(token_id, sequence.params)
+        is_longest = len(sequence.output_ids) >= sequence.max_tokens
+        is_shown = not is_end or sequence.params.include_stop_str_in_output
+        deltas = self.text.push(token_id) if is_shown else ()
+        if is_end or is_longest:
+            deltas += self.text.finish()
+        if is_end or self.text.stop_string is not None:
+            return deltas, "stop"
+        return deltas, "length" if is_longest else None
+
+
+def _ends(token_id: int, params: SamplingParams) -> bool:
+    """Tell whether one of the tokens that end a sequence ends this answer."""
+    return not params.ignore_eos or token_id in params.stop_token_ids
+
+
+@dataclass(slots=True, eq=False)
+class ReadingJob(Job):
+    """A text that is read for its rows: it ends when the last of them is there.
+
+    Attributes:
+        pooled: sums the rows up; None where they are scores.
+    """
+
+    pooled: Pooled | None
+
+    def take(self, outcome: Outcome) -> list[Chunk]:
+        """Take the rows, which are never computed again; scores are told as they come."""
+        sequence, stop = self.sequence, outcome.item.stop
+        rows = sequence.rows
+        if outcome.item.start > rows.start:
+            raise EngineError("the engine's cache passed over a token whose row is wanted")
+        sequence.wanted = Span(max(rows.start, stop), rows.stop)
+        is_over = stop >= rows.stop
+        if self.pooled is not None and outcome.item.num_rows:
+            self.pooled.add(outcome.states)
+        if not is_over:
+            return [Chunk(self.index, (), outcome.samples)] if outcome.samples else []
+        vector = self.pooled.vector() if self.pooled is not None else None
+        return [Chunk(self.index, (), outcome.samples, "stop", vector)]

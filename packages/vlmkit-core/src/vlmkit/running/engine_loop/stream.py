@@ -1,0 +1,181 @@
+"""The reader's end of an answer: by iteration, by async iteration, or whole.
+
+One stream serves all ``n`` choices of a request. A stream that nobody keeps ends its request.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from vlmkit.kit.heap import NUM_AT_ONCE, release
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.types.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
+from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.types.sample import Sample
+
+
+class Stream:
+    """The answer to one request; the reader holds this end, and dropping it aborts the request.
+
+    Args:
+        channel: the other end.
+        prompt_token_ids: what is answered.
+        abort: called when the reader gives up.
+        resume: called when a reader that was behind has caught up.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        prompt_token_ids: tuple[int, ...],
+        *,
+        abort: Callable[[Channel], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self.id = channel.facts.id
+        self.prompt_token_ids = prompt_token_ids
+        self._channel = channel
+        self._abort = abort
+        self._resume = resume
+
+    def __del__(self) -> None:
+        self.abort()
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices the request has."""
+        return self._channel.num_choices
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._channel.is_done
+
+    @property
+    def usage(self) -> Usage:
+        """What the request took so far."""
+        return self._channel.usage
+
+    @property
+    def timings(self) -> Timings:
+        """Where its time went so far."""
+        return self._channel.timings
+
+    @property
+    def reasons(self) -> tuple[FinishReason, ...]:
+        """Why those of its choices ended that have, in the order of their ends."""
+        return self._channel.reasons
+
+    def abort(self) -> None:
+        """Stop generating and free everything; harmless when it is over already."""
+        if not self.is_done:
+            self._abort(self._channel)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Yield chunks as they come.
+
+        Raises:
+            VlmkitError: the request failed.
+        """
+        try:
+            while chunks := self._next_chunks():
+                yield from chunks
+        finally:
+            self.abort()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Yield chunks as they come; the asynchronous form of iteration."""
+        try:
+            while chunks := await self.next_chunks():
+                for chunk in chunks:
+                    yield chunk
+        finally:
+            self.abort()
+
+    def _next_chunks(self) -> list[Chunk]:
+        while (chunks := self._channel.take(self._resume)) is None:
+            self._channel.wait()
+        return chunks
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Wait for, and return, everything that has come; empty when the answer is over.
+
+        Raises:
+            VlmkitError: the request failed.
+        """
+        chunks = None
+        while chunks is None:
+            if (news := self._channel.news()) is not None:
+                await news
+            else:  # a reader who never has to wait lets others have their turn
+                await asyncio.sleep(0)
+            chunks = self._channel.take(self._resume)
+        return chunks
+
+    async def accepted(self) -> None:
+        """Wait until the scheduler took the request.
+
+        Raises:
+            VlmkitError: it was refused.
+        """
+        await self._channel.accepted()
+
+    def result(self) -> Completion:
+        """Wait for the end and return everything.
+
+        Raises:
+            VlmkitError: the request failed.
+        """
+        whole = _Whole(self.num_choices)
+        for chunk in self:
+            whole.add(chunk)
+        return self._completion(whole)
+
+    async def aresult(self) -> Completion:
+        """Wait for the end and return everything; the asynchronous form of :meth:`result`."""
+        whole = _Whole(self.num_choices)
+        try:
+            async for chunk in self:
+                whole.add(chunk)
+        except BaseException:
+            if whole.num_samples > NUM_AT_ONCE:
+                asyncio.get_running_loop().run_in_executor(None, release, whole.samples)
+            raise
+        return self._completion(whole)
+
+    def _completion(self, whole: "_Whole") -> Completion:
+        return Completion(whole.choices(), self.usage, self.timings, self.prompt_token_ids)
+
+
+class _Whole:
+    """Puts the chunks of an answer together, and their texts last: so a long one is copied once."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._choices = [Choice() for _ in range(num_choices)]
+        self._deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
+
+    @property
+    def samples(self) -> list[list[Sample]]:
+        """The tokens of each choice so far."""
+        return [choice.samples for choice in self._choices]
+
+    @property
+    def num_samples(self) -> int:
+        """How many tokens there are so far."""
+        return sum(map(len, self.samples))
+
+    def add(self, chunk: Chunk) -> None:
+        choice = self._choices[chunk.index]
+        self._deltas[chunk.index].extend(chunk.deltas)
+        choice.samples.extend(chunk.samples)
+        choice.finish_reason = chunk.finish_reason or choice.finish_reason
+        choice.stop_string = chunk.stop_string or choice.stop_string
+        choice.places = chunk.places or choice.places
+        if chunk.embedding is not None:
+            choice.embedding = chunk.embedding
+
+    def choices(self) -> list[Choice]:
+        for choice, deltas in zip(self._choices, self._deltas, strict=True):
+            choice.text = text_of(deltas)
+            choice.reasoning = reasoning_of(deltas)
+            choice.tool_calls = tool_calls_of(deltas)
+        return self._choices

@@ -1,0 +1,1 @@
+"""Fault attribution, isolation of faulty requests, and the watchdog."""

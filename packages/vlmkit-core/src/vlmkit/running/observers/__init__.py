@@ -1,0 +1,1 @@
+"""Dispatch to observers, and the built-in ones."""

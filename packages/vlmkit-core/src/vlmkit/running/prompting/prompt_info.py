@@ -1,0 +1,33 @@
+"""What a prompt comes to, as it is told to those who ask for its tokens and no answer."""
+
+from collections.abc import Iterable
+
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.message import ImagePart
+from vlmkit.types.prompt_tokens import PromptMedium, PromptTokens
+
+
+def prompt_info(prompt: Prompt, images: Iterable[ImagePart]) -> PromptTokens:
+    """Return the tokens of a prompt, and where its media stand among them.
+
+    Args:
+        prompt: what the tokenizer made.
+        images: what it showed, in order.
+    """
+    shown = iter(images)
+    media = (_medium(s, next(shown) if s.kind == "image" else None) for s in prompt.media)
+    return PromptTokens(prompt.token_ids, tuple(media))
+
+
+def _medium(slot: MediaSlot, shown: ImagePart | None) -> PromptMedium:
+    used = slot.transform.used_size[::-1] if slot.transform else None
+    return PromptMedium(
+        slot.kind,
+        slot.start,
+        slot.stop,
+        slot.num_features,
+        slot.digest,
+        None if shown is None else (shown.image.width, shown.image.height),
+        None if used is None else (used[0], used[1]),
+        None if shown is None else shown.page,
+    )

@@ -1,0 +1,45 @@
+"""What is done to single logits of one row, and how two such lists come to one."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Numbers = np.ndarray[Any, Any]
+
+
+class LogitChanges(NamedTuple):
+    """Changes of one row, each token at most once.
+
+    Attributes:
+        token_ids: ``[changes]`` int64.
+        offsets: ``[changes]`` float32: added first.
+        factors: ``[changes]`` float32: positive logits are divided by it, others multiplied.
+        shifts: ``[changes]`` float32: added afterwards.
+    """
+
+    token_ids: Numbers
+    offsets: Numbers
+    factors: Numbers
+    shifts: Numbers
+
+    def combined(self, other: "LogitChanges") -> "LogitChanges":
+        """Return both: offsets and shifts are added up, and factors multiplied."""
+        if not len(other.token_ids):
+            return self
+        token_ids = np.union1d(self.token_ids, other.token_ids)
+        made = changes_of(token_ids)
+        for each in (self, other):
+            places = token_ids.searchsorted(each.token_ids)
+            made.offsets[places] += each.offsets
+            made.factors[places] *= each.factors
+            made.shifts[places] += each.shifts
+        return made
+
+
+def changes_of(
+    token_ids: Any, *, offsets: Any = 0.0, factors: Any = 1.0, shifts: Any = 0.0
+) -> LogitChanges:
+    """Return changes of some tokens, each number one of a token or of all."""
+    ids = np.asarray(token_ids, np.int64)
+    numbers = (np.broadcast_to(each, ids.shape) for each in (offsets, factors, shifts))
+    return LogitChanges(ids, *(each.astype(np.float32) for each in numbers))

@@ -1,0 +1,157 @@
+"""What a request changes about single tokens: bias, penalties, bans, and an end that must wait.
+
+Says what to do to which logits; does it to none. Counts what a sequence holds as it grows, and
+keeps no trace of tokens that are only ahead of it.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from vlmkit.interfaces.sampler import Row
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.kit.per_sequence import PerSequence
+from vlmkit.running.sampling.logit_changes import LogitChanges
+from vlmkit.running.sampling.dry import DryRule
+from vlmkit.running.sampling.sequence_rules import SequenceRules
+from vlmkit.running.sampling.penalty_window import window_penalties
+from vlmkit.types.sampling import SamplingParams
+
+
+class LogitEdits:
+    """One sequence's changes, kept up to date.
+
+    Args:
+        sequence: whose parameters and tokens they follow.
+
+    Attributes:
+        banned: tokens that must never be chosen.
+        settled: how tokens are chosen from here on, once that is the same for each.
+    """
+
+    settled: Any = None
+
+    def __init__(self, sequence: Sequence) -> None:
+        params = sequence.params
+        is_windowed = params.repeat_last_n >= 0
+        reads_prompt = params.repetition_penalty != 1.0 and not is_windowed
+        prompt = set(sequence.prompt.token_ids) if reads_prompt else set()
+        waiting = sequence.eos_ids if params.min_tokens else frozenset()
+        banned = {*sequence.banned_ids, *params.suppress_tokens}
+        banned |= {ids[0] for ids in params.bad_words_ids if len(ids) == 1} - sequence.eos_ids
+        first = frozenset(params.begin_suppress_tokens)
+        offsets = {ids[0]: bias for ids, bias in params.sequence_bias if len(ids) == 1}
+        shifts = dict.fromkeys([*prompt, *waiting, *first, *offsets], 0.0) | params.logit_bias
+        shifts |= dict.fromkeys(banned, -math.inf)
+        self.banned = frozenset(banned)
+        self._params = params
+        self._rules: list[SequenceRules | DryRule] = []
+        if SequenceRules.has_any(params):
+            self._rules.append(SequenceRules(sequence))
+        if DryRule.is_asked(params):
+            self._rules.append(DryRule(sequence))
+        self._is_counting = has_penalty(params) and not is_windowed
+        self._is_windowed = has_penalty(params) and is_windowed
+        self._num_counted = 0
+        self._num_fixed = len(shifts)
+        self._places = {token_id: place for place, token_id in enumerate(shifts)}
+        self._token_ids = np.array(list(shifts), dtype=np.int64)
+        self._shifts = np.array(list(shifts.values()), dtype=np.float64)
+        self._offsets = np.array([offsets.get(i, 0.0) for i in shifts], dtype=np.float64)
+        self._counts = np.zeros(len(shifts), dtype=np.int64)
+        self._is_in_prompt = np.array([token_id in prompt for token_id in shifts], dtype=np.bool_)
+        self._ends = np.array([self._places[token_id] for token_id in waiting], dtype=np.int64)
+        self._first = np.array([self._places[token_id] for token_id in first], dtype=np.int64)
+        self._fixed: LogitChanges | None = None
+
+    def is_settled(self, num_output: int) -> bool:
+        """Tell whether what changes is the same for all tokens after so many."""
+        is_counting = self._is_counting or self._is_windowed
+        return not is_counting and not self._rules and not self._is_beginning(num_output)
+
+    def is_plain_at(self, num_output: int) -> bool:
+        """Tell whether nothing changes but that tokens are banned."""
+        params = self._params
+        is_moved = params.logit_bias or params.sequence_bias
+        return not is_moved and self.is_settled(num_output)
+
+    def _is_beginning(self, num_output: int) -> bool:
+        """Tell whether some tokens are not chosen yet."""
+        return num_output < self._params.min_tokens or (
+            num_output == 0 and bool(self._params.begin_suppress_tokens)
+        )
+
+    def at(self, row: Row) -> LogitChanges:
+        """Return what to change in a row of this sequence."""
+        changes = self._counted(row) if self._is_counting else self._without_counts(row.num_output)
+        if self._is_windowed:
+            changes = changes.combined(window_penalties(row))
+        for rule in self._rules:
+            changes = changes.combined(rule.at(row))
+        return changes
+
+    def _counted(self, row: Row) -> LogitChanges:
+        output_ids = row.sequence.output_ids
+        self._count(output_ids[self._num_counted :])
+        self._num_counted = len(output_ids)
+        self._count(row.ahead)
+        changes = self._changes(row.num_output)
+        for token_id in reversed(row.ahead):
+            self._forget(token_id)
+        return changes
+
+    def _without_counts(self, num_output: int) -> LogitChanges:
+        """Return changes that only the length of the answer so far decides."""
+        if self._is_beginning(num_output):
+            return self._changes(num_output)
+        if self._fixed is None:
+            self._fixed = self._changes(num_output)
+        return self._fixed
+
+    def _changes(self, num_output: int) -> LogitChanges:
+        params, is_in_output = self._params, self._counts > 0
+        shifts = self._shifts - self._counts * params.frequency_penalty
+        shifts -= is_in_output * params.presence_penalty
+        if num_output < params.min_tokens:
+            shifts[self._ends] = -math.inf
+        if num_output == 0:
+            shifts[self._first] = -math.inf
+        is_held = self._is_in_prompt | is_in_output
+        factors = np.where(is_held, params.repetition_penalty, 1.0)
+        numbers = (self._offsets, factors, shifts)
+        return LogitChanges(self._token_ids, *(array.astype(np.float32) for array in numbers))
+
+    def _count(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            place = self._places.setdefault(token_id, len(self._token_ids))
+            if place == len(self._token_ids):
+                self._token_ids = np.append(self._token_ids, token_id)
+                self._shifts = np.append(self._shifts, 0.0)
+                self._offsets = np.append(self._offsets, 0.0)
+                self._counts = np.append(self._counts, 0)
+                self._is_in_prompt = np.append(self._is_in_prompt, False)
+            self._counts[place] += 1
+
+    def _forget(self, token_id: int) -> None:
+        """Take back the newest count of a token, and its place if that was made for it."""
+        place = self._places[token_id]
+        self._counts[place] -= 1
+        if place >= self._num_fixed and not self._counts[place]:
+            del self._places[token_id]
+            self._token_ids = self._token_ids[:-1]
+            self._shifts = self._shifts[:-1]
+            self._offsets = self._offsets[:-1]
+            self._counts = self._counts[:-1]
+            self._is_in_prompt = self._is_in_prompt[:-1]
+
+
+EDITS = PerSequence(LogitEdits)
+"""A sequence's edits, which any sampler of this kind may go on with: its tokens decide them."""
+
+
+def has_penalty(params: SamplingParams) -> bool:
+    """Tell whether what a sequence holds changes its logits."""
+    is_asked = params.presence_penalty or params.frequency_penalty
+    return bool(is_asked or params.repetition_penalty != 1.0) and params.repeat_last_n != 0

@@ -1,0 +1,175 @@
+"""What was picked in a step: the tokens, and the log-probabilities that clients asked for.
+
+These are the model's own, of the logits as the engine gave them. Everything is read from the
+device at once. Knows nothing of how tokens are chosen.
+"""
+
+import math
+from collections.abc import Mapping, Sequence as Seq
+from types import MappingProxyType
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from vlmkit.interfaces.prompt import Array
+from vlmkit.interfaces.sampler import Pick
+from vlmkit.running.faults.attribution import Fault
+from vlmkit.running.sampling.array_namespace import namespace_of
+from vlmkit.types.sample import Logprob, Sample
+from vlmkit.types.sampling import MAX_TOP_LOGPROBS, SamplingParams
+
+HOST, METAL = 1, 8  # DLPack's numbers of the CPU and of Apple's GPU
+
+
+def readable(logits: Array) -> Any:
+    """Return logits as float32, and as a NumPy array if they are in host memory.
+
+    From Apple's GPU, which has no float64, they are brought there.
+    """
+    xp: Any = namespace_of(logits)
+    floats = xp.astype(logits, xp.float32, copy=False)
+    place = floats.__dlpack_device__()[0]
+    if place == METAL:
+        floats = array_api_compat.to_device(floats, "cpu")
+    return np.from_dlpack(floats) if place in (HOST, METAL) else floats
+
+
+def picked(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> Any:
+    """Return token ids ``[rows]``: the given ones, and what is picked for all other rows.
+
+    Args:
+        logits: ``[rows, vocab]``, readable.
+        pick: of the rows without a given token; None if there are none.
+        given: by row.
+
+    Raises:
+        EngineError: the sampler returned another number of tokens.
+    """
+    if pick is not None and not given:
+        return pick(logits)
+    xp: Any = namespace_of(logits)
+    device = array_api_compat.device(logits)
+    rows = range(logits.shape[0])
+    token_ids = xp.asarray([given.get(row, 0) for row in rows], dtype=xp.int64, device=device)
+    if pick is not None:
+        free = [row for row in rows if row not in given]
+        places = xp.asarray(free, device=device)
+        found = _checked(logits, pick(logits[places, :]), len(free))
+        token_ids[places] = xp.astype(found, xp.int64)
+    return token_ids
+
+
+def samples(
+    logits: Any,
+    token_ids: Any,
+    params: Seq[SamplingParams],
+    given: Mapping[int, int] = MappingProxyType({}),
+) -> list[Sample]:
+    """Return what was picked, with what each request wants to know of it.
+
+    Args:
+        logits: ``[rows, vocab]``, readable.
+        token_ids: ``[rows]`` integers, on the same device.
+        params: ``[rows]``.
+        given: by row, as in :func:`picked`; such a token has a rank, too.
+
+    Raises:
+        EngineError: there are not that many token ids, or one has no logit, or none that is finite.
+    """
+    xp: Any = namespace_of(logits)
+    vocab_size = logits.shape[-1]
+    token_ids = _checked(logits, token_ids, len(params))
+    inside = token_ids % vocab_size  # one that is outside is refused once it was read
+    device = array_api_compat.device(logits)
+    parts = [token_ids, logits[xp.arange(len(params), device=device), inside]]
+    wanted = [place for place, own in enumerate(params) if own.logprobs]
+    if wanted:
+        parts += _reports(xp, logits, wanted, any(own.top_logprobs for own in params))
+    ranked = [place for place in wanted if place in given]
+    if ranked:
+        parts.append(_ranks(xp, logits, inside, ranked))
+    picked, values, *reports = _read(xp, parts)
+    ranks = dict(zip(ranked, map(int, reports.pop()), strict=True)) if ranked else {}
+    _check(picked, values, vocab_size)
+    made = list(map(Sample, map(int, picked)))
+    for place, log_sum, *top in zip(wanted, *reports, strict=True):
+        pairs = zip(*(numbers[: params[place].top_logprobs] for numbers in top), strict=True)
+        likeliest = tuple(Logprob(int(token_id), value - log_sum) for token_id, value in pairs)
+        token_id, logprob = made[place].token_id, values[place] - log_sum
+        made[place] = Sample(token_id, logprob, likeliest, ranks.get(place))
+    return made
+
+
+def _checked(logits: Any, token_ids: Any, num_rows: int) -> Any:
+    """Return a sampler's token ids, as an array of the logits' kind."""
+    if getattr(token_ids, "shape", None) != (num_rows,):
+        raise Fault("sampler", f"returned something other than {num_rows} token ids")
+    return np.from_dlpack(token_ids) if array_api_compat.is_numpy_array(logits) else token_ids
+
+
+def _check(token_ids: Seq[float], logits: Seq[float], vocab_size: int) -> None:
+    """Raise if a sampler or an engine gave what is no token."""
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise Fault("sampler", f"returned the token id {token_id:.0f} of {vocab_size}")
+    if not all(map(math.isfinite, logits)):
+        raise Fault("engine", "returned logits without a finite value at the chosen token")
+
+
+def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any]:
+    """Return for some rows what turns logits into log-probabilities, and the likeliest tokens.
+
+    These are always as many, so that no neighbour's wish changes which of equals come first.
+    """
+    rows = _rows(xp, logits, wanted)
+    largest = xp.max(rows, axis=-1, keepdims=True)
+    sums = xp.sum(xp.exp(rows - largest), axis=-1)
+    log_sums = largest[:, 0] + xp.log(sums)
+    if not has_top:
+        return [log_sums]
+    token_ids = _likeliest(xp, rows, min(MAX_TOP_LOGPROBS, rows.shape[-1]))
+    return [log_sums, token_ids, xp.take_along_axis(rows, token_ids, axis=-1)]
+
+
+def _ranks(xp: Any, logits: Any, token_ids: Any, places: list[int]) -> Any:
+    """Return the ranks of some rows' tokens among all: counted, so exact, and each by itself."""
+    rows, chosen = _rows(xp, logits, places), _rows(xp, token_ids, places)[:, None]
+    own = xp.take_along_axis(rows, xp.astype(chosen, xp.int64), axis=-1)
+    others = xp.arange(rows.shape[-1], device=array_api_compat.device(logits))[None, :]
+    is_before = (rows > own) | ((rows == own) & (others < chosen))
+    return 1 + xp.sum(xp.astype(is_before, xp.int64), axis=-1)
+
+
+def _rows(xp: Any, array: Any, places: list[int]) -> Any:
+    """Return some rows of an array, which is not copied if they are all."""
+    if len(places) == array.shape[0]:
+        return array
+    return array[xp.asarray(places, device=array_api_compat.device(array)), ...]
+
+
+def _likeliest(xp: Any, rows: Any, num: int) -> Any:
+    """Return the ids of each row's likeliest tokens, likeliest first."""
+    if not array_api_compat.is_numpy_array(rows):
+        return xp.argsort(rows, axis=-1, descending=True, stable=True)[:, :num]
+    num_others = rows.shape[-1] - num
+    token_ids = np.argpartition(rows, num_others, axis=-1)[:, num_others:]
+    values = np.take_along_axis(rows, token_ids, axis=-1)
+    return np.take_along_axis(token_ids, np.lexsort((token_ids, -values), axis=-1), axis=-1)
+
+
+def _read(xp: Any, parts: list[Any]) -> list[Any]:
+    """Return arrays as lists; all come from the device in one copy."""
+    if array_api_compat.is_numpy_array(parts[0]):
+        return [part.tolist() for part in parts]
+    flat = xp.concat([xp.astype(xp.reshape(part, (-1,)), xp.float64) for part in parts]).tolist()
+    read, start = [], 0
+    for part in parts:
+        width = math.prod(part.shape[1:])
+        stop = start + part.shape[0] * width
+        rows = flat[start:stop]
+        if part.ndim > 1:
+            rows = [rows[i : i + width] for i in range(0, len(rows), width)]
+        read.append(rows)
+        start = stop
+    return read

@@ -1,0 +1,1 @@
+"""Who gets which resource: the scheduler, fair queues, memory for decoding, eviction."""

@@ -1,0 +1,180 @@
+"""What ``/v1/messages`` answers: Anthropic's objects, and how a completion becomes one."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from vlmkit.errors import RequestError
+from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
+from vlmkit.types.grounding import GroundedRegion
+from vlmkit.types.tool_call import ToolCallPart
+from vlmkit_server.apis.openai_chat.answer import AnswerHead
+from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
+from vlmkit_server.apis.openai_chat.executed_calls import LABEL, Round
+
+SERVED = "mcptoolu_"  # what ids of calls begin with that the server runs
+NO_OBJECT = "INVALID_JSON"  # the key by which Anthropic's guide wraps what is no object
+
+_REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens"}
+
+
+class OutputDetails(msgspec.Struct):
+    """What tokens of the answer are for."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct):
+    """What a request took; tokens of the prompt are counted in one of three places."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    cache_creation_input_tokens: int = 0
+
+    @classmethod
+    def of(cls, usage: Usage) -> "MessageUsage":
+        """Put a stream's usage into Anthropic's shape."""
+        return cls(
+            usage.prompt_tokens - usage.cached_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            OutputDetails(usage.reasoning_tokens),
+        )
+
+
+class SaidBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """What the model says."""
+
+    text: str
+
+
+class ThoughtBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought before."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ServerToolUseBody(msgspec.Struct, tag_field="type", tag="mcp_tool_use"):
+    """A call of a tool that the server runs."""
+
+    id: str
+    name: str
+    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    server_name: str = LABEL
+
+
+class ServerToolResultBody(msgspec.Struct, tag_field="type", tag="mcp_tool_result"):
+    """What came of it."""
+
+    tool_use_id: str
+    content: list[SaidBlock]
+    is_error: bool
+
+
+class CalledBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+
+
+Block = SaidBlock | ThoughtBlock | CalledBlock | ServerToolUseBody | ServerToolResultBody
+
+
+class MessageBody(msgspec.Struct):
+    """A whole answer, or the begin of one in a stream."""
+
+    id: str
+    model: str
+    content: list[Block]
+    usage: MessageUsage
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    image_transforms: list[ImageTransform] | msgspec.UnsetType = msgspec.UNSET  # ours, and the next
+    places: tuple[GroundedRegion, ...] | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+def stop_reason(
+    finish_reason: FinishReason | None, stop_string: str | None, *, calls: bool
+) -> str | None:
+    """Return why an answer ended, in Anthropic's words; one that calls, to have that done."""
+    if stop_string is not None:
+        return "stop_sequence"
+    if calls and finish_reason == "stop":
+        return "tool_use"
+    return _REASONS.get(finish_reason) if finish_reason else None
+
+
+def message_body(
+    head: AnswerHead,
+    completion: Completion,
+    rounds: Iterable[Round] = (),
+    *,
+    has_transforms: bool = False,
+    has_places: bool = False,
+) -> bytes:
+    """Encode a whole answer.
+
+    Args:
+        head: what it is called.
+        completion: of one choice.
+        rounds: of an answer with tools of the server, what is told in its place.
+        has_transforms: whether it tells how images were shown.
+        has_places: whether it tells places.
+    """
+    (choice,) = completion.choices
+    content = [block for each in rounds for block in _round(each)] or _content(choice)
+    images = completion.usage.images
+    body = MessageBody(
+        head.id,
+        head.model,
+        content,
+        MessageUsage.of(completion.usage),
+        stop_reason(choice.finish_reason, choice.stop_string, calls=bool(choice.tool_calls)),
+        choice.stop_string,
+        image_transforms(images) if has_transforms else msgspec.UNSET,
+        choice.places if has_places else msgspec.UNSET,
+    )
+    return msgspec.json.encode(body)
+
+
+def _content(choice: Choice) -> list[Block]:
+    content: list[Block] = []
+    if choice.reasoning:
+        content.append(ThoughtBlock(choice.reasoning))
+    if choice.text:
+        content.append(SaidBlock(choice.text))
+    return content + [CalledBlock(call.id, call.name, _input(call)) for call in choice.tool_calls]
+
+
+def _round(told: Round) -> list[Block]:
+    """Return what was thought, said, called and returned in a round."""
+    content = _content(replace(told.choice, tool_calls=[]))
+    for call in told.choice.tool_calls:
+        content.append(ServerToolUseBody(SERVED + call.id, call.name, _input(call)))
+    for call, result in told.calls:
+        if result is not None:
+            content.append(served_result(SERVED + call.id, result.text, is_error=result.is_error))
+    return content
+
+
+def served_result(use_id: str, text: str, *, is_error: bool) -> ServerToolResultBody:
+    """Return the block that tells what came of a call; an empty text is none."""
+    return ServerToolResultBody(use_id, [SaidBlock(text)] if text else [], is_error)
+
+
+def _input(call: ToolCallPart) -> msgspec.Raw:
+    """Return a call's arguments as the model wrote them; what is no object is a text in one."""
+    try:
+        call.parsed()
+    except RequestError:
+        return msgspec.Raw(msgspec.json.encode({NO_OBJECT: call.arguments}))
+    return msgspec.Raw((call.arguments.strip() or "{}").encode())

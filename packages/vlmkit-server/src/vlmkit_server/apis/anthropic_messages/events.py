@@ -1,0 +1,165 @@
+"""Server-sent events of one answer of Anthropic's API; what is the same in many is encoded once."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from litestar.types import Scope
+
+from vlmkit.types.completion import Chunk, FinishReason, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.types.grounding import GroundedRegion
+from vlmkit_server.apis.openai_chat.answer import AnswerHead
+from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
+from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta
+from vlmkit_server.http.errors import fault_of, status_of
+from vlmkit_server.http.message_errors import message_error
+from vlmkit_server.apis.anthropic_messages.answer import (
+    SERVED,
+    Block,
+    CalledBlock,
+    MessageBody,
+    MessageUsage,
+    SaidBlock,
+    ServerToolUseBody,
+    ThoughtBlock,
+    served_result,
+    stop_reason,
+)
+
+_encode = msgspec.json.encode
+_BLOCKS: dict[type[Delta], Block] = {TextDelta: SaidBlock(""), ReasoningDelta: ThoughtBlock("")}
+_STARTS = {
+    TextDelta: b'{"type":"text_delta","text":',
+    ReasoningDelta: b'{"type":"thinking_delta","thinking":',
+    ToolCallDelta: b'{"type":"input_json_delta","partial_json":',
+}
+
+
+class MessageEvents:
+    """Encodes one answer.
+
+    Args:
+        head: what it is called.
+        num_prompt_tokens: what the prompt took.
+        serves: whether the server runs what is called.
+        has_transforms: whether the client asked how its images were shown.
+        has_places: whether it asked for places.
+    """
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        num_prompt_tokens: int,
+        *,
+        serves: bool = False,
+        has_transforms: bool = False,
+        has_places: bool = False,
+    ) -> None:
+        usage = MessageUsage.of(Usage(num_prompt_tokens))
+        self._message = MessageBody(head.id, head.model, [], usage)
+        self._num_blocks = 0
+        self._open: type[TextDelta | ReasoningDelta] | None = None
+        self._delta_start = b""
+        self._call_starts: dict[int, bytes] = {}  # what deltas of each call begin with
+        self._call_ids: dict[int, str] = {}  # of those that the server runs
+        self._serves = serves
+        self._has_transforms = has_transforms
+        self._has_places = has_places
+        self._places: Sequence[GroundedRegion] = ()
+        self._finish_reason: FinishReason | None = None
+        self._stop_string: str | None = None
+
+    tells_all = False
+
+    @property
+    def ping(self) -> bytes:
+        """An event that says nothing."""
+        return _event("ping")
+
+    def opening(self) -> bytes:
+        """Return the first event: a message without content."""
+        return _event("message_start", message=self._message)
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; empty while their text is held back."""
+        events = []
+        for chunk in chunks:
+            for delta in chunk.deltas:
+                if isinstance(delta, ToolCallDelta):
+                    events.append(self._called(delta))
+                    continue
+                if type(delta) is not self._open:
+                    events.append(self._begin(type(delta), _BLOCKS[type(delta)]))
+                    self._open = type(delta)
+                events += (self._delta_start, _encode(delta.text), b"}}\n\n")
+            if chunk.finish_reason is not None:
+                self._finish_reason, self._stop_string = chunk.finish_reason, chunk.stop_string
+                self._places = chunk.places
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events: why it ended, and what it took."""
+        calls = bool(self._call_starts) and not self._serves
+        delta: dict[str, Any] = {
+            "stop_reason": stop_reason(self._finish_reason, self._stop_string, calls=calls),
+            "stop_sequence": self._stop_string,
+        }
+        if self._has_places:
+            delta["places"] = self._places
+        ours = {"image_transforms": image_transforms(usage.images)} if self._has_transforms else {}
+        told = _event("message_delta", delta=delta, usage=MessageUsage.of(usage), **ours)
+        return self._end() + told + _event("message_stop")
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the event that ends an answer which failed; Anthropic's clients raise it."""
+        fault = fault_of(error, scope)
+        return b"event: error\ndata: " + message_error(fault, status_of(error), scope) + b"\n\n"
+
+    def _called(self, delta: ToolCallDelta) -> bytes:
+        """Return the events of more of a call, of which the first begins a block."""
+        if isinstance(delta, ResultDelta):
+            return self._returned(delta)
+        begun = b""
+        if delta.index not in self._call_starts:
+            block: Block = CalledBlock(delta.id, delta.name)
+            if self._serves:
+                block = ServerToolUseBody(SERVED + delta.id, delta.name)
+                self._call_ids[delta.index] = block.id
+            begun = self._begin(ToolCallDelta, block)
+            self._open = None
+            self._call_starts[delta.index] = self._delta_start
+        if not delta.arguments:
+            return begun
+        return begun + self._call_starts[delta.index] + _encode(delta.arguments) + b"}}\n\n"
+
+    def _returned(self, delta: ResultDelta) -> bytes:
+        """Return the events of what came of a call, which is told at once."""
+        use_id = self._call_ids[delta.index]
+        self._open = None
+        return self._begin(
+            ToolCallDelta, served_result(use_id, delta.text, is_error=delta.is_error)
+        )
+
+    def _begin(self, kind: type[Delta], block: Block) -> bytes:
+        """Return what ends the block that is open, and begins another one."""
+        ended, index = self._end(), self._num_blocks
+        self._num_blocks += 1
+        start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+        self._delta_start = start % index + b'"delta":' + _STARTS[kind]
+        return ended + _event("content_block_start", index=index, content_block=block)
+
+    def _end(self) -> bytes:
+        """Return what ends the open block; clients expect a signature at the end of thinking."""
+        if not self._num_blocks:
+            return b""
+        index = self._num_blocks - 1
+        ended = _event("content_block_stop", index=index)
+        if self._open is not ReasoningDelta:
+            return ended
+        signature = {"type": "signature_delta", "signature": ""}
+        return _event("content_block_delta", index=index, delta=signature) + ended
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind} | fields))

@@ -1,0 +1,124 @@
+"""Fields of Anthropic's bodies by which a client offers tools, and what they say in a chat's."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.errors import RequestError
+from vlmkit_server.wire.unused import LeftOut
+from vlmkit_server.wire.sampling_fields import Label
+from vlmkit_server.wire.tool_fields import (
+    ChosenFunction,
+    ChosenTool,
+    Function,
+    Tool,
+    check_types,
+    shown_type,
+)
+
+OwnName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
+
+
+CUSTOM = "custom"
+
+
+class OwnTool(LeftOut, kw_only=True):
+    """What can be called, or a tool of a type that Anthropic defines, which is left out."""
+
+    name: OwnName | None = None
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
+    strict: bool | None = None
+    type: Label | None = None
+
+    # Taken, and without effect: what is the case anyway, or of a tool that is left out.
+    eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Annotated[list[Label], Meta(max_length=16)] | None = None
+
+    @property
+    def left_out(self) -> str | None:
+        """Its type, if that is not the client's own."""
+        return shown_type(self.type, CUSTOM)
+
+
+class CallsAtWill(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
+    """The answer may call, as it is the case anyway."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class CallsAny(msgspec.Struct, kw_only=True, tag_field="type", tag="any"):
+    """The answer must call."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class CallsOne(msgspec.Struct, kw_only=True, tag_field="type", tag="tool"):
+    """The answer must call a certain tool."""
+
+    name: Label
+    disable_parallel_tool_use: bool | None = None
+
+
+class CallsNone(msgspec.Struct, kw_only=True, tag_field="type", tag="none"):
+    """The answer must not call."""
+
+
+OwnTools = Annotated[list[OwnTool], Meta(max_length=128)]
+OwnChoice = CallsAtWill | CallsAny | CallsOne | CallsNone
+
+
+def chat_tools(tools: list[OwnTool] | None, choice: OwnChoice | None) -> dict[str, Any]:
+    """Return what is said of tools, by the names of a chat's fields.
+
+    Raises:
+        RequestError: a tool is of a wrong type, or lacks its name or schema.
+    """
+    given = [(tool.left_out, tool.input_schema is not None) for tool in tools or ()]
+    check_types(given, CUSTOM, "input_schema", must_call=isinstance(choice, CallsAny))
+    if choice is None or isinstance(choice, CallsNone):
+        is_alone = None
+    else:
+        is_alone = choice.disable_parallel_tool_use
+    return {
+        "tools": [_tool(n, t) for n, t in enumerate(tools or ()) if t.left_out is None] or None,
+        "tool_choice": None if choice is None else _choice(choice),
+        "parallel_tool_calls": not is_alone,
+    }
+
+
+def _choice(choice: OwnChoice) -> Literal["none", "auto", "required"] | ChosenTool:
+    if isinstance(choice, CallsOne):
+        return ChosenTool(function=ChosenFunction(name=choice.name))
+    if isinstance(choice, CallsAny):
+        return "required"
+    return "none" if isinstance(choice, CallsNone) else "auto"
+
+
+def _refusal(place: str, supported: str) -> RequestError:
+    return RequestError(
+        f"{place} is not supported with this value by this server; supported are {supported}",
+        param=place,
+        code="unsupported_parameter",
+    )
+
+
+def _tool(number: int, tool: OwnTool) -> Tool:
+    """Return a tool as chats have it, its examples where JSON schema has a place for them."""
+    place = f"tools[{number}]"
+    if tool.name is None:
+        raise RequestError(f"{place}.name is needed in a tool of type custom", param=place)
+    if tool.defer_loading:
+        raise _refusal(f"{place}.defer_loading", "false")
+    if {*(tool.allowed_callers or ())} - {"direct"}:
+        raise _refusal(f"{place}.allowed_callers", "direct")
+    schema = tool.input_schema or {}
+    if tool.input_examples:
+        schema = schema | {"examples": tool.input_examples}
+    function = Function(
+        name=tool.name, description=tool.description, parameters=schema, strict=tool.strict
+    )
+    return Tool(function=function)

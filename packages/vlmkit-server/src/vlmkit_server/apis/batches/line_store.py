@@ -1,0 +1,175 @@
+"""The lines of batches in the database: which are to be asked, and what came of them.
+
+An answer is written behind those before it and counted in one transaction, together with its line,
+which is gone then: so that, whenever the process ends, every line has one answer or none yet. What
+an unfinished transaction left in a file is behind the bytes that count, and is written over.
+"""
+
+import itertools
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from vlmkit_server.apis.batches.output_lines import Used
+from vlmkit_server.apis.batches.input_lines import Place
+from vlmkit_server.apis.batches.records import Done, TakenLine
+from vlmkit_server.storage.data_folder import Folder, room_of
+
+
+class LineStore:
+    """Keeps lines. Is called in the event loop's thread.
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._run = folder.database.run
+
+    async def add_lines(self, batch: int, places: Sequence[Place], *, is_first: bool) -> bool:
+        """Note where lines are; tell whether the batch is still to be checked."""
+
+        def add(on: sqlite3.Connection) -> bool:
+            if is_first:  # what a check before this one found, which did not end
+                on.execute("DELETE FROM lines WHERE batch = ?", (batch,))
+            on.executemany(
+                "INSERT INTO lines (batch, number, start, length) VALUES (?, ?, ?, ?)",
+                [(batch, *place) for place in places],
+            )
+            ((status,),) = on.execute("SELECT status FROM batches WHERE number = ?", (batch,))
+            if status != "validating":
+                on.execute("DELETE FROM lines WHERE batch = ?", (batch,))
+            return bool(status == "validating")
+
+        return await self._run(add)
+
+    async def take(self, batch: int, num: int, *, number: int | None = None) -> list[TakenLine]:
+        """Return the next lines, which are noted as asked; fewer where there are no more.
+
+        Args:
+            batch: whose.
+            num: how many.
+            number: of the only one that is wanted.
+        """
+        one = "" if number is None else f" AND number = {number:d}"
+
+        def take(on: sqlite3.Connection) -> list[TakenLine]:
+            rows = on.execute(
+                "SELECT number, start, length, attempts FROM lines "  # noqa: S608
+                f"WHERE batch = ? AND is_asked = 0{one} ORDER BY postponed, number LIMIT ?",
+                (batch, num),
+            ).fetchall()
+            on.executemany(
+                "UPDATE lines SET is_asked = 1, attempts = attempts + 1 "
+                "WHERE batch = ? AND number = ?",
+                [(batch, row[0]) for row in rows],
+            )
+            return [TakenLine(*row) for row in rows]
+
+        return await self._run(take)
+
+    async def give_back(self, batch: int, line: int, *, counts: bool) -> None:
+        """Note that a line is to be asked again, after those that were asked less often.
+
+        Args:
+            batch: whose.
+            line: which.
+            counts: whether the line may be at fault.
+        """
+
+        def change(on: sqlite3.Connection) -> None:
+            on.execute(
+                "UPDATE lines SET is_asked = 0, attempts = attempts - ?, postponed = postponed + 1 "
+                "WHERE batch = ? AND number = ?",
+                (0 if counts else 1, batch, line),
+            )
+
+        await self._run(change)
+
+    async def give_all_back(self) -> None:
+        """Note that nothing is being asked, and that no line is at fault for that."""
+
+        def change(on: sqlite3.Connection) -> None:
+            on.execute("UPDATE lines SET is_asked = 0, attempts = attempts - 1 WHERE is_asked = 1")
+
+        await self._run(change)
+
+    async def suspects(self) -> list[tuple[int, int]]:
+        """Return the batch and the number of lines that were asked when a process was killed."""
+
+        def read(on: sqlite3.Connection) -> list[tuple[int, int]]:
+            return on.execute("SELECT batch, number FROM lines WHERE attempts > 0").fetchall()
+
+        return await self._run(read)
+
+    async def finish(self, done: Iterable[Done]) -> None:
+        """Keep what came of lines, all of it or nothing; of a line that has ended, nothing.
+
+        Raises:
+            Unavailable: it cannot be kept now.
+        """
+        by_file = itertools.groupby(sorted(done, key=_file_of), key=_file_of)
+        groups = [(file, list(each)) for file, each in by_file]
+
+        def keep(on: sqlite3.Connection) -> list[tuple[bytes, int]]:
+            return [_append(on, self._folder, *file, each) for file, each in groups]
+
+        for owner, num_bytes in await self._run(keep):
+            self._folder.count(owner, num_bytes)
+
+    async def ask_again(self, batch: int) -> bool:
+        """Let all lines of a batch wait that have no answer; tell whether there are any."""
+
+        def change(on: sqlite3.Connection) -> bool:
+            on.execute("UPDATE lines SET is_asked = 0 WHERE batch = ?", (batch,))
+            left = on.execute("SELECT 1 FROM lines WHERE batch = ? LIMIT 1", (batch,))
+            return left.fetchone() is not None
+
+        return await self._run(change)
+
+    async def left(self, batch: int, num: int) -> list[TakenLine]:
+        """Return some of the lines that have no answer."""
+
+        def read(on: sqlite3.Connection) -> list[TakenLine]:
+            rows = on.execute(
+                "SELECT number, start, length, attempts FROM lines WHERE batch = ? LIMIT ?",
+                (batch, num),
+            )
+            return [TakenLine(*row) for row in rows]
+
+        return await self._run(read)
+
+
+def _file_of(done: Done) -> tuple[int, bool]:
+    return done.batch, done.is_error
+
+
+def _append(
+    on: sqlite3.Connection, folder: Folder, batch: int, is_error: bool, done: list[Done]
+) -> tuple[bytes, int]:
+    """Write behind what a file has; return whose it is and how much more room it takes."""
+    kind, count = ("error", "failed") if is_error else ("output", "completed")
+    new = [
+        each
+        for each in done
+        if on.execute(
+            "DELETE FROM lines WHERE batch = ? AND number = ?", (batch, each.line)
+        ).rowcount
+    ]
+    owner, name, num_bytes = on.execute(
+        f"SELECT owner, {kind}_id, {kind}_bytes FROM batches WHERE number = ?",  # noqa: S608
+        (batch,),
+    ).fetchone()
+    content = b"".join(each.entry for each in new)
+    folder.write(name, num_bytes, content)
+    if not num_bytes:
+        folder.sync_names()
+    used = [sum(tokens) for tokens in zip(*(each.used for each in new), strict=True)] or Used()
+    num_left_out = sum(each.is_left_out for each in new)
+    more = ", ".join(f"{field} = {field} + ?" for field in Used._fields)
+    on.execute(
+        f"UPDATE batches SET {kind}_bytes = ?, {count} = {count} + ?, "  # noqa: S608
+        f"left_out = left_out + ?, {more} WHERE number = ?",
+        (num_bytes + len(content), len(new), num_left_out, *used, batch),
+    )
+    return owner, room_of(num_bytes + len(content)) - room_of(num_bytes)

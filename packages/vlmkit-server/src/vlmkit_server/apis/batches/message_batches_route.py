@@ -1,0 +1,207 @@
+"""``/v1/messages/batches``: the same batches, as Anthropic's clients make and read them."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, post, route
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod, MediaType
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
+
+from vlmkit.errors import RequestError
+from vlmkit_server.apis.batches.batches import Batches, keeping, storage_location
+from vlmkit_server.apis.batches.message_batches import check, lines, results, told
+from vlmkit_server.apis.batches.wire import BatchBody
+from vlmkit_server.apis.batches.message_batches_wire import (
+    DeletedMessageBatch,
+    MessageBatch,
+    MessageBatchesPage,
+    MessageBatchesQuery,
+    MessageBatchRequest,
+)
+from vlmkit_server.apis.openai_chat.call import Call
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.message_errors import MessageErrorBody, message_error
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.exchange.service import Service
+
+REQUESTS = BodyReader(MessageBatchRequest, about=frozenset())
+_LINES = "application/octet-stream"
+
+
+class MessageBatchesController(Controller):
+    """The batch API of messages."""
+
+    path = "/v1/messages/batches"
+    exception_handlers = error_handlers(message_error)
+
+    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    @route(
+        http_method=(*READ, HttpMethod.POST),
+        status_code=200,
+        operation=Operation(
+            MessageBatchesPage,
+            MessageBatchRequest,
+            query=MessageBatchesQuery,
+            posted=MessageBatch,
+            error=MessageErrorBody,
+        ),
+    )
+    async def batches(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        batches: NamedDependency[Batches | None],
+    ) -> ASGIApp:
+        """List batches of messages, or begin one."""
+        if request.method == HttpMethod.POST:
+            return _CreateCall(request, service, batches)
+        query = _query(dict(request.query_params.multi_items()))
+        page, has_more = [], False
+        if batches is not None:
+            owner, num = caller_of(request).owner, query.limit + 1
+            found = await batches.store.page(
+                owner, num, query.after_id, query.before_id, "msgbatch"
+            )
+            has_more = len(found) == num
+            kept = found[-query.limit :] if query.before_id else found[: query.limit]
+            page = [await _told(batches, each) for each in kept]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        body = msgspec.json.encode(MessageBatchesPage(page, has_more, first, last))
+        return ASGIResponse(body=body)
+
+    @route(
+        "/{message_batch_id:str}",
+        http_method=(*READ, HttpMethod.DELETE),
+        status_code=200,
+        operation=Operation(MessageBatch, deleted=DeletedMessageBatch, error=MessageErrorBody),
+    )
+    async def batch(
+        self,
+        request: Request[Any, Any, Any],
+        batches: NamedDependency[Batches | None],
+        message_batch_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Tell how far a batch of messages is, or forget it and what came of it."""
+        kept, owner = storage_location(batches), caller_of(request).owner
+        if request.method == HttpMethod.DELETE:
+            await kept.delete(message_batch_id, owner)
+            return _json(DeletedMessageBatch(message_batch_id))
+        return _json(await _told(kept, await kept.store.find(message_batch_id, owner, "msgbatch")))
+
+    @post(
+        "/{message_batch_id:str}/cancel",
+        status_code=200,
+        operation=Operation(MessageBatch, error=MessageErrorBody),
+    )
+    async def cancel(
+        self,
+        request: Request[Any, Any, Any],
+        batches: NamedDependency[Batches | None],
+        message_batch_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Let a batch of messages end; one that is over stays as it is."""
+        kept = storage_location(batches)
+        body = await kept.cancel(message_batch_id, caller_of(request), "msgbatch")
+        return _json(await _told(kept, body))
+
+    @route(
+        "/{message_batch_id:str}/results",
+        http_method=READ,
+        operation=Operation(bytes, error=MessageErrorBody),
+    )
+    async def results(
+        self,
+        request: Request[Any, Any, Any],
+        batches: NamedDependency[Batches | None],
+        message_batch_id: FromPath[str],
+    ) -> ASGIApp:
+        """Return what became of each request of a batch, once it has ended."""
+        kept, owner = storage_location(batches), caller_of(request).owner
+        body = await kept.store.find(message_batch_id, owner, "msgbatch")
+        if body.ended_at is None:
+            raise RequestError("the batch has not ended", code="batch_not_ended")
+        if request.method == HttpMethod.HEAD:
+            return ASGIResponse(is_head_response=True, media_type=_LINES)
+        names = [name for name in (body.output_file_id, body.error_file_id) if name]
+        for name in names:
+            await kept.files.find(name, owner)  # or they were deleted, or have expired
+        return _Results(kept, names)
+
+
+class _CreateCall(Call[MessageBatchRequest]):
+    """Begins a batch of messages."""
+
+    def __init__(
+        self, request: Request[Any, Any, Any], service: Service, batches: Batches | None
+    ) -> None:
+        super().__init__(request, service, REQUESTS)
+        self._batches = batches
+
+    async def start(self, body: MessageBatchRequest) -> ASGIApp:
+        """Keep the requests as a file of lines, which is checked as any other."""
+        batches = keeping(self._batches)
+        most = self.service.settings.data.max_batch_lines
+        await asyncio.to_thread(check, body.requests, most)
+        made = await batches.create_of_lines(lines(body.requests), self.caller)
+        told_now = told(made, 0)
+        told_now.request_counts.processing = len(body.requests)
+        return ASGIResponse(body=msgspec.json.encode(told_now), headers=self.headers)
+
+
+class _Results:
+    """Sends what became of each request, of which no more than a piece is in memory.
+
+    Args:
+        batches: have their files.
+        names: of the files.
+    """
+
+    def __init__(self, batches: Batches, names: list[str]) -> None:
+        self._folder = batches.files.folder
+        self._names = names
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send all of it."""
+        headers = [(b"content-type", _LINES.encode()), (b"x-content-type-options", b"nosniff")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for name in self._names:
+            lots = results(self._folder, name)
+            while lot := await asyncio.to_thread(_next, lots):
+                await send(_piece(lot, more=True))
+        await send(_piece(b"", more=False))
+
+
+def _next(lots: Iterator[bytes]) -> bytes:
+    """Return the next lot that has something, or none."""
+    return next((lot for lot in lots if lot), b"")
+
+
+def _piece(body: bytes, *, more: bool) -> HTTPResponseBodyEvent:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _told(batches: Batches, body: BatchBody) -> MessageBatch:
+    is_cut = body.status in ("cancelled", "expired")
+    return told(body, await batches.store.num_left_out(body.id) if is_cut else 0)
+
+
+def _query(query: dict[str, str]) -> MessageBatchesQuery:
+    try:
+        wanted = msgspec.convert(query, MessageBatchesQuery, strict=False)
+    except msgspec.ValidationError:
+        raise RequestError("limit must be 1 to 1000", param="limit") from None
+    if wanted.after_id is not None and wanted.before_id is not None:
+        raise RequestError("send either after_id or before_id", param="before_id")
+    return wanted
+
+
+def _json(body: msgspec.Struct) -> Response[bytes]:
+    return Response(msgspec.json.encode(body), media_type=MediaType.JSON)

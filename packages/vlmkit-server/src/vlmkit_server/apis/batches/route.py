@@ -1,0 +1,118 @@
+"""``/v1/batches``: batches are made, told, listed and cancelled, as OpenAI's clients do it."""
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, post, route
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod, MediaType
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from vlmkit.errors import RequestError
+from vlmkit_server.apis.batches.batches import Batches, keeping, storage_location
+from vlmkit_server.apis.batches.wire import (
+    BatchBody,
+    BatchesPage,
+    BatchesQuery,
+    BatchRequest,
+    Endpoint,
+)
+from vlmkit_server.apis.openai_chat.call import Call
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.errors import MayNot
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Access, Operation
+from vlmkit_server.exchange.service import Service
+
+BATCHES = BodyReader(BatchRequest, about=frozenset())
+_ACCESS: dict[Endpoint, Access] = {"/v1/embeddings": "embed"}  # "chat" for all others
+
+
+class BatchesController(Controller):
+    """The batch API."""
+
+    path = "/v1/batches"
+
+    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    @route(
+        http_method=(*READ, HttpMethod.POST),
+        status_code=200,
+        operation=Operation(BatchesPage, BatchRequest, query=BatchesQuery, posted=BatchBody),
+    )
+    async def batches(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        batches: NamedDependency[Batches | None],
+    ) -> ASGIApp:
+        """List batches, or begin one."""
+        if request.method == HttpMethod.POST:
+            return _CreateCall(request, service, batches)
+        query = _query(dict(request.query_params.multi_items()))
+        found = []
+        if batches is not None:
+            owner = caller_of(request).owner
+            found = await batches.store.page(owner, query.limit + 1, query.after)
+        page = found[: query.limit]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        told = BatchesPage(page, len(found) > len(page), first, last)
+        return ASGIResponse(body=msgspec.json.encode(told))
+
+    @route("/{batch_id:str}", http_method=READ, operation=Operation(BatchBody))
+    async def batch(
+        self,
+        request: Request[Any, Any, Any],
+        batches: NamedDependency[Batches | None],
+        batch_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Tell how far a batch is."""
+        kept = storage_location(batches)
+        return _json(await kept.store.find(batch_id, caller_of(request).owner))
+
+    @post(
+        "/{batch_id:str}/cancel",
+        status_code=200,
+        operation=Operation(BatchBody),
+    )
+    async def cancel(
+        self,
+        request: Request[Any, Any, Any],
+        batches: NamedDependency[Batches | None],
+        batch_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Let a batch end; one that is over stays as it is."""
+        return _json(await storage_location(batches).cancel(batch_id, caller_of(request)))
+
+
+class _CreateCall(Call[BatchRequest]):
+    """Begins a batch."""
+
+    def __init__(
+        self, request: Request[Any, Any, Any], service: Service, batches: Batches | None
+    ) -> None:
+        super().__init__(request, service, BATCHES)
+        self._batches = batches
+        self._key = request.scope["state"].get("key")
+
+    async def start(self, body: BatchRequest) -> ASGIApp:
+        """Keep a batch, which is checked and asked when its turn comes."""
+        batches = keeping(self._batches)
+        access = _ACCESS.get(body.endpoint, "chat")
+        if self._key is not None and not self._key.may(access):
+            raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
+        made = await batches.create(body, self.caller)
+        return ASGIResponse(body=msgspec.json.encode(made), headers=self.headers)
+
+
+def _query(query: dict[str, str]) -> BatchesQuery:
+    try:
+        return msgspec.convert(query, BatchesQuery, strict=False)
+    except msgspec.ValidationError:
+        raise RequestError("limit must be 1 to 100", param="limit") from None
+
+
+def _json(body: BatchBody) -> Response[bytes]:
+    return Response(msgspec.json.encode(body), media_type=MediaType.JSON)

@@ -1,0 +1,348 @@
+"""Files in a folder, which are there when the server is started again.
+
+None is evicted to make room: what does not fit is refused. They are found only with the
+credentials that they were sent with. A name stands in the database before a file has it, so that
+what a killed process leaves is known, and nothing else is ever unlinked. Is called in the event
+loop's thread.
+"""
+
+import asyncio
+import logging
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vlmkit.errors import RequestError
+from vlmkit_server.apis.files.memory_store import not_stored, too_large
+from vlmkit_server.http.errors import Overloaded
+from vlmkit_server.storage.database import not_written
+from vlmkit_server.storage.data_folder import PART, Folder, room_of
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 10_000  # of one owner
+BATCH_LIVES_S = 30 * 86_400  # as OpenAI's do, unless it is said
+
+_FORGET_UNLINK = "DELETE FROM pending_unlinks WHERE name = ?"
+_COLUMNS = "id, filename, purpose, media_type, num_bytes, created_at, expires_at"
+
+
+class DiskFile(NamedTuple):
+    """What is known of a file; see :class:`~vlmkit_server.apis.files.memory_store.StoredFile`."""
+
+    id: str
+    filename: str
+    purpose: str
+    media_type: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None
+
+
+class FilesOnDisk:
+    """Keeps files.
+
+    Args:
+        folder: where.
+        now: tells the time in seconds since 1970.
+    """
+
+    def __init__(self, folder: Folder, now: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self._now = now
+
+    def restore(self) -> None:
+        """Count what is stored, and unlink what an upload or a deletion left that was killed.
+
+        Files that the database does not name stay where they are, and are told in the log: they may
+        be of a database that was lost.
+        """
+
+        def read(on: sqlite3.Connection) -> tuple[list[tuple[bytes, str, int]], list[tuple[str]]]:
+            found = on.execute("SELECT owner, id, num_bytes FROM files")
+            unfinished = on.execute(
+                "SELECT owner, output_id, output_bytes FROM batches WHERE ended_at IS NULL "
+                "UNION ALL SELECT owner, error_id, error_bytes FROM batches WHERE ended_at IS NULL"
+            )
+            pending = on.execute("SELECT name FROM pending_unlinks")
+            return [*found, *unfinished], pending.fetchall()
+
+        stored, pending = self.folder.database.run_now(read)
+        names = set()
+        for owner, name, num_bytes in stored:
+            self.folder.count(owner, room_of(num_bytes))
+            names.add(name)
+        removed = [(name,) for (name,) in pending if name in names or self._is_removed(name)]
+        self.folder.database.run_later(lambda on: on.executemany(_FORGET_UNLINK, removed))
+        if num_unknown := self.folder.num_unknown(names):
+            log.warning(
+                "server.data.folder %r: %d files are not in the database; they are kept and not "
+                "counted",
+                self.folder.settings.folder,
+                num_unknown,
+            )
+
+    def _is_removed(self, name: str) -> bool:
+        try:
+            self.folder.remove(name)
+        except OSError as error:
+            log.error("a deleted file cannot be unlinked: %s", error.strerror)  # noqa: TRY400
+            return False
+        return True
+
+    def note_unlinked(self, name: str) -> None:
+        """Have it noted soon that a file is gone."""
+        self.folder.database.run_later(lambda on: on.execute(_FORGET_UNLINK, (name,)))
+
+    def incoming(self, owner: bytes) -> "IncomingFile":
+        """Return a file that is about to be written."""
+        return IncomingFile(self, owner)
+
+    async def keep(
+        self,
+        incoming: "IncomingFile",
+        *,
+        filename: str,
+        purpose: str,
+        media_type: str,
+        lives_s: int | None,
+    ) -> DiskFile:
+        """Keep a file that was written.
+
+        Args:
+            incoming: the file.
+            filename: a label.
+            purpose: another.
+            media_type: what it is said to be.
+            lives_s: time after which it is forgotten; that of batches, for those, when None.
+
+        Raises:
+            Overloaded: its owner has too many.
+            Unavailable: it cannot be kept.
+        """
+        if lives_s is None and purpose == "batch":
+            lives_s = BATCH_LIVES_S
+        created_at = int(self._now())
+        expires_at = None if lives_s is None else created_at + lives_s
+        owner = incoming.owner
+        file = DiskFile(
+            incoming.name,
+            filename,
+            purpose,
+            media_type,
+            incoming.num_bytes,
+            created_at,
+            expires_at,
+        )
+
+        def add(on: sqlite3.Connection) -> None:
+            ((num,),) = on.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,))
+            if num >= MAX_FILES:
+                raise Overloaded(f"{MAX_FILES} files are kept already", hint="delete some")
+            insert(on, owner, file)
+            on.execute(_FORGET_UNLINK, (incoming.name + PART,))
+            self.folder.rename(incoming.name + PART, incoming.name)
+
+        await self.folder.database.run(add)
+        return file
+
+    async def find(self, file_id: str, owner: bytes) -> DiskFile:
+        """Return what is known of a file.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        now = self._now()
+
+        def read(on: sqlite3.Connection) -> DiskFile | None:
+            found = on.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? "  # noqa: S608
+                "AND (expires_at IS NULL OR expires_at > ?)",
+                (file_id, owner, now),
+            ).fetchone()
+            return DiskFile(*found) if found else None
+
+        file = await self.folder.database.run(read)
+        if file is None:
+            raise not_stored()
+        return file
+
+    async def all_of(self, owner: bytes) -> Sequence[DiskFile]:
+        """Return an owner's files, the oldest first."""
+        now = self._now()
+
+        def read(on: sqlite3.Connection) -> list[DiskFile]:
+            found = on.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE owner = ? "  # noqa: S608
+                "AND (expires_at IS NULL OR expires_at > ?) ORDER BY number",
+                (owner, now),
+            )
+            return [DiskFile(*row) for row in found]
+
+        return await self.folder.database.run(read)
+
+    async def delete(self, file_id: str, owner: bytes) -> None:
+        """Forget a file.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: a batch reads it.
+        """
+        file = await self.find(file_id, owner)
+
+        def forget(on: sqlite3.Connection) -> bool:
+            if _is_read(on, file_id):
+                raise RequestError(
+                    "a batch that has not ended reads this file",
+                    param="file_id",
+                    code="file_in_use",
+                    hint="cancel the batch",
+                )
+            is_deleted = on.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+            if is_deleted:
+                _expect_unlink(on, file_id)
+            return is_deleted
+
+        if not await self.folder.database.run(forget):  # somebody else has deleted it meanwhile
+            raise not_stored()
+        await self._remove(file.id, owner, file.num_bytes)
+
+    async def piece(self, file_id: str, owner: bytes, start: int, num_bytes: int) -> bytes:
+        """Return a part of what a file holds.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        file = await self.find(file_id, owner)
+        try:
+            most = min(num_bytes, file.num_bytes - start)
+            content = await asyncio.to_thread(self.folder.read, file.id, start, most)
+        except FileNotFoundError:  # it was deleted meanwhile
+            raise not_stored() from None
+        if len(content) < most:  # somebody else has cut it
+            raise not_stored()
+        return content
+
+    async def forget_expired(self) -> None:
+        """Remove files whose time is over and that no batch reads."""
+        now = self._now()
+
+        def forget(on: sqlite3.Connection) -> list[tuple[str, bytes, int]]:
+            late = on.execute(
+                "DELETE FROM files WHERE expires_at <= ? AND id NOT IN "
+                "(SELECT input_id FROM batches WHERE ended_at IS NULL) "
+                "RETURNING id, owner, num_bytes",
+                (now,),
+            )
+            found = late.fetchall()
+            for name, _, _ in found:
+                _expect_unlink(on, name)
+            return found
+
+        for name, owner, num_bytes in await self.folder.database.run(forget):
+            await self._remove(name, owner, num_bytes)
+
+    async def _remove(self, name: str, owner: bytes, num_bytes: int) -> None:
+        self.folder.count(owner, -room_of(num_bytes))
+        await asyncio.to_thread(self.folder.remove, name)
+        self.note_unlinked(name)
+
+
+class IncomingFile:
+    """A file on its way to the disk.
+
+    Args:
+        files: which it is to be one of.
+        owner: whose it is.
+    """
+
+    def __init__(self, files: FilesOnDisk, owner: bytes) -> None:
+        self.name = f"file-{secrets.token_hex(24)}"
+        self.owner = owner
+        self.num_bytes = 0
+        self._files = files
+        self._folder = files.folder
+        self._num_counted = 0
+        self._is_noted = False  # in the database
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that are about to be written.
+
+        Raises:
+            RequestError: the file is larger than one may be, or its owner has no room for it.
+            Unavailable: nobody has.
+        """
+        self.num_bytes += num_bytes
+        most = self._folder.settings.max_file_bytes
+        if self.num_bytes > most:
+            raise too_large(most)
+        more = room_of(self.num_bytes) - self._num_counted
+        if more > 0:
+            self._folder.take(self.owner, more)
+            self._num_counted += more
+
+    async def write(self, content: bytes) -> None:
+        """Write bytes behind those that are there; they are counted already.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+        """
+        await self._note()
+        start = self.num_bytes - len(content)
+        name = self.name + PART
+        try:
+            await asyncio.to_thread(self._folder.write, name, start, content, durably=False)
+        except OSError as error:
+            raise not_written(error) from error
+
+    async def end(self) -> None:
+        """Make sure that all of it is on the disk.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+        """
+
+        def sync() -> None:
+            self._folder.write(self.name + PART, self.num_bytes, b"")
+            self._folder.sync_names()
+
+        await self._note()
+
+        try:
+            await asyncio.to_thread(sync)
+        except OSError as error:
+            raise not_written(error) from error
+
+    async def _note(self) -> None:
+        """Write the name into the database before the folder has it."""
+        if not self._is_noted:
+            await self._folder.database.run(lambda on: _expect_unlink(on, self.name + PART))
+            self._is_noted = True
+
+    def drop(self) -> None:
+        """Unlink it: it is not stored."""
+        self._folder.remove(self.name + PART)
+        self._files.note_unlinked(self.name + PART)
+        self._folder.count(self.owner, -self._num_counted)
+
+
+def _expect_unlink(on: sqlite3.Connection, name: str) -> None:
+    """Note a name that is to be unlinked by the next start, if not before."""
+    on.execute("INSERT OR IGNORE INTO pending_unlinks VALUES (?)", (name,))
+
+
+def insert(on: sqlite3.Connection, owner: bytes, file: DiskFile) -> None:
+    """Note a file that is in the folder."""
+    on.execute(
+        f"INSERT INTO files (owner, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+        (owner, *file),
+    )
+
+
+def _is_read(on: sqlite3.Connection, file_id: str) -> bool:
+    found = on.execute(
+        "SELECT 1 FROM batches WHERE input_id = ? AND ended_at IS NULL LIMIT 1", (file_id,)
+    )
+    return found.fetchone() is not None

@@ -1,0 +1,261 @@
+"""What the chat API answers: OpenAI's objects, and how a completion becomes one."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
+from itertools import chain
+from typing import Literal
+
+import msgspec
+
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.completion import Choice, Completion, Usage
+from vlmkit.types.grounding import GroundedRegion
+from vlmkit.types.sample import Logprob, Sample
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
+from vlmkit_server.exchange.json_pieces import HOLE, filled, listed, taken
+
+NUM_EACH = 16  # tokens in a piece of their log-probabilities
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the likeliest tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """One chosen token and what else was likely."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(msgspec.Struct):
+    """Log-probabilities of the tokens of one choice or chunk."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where prompt tokens come from; ``image_tokens_each`` is ours, one number for each image."""
+
+    cached_tokens: int
+    image_tokens: int
+    image_tokens_each: tuple[int, ...]
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """What tokens of the answer are for."""
+
+    reasoning_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    """What a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageBody":
+        """Put a stream's usage into OpenAI's shape."""
+        return cls(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens, sum(usage.image_tokens), usage.image_tokens),
+            CompletionTokensDetails(usage.reasoning_tokens),
+        )
+
+
+class CalledFunctionBody(msgspec.Struct):
+    """What is called, and with what: JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct):
+    """A call of a tool."""
+
+    id: str
+    function: CalledFunctionBody
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(msgspec.Struct):
+    """What the model says and calls, and what it thought before where it thinks aloud."""
+
+    content: str | None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # the same by its older name
+    tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
+    places: tuple[GroundedRegion, ...] | msgspec.UnsetType = msgspec.UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class AnswerChoice(msgspec.Struct):
+    """One of the ``n`` answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class PromptLogprob(msgspec.Struct):
+    """How likely a prompt's token is, as vLLM tells it, and how many are likelier, and it."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobsOfToken = dict[str, PromptLogprob] | None
+"""Of a token of a prompt, by id: it, and the likeliest in its place; None is not scored."""
+
+PromptLogprobs = list[PromptLogprobsOfToken]
+"""Those of each token of a prompt."""
+
+
+class ChatCompletion(msgspec.Struct):
+    """The body of an answer that is not streamed."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[AnswerChoice]
+    usage: UsageBody
+    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    image_transforms: list[ImageTransform] | msgspec.UnsetType = msgspec.UNSET
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class AnswerHead(msgspec.Struct, frozen=True):
+    """What every object of one answer says about it."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+LogprobsOf = Callable[[Iterable[Sample]], Logprobs]
+
+
+def logprobs_of(runner: Runner, params: SamplingParams | None = None) -> LogprobsOf:
+    """Return a function that puts samples into OpenAI's shape, but for those that end an answer.
+
+    Args:
+        runner: knows its tokens.
+        params: what the answer was asked with.
+    """
+    ends = runner.facts.eos_ids
+    if params is not None and not params.include_stop_str_in_output:
+        ends = ends.union(params.stop_token_ids)
+
+    def token(token_id: int) -> tuple[str, list[int]]:
+        content = runner.token_bytes(token_id)
+        return content.decode(errors="replace"), list(content)
+
+    def top(entry: Logprob) -> TopLogprob:
+        text, content = token(entry.token_id)
+        return TopLogprob(text, finite(entry.logprob), content)
+
+    def logprobs(samples: Iterable[Sample]) -> Logprobs:
+        content = []
+        for sample in samples:
+            if sample.token_id in ends or sample.logprob is None:
+                continue
+            text, token_bytes = token(sample.token_id)
+            likeliest = [top(entry) for entry in sample.top]
+            content.append(TokenLogprob(text, finite(sample.logprob), token_bytes, likeliest))
+        return Logprobs(content)
+
+    return logprobs
+
+
+def completion_pieces(
+    head: AnswerHead,
+    completion: Completion,
+    logprobs: LogprobsOf | None,
+    *,
+    has_token_ids: bool,
+    prompt_logprobs: Iterable[PromptLogprobsOfToken] | None = None,
+    has_transforms: bool = False,
+    has_places: bool = False,
+) -> Iterator[bytes]:
+    """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
+    choices = completion.choices
+    body = ChatCompletion(
+        head.id,
+        head.created,
+        head.model,
+        head.system_fingerprint,
+        _choices(choices, has_logprobs=bool(logprobs), ids=has_token_ids, places=has_places),
+        UsageBody.of(completion.usage),
+        completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
+        msgspec.UNSET if prompt_logprobs is None else HOLE,
+        image_transforms(completion.usage.images) if has_transforms else msgspec.UNSET,
+    )
+    fillings = [logprob_pieces(logprobs, choice.samples) for choice in choices if logprobs]
+    if prompt_logprobs is not None:
+        fillings.append(listed(prompt_logprobs, NUM_EACH))
+    return filled(body, fillings)
+
+
+def logprob_pieces(logprobs: LogprobsOf, samples: list[Sample]) -> Iterator[bytes]:
+    """Encode the log-probabilities of samples, in pieces, and let the samples go."""
+    contents = (logprobs((sample,)).content for sample in taken(samples))
+    return listed(chain.from_iterable(contents), NUM_EACH)
+
+
+def _choices(
+    choices: Seq[Choice], *, has_logprobs: bool, ids: bool, places: bool
+) -> list[AnswerChoice]:
+    return [
+        AnswerChoice(
+            index,
+            _message(choice, has_places=places),
+            Logprobs(HOLE) if has_logprobs else None,
+            finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
+            choice.token_ids if ids else msgspec.UNSET,
+        )
+        for index, choice in enumerate(choices)
+    ]
+
+
+def _message(choice: Choice, *, has_places: bool) -> AnswerMessage:
+    calls = [
+        ToolCallBody(call.id, CalledFunctionBody(call.name, call.arguments))
+        for call in choice.tool_calls
+    ]
+    return AnswerMessage(
+        choice.text or (None if calls else ""),
+        choice.reasoning or msgspec.UNSET,
+        choice.reasoning or msgspec.UNSET,
+        calls or msgspec.UNSET,
+        choice.places if has_places else msgspec.UNSET,
+    )
+
+
+def finish_reason(reason: str | None, *, calls: bool) -> str | None:
+    """Return why an answer ended, in OpenAI's words: one that calls ended to have that done."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def finite(logprob: float) -> float:
+    """Return a number that JSON has; OpenAI's API says -9999.0 for what never happens."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,274 @@
+"""What every request with a body has in common: a place in the server, a body, and who is told.
+
+How a body is answered is each route's own business.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from secrets import token_hex
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from vlmkit.errors import QueueFull
+from vlmkit.interfaces.runner import CONSTRAINT, Runner, RunnerFacts
+from vlmkit.running.prompting.request_fields import refusal
+from vlmkit.types.request import Request as Asked
+from vlmkit_server.apis.openai_chat.answer import AnswerHead
+from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.fingerprint import fingerprint
+from vlmkit_server.apis.openai_chat.image_options import DETAIL_FIELD, idle_details
+from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
+from vlmkit_server.apis.openai_chat.wire import ChatRequest
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.wire.structure import is_light
+from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.errors import WrongMediaType
+from vlmkit_server.rate_limits.usage_charge import UsageCharge
+from vlmkit_server.rate_limits.guard import ACCOUNT
+from vlmkit_server.logs.request_record import NOTED, RequestRecord
+from vlmkit_server.exchange.bodies import Body
+from vlmkit_server.exchange.output_limit import OutputLimit
+from vlmkit_server.exchange.deadline import TooLate
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.response_buffer import ResponseBuffer
+from vlmkit_server.exchange.unenforced_schemas import HEADER as UNCONSTRAINED_HEADER, UnenforcedSchemas
+from vlmkit_server.exchange.metered_runner import MeteredRunner
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class Call(ABC, Generic[B]):
+    """One call, as the ASGI application that makes its response.
+
+    All of it runs here and not in the handler, so that one scope holds the request's place in the
+    server until the last byte is sent.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+
+    Attributes:
+        added: what the body says by fields that plugins added: those that the model takes, once
+            that is known.
+        model: the name by which the runner was asked for.
+        content: the body, where it was read before the call was made.
+    """
+
+    def __init__(
+        self, request: Request[Any, Any, Any], service: Service, reader: BodyReader[B]
+    ) -> None:
+        self.service = service
+        self.caller = caller_of(request)
+        self.headers: dict[str, str] = {}
+        self.added: dict[str, Any] = {}
+        self.model = ""
+        self.content: bytes | None = None
+        self._ignored: frozenset[str] = frozenset()
+        self._request = request
+        self._reader = reader
+        self._leases = AsyncExitStack()
+        self._sent: Body | None = None
+        self._whole: ResponseBuffer | None = None
+        account = request.scope["state"].get(ACCOUNT)
+        self._charge = None if account is None else UsageCharge(account)
+        self._noted: RequestRecord | None = request.scope["state"].get(NOTED)
+
+    keeps_answers = False  # also those that are streamed
+
+    @abstractmethod
+    async def start(self, body: B) -> ASGIApp:
+        """Start to answer a body, and return the response; nothing was sent yet.
+
+        Is cancelled when the client goes away. An error has its own status.
+        """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, start the request, and answer."""
+        self.service.check_room(self.caller.account)
+        with ExitStack() as place:
+            async with self._leases:
+                if self._charge is not None:
+                    self._leases.callback(self._charge.close)
+                try:
+                    await self._answer(place, scope, receive, send)
+                except QueueFull as error:  # a runner does not know how fast requests end
+                    if error.retry_after_s is None:
+                        error.retry_after_s = self.service.retry_after_s(self.caller.account)
+                    raise
+                except TooLate as error:
+                    error.retry_after_s = self.service.retry_after_s(self.caller.account)
+                    raise
+
+    async def _answer(self, place: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.service.bodies.opened(self._request) as sent:
+            content = await self._read_content(sent)
+            # What never comes whole takes no place.
+            place.enter_context(self.service.admitted(self.caller.account))
+            body, ignored = await self._read(content)
+            del content
+            self.note(ignored)
+            self._sent = sent
+            if self.keeps_answers or not getattr(body, "stream", None):
+                self._whole = ResponseBuffer(self.service.ledger.logprob_bytes, self.caller.account)
+                self._leases.callback(self._whole.close)
+            response = await self.service.attend(self.start(body), receive, scope)
+            del body  # what was sent need not wait for the answer: it can be large
+        await response(scope, receive, send)
+
+    async def runner(self, name: str | None) -> Runner:
+        """Return who answers for a model, once it can; it stays until this call is answered.
+
+        Args:
+            name: None takes the only model.
+
+        Raises:
+            RequestError: there is no such model, or none is named and there are several; or the
+                model does not take a field that changes answers.
+            Unavailable: it can answer nothing now, or was not loaded in time.
+            Overloaded: too many requests wait for their models.
+        """
+        fleet = self.service.fleet
+        self.model = self.service.name(name)
+        leased = fleet.leased(self.model)
+        runner = await self._leases.enter_async_context(leased)
+        if self.added:
+            self._settle_added(runner.facts)
+        clamped = OutputLimit(runner.facts, self.headers)
+        unconstrained = UnenforcedSchemas(self.headers, self.service.count_unconstrained)
+        return MeteredRunner(runner, clamped, unconstrained, self._charge, self._noted, self._whole)
+
+    def hold(self, num_bytes: int) -> None:
+        """Count what belongs to the body though it was not sent with it, such as what it names.
+
+        Raises:
+            Overloaded: there is no room for it.
+        """
+        if self._sent is not None:
+            self._sent.take(num_bytes)
+
+    def hand_on(self) -> AsyncExitStack:
+        """Give away this call's runner, and what it is charged, to work that outlives the call."""
+        return self._leases.pop_all()
+
+    def note(self, ignored: frozenset[str]) -> None:
+        """Tell the client and the operator which keys of the body are ignored, besides others.
+
+        Raises:
+            RequestError: there are some, and one of the two wants none ignored.
+        """
+        self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
+        self._ignored |= ignored
+
+    def _settle_added(self, facts: RunnerFacts) -> None:
+        """Keep fields that plugins added if the model takes them; note those without effect."""
+        idle = frozenset(self.added.keys() - facts.request_fields.keys())
+        for name in sorted(idle):
+            del self.added[name]
+            if any(each.changes != "nothing" for each in self.service.request_fields[name]):
+                raise refusal(name)
+        self.note(idle)
+
+    async def _read(self, content: bytes) -> tuple[B, frozenset[str]]:
+        """Decode a body, a large one beside the event loop."""
+        if is_light(content):
+            return self._decoded(content)
+        return await self.service.offload.run(partial(self._decoded, content), self.caller.account)
+
+    def _decoded(self, content: bytes) -> tuple[B, frozenset[str]]:
+        names = self.service.request_fields
+        read = self._reader.read(content, names)
+        if names:
+            self.added = self._reader.added(content, names)
+        return read
+
+    async def _read_content(self, sent: Body) -> bytes:
+        if self.content is None:
+            return await read_json(self._request, sent)
+        content, self.content = self.content, None
+        sent.take(len(content))
+        return content
+
+
+class MessagesCall(Call[B]):
+    """A call whose body may hold messages.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+        converter: makes what a runner takes of messages.
+    """
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        service: Service,
+        reader: BodyReader[B],
+        converter: Converter,
+    ) -> None:
+        super().__init__(request, service, reader)
+        self.converter = converter
+
+    async def asked(
+        self,
+        chat: ChatRequest,
+        facts: RunnerFacts,
+        request_id: str,
+        *,
+        effort: str = EFFORT,
+        detail: str = DETAIL_FIELD,
+        light: bool = False,
+    ) -> tuple[Asked, float]:
+        """Return the request of a chat, and how long its images took; note what has no effect.
+
+        Args:
+            chat: the body, or what it comes to.
+            facts: of the model.
+            request_id: what it is called.
+            effort: how the body calls the effort.
+            detail: how it calls the detail of an image.
+            light: whether no more of images is wanted than their sizes.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        idle = idle_details(chat.messages, facts, detail)
+        if chat.reasoning_effort is not None and EFFORT not in facts.options:
+            idle |= {effort}
+        self.note(idle)
+        return await self.converter.request(
+            chat, facts, request_id, self.caller, added=self.added, light=light
+        )
+
+    def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
+        """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
+        offers = chat.shown_functions or chat.server_tools
+        if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
+            self.headers[UNCONSTRAINED_HEADER] = "tools"
+            self.service.count_unconstrained()
+
+
+async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:
+    """Read a body of JSON; a page in a browser cannot announce JSON without asking first.
+
+    Raises:
+        WrongMediaType: it is announced as something else.
+    """
+    if request.content_type[0] != "application/json":
+        raise WrongMediaType(
+            "the body must be announced as application/json",
+            hint="add the header content-type: application/json, with curl by "
+            "-H 'content-type: application/json'",
+        )
+    return await sent.read(request)
+
+
+def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:
+    """Return what every object of a new answer says about it; its id begins with its kind."""
+    return AnswerHead(f"{kind}-{token_hex(12)}", int(time.time()), model, fingerprint(runner.facts))

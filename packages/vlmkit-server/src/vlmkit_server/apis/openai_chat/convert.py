@@ -1,0 +1,304 @@
+"""From a body of the chat API to a request for a runner: messages, checked images, parameters."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from vlmkit.errors import MediaError, PromptTooLong, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
+from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
+from vlmkit.types.tool_call import ToolCallPart
+from vlmkit_server.apis.openai_chat import wire
+from vlmkit_server.apis.openai_chat.files import Files
+from vlmkit_server.apis.openai_chat.image_options import image_options, options_of
+from vlmkit_server.apis.openai_chat.images import Images, check_num_images
+from vlmkit_server.apis.openai_chat.prompt_options import goes_on, prompt_options, template_kinds
+from vlmkit_server.apis.openai_chat.content_parts import files_in, images_in, parts_of, place_of, shown_parts
+from vlmkit_server.wire.answer_forms import requested_form
+from vlmkit_server.wire.sampling import sampling_values
+from vlmkit_server.wire.structure import check_structure
+from vlmkit_server.wire.tool_fields import check_tool_types, tool_values
+from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
+from vlmkit_server.apis.files.memory_store import FileStore
+from vlmkit_server.http.caller import NOBODY, Caller
+from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.exchange.offload import OffloadExecutor
+
+_ROLES: dict[type[wire.ChatMessage], Role] = {
+    wire.SystemMessage: "system",
+    wire.DeveloperMessage: "system",
+    wire.UserMessage: "user",
+    wire.AssistantMessage: "assistant",
+    wire.ToolMessage: "tool",
+}
+
+
+class Converter:
+    """Turns bodies into requests.
+
+    Args:
+        settings: bounds of one request.
+        fetcher: fetches images and files by URL; None where that is off.
+        files: those that were sent before; none when None.
+        offload: decodes large images and files; one of its own when None.
+
+    Attributes:
+        images: gets the images that bodies name.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        fetcher: ImageFetcher | None,
+        files: FileStorage | None = None,
+        offload: OffloadExecutor | None = None,
+    ) -> None:
+        self._settings = settings
+        offload = offload or OffloadExecutor()
+        self.images = Images(settings, fetcher, offload)
+        kept = files or FilesInMemory(FileStore(settings.files))
+        self._files = Files(kept, fetcher, settings.max_body_bytes, offload)
+        self._template_kinds = template_kinds(settings.chat_template_kwargs)
+
+    async def request(
+        self,
+        chat: wire.ChatRequest,
+        facts: RunnerFacts,
+        request_id: str,
+        caller: Caller = NOBODY,
+        *,
+        added: Mapping[str, Any] = MappingProxyType({}),
+        light: bool = False,
+    ) -> tuple[Request, float]:
+        """Return a request, and how many seconds fetching and checking its images took.
+
+        Args:
+            chat: the body.
+            facts: bounds of the model.
+            request_id: how logs call it.
+            caller: who asks, and whose stored files may be named.
+            added: what the body says by fields that plugins added.
+            light: whether no more of images is wanted than their sizes.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        params, form = sampling_params(chat, facts), requested_form(chat)
+        started = time.perf_counter()
+        self._check_tools(chat, facts)
+        shown = image_options(chat)
+        messages = await self.messages(
+            chat.messages, facts, caller, shown, may_go_on=True, light=light
+        )
+        request = Request(
+            messages=messages,
+            params=params,
+            clamp_max_tokens=self._settings.clamps_max_tokens,
+            fields=added,
+            constraint=form.constraint if form else None,
+            options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
+            tenant=caller.tenant,
+            account=caller.account,
+            trace=caller.trace,
+            cache_salt=chat.cache_salt or "",
+            places=bool(chat.return_places),
+            **tool_values(chat),
+            priority=(chat.priority or 0) + caller.priority,
+            id=request_id,
+        )
+        return request, time.perf_counter() - started
+
+    def _check_tools(self, chat: wire.ChatRequest, facts: RunnerFacts) -> None:
+        """Refuse tools of wrong types, and definitions that are longer than any text may be."""
+        check_tool_types(chat)
+        if len(msgspec.json.encode(chat.tools)) > self._settings.max_text_chars:
+            raise PromptTooLong(
+                facts.limits.max_sequence_tokens,
+                f"the tools are over {self._settings.max_text_chars} characters",
+                param="tools",
+            )
+
+    async def messages(
+        self,
+        said: Sequence[wire.ChatMessage],
+        facts: RunnerFacts,
+        caller: Caller = NOBODY,
+        shown: ImageOptions = PLAIN_IMAGE,
+        *,
+        may_go_on: bool = False,
+        light: bool = False,
+    ) -> list[Message]:
+        """Return messages with their images.
+
+        Args:
+            said: the messages.
+            facts: bounds of the model.
+            caller: who asks, and whose stored files they may name.
+            shown: how images are shown that say nothing themselves.
+            may_go_on: whether an answer may go on with the last of them.
+            light: whether no more of images is wanted than their sizes.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        if goes_on(said) and not may_go_on:
+            place = f"messages[{len(said) - 1}]"
+            raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
+        self._check_size(said, facts)
+        sources = [
+            await self._source(place, image, caller.owner) for place, image in images_in(said)
+        ]
+        files = list(files_in(said))
+        if files and light:
+            raise RequestError(
+                "a file cannot be rendered lightly: its pages' sizes are not read",
+                param=files[0].place,
+                code="unsupported_parameter",
+            )
+        images = iter(await self.images.shown(sources, facts, caller.account, light=light))
+        opened = iter(await self._files.opened(files, facts, caller, shown))
+        return [_message(n, message, images, opened, shown) for n, message in enumerate(said)]
+
+    async def _source(
+        self, place: str, image: wire.ImageUrl, owner: bytes
+    ) -> tuple[str, str | bytes]:
+        """Return the place of an image, and its URL or file."""
+        if (image.url is None) == (image.file_id is None):
+            whole = place.removesuffix(".url").removesuffix(".file_id")
+            raise RequestError(
+                f"{whole} needs either url or file_id",
+                param=whole,
+                hint="send a data: URL, or the file_id of an image that /v1/files keeps; a uuid "
+                "names none",
+            )
+        if image.file_id is not None:
+            return place, await self._files.content(image.file_id, owner, place)
+        return place, image.url or ""
+
+    def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
+        """Refuse what would only cost time, before an image is opened or a text tokenized."""
+        num_chars = num_images = 0
+        for message in said:
+            num_chars += _num_more_chars(message)
+            for part in parts_of(message):
+                if isinstance(part, wire.TextPart):
+                    num_chars += len(part.text)
+                elif isinstance(part, wire.ImagePart):
+                    num_images += 1
+        if num_chars > self._settings.max_text_chars:
+            raise PromptTooLong(
+                facts.limits.max_sequence_tokens,
+                f"the text is over {self._settings.max_text_chars} characters",
+            )
+        check_num_images(num_images, facts, "messages")
+        _check_arguments(said)
+
+
+def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:
+    """Return a body's sampling parameters on top of the model's own defaults.
+
+    Raises:
+        RequestError: names the field that is wrong.
+    """
+    values = sampling_values(chat)
+    values |= {"logprobs": bool(chat.logprobs), "top_logprobs": chat.top_logprobs or 0}
+    limits = {chat.max_tokens, chat.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise RequestError(
+            "max_tokens and max_completion_tokens differ; send one of them",
+            param="max_completion_tokens",
+        )
+    if limits:
+        values["max_tokens"] = limits.pop()
+    return facts.defaults.replaced(values)
+
+
+def field_of(error: RequestError, said: Sequence[wire.ChatMessage]) -> str | None:
+    """Return which field of a body an error is about that the runner raised of its messages."""
+    if isinstance(error, MediaError) and error.index is not None:
+        return [place_of(place, part) for place, part in shown_parts(said)][error.index]
+    return error.param
+
+
+def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
+    """Return which field of a body of the chat API an error is about."""
+    field = field_of(error, body.messages)
+    if field == "max_tokens" and body.max_tokens is None:
+        return "max_completion_tokens"
+    if field == "constraint" and (form := requested_form(body)):
+        return form.field
+    if field == "constraint" and body.shown_functions:
+        return "tools"
+    return field
+
+
+def _message(
+    number: int,
+    message: wire.ChatMessage,
+    images: Iterator[ImagePart | FilePart],
+    files: Iterator[FilePart],
+    shown: ImageOptions,
+) -> Message:
+    """Return a message with the next images and files in their places."""
+    parts: list[Part] = []
+    for part in parts_of(message):
+        if isinstance(part, wire.TextPart):
+            parts.append(TextPart(part.text))
+        elif isinstance(part, wire.FilePart):
+            parts.append(next(files))
+        else:
+            parts.append(replace(next(images), options=options_of(part.shown, shown)))
+    if isinstance(message, wire.AssistantMessage):
+        thought = [ReasoningPart(message.thought)] if message.thought else []
+        parts = [*thought, *parts, *_calls(number, message)]
+    parts = parts or [TextPart("")]
+    call_id = message.tool_call_id if isinstance(message, wire.ToolMessage) else None
+    return Message(_ROLES[type(message)], tuple(parts), call_id)
+
+
+def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart]:
+    """Yield the calls of an earlier answer, whose arguments must be what templates can write."""
+    for index, call in enumerate(message.tool_calls or ()):
+        try:
+            part = ToolCallPart(call.id, call.function.name, call.function.written)
+            part.parsed()
+        except RequestError as error:
+            error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
+            raise
+        yield part
+
+
+def _check_arguments(said: Sequence[wire.ChatMessage]) -> None:
+    """Refuse arguments of calls that take long to decode, which the body had as mere text.
+
+    If one of them is no JSON, what is counted after it may be wrong, but is not decoded, either.
+    """
+    calls = (
+        call.function.written
+        for message in said
+        if isinstance(message, wire.AssistantMessage)
+        for call in message.tool_calls or ()
+    )
+    check_structure(",".join(calls).encode(), "the arguments of tools' calls have", "messages")
+
+
+def _num_more_chars(message: wire.ChatMessage) -> int:
+    """Return how many characters a message says besides its content."""
+    if isinstance(message, wire.ToolMessage):
+        return len(message.tool_call_id)
+    if not isinstance(message, wire.AssistantMessage):
+        return 0
+    called = sum(
+        len(call.id) + len(call.function.name) + len(call.function.written)
+        for call in message.tool_calls or ()
+    )
+    return called + len(message.thought)

@@ -1,0 +1,214 @@
+"""Server-sent events of one streamed answer, encoded so that a token costs microseconds.
+
+Everything that is the same in each event of an answer is encoded once; an event is then three
+byte strings joined. Events that are there at the same time leave as one piece.
+"""
+
+from collections.abc import Callable, Iterable, Sequence as Seq
+from typing import Any
+
+import msgspec
+from litestar.types import Scope
+
+from vlmkit.types.completion import Chunk, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, reasoning_of
+from vlmkit.types.sample import Sample
+from vlmkit_server.apis.openai_chat.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
+from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
+from vlmkit_server.wire.sampling_fields import StreamOptions
+from vlmkit_server.http.errors import ErrorBody, fault_of
+
+DONE = b"data: [DONE]\n\n"
+
+_OLDER_REASONING = b',"reasoning_content":'
+"""The same text by the name that vLLM and SGLang had first, and clients still read."""
+
+_encode = msgspec.json.encode
+
+
+class UsageEvents:
+    """Says which events of a stream have usage, and encodes it.
+
+    Args:
+        options: of the stream; None where the client gave none.
+        usage: returns what the request took so far.
+
+    Attributes:
+        is_wanted: whether the last event has usage, which all others then mention.
+        is_continuous: whether all events have it.
+    """
+
+    def __init__(self, options: StreamOptions | None, usage: Callable[[], Usage]) -> None:
+        self.is_wanted = bool(options and options.include_usage)
+        self.is_continuous = bool(self.is_wanted and options and options.continuous_usage_stats)
+        self._usage = usage
+
+    @property
+    def field(self) -> bytes:
+        """The field of an event that is not the last; empty where usage is not wanted."""
+        if not self.is_wanted:
+            return b""
+        return self.last(self._usage()) if self.is_continuous else b',"usage":null'
+
+    def last(self, usage: Usage) -> bytes:
+        """Return the field of the last event; empty where usage is not wanted."""
+        return b',"usage":' + _encode(UsageBody.of(usage)) if self.is_wanted else b""
+
+
+class DataEvents:
+    """What streams of OpenAI's APIs have in common: how they live and how they fail."""
+
+    ping = b": ping\n\n"
+    tells_all = False
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the event that ends an answer which failed; OpenAI's clients raise it."""
+        return b"data: " + _encode(ErrorBody(fault_of(error, scope))) + b"\n\n"
+
+
+class AnswerEvents(DataEvents):
+    """Encodes one answer.
+
+    Args:
+        head: what every event says.
+        num_choices: how many choices there are.
+        usage: which events have usage.
+        logprobs: puts samples into shape; None where the client asked for none.
+        prompt_token_ids: of the prompt, where the client asked for tokens; then each event tells
+            those of the answer that it stands for.
+        has_transforms: whether the client asked how its images were shown.
+        has_places: whether it asked for places; the end of a choice has them.
+    """
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        num_choices: int,
+        *,
+        usage: UsageEvents,
+        logprobs: LogprobsOf | None,
+        prompt_token_ids: Seq[int] | None = None,
+        has_transforms: bool = False,
+        has_places: bool = False,
+    ) -> None:
+        fields = msgspec.to_builtins(head) | {"object": "chat.completion.chunk"}
+        self._head = b"data: " + _encode(fields)[:-1]
+        self._usage = usage
+        self._set_tail()
+        self._starts = [
+            self._head + b',"choices":[{"index":%d,"delta":' % index for index in range(num_choices)
+        ]
+        self._text_starts = [start + b'{"content":' for start in self._starts]
+        self._reasoning_starts = [start + b'{"reasoning":' for start in self._starts]
+        self._calling: set[int] = set()  # the choices that call tools
+        self._has_transforms = has_transforms
+        self._has_places = has_places
+        self._logprobs = logprobs
+        self._prompt_token_ids = prompt_token_ids
+        self._has_token_ids = prompt_token_ids is not None
+
+    def _set_tail(self) -> None:
+        """Encode the end of events, which has the usage so far where the client wants that."""
+        self._tail = self._usage.field + b"}\n\n"
+        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+
+    def opening(self) -> bytes:
+        """Return the first event of every choice: who speaks."""
+        delta = b'{"role":"assistant","content":"","refusal":null'
+        events = b"".join(start + delta + self._text_end for start in self._starts)
+        if self._prompt_token_ids is None:
+            return events
+        own = b',"prompt_token_ids":' + _encode(self._prompt_token_ids)
+        return self._head + own + events.removeprefix(self._head)
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; empty while their text is held back."""
+        if self._usage.is_continuous:
+            self._set_tail()
+        events = []
+        for chunk in chunks:
+            if self._logprobs is not None or self._has_token_ids:
+                events.append(self._with_tokens(chunk))
+            else:
+                for delta in chunk.deltas:
+                    if isinstance(delta, TextDelta):
+                        start = self._text_starts[chunk.index]
+                        events += (start, _encode(delta.text), self._text_end)
+                    elif isinstance(delta, ReasoningDelta):
+                        start, text = self._reasoning_starts[chunk.index], _encode(delta.text)
+                        events += (start, text, _OLDER_REASONING, text, self._text_end)
+                    else:
+                        events.append(self._called(chunk.index, delta))
+            if chunk.finish_reason is not None:
+                events.append(self._finish(chunk, chunk.finish_reason))
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events: usage, if it was asked for, and the mark of a whole answer.
+
+        How images were shown is told beside the usage, since only then it is known which of them
+        were there already.
+        """
+        told = self._usage.last(usage)
+        if self._has_transforms:
+            told += b',"image_transforms":' + _encode(image_transforms(usage.images))
+        return self._head + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
+
+    def _called(self, index: int, delta: ToolCallDelta) -> bytes:
+        """Return the event of more of a call."""
+        call = self._call(index, delta)
+        return self._starts[index] + b'{"tool_calls":' + _encode([call]) + self._text_end
+
+    def _call(self, index: int, delta: ToolCallDelta) -> dict[str, Any]:
+        self._calling.add(index)
+        more: dict[str, Any] = {"arguments": delta.arguments}
+        if not delta.name:
+            return {"index": delta.index, "function": more}
+        first = {"index": delta.index, "id": delta.id, "type": "function"}
+        return first | {"function": {"name": delta.name} | more}
+
+    def _calls(self, index: int, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+        return [self._call(index, d) for d in deltas if isinstance(d, ToolCallDelta)]
+
+    def _with_tokens(self, chunk: Chunk) -> bytes:
+        """Return the event of one chunk; what is told of a token needs one even without text."""
+        content = self._content(chunk.samples)
+        told = self._token_ids(chunk.samples)
+        text, reasoning = chunk.text, reasoning_of(chunk.deltas)
+        calls = self._calls(chunk.index, chunk.deltas)
+        delta: dict[str, Any] = {}
+        if reasoning:
+            delta = {"reasoning": reasoning, "reasoning_content": reasoning}
+        if calls:
+            delta["tool_calls"] = calls
+        if text or not delta:
+            delta["content"] = text
+        if not (text or reasoning or calls or content or told):
+            return b""
+        return b"".join(
+            (
+                self._starts[chunk.index],
+                _encode(delta),
+                b',"logprobs":',
+                content or b"null",
+                b',"finish_reason":null',
+                told,
+                b"}]",
+                self._tail,
+            )
+        )
+
+    def _content(self, samples: Seq[Sample]) -> bytes:
+        found = self._logprobs(samples) if self._logprobs is not None else None
+        return _encode(found) if found is not None and found.content else b""
+
+    def _token_ids(self, samples: Seq[Sample]) -> bytes:
+        if not self._has_token_ids or not samples:
+            return b""
+        return b',"token_ids":' + _encode([sample.token_id for sample in samples])
+
+    def _finish(self, chunk: Chunk, reason: str) -> bytes:
+        told = finish_reason(reason, calls=chunk.index in self._calling)
+        delta = b'{"places":%b}' % _encode(chunk.places) if self._has_places else b"{}"
+        end = b'%b,"logprobs":null,"finish_reason":%b}]' % (delta, _encode(told))
+        return self._starts[chunk.index] + end + self._tail

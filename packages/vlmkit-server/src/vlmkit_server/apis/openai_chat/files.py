@@ -1,0 +1,149 @@
+"""From parts that name files to files: decoded, fetched or found, and bounded together.
+
+What a file holds is told where prompts are read: see :mod:`vlmkit.running.prompting.files`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
+from vlmkit.types.base64_text import from_base64, is_data_url
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.media import FilePart
+from vlmkit.types.pages import Pages
+from vlmkit_server.apis.openai_chat import wire
+from vlmkit_server.apis.openai_chat.image_options import options_of
+from vlmkit_server.apis.files.storage import FileStorage, whole
+from vlmkit_server.http.caller import Caller
+from vlmkit_server.gather import in_order
+from vlmkit_server.exchange.offload import OffloadExecutor
+
+
+class NamedFile(NamedTuple):
+    """A part of a body: where it is, and what it says."""
+
+    place: str
+    file: wire.NamedFile
+
+
+class Files:
+    """Gets the files that bodies name.
+
+    Args:
+        kept: files that were sent before.
+        fetcher: fetches files by URL; None where that is off.
+        max_bytes: of one that was sent before.
+        offload: decodes large ones.
+    """
+
+    def __init__(
+        self,
+        kept: FileStorage,
+        fetcher: ImageFetcher | None,
+        max_bytes: int,
+        offload: OffloadExecutor,
+    ) -> None:
+        self._kept = kept
+        self._max_bytes = max_bytes
+        self._fetcher = fetcher
+        self._offload = offload
+
+    async def content(self, file_id: str, owner: bytes, place: str) -> bytes:
+        """Return what a file holds that was sent before.
+
+        Raises:
+            RequestError: there is none, or not of this owner, or too large; names the place.
+        """
+        try:
+            return await whole(self._kept, file_id, owner, self._max_bytes)
+        except RequestError as error:
+            error.param = place
+            raise
+
+    async def opened(
+        self, found: Sequence[NamedFile], facts: RunnerFacts, caller: Caller, shown: ImageOptions
+    ) -> list[FilePart]:
+        """Get files, a few at a time.
+
+        Args:
+            found: the files.
+            facts: bounds of the model.
+            caller: who asks.
+            shown: how pictures are shown of which a file says nothing.
+
+        Raises:
+            RequestError: names the place of the first that fails.
+        """
+        most = facts.bounds.max_media
+        if len(found) > most:
+            raise MediaError(
+                f"{len(found)} media are over the limit of {most}",
+                param="messages",
+                code="too_many_media",
+            )
+        num_left = facts.bounds.max_media_bytes
+
+        async def file(named: NamedFile) -> FilePart:
+            nonlocal num_left
+            place, said = named
+            try:
+                content = await self._content(named, caller, num_left)
+                num_left -= len(content)
+                if num_left < 0:
+                    raise _too_large(facts.bounds.max_media_bytes)
+                pages = None if said.pages is None else Pages.of(said.pages)
+            except RequestError as error:
+                error.param = f"{place}.pages" if error.param == "pages" else place
+                raise
+            return FilePart(content, pages, options_of(said, shown), said.max_file_tokens)
+
+        return await in_order(file, found, max(1, facts.bounds.num_workers - 1))
+
+    async def _content(self, named: NamedFile, caller: Caller, max_bytes: int) -> bytes:
+        place, said = named
+        given = [name for name in ("file_data", "file_id", "file_url") if getattr(said, name)]
+        if len(given) != 1:
+            raise RequestError(f"{place} needs one of file_data, file_id and file_url")
+        if said.file_id:
+            return await self.content(said.file_id, caller.owner, place)
+        if said.file_url and not is_data_url(said.file_url):
+            return await self._fetched(said.file_url)
+        text = said.file_data or said.file_url or ""
+        work = partial(_decoded, text, max_bytes)
+        return await self._offload.decode(work, len(text), caller.account)
+
+    async def _fetched(self, url: str) -> bytes:
+        try:
+            if self._fetcher is None:
+                raise not_fetched()
+            return await self._fetcher.fetch(url)
+        except ImageError as error:
+            if error.code == "image_url_not_allowed":
+                raise MediaError(
+                    str(error).replace("image", "file"),
+                    code="file_url_not_allowed",
+                    hint="send the file itself",
+                ) from None
+            raise MediaError(
+                "the file is too large to be fetched", code="media_too_large"
+            ) from None
+
+
+def _decoded(text: str, max_bytes: int) -> bytes:
+    """Return what a ``data:`` URL holds, or base64 alone."""
+    start = text.find(",") + 1 if is_data_url(text) else 0
+    if start and not text[:start].lower().endswith(";base64,"):
+        raise MediaError("a file's data: URL must read data:application/pdf;base64,...")
+    if (len(text) - start) * 3 // 4 > max_bytes + 2:
+        raise _too_large(max_bytes)
+    try:
+        return from_base64(text, start)
+    except ValueError:
+        raise MediaError("the file's content is not valid base64") from None
+
+
+def _too_large(max_bytes: int) -> MediaError:
+    return MediaError(f"the files of a request are over {max_bytes} bytes", code="media_too_large")

@@ -1,0 +1,202 @@
+"""From URLs to images that were checked: fetched, opened side by side, and bounded together."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from vlmkit.errors import ImageError, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
+from vlmkit.inputs.images import WEB, part_of_content
+from vlmkit.settings.images import ImageLimits
+from vlmkit.types.base64_text import is_data_url
+from vlmkit.types.image import Image, data_url_bytes
+from vlmkit.types.media import FilePart
+from vlmkit.types.message import ImagePart
+from vlmkit.types.stage import Stage
+from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.gather import in_order
+from vlmkit_server.exchange.offload import OffloadExecutor
+
+SIZE = "size:"
+Placed = tuple[str, str | bytes]
+"""The place of an image in a body, and its URL or file."""
+OpenOne = Callable[[str | bytes, ImageLimits, str], Awaitable[ImagePart | FilePart]]
+
+
+class OpenedImage(NamedTuple):
+    """An image that was checked, and getting its file."""
+
+    image: Image
+    fetch: Stage
+
+
+@dataclass(slots=True)
+class ImageBudget:
+    """What is left for the images of one request."""
+
+    num_pixels_left: int
+
+    def take(self, num_pixels: int = 0) -> None:
+        """Count an image.
+
+        Raises:
+            ImageError: all images together have too many pixels.
+        """
+        self.num_pixels_left -= num_pixels
+        if self.num_pixels_left < 0:
+            raise ImageError(
+                "the images have too many pixels together", param="messages", code="image_too_large"
+            )
+
+
+class Images:
+    """Gets the images that bodies name.
+
+    Args:
+        settings: bounds of one request.
+        fetcher: fetches images by URL; None where that is off.
+        offload: decodes large ones.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, fetcher: ImageFetcher | None, offload: OffloadExecutor
+    ) -> None:
+        self._settings = settings
+        self._offload = offload
+        self._fetcher = fetcher
+
+    async def opened(
+        self, found: Sequence[Placed], facts: RunnerFacts, account: str
+    ) -> list[OpenedImage]:
+        """Fetch and check images side by side, as many at once as the runner will decode at once.
+
+        Args:
+            found: those that a body names; few enough.
+            facts: bounds of the model.
+            account: the tenant that asks.
+
+        Raises:
+            RequestError: names the place of the first that fails.
+        """
+        parts = await self._each(found, facts, account, self._image)
+        return [
+            OpenedImage(part.image, part.fetch) for part in parts if isinstance(part, ImagePart)
+        ]
+
+    async def shown(
+        self, found: Sequence[Placed], facts: RunnerFacts, account: str, *, light: bool = False
+    ) -> list[ImagePart | FilePart]:
+        """Return what is shown in the places of images; arguments and errors as for :meth:`opened`.
+
+        A file that is not decoded here, or has pages, is for a media loader.
+
+        Args:
+            found: as there.
+            facts: as there.
+            account: as there.
+            light: whether no more of images is wanted than their sizes.
+        """
+        return await self._each(found, facts, account, self._header if light else self._part)
+
+    async def _each(
+        self, found: Sequence[Placed], facts: RunnerFacts, account: str, open_one: OpenOne
+    ) -> list[ImagePart | FilePart]:
+        budget = ImageBudget(self._settings.max_request_pixels)
+
+        async def part(placed: Placed) -> ImagePart | FilePart:
+            place, source = placed
+            began_s = time.time()
+            budget.take()  # raises where it is spent, before the image costs anything
+            try:
+                part = await open_one(source, facts.bounds.images, account)
+            except ImageError as error:
+                error.param = place
+                raise
+            if isinstance(part, FilePart):
+                return part
+            budget.take(part.image.source_size[0] * part.image.source_size[1])
+            return replace(part, fetch=Stage.since(began_s))
+
+        num_at_once = max(1, facts.bounds.num_workers - 1)
+        return await in_order(part, found, num_at_once)
+
+    async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
+        """Check an image; no text but URLs is taken, so no path of this disk."""
+        source = await self._got(source)
+        work = partial(Image.open, source, limits)
+        return ImagePart(await self._offload.decode(work, len(source), account))
+
+    async def _part(
+        self, source: str | bytes, limits: ImageLimits, account: str
+    ) -> ImagePart | FilePart:
+        source = await self._got(source)
+        work = partial(_part_of, source, limits)
+        return await self._offload.decode(work, len(source), account)
+
+    async def _header(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
+        """Read an image's sizes; of a file elsewhere no more than its beginning."""
+        if isinstance(source, str) and source.startswith(SIZE):
+            return ImagePart(Image.of_size(_size(source), limits))
+        source = await self._got(source, partial(_is_enough, limits=limits))
+        work = partial(Image.of_header, source, limits)
+        return ImagePart(await self._offload.decode(work, len(source), account))
+
+    async def _got(
+        self, source: str | bytes, is_enough: Callable[[bytes], bool] | None = None
+    ) -> str | bytes:
+        """Return a file, or a ``data:`` URL, that a body has or names."""
+        if isinstance(source, bytes) or is_data_url(source):
+            return source
+        if not source.lower().startswith(WEB):
+            raise ImageError(
+                "an image must be a data: URL with base64, or an http(s) URL",
+                code="image_url_not_allowed",
+                hint="write base64 as data:image/png;base64,...",
+            )
+        return await self._fetched(source, is_enough)
+
+    async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
+        if self._fetcher is None:
+            raise not_fetched()
+        return await self._fetcher.fetch(url, is_enough)
+
+
+def _part_of(source: str | bytes, limits: ImageLimits) -> ImagePart | FilePart:
+    content = data_url_bytes(source, limits) if isinstance(source, str) else source
+    return part_of_content(content, limits)
+
+
+def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
+    """Refuse more images than a request may have.
+
+    Raises:
+        RequestError: the model takes none, or fewer.
+    """
+    if num and not facts.takes_images:
+        raise RequestError("this model takes no images", param=param)
+    if num > facts.bounds.max_images:
+        raise RequestError(
+            f"{num} images are over the limit of {facts.bounds.max_images}",
+            param=param,
+            code="too_many_images",
+        )
+
+
+def _is_enough(content: bytes, limits: ImageLimits) -> bool:
+    """Tell whether the beginning of a file says all that is wanted, or why it is refused."""
+    try:
+        Image.of_header(content, limits)
+    except ImageError as error:
+        return error.code != "invalid_image"
+    return True
+
+
+def _size(url: str) -> tuple[int, int]:
+    """Return the width and height that stand in place of a picture."""
+    width, _, height = url.removeprefix(SIZE).partition("x")
+    if not all(side.isascii() and side.isdecimal() and len(side) < 10 for side in (width, height)):
+        raise ImageError(f"a size in place of a picture must read {SIZE}WIDTHxHEIGHT")
+    return int(width), int(height)

@@ -1,0 +1,111 @@
+"""The answers to several requests as one: their choices in a row, their usage together."""
+
+import asyncio
+from collections.abc import Sequence as Seq
+
+from msgspec.structs import replace
+
+from vlmkit.interfaces.runner import AnswerStream
+from vlmkit.types.completion import Chunk, Completion, Timings, Usage
+from vlmkit_server.gather import gather
+
+
+class MergedStream:
+    """Reads several answers at once.
+
+    Args:
+        streams: answers that were accepted, each to the same number of choices.
+    """
+
+    def __init__(self, streams: Seq[AnswerStream]) -> None:
+        self._streams = streams
+        self._num_each = streams[0].num_choices
+        self._reads: dict[asyncio.Task[list[Chunk]], int] | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What all of them took so far."""
+        return usage_of_all([stream.usage for stream in self._streams])
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time of the longest of them went so far."""
+        return _longest([stream.timings for stream in self._streams])
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Wait for, and return, what has come of any; empty when all are over.
+
+        Raises:
+            VlmkitError: one failed.
+        """
+        if self._reads is None:
+            self._reads = {self._read(number): number for number in range(len(self._streams))}
+        while self._reads:
+            done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
+            found = []
+            for task, number in [(task, self._reads.pop(task)) for task in done]:
+                if chunks := task.result():
+                    self._reads[self._read(number)] = number
+                    first = number * self._num_each
+                    found += [replace(chunk, index=chunk.index + first) for chunk in chunks]
+            if found:
+                return found
+        return []
+
+    async def aresult(self) -> Completion:
+        """Wait for the end of all and return everything.
+
+        Raises:
+            VlmkitError: one failed.
+        """
+        done = await gather(_result, self._streams, len(self._streams))
+        return Completion(
+            [choice for each in done for choice in each.choices],
+            usage_of_all([each.usage for each in done]),
+            _longest([each.timings for each in done]),
+        )
+
+    def abort(self) -> None:
+        """Stop them all; harmless when they are over already."""
+        for task in self._reads or ():
+            task.cancel()
+        for stream in self._streams:
+            stream.abort()
+
+    def _read(self, number: int) -> "asyncio.Task[list[Chunk]]":
+        task = asyncio.ensure_future(self._streams[number].next_chunks())
+        task.add_done_callback(_seen)
+        return task
+
+
+def _seen(task: "asyncio.Task[list[Chunk]]") -> None:
+    """Let a failure pass that nobody reads, because another came first."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _result(stream: AnswerStream) -> Completion:
+    return await stream.aresult()
+
+
+def usage_of_all(usages: Seq[Usage]) -> Usage:
+    """Return what several answers took together."""
+    return Usage(
+        sum(each.prompt_tokens for each in usages),
+        sum(each.completion_tokens for each in usages),
+        sum(each.cached_tokens for each in usages),
+        tuple(num for each in usages for num in each.image_tokens),
+        sum(each.reasoning_tokens for each in usages),
+        tuple(image for each in usages for image in each.images),
+    )
+
+
+def _longest(timings: Seq[Timings]) -> Timings:
+    return Timings(
+        max(each.prompt_s for each in timings),
+        max(each.queue_s for each in timings),
+        max(each.first_token_s for each in timings),
+        max(each.decode_s for each in timings),
+        min(each.began_s for each in timings),
+        tuple(image for each in timings for image in each.images),
+    )

@@ -1,0 +1,87 @@
+"""How likely the tokens of a prompt are: for completions' ``echo``, and ``prompt_logprobs``."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.request import Request
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.apis.openai_chat.answer import PromptLogprob, PromptLogprobsOfToken, finite
+from vlmkit_server.http.errors import Unavailable
+
+MAX_LOGPROBS = 2**20  # of one body: each is some hundred bytes until the answer is written
+
+
+class PromptScorer:
+    """Finds how likely the tokens of one body's prompts are.
+
+    Args:
+        runner: reads them.
+        num_top: how many likeliest tokens are told of each.
+        field: of the body, that asks for it.
+    """
+
+    def __init__(self, runner: Runner, num_top: int, field: str) -> None:
+        self._runner = runner
+        self._params = SamplingParams(logprobs=True, top_logprobs=num_top)
+        self._field = field
+        self._num_left = MAX_LOGPROBS
+
+    async def scored(self, request: Request) -> list[Sample]:
+        """Return every token of a prompt, with its log-probability where a text has it.
+
+        Args:
+            request: whose prompt it is.
+
+        Raises:
+            RequestError: the request is wrong, or this would be too much.
+        """
+        read = await self._runner.atokenize(request)
+        self._num_left -= len(read.token_ids) * (self._params.top_logprobs + 1)
+        if self._num_left < 0:
+            problem = f"{self._field} asks for over {MAX_LOGPROBS} log-probabilities of tokens"
+            raise RequestError(problem, param=self._field)
+        samples = [Sample(token_id) for token_id in read.token_ids]
+        if not read.texts:
+            return samples
+        asked = replace(
+            request, task="score", params=self._params, constraint=None, tool_choice="none"
+        )
+        done = await (await self._runner.asubmit(asked)).aresult()
+        for (start, stop), choice in zip(read.texts, done.choices, strict=True):
+            if choice.finish_reason == "abort":
+                raise Unavailable("the answer was cut off", code="aborted")
+            samples[start:stop] = choice.samples
+        return samples
+
+
+def prompt_logprobs(runner: Runner, samples: Iterable[Sample]) -> Iterator[PromptLogprobsOfToken]:
+    """Yield a prompt's samples in vLLM's shape."""
+
+    @cache
+    def text(token_id: int) -> str:
+        return runner.token_bytes(token_id).decode(errors="replace")
+
+    def entries(sample: Sample, logprob: float) -> Iterator[tuple[str, PromptLogprob]]:
+        own = PromptLogprob(finite(logprob), sample.rank, text(sample.token_id))
+        yield str(sample.token_id), own
+        for rank, entry in enumerate(sample.top, start=1):
+            if entry.token_id != sample.token_id:
+                told = PromptLogprob(finite(entry.logprob), rank, text(entry.token_id))
+                yield str(entry.token_id), told
+
+    for sample in samples:
+        yield None if sample.logprob is None else dict(entries(sample, sample.logprob))
+
+
+def check_not_streamed(wanted: int | None, stream: bool | None) -> None:
+    """Refuse a stream that is to tell a prompt's log-probabilities, as vLLM does.
+
+    Raises:
+        RequestError: it is.
+    """
+    if wanted is not None and stream:
+        raise RequestError("prompt_logprobs is not told in a stream", param="prompt_logprobs")

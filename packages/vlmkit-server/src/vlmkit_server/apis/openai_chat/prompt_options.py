@@ -1,0 +1,101 @@
+"""How a body wants its conversation written, within what the operator allows."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.tokenizer import Option
+from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
+from vlmkit_server.apis.openai_chat import wire
+
+TemplateKind = type[bool] | type[int] | tuple[str, ...]
+
+MAX_INT = 2**31
+_KINDS: Mapping[str, TemplateKind] = {"bool": bool, "int": int}
+
+
+def template_kinds(variables: Iterable[str]) -> dict[str, TemplateKind]:
+    """Return what clients may set a template's variables to, as the settings say it."""
+    pairs = (variable.split(":", 1) for variable in variables)
+    return {name: _KINDS.get(kind) or tuple(kind.split("|")) for name, kind in pairs}
+
+
+EFFORT: Option = "reasoning_effort"
+_EFFORTS: Mapping[str, ReasoningEffort] = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def prompt_options(
+    chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind], honoured: Container[str]
+) -> PromptOptions:
+    """Return how a conversation is to be written.
+
+    Args:
+        chat: the body.
+        allowed: variables of chat templates that clients may set, and to what.
+        honoured: options of the model; without it, an effort has no effect.
+
+    Raises:
+        RequestError: names the field that is wrong.
+    """
+    continues = bool(chat.continue_final_message) or goes_on(chat.messages)
+    if continues and chat.add_generation_prompt:
+        raise RequestError(
+            "add_generation_prompt and a last message that goes on exclude each other",
+            param="add_generation_prompt",
+        )
+    return PromptOptions(
+        add_generation_prompt=chat.add_generation_prompt is not False,
+        continue_final_message=continues,
+        chat_template_kwargs=_values(chat.chat_template_kwargs or {}, allowed),
+        reasoning_effort=_effort(chat.reasoning_effort) if EFFORT in honoured else None,
+    )
+
+
+def _effort(asked: wire.Effort | None) -> ReasoningEffort | None:
+    """Return the nearest effort that templates know."""
+    return None if asked is None else _EFFORTS.get(asked) or cast("ReasoningEffort", asked)
+
+
+def goes_on(messages: Sequence[wire.ChatMessage]) -> bool:
+    """Tell whether the last message says of itself that the answer goes on with it.
+
+    Raises:
+        RequestError: an earlier one says so.
+    """
+    *earlier, last = (
+        isinstance(message, wire.AssistantMessage) and bool(message.prefix or message.partial)
+        for message in messages
+    )
+    if any(earlier):
+        number = earlier.index(True)
+        raise RequestError(
+            "only the last message can go on with the answer", param=f"messages[{number}]"
+        )
+    return last
+
+
+def _values(
+    given: Mapping[str, Any], allowed: Mapping[str, TemplateKind]
+) -> dict[str, TemplateValue]:
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, value in values.items():
+        if name not in allowed:
+            raise RequestError(
+                "chat_template_kwargs has a key that is not allowed here",
+                param="chat_template_kwargs",
+                code="unsupported_parameter",
+                hint=f"allowed are {', '.join(sorted(allowed)) or 'none'}",
+            )
+        if not _is_of(allowed[name], value):
+            kind = allowed[name]
+            expected = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else kind.__name__
+            place = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{place} must be {expected}", param=place)
+    return values
+
+
+def _is_of(kind: TemplateKind, value: object) -> bool:
+    """Tell whether a value is of a kind; texts are listed: a template writes them as its own."""
+    if isinstance(kind, tuple):
+        return isinstance(value, str) and value in kind
+    return type(value) is kind and -MAX_INT <= value < MAX_INT

@@ -1,0 +1,275 @@
+"""The answer to a request that asks for tools of the server: several answers in a row, read as one.
+
+A round is an answer of the runner. Where it calls tools, they are run, what they return is added to
+the conversation, and the next round answers that. The reader sees what is said and thought in all
+of them, and calls and their results where its API has a place for them.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.types.completion import Choice, Chunk, Completion, Timings, Usage
+from vlmkit.types.delta import (
+    Delta,
+    ToolCallDelta,
+    reasoning_of,
+    text_of,
+    tool_calls_of,
+)
+from vlmkit.types.message import Message, Part, ReasoningPart, TextPart, images_of
+from vlmkit.types.grounding import GroundedRegion
+from vlmkit.types.request import Request
+from vlmkit.types.tool_call import ToolCallPart
+from vlmkit_server.apis.openai_chat.merged_stream import usage_of_all
+from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta, Round
+from vlmkit_server.apis.openai_chat.tool_executor import ToolExecutor, writable
+from vlmkit_server.apis.openai_chat.wire import ChatRequest
+from vlmkit_server.exchange.service import Service
+
+BETWEEN = "\n\n"  # what one round says and what the next one does
+
+
+def check_alone(body: ChatRequest, request: Request) -> None:
+    """Refuse what does not go with tools of the server, where a body asks for them.
+
+    Raises:
+        RequestError: it asks for both.
+    """
+    if not body.server_tools:
+        return
+    others = {
+        "tools": bool(body.tools),
+        "tool_choice": body.tool_choice not in (None, "auto"),
+        "n": request.params is not None and request.params.n > 1,
+        "logprobs": bool(body.logprobs),
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "return_token_ids": bool(body.return_token_ids),
+        "return_image_transforms": bool(body.return_image_transforms),
+        "add_generation_prompt": not request.options.add_generation_prompt,
+        "continue_final_message": request.options.continue_final_message,
+    }
+    for field in (name for name, is_asked in others.items() if is_asked):
+        raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)
+
+
+async def begun(
+    body: ChatRequest,
+    request: Request,
+    runner: Runner,
+    service: Service,
+    *,
+    shows_calls: bool = False,
+    max_calls: int | None = None,
+) -> "ToolLoop":
+    """Submit the first round of a request that asks for tools of the server.
+
+    Args:
+        body: what was sent, or what it comes to.
+        request: the same for the runner.
+        runner: answers each round.
+        service: has the tools and the bounds.
+        shows_calls: whether calls and their results are told.
+        max_calls: how many calls are run at most, in all rounds.
+
+    Raises:
+        RequestError: there is no such tool, or the request is wrong, too long, or the queue full.
+        Unavailable: a tool cannot be had now.
+    """
+    tools = await service.toolbox.described(body.server_tools or ())
+    is_parallel = body.parallel_tool_calls is not False
+    offered = replace(request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel)
+    rounds = ToolLoop(runner, offered, service, shows_calls=shows_calls, max_calls=max_calls)
+    await rounds.submit()
+    return rounds
+
+
+class ToolLoop:
+    """An answer of one choice, which is read as it comes or whole, by one reader.
+
+    Args:
+        runner: answers each round.
+        request: the first of them, with the definitions of the tools.
+        service: has the tools and the bounds.
+        shows_calls: whether calls and their results are told.
+        max_calls: how many calls are run at most; None bounds the rounds alone.
+
+    Attributes:
+        rounds: what was answered in each, once all is over; of an answer that is read whole.
+    """
+
+    num_choices = 1
+
+    def __init__(
+        self,
+        runner: Runner,
+        request: Request,
+        service: Service,
+        *,
+        shows_calls: bool = False,
+        max_calls: int | None = None,
+    ) -> None:
+        self._runner = runner
+        self._request = request
+        self._service = service
+        self._shows_calls = shows_calls
+        self._num_left = service.settings.max_tool_rounds
+        self._tools = ToolExecutor(request, runner.facts, service, max_calls)
+        self.rounds: list[Round] = []
+        self._past: list[Usage] = []
+        self._past_timings: list[Timings] = []
+        self._places: list[GroundedRegion] = []  # that past rounds named
+        self._num_past_calls = 0
+        self._deltas: list[Delta] = []  # of this round
+        self._has_called = False
+        self._spoken: set[type[Delta]] = set()  # in any round
+        self._gaps: set[type[Delta]] = set()  # owed before more of these
+        self._stream: AnswerStream
+        self._is_aborted = False
+
+    async def submit(self) -> None:
+        """Submit the next round; the last one cannot call.
+
+        Raises:
+            RequestError: the request is wrong, too long, or the queue is full.
+        """
+        if not self._num_left or self._tools.are_over:
+            self._request = replace(self._request, tool_choice="none")
+        self._num_left -= 1
+        self._deltas, self._has_called = [], False
+        self._stream = await self._runner.asubmit(self._request)
+        if self._is_aborted:
+            self._stream.abort()
+
+    @property
+    def prompt_token_ids(self) -> Seq[int]:
+        """The tokens of the newest round's prompt."""
+        return self._stream.prompt_token_ids
+
+    @property
+    def usage(self) -> Usage:
+        """What all rounds took so far."""
+        return usage_of_all([*self._past, self._stream.usage])
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time of all rounds went so far."""
+        return _timings([*self._past_timings, self._stream.timings])
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Run what was called, if anything, and return what has come; empty when all is over.
+
+        Raises:
+            VlmkitError: a round failed.
+        """
+        if self._has_called:
+            text, reasoning = text_of(self._deltas), reasoning_of(self._deltas)
+            calls = tool_calls_of(self._deltas)
+            if not await self._go_on(text, reasoning, calls):
+                self._has_called = False
+                return [Chunk(0, finish_reason="length", places=tuple(self._places))]
+            first, self._num_past_calls = self._num_past_calls, self._num_past_calls + len(calls)
+            if self._shows_calls:
+                told = enumerate(self._tools.results[-1], start=first)
+                return [Chunk(0, tuple(ResultDelta(n, **each._asdict()) for n, each in told))]
+        return [self._shown(chunk) for chunk in await self._stream.next_chunks()]
+
+    async def aresult(self) -> Completion:
+        """Wait for the end and return everything.
+
+        Raises:
+            VlmkitError: a round failed.
+        """
+        done = [await self._stream.aresult()]
+        while (last := done[-1].choices[0]).tool_calls and last.finish_reason == "stop":
+            if not await self._go_on(last.text, last.reasoning, last.tool_calls):
+                last.finish_reason = "length"
+                break
+            done.append(await self._stream.aresult())
+        rounds = [each.choices[0] for each in done]
+        results = [*self._tools.results, ()]  # the last round called nothing, or had none run
+        self.rounds = [Round(choice, own) for choice, own in zip(rounds, results, strict=True)]
+        whole = Choice(
+            BETWEEN.join(each.text for each in rounds if each.text),
+            BETWEEN.join(each.reasoning for each in rounds if each.reasoning),
+            finish_reason=last.finish_reason,
+            stop_string=last.stop_string,
+            places=tuple(place for each in rounds for place in each.places),
+        )
+        return Completion([whole], self.usage, _timings([each.timings for each in done]))
+
+    def abort(self) -> None:
+        """Stop, from any thread; harmless when it is over already."""
+        self._is_aborted = True
+        self._stream.abort()
+        self._tools.cancel()
+
+    def _shown(self, chunk: Chunk) -> Chunk:
+        """Return what the reader sees of a chunk, and note what was called."""
+        self._deltas += chunk.deltas
+        shown: list[Delta] = []
+        for delta in chunk.deltas:
+            if isinstance(delta, ToolCallDelta):
+                if self._shows_calls:
+                    index = self._num_past_calls + delta.index
+                    shown.append(structs.replace(delta, index=index))
+                continue
+            if not delta.text:
+                continue
+            if type(delta) in self._gaps:
+                shown.append(type(delta)(BETWEEN))
+                self._gaps.discard(type(delta))
+            self._spoken.add(type(delta))
+            shown.append(delta)
+        if chunk.finish_reason == "stop":
+            self._has_called = any(isinstance(each, ToolCallDelta) for each in self._deltas)
+        reason = None if self._has_called else chunk.finish_reason
+        self._places += chunk.places
+        places = tuple(self._places) if reason else ()
+        return structs.replace(chunk, deltas=tuple(shown), finish_reason=reason, places=places)
+
+    async def _go_on(self, text: str, reasoning: str, calls: Seq[ToolCallPart]) -> bool:
+        """Run the calls and submit the next round; tell whether there are tokens left for one."""
+        used = self._stream.usage
+        params = self._request.params or self._runner.facts.defaults
+        if params.max_tokens is not None:
+            if params.max_tokens <= used.completion_tokens:
+                return False
+            left = params.max_tokens - used.completion_tokens
+            params = structs.replace(params, max_tokens=left, min_tokens=0)
+        results = await self._tools.run(calls, self._request.messages)
+        self._request = replace(
+            self._request,
+            messages=(*self._request.messages, _turn(text, reasoning, calls), *results),
+            params=params,
+            places=self._request.places and not any(images_of(results)),
+            options=replace(
+                self._request.options, add_generation_prompt=True, continue_final_message=False
+            ),
+        )
+        self._past.append(used)
+        self._past_timings.append(self._stream.timings)
+        self._gaps = set() if self._shows_calls else set(self._spoken)
+        await self.submit()
+        return True
+
+
+def _turn(text: str, reasoning: str, calls: Seq[ToolCallPart]) -> Message:
+    """Return a round as a turn of the conversation."""
+    parts: list[Part] = [ReasoningPart(reasoning)] if reasoning else []
+    parts += [TextPart(text)] if text else []
+    return Message("assistant", (*parts, *writable(calls)))
+
+
+def _timings(all_of_them: Seq[Timings]) -> Timings:
+    """Return where the time of all rounds went."""
+    fields: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in all_of_them)
+        for name in ("prompt_s", "queue_s", "first_token_s", "decode_s")
+    }
+    images = tuple(image for each in all_of_them for image in each.images)
+    return Timings(**fields, began_s=all_of_them[0].began_s, images=images)

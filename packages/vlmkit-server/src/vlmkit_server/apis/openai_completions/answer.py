@@ -1,0 +1,268 @@
+"""What the completions API answers: OpenAI's older objects, whole or as server-sent events."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.completion import Chunk, Completion, Usage
+from vlmkit.types.sample import Sample
+from vlmkit_server.apis.openai_chat.answer import NUM_EACH, AnswerHead, PromptLogprobs, UsageBody, finite
+from vlmkit_server.apis.openai_chat.prompt_logprobs import prompt_logprobs
+from vlmkit_server.apis.openai_chat.events import DONE, DataEvents, UsageEvents
+from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed, taken
+
+_encode = msgspec.json.encode
+
+
+class TextLogprobs(msgspec.Struct):
+    """Log-probabilities of the tokens of one choice or chunk, a column each.
+
+    The first token of a prompt has none. ``text_offset`` counts characters of the tokens before.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    """One of the answers, or what is new of it; the tokens are told where they are asked for."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: Seq[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextCompletion(msgspec.Struct):
+    """The body of an answer that is not streamed."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
+    usage: UsageBody
+    object: Literal["text_completion"] = "text_completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that stands before its answers.
+
+    Attributes:
+        text: what it says.
+        token_ids: its tokens.
+        samples: its tokens with their log-probabilities, where these are asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextWishes:
+    """What a client wants to see of its answers.
+
+    Attributes:
+        ends: tokens that end an answer and are no part of it.
+        echoes: of each prompt, if they are wanted.
+        num_each: how many answers each prompt has.
+        prompts: the tokens of each prompt, where tokens are asked for.
+        num_top: how many likeliest tokens are told of each; None tells no log-probabilities.
+        scores: the tokens of each prompt with their log-probabilities, where they are asked for.
+    """
+
+    ends: frozenset[int]
+    echoes: Seq[Echo]
+    num_each: int
+    prompts: Seq[Seq[int]] | None
+    num_top: int | None
+    scores: Seq[Seq[Sample]] = ()
+
+
+_NO_ECHO = Echo("", ())
+
+
+class TextAnswers(DataEvents):
+    """Encodes the answers to one body, whole or event by event.
+
+    Args:
+        head: what every object says.
+        runner: knows its tokens.
+        num_choices: how many answers there are.
+        wishes: what is told of each.
+        usage: which events have usage.
+    """
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        runner: Runner,
+        num_choices: int,
+        wishes: TextWishes,
+        *,
+        usage: UsageEvents,
+    ) -> None:
+        self._head = head
+        self._runner = runner
+        self._wishes = wishes
+        self._usage = usage
+        self._opening = b""
+        fields = msgspec.to_builtins(head) | {"object": "text_completion"}
+        self._start = b"data: " + _encode(fields)[:-1]
+        self._columns = [_Columns(runner, wishes) for _ in range(num_choices)]
+
+    def whole(self, completion: Completion) -> Iterator[bytes]:
+        """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
+        choices = []
+        fillings: list[Iterable[bytes]] = []
+        for index, choice in enumerate(completion.choices):
+            number = index // self._wishes.num_each
+            echo = self._wishes.echoes[number] if self._wishes.echoes else _NO_ECHO
+            made = TextChoice(index, echo.text + choice.text, None, choice.finish_reason)
+            if self._wishes.prompts is not None:
+                made.token_ids = choice.token_ids
+                made.prompt_token_ids = self._wishes.prompts[number]
+            if self._has_logprobs:
+                choice.samples[:] = [*echo.samples, *self._told(choice.samples)]
+                made.logprobs, columns = self._columns[index].holes(choice.samples)
+                fillings += columns
+            if self._wishes.scores:
+                made.prompt_logprobs = HOLE
+                scores = prompt_logprobs(self._runner, self._wishes.scores[number])
+                fillings.append(listed(scores, NUM_EACH))
+            choices.append(made)
+        head, usage = self._head, UsageBody.of(completion.usage)
+        body = TextCompletion(
+            head.id, head.created, head.model, head.system_fingerprint, choices, usage
+        )
+        return filled(body, fillings)
+
+    def opening(self) -> bytes:
+        """Return the events of the prompts, which :meth:`open` encoded."""
+        return self._opening
+
+    def open(self) -> None:
+        """Encode the prompts, if they are echoed or their tokens are told; may take long."""
+        events = []
+        for index in range(len(self._columns)):
+            told = self._echo(index)
+            if self._wishes.prompts is not None:
+                told = told or TextChoice(index, "", None, None)
+                told.prompt_token_ids = self._wishes.prompts[index // self._wishes.num_each]
+            if told is not None:
+                events.append(self._event(told))
+        self._opening = b"".join(events)
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; empty while their text is held back."""
+        events = []
+        for chunk in chunks:
+            made = self._choice(chunk.index, chunk.text, chunk.samples, chunk.finish_reason)
+            tells = made.logprobs is not None and made.logprobs.tokens
+            if made.text or tells or made.finish_reason or made.token_ids:
+                events.append(self._event(made))
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
+        told = self._usage.last(usage)
+        return self._start + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
+
+    def _event(self, choice: TextChoice) -> bytes:
+        told = _encode(choice) + b"]" + self._usage.field
+        return self._start + b',"choices":[' + told + b"}\n\n"
+
+    def _echo(self, index: int) -> TextChoice | None:
+        if not self._wishes.echoes:
+            return None
+        echo = self._wishes.echoes[index // self._wishes.num_each]
+        logprobs = self._columns[index].of(echo.samples) if self._has_logprobs else None
+        return TextChoice(index, echo.text, logprobs, None)
+
+    def _choice(
+        self, index: int, text: str, samples: Seq[Sample], reason: str | None
+    ) -> TextChoice:
+        logprobs = self._columns[index].of(self._told(samples)) if self._has_logprobs else None
+        made = TextChoice(index, text, logprobs, reason)
+        if self._wishes.prompts is not None:
+            made.token_ids = [sample.token_id for sample in samples]
+        return made
+
+    def _told(self, samples: Iterable[Sample]) -> list[Sample]:
+        """Return samples but for those that end an answer."""
+        return [sample for sample in samples if sample.token_id not in self._wishes.ends]
+
+    @property
+    def _has_logprobs(self) -> bool:
+        return self._wishes.num_top is not None
+
+
+class _Columns:
+    """Puts one choice's samples into columns; knows how much of its text was told."""
+
+    def __init__(self, runner: Runner, wishes: TextWishes) -> None:
+        self._runner = runner
+        self._has_top = bool(wishes.num_top)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._num_chars = 0
+
+    def of(self, samples: Seq[Sample]) -> TextLogprobs:
+        """Return the columns of more samples."""
+        return TextLogprobs(
+            list(self._tokens(samples)),
+            list(map(_logprob, samples)),
+            list(map(self._top, samples)) if self._has_top else None,
+            list(self._offsets(samples)),
+        )
+
+    def holes(self, samples: list[Sample]) -> tuple[TextLogprobs, list[Iterable[bytes]]]:
+        """Return the columns of samples to be filled in, and them; the last lets samples go."""
+        columns = TextLogprobs(HOLE, HOLE, HOLE if self._has_top else None, HOLE)
+        fillings: list[Iterable[bytes]] = [
+            listed(self._tokens(samples), MANY_EACH),
+            listed(map(_logprob, samples), MANY_EACH),
+        ]
+        if self._has_top:
+            fillings.append(listed(map(self._top, samples), NUM_EACH))
+        return columns, [*fillings, listed(self._offsets(taken(samples)), MANY_EACH)]
+
+    def _tokens(self, samples: Iterable[Sample]) -> Iterator[str]:
+        return (self._token(sample.token_id) for sample in samples)
+
+    def _offsets(self, samples: Iterable[Sample]) -> Iterator[int]:
+        """Yield where each sample's text begins."""
+        for sample in samples:
+            yield self._num_chars
+            content = self._runner.token_bytes(sample.token_id)
+            self._num_chars += len(self._decoder.decode(content))
+
+    def _top(self, sample: Sample) -> dict[str, float] | None:
+        if sample.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for entry in sample.top:  # of several tokens with one text, such as none, the likeliest
+            top.setdefault(self._token(entry.token_id), finite(entry.logprob))
+        return top | {self._token(sample.token_id): finite(sample.logprob)}
+
+    def _token(self, token_id: int) -> str:
+        """Return a token's text, or its bytes, as OpenAI writes them, of part of a character."""
+        content = self._runner.token_bytes(token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def _logprob(sample: Sample) -> float | None:
+    return None if sample.logprob is None else finite(sample.logprob)

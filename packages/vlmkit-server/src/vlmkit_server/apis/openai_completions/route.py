@@ -1,0 +1,247 @@
+"""``POST /v1/completions``: plain texts go on, whole or streamed, with their prompts if wished."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.types.request import Request as Asked
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import MAX_CHOICES, SamplingParams
+from vlmkit_server.apis.openai_chat.call import Call, answer_head
+from vlmkit_server.apis.openai_chat.merged_stream import MergedStream
+from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed
+from vlmkit_server.apis.openai_chat.events import UsageEvents
+from vlmkit_server.apis.openai_completions.answer import Echo, TextAnswers, TextCompletion, TextWishes
+from vlmkit_server.apis.openai_completions.empty_stream import EmptyStream
+from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
+from vlmkit_server.wire.answer_forms import requested_form
+from vlmkit_server.wire.plain_prompts import (
+    Plain,
+    blame,
+    check_plain_size,
+    plain_fields,
+    plain_names,
+    plain_texts,
+)
+from vlmkit_server.wire.sampling import sampling_values
+from vlmkit_server.http.caller import Caller
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.gather import in_order
+from vlmkit_server.exchange.obfuscation import Obfuscated
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.streaming import EventStream
+from vlmkit_server.exchange.full_response import WholeAnswer
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionsController(Controller):
+    """The completions API."""
+
+    path = "/v1/completions"
+
+    @post(
+        status_code=200,
+        operation=Operation(TextCompletion, CompletionRequest, "text_completion", has_timing=True),
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> ASGIApp:
+        """Go on with texts."""
+        return CompletionCall(request, service, COMPLETIONS)
+
+
+class CompletionCall(Call[CompletionRequest]):
+    """Goes on with the texts of one body."""
+
+    async def start(self, body: CompletionRequest) -> ASGIApp:
+        """Submit a request for each text; their answers are streamed or waited for as one."""
+        check_not_streamed(body.prompt_logprobs, body.stream)
+        runner = await self.runner(body.model)
+        params = completion_params(body, runner.facts)
+        texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
+        clamps = self.service.settings.clamps_max_tokens
+        prompts = _Prompts(body, runner, params, texts, self.caller, self.added, clamps=clamps)
+        head = answer_head("cmpl", self.model, runner)
+        echoes = await prompts.echoes() if body.echo else []
+        scores = await prompts.scores()
+        stream: AnswerStream | MergedStream | EmptyStream
+        if body.echo and body.max_tokens == 0:
+            stream = EmptyStream(len(echoes) * params.n, sum(len(each.token_ids) for each in echoes))
+            ids: list[Seq[int]] = [each.token_ids for each in echoes]
+        else:
+            streams = await prompts.begun()
+            stream = streams[0] if len(streams) == 1 else MergedStream(streams)
+            ids = [each.prompt_token_ids for each in streams]
+        wishes = TextWishes(
+            ends=_ends(params, runner.facts),
+            echoes=echoes,
+            num_each=params.n,
+            prompts=ids if body.return_token_ids else None,
+            num_top=body.logprobs,
+            scores=scores,
+        )
+        options = body.stream_options
+        usage = UsageEvents(options, lambda: stream.usage)
+        answers = TextAnswers(head, runner, len(ids) * params.n, wishes, usage=usage)
+        if body.stream:
+            # In a thread: a long prompt with likeliest tokens takes seconds.
+            await asyncio.to_thread(answers.open)
+            hides = bool(options and options.include_obfuscation)
+            told = Obfuscated(answers) if hides else answers
+            return EventStream(stream, told, self.service, self.headers)
+        return WholeAnswer(stream, answers.whole, self.service, self.headers)
+
+
+class _Prompts:
+    """The texts of one body, and what is asked of each."""
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        runner: Runner,
+        params: SamplingParams,
+        texts: Seq[Plain],
+        caller: Caller,
+        added: Mapping[str, Any],
+        *,
+        clamps: bool,
+    ) -> None:
+        self._body = body
+        self._clamps = clamps
+        self._runner = runner
+        self._params = params
+        self._caller = caller
+        self._added = added
+        self._form = requested_form(body)
+        self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
+
+    async def begun(self) -> list[AnswerStream]:
+        """Submit a request for each; those that began end where another is refused."""
+        streams: list[AnswerStream] = []
+        constraint = self._form.constraint if self._form else None
+        try:
+            for name, text in self._named:
+                with self._blaming(name):
+                    request = self._request(
+                        params=self._params,
+                        clamp_max_tokens=self._clamps,
+                        fields=self._added,
+                        constraint=constraint,
+                        **self._plain(text),
+                    )
+                    streams.append(await self._runner.asubmit(request))
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        return streams
+
+    async def echoes(self) -> list[Echo]:
+        """Return what stands before each answer, side by side as far as the engine has room."""
+        num_top = self._body.logprobs
+        scorer = None if num_top is None else PromptScorer(self._runner, num_top, "logprobs")
+
+        async def echo(named: tuple[str, Plain]) -> Echo:
+            samples = await self._samples(named, scorer)
+            ids = tuple(sample.token_id for sample in samples)
+            text = named[1]
+            if not isinstance(text, str):
+                text = await asyncio.to_thread(self._runner.detokenize, ids)
+            return Echo(text, ids, tuple(samples))
+
+        return await in_order(echo, self._named, self._runner.facts.limits.max_sequences)
+
+    async def scores(self) -> list[list[Sample]]:
+        """Return how likely the tokens of each prompt are, if that is asked for."""
+        if (num_top := self._body.prompt_logprobs) is None:
+            return []
+        scorer = PromptScorer(self._runner, num_top, "prompt_logprobs")
+        most = self._runner.facts.limits.max_sequences
+        return await in_order(lambda named: self._samples(named, scorer), self._named, most)
+
+    async def _samples(self, named: tuple[str, Plain], scorer: PromptScorer | None) -> list[Sample]:
+        """Return the tokens of a prompt, with their log-probabilities if somebody scores them."""
+        name, text = named
+        request = self._request(**self._plain(text))
+        with self._blaming(name):
+            if scorer is not None:
+                return await scorer.scored(request)
+            read = await self._runner.atokenize(request)
+        return [Sample(token_id) for token_id in read.token_ids]
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Let errors that the runner raises name the field of the body."""
+        try:
+            yield
+        except RequestError as error:
+            blame(error, name)
+            if error.param == "constraint" and self._form is not None:
+                error.param = self._form.field
+            raise
+
+    def _plain(self, text: Plain) -> dict[str, Any]:
+        return plain_fields(text) | {"adds_special": self._body.add_special_tokens is not False}
+
+    def _request(self, **fields: Any) -> Asked:
+        body = self._body
+        return Asked(
+            tenant=self._caller.tenant,
+            account=self._caller.account,
+            trace=self._caller.trace,
+            cache_salt=body.cache_salt or "",
+            priority=(body.priority or 0) + self._caller.priority,
+            **fields,
+        )
+
+
+def completion_texts(
+    body: CompletionRequest, params: SamplingParams, facts: RunnerFacts, max_chars: int
+) -> list[Plain]:
+    """Return the prompts, of which there are few: each is answered at once.
+
+    Raises:
+        RequestError: there are too many, or too much of them.
+    """
+    texts = plain_texts(body.prompt, "prompt")
+    if len(texts) * params.n > MAX_CHOICES:
+        raise RequestError(
+            f"prompt and n ask for over {MAX_CHOICES} answers together", param="prompt"
+        )
+    try:
+        check_plain_size(texts, max_chars, facts)
+    except RequestError as error:
+        blame(error, "prompt")
+        raise
+    return texts
+
+
+def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingParams:
+    """Return a body's sampling parameters on top of the model's own defaults."""
+    values = {"max_tokens": DEFAULT_MAX_TOKENS} | sampling_values(body)
+    values.pop("thinking_token_budget", None)  # a plain text has no reasoning apart
+    if body.logprobs is not None:
+        values |= {"logprobs": True, "top_logprobs": body.logprobs}
+    if body.echo and body.max_tokens == 0:
+        values["max_tokens"] = 1  # none is made
+    params = facts.defaults.replaced(values)
+    if body.best_of not in (None, params.n):
+        raise RequestError(
+            "best_of is not supported with this value by this server",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    return params
+
+
+def _ends(params: SamplingParams, facts: RunnerFacts) -> frozenset[int]:
+    """Return the tokens that end an answer and are no part of it."""
+    return facts.eos_ids.union(() if params.include_stop_str_in_output else params.stop_token_ids)

@@ -1,0 +1,33 @@
+"""Bodies of ``/v1/completions``: shapes and bounds, no behaviour."""
+
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.structs import fields
+
+from vlmkit.types.sampling import NumChoices, NumTop
+from vlmkit_server.apis.openai_chat.wire import NotSupported
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.wire.plain_prompts import PlainInput
+from vlmkit_server.wire.sampling_fields import SamplingFields
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: PlainInput
+    echo: bool | None = None
+    logprobs: NumTop | None = None
+    prompt_logprobs: NumTop | None = None  # ours
+    best_of: NumChoices | None = None
+    add_special_tokens: bool | None = None
+
+    # Refused: the API has no such thing here, or chats alone have it.
+    suffix: Annotated[str, Meta(max_length=0)] | None = None
+    max_completion_tokens: NotSupported = None
+    top_logprobs: NotSupported = None
+
+
+_REFUSED = {"suffix"}.union(f.name for f in fields(CompletionRequest) if f.type == NotSupported)
+_HINTS = ("thinking_token_budget",)  # a plain text has no reasoning apart
+COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, _HINTS, takes_added=True)

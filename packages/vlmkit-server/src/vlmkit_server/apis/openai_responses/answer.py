@@ -1,0 +1,322 @@
+"""What ``/v1/responses`` answers: OpenAI's objects, and how a completion becomes one."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
+from vlmkit.types.grounding import GroundedRegion
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.apis.openai_chat.answer import LogprobsOf, logprob_pieces
+from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
+from vlmkit_server.apis.openai_chat.executed_calls import Round
+from vlmkit_server.wire.answer_forms import TextForm
+from vlmkit_server.apis.openai_responses import wire as own
+from vlmkit_server.apis.openai_responses.items import (
+    CallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    SaidText,
+    ExecutedCallItem,
+    ThoughtText,
+    in_json,
+    new_id,
+)
+from vlmkit_server.apis.openai_responses.namespaces import Named, response_tools
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+_encode = msgspec.json.encode
+
+
+class InputDetails(msgspec.Struct):
+    """Where tokens of the input come from; ``image_tokens`` and the next are ours."""
+
+    cached_tokens: int
+    image_tokens: int
+    image_tokens_each: tuple[int, ...]
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """What tokens of the answer are for."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """What a request took."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> "ResponseUsage":
+        """Put a stream's usage into the shape of this API."""
+        return cls(
+            usage.prompt_tokens,
+            InputDetails(usage.cached_tokens, sum(usage.image_tokens), usage.image_tokens),
+            usage.completion_tokens,
+            OutputDetails(usage.reasoning_tokens),
+            usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+class ResponseError(msgspec.Struct):
+    """Why an answer failed; the API has one code for that."""
+
+    message: str
+    code: Literal["server_error"] = "server_error"
+
+
+class ReasoningSettings(msgspec.Struct):
+    """How much the model was to think first."""
+
+    effort: str | None = None
+    summary: None = None
+
+
+class ResponseHead(msgspec.Struct, kw_only=True):
+    """What every body of one response says: how it was asked for."""
+
+    id: str
+    created_at: int
+    model: str
+    store: bool
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningSettings
+    safety_identifier: str | None
+    text: own.TextConfig
+    tool_choice: str | own.ChosenFunction | own.AllowedTools
+    tools: list[own.FunctionTool | own.NamespaceTool]
+    user: str | None
+    background: bool
+    object: Literal["response"] = "response"
+    service_tier: Literal["default"] = "default"
+    truncation: Literal["auto", "disabled"] = "disabled"
+    truncated_items: int | msgspec.UnsetType = msgspec.UNSET  # ours: of the conversation's oldest
+
+
+class Incomplete(msgspec.Struct):
+    """Why an answer is not whole."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseBody(ResponseHead, kw_only=True):
+    """A response: how it was asked for, and what came of it; the last two are ours."""
+
+    status: ResponseStatus
+    completed_at: int | None
+    incomplete_details: Incomplete | None
+    error: ResponseError | None
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    image_transforms: list[ImageTransform] | msgspec.UnsetType = msgspec.UNSET
+    places: tuple[GroundedRegion, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def response_head(
+    body: own.ResponsesRequest,
+    model: str,
+    params: SamplingParams,
+    response_id: str,
+    *,
+    is_kept: bool,
+    num_truncated: int = 0,
+) -> ResponseHead:
+    """Return what every body of a response says.
+
+    Args:
+        body: what was sent.
+        model: what the model was asked for by.
+        params: how the answer is chosen.
+        response_id: what the response is called.
+        is_kept: whether it is stored.
+        num_truncated: how many items were left out.
+    """
+    effort = body.reasoning.effort if body.reasoning else None
+    return ResponseHead(
+        id=response_id,
+        created_at=int(time.time()),
+        model=model,
+        store=is_kept,
+        background=bool(body.background),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_logprobs=params.top_logprobs,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningSettings(effort),
+        safety_identifier=body.safety_identifier,
+        text=own.TextConfig(format=(body.text and body.text.format) or TextForm()),
+        tool_choice=body.tool_choice or "auto",
+        tools=response_tools(body.tools),
+        user=body.user,
+        truncation=body.truncation or "disabled",
+        truncated_items=num_truncated or msgspec.UNSET,
+    )
+
+
+class ResponseBodies:
+    """Encodes the bodies of one response; what is the same in all is encoded once.
+
+    Args:
+        head: that.
+        has_transforms: whether a whole answer tells how its images were shown.
+        has_places: whether it tells places.
+    """
+
+    def __init__(
+        self, head: ResponseHead, *, has_transforms: bool = False, has_places: bool = False
+    ) -> None:
+        self.id = head.id
+        self._has_transforms = has_transforms
+        self._has_places = has_places
+        self._start = _encode(head)[:-1] + b","
+
+    def begun(self) -> bytes:
+        """Return the body before anything is answered."""
+        return self._body("in_progress")
+
+    def ended(
+        self,
+        finish_reason: FinishReason | None,
+        output: Sequence[OutputItem],
+        usage: Usage,
+        places: Sequence[GroundedRegion] = (),
+    ) -> bytes:
+        """Return the body of a whole answer, or of one that its length ended."""
+        ours: dict[str, Any] = {}
+        if self._has_transforms:
+            ours["image_transforms"] = image_transforms(usage.images)
+        if self._has_places:
+            ours["places"] = places
+        told = ResponseUsage.of(usage)
+        return self._body(response_status(finish_reason), output=output, usage=told, **ours)
+
+    def cancelled(self) -> bytes:
+        """Return the body of an answer that its client had stopped."""
+        return self._body("cancelled")
+
+    def failed(self, message: str, output: Sequence[OutputItem]) -> bytes:
+        """Return the body of an answer that failed on its way."""
+        return self._body("failed", output=output, error=ResponseError(message))
+
+    def _body(self, status: ResponseStatus, **fields: Any) -> bytes:
+        is_cut = status == "incomplete"
+        said: dict[str, Any] = {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": Incomplete("max_output_tokens") if is_cut else None,
+            "error": None,
+            "output": [],
+            "usage": None,
+        }
+        return self._start + _encode(said | fields)[1:]
+
+
+def response_status(finish_reason: FinishReason | None) -> Literal["completed", "incomplete"]:
+    """Return whether an answer came to its own end."""
+    return "completed" if finish_reason == "stop" else "incomplete"
+
+
+def output_of_rounds(rounds: Iterable[Round]) -> list[OutputItem]:
+    """Return the items of an answer whose calls the server ran, in the order of the rounds."""
+    output: list[OutputItem] = []
+    reason: FinishReason | None = None
+    for each in rounds:
+        reason = each.choice.finish_reason
+        output += _said(each.choice)
+        for call, result in each.calls:
+            item = ExecutedCallItem.begun(call.id, call.name)
+            item.arguments, item.status = call.arguments, "incomplete"
+            if result is not None:
+                item.end(result.text, is_error=result.is_error)
+            output.append(item)
+    if not output:
+        output.append(MessageItem(new_id("msg"), "completed", (SaidText(),)))
+    if not isinstance(output[-1], ExecutedCallItem):
+        output[-1].status = response_status(reason)
+    return output
+
+
+def _said(choice: Choice) -> list[OutputItem]:
+    """Return the items of what was thought and said, if anything was."""
+    output: list[OutputItem] = []
+    if choice.reasoning:
+        output.append(ReasoningItem(new_id("rs"), "completed", (ThoughtText(choice.reasoning),)))
+    if choice.text:
+        output.append(MessageItem(new_id("msg"), "completed", (SaidText(choice.text),)))
+    return output
+
+
+def output_of(
+    completion: Completion,
+    logprobs: LogprobsOf | None,
+    token_bytes: Callable[[int], bytes],
+    names: Mapping[str, Named] = MappingProxyType({}),
+) -> list[OutputItem]:
+    """Return the items of a whole answer: what was thought, said and called.
+
+    Args:
+        completion: of one choice.
+        logprobs: puts samples into shape; None where the client asked for none.
+        token_bytes: what a token stands for.
+        names: the parts of the full names of functions.
+    """
+    (choice,) = completion.choices
+    output: list[OutputItem] = []
+    if choice.reasoning:
+        output.append(ReasoningItem(new_id("rs"), "completed", (ThoughtText(choice.reasoning),)))
+    if choice.text or not (choice.reasoning or choice.tool_calls):
+        said = SaidText(choice.text)
+        if logprobs is not None:
+            samples = choice.samples[completion.usage.reasoning_tokens :]
+            told = list(_of_text(samples, choice.text, token_bytes))
+            choice.samples.clear()
+            said.logprobs = in_json(logprob_pieces(logprobs, told))
+        output.append(MessageItem(new_id("msg"), "completed", (said,)))
+    for call in choice.tool_calls:
+        item = CallItem.begun(call.id, call.name, names)
+        item.arguments, item.status = call.arguments, "completed"
+        output.append(item)
+    output[-1].status = response_status(choice.finish_reason)
+    return output
+
+
+def _of_text(
+    samples: Iterable[Sample], text: str, token_bytes: Callable[[int], bytes]
+) -> Iterator[Sample]:
+    """Yield the samples that a text is of, and not those of calls behind it."""
+    num_left = len(text.lstrip().encode())
+    is_begun = False
+    for sample in samples:
+        if num_left <= 0:
+            return
+        content = token_bytes(sample.token_id)
+        content = content if is_begun else content.lstrip()
+        is_begun = is_begun or bool(content)
+        num_left -= len(content)
+        yield sample

@@ -1,0 +1,69 @@
+"""An answer that goes on without its client: it is read into a log, and kept when it is over."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import NoReturn
+
+from litestar.types import Scope
+
+from vlmkit_server.http.caller import account_of
+from vlmkit_server.apis.openai_responses.event_log import EventLog
+from vlmkit_server.apis.openai_responses.events import ResponseEvents
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.streaming import Chunks, check_whole
+
+
+async def answered(
+    stream: Chunks,
+    events: ResponseEvents,
+    log: EventLog,
+    *,
+    grown: Callable[[int], None],
+    keep: Callable[[bytes], None],
+    service: Service,
+    scope: Scope,
+    lease: AsyncExitStack,
+) -> None:
+    """Read an answer to its end.
+
+    Args:
+        stream: an answer that was accepted.
+        events: encodes it, and keeps a response that is whole.
+        log: takes the events.
+        grown: is told how many bytes the log has.
+        keep: is told the body of a response that failed.
+        service: knows when the server gives up.
+        scope: of the request that began it.
+        lease: keeps the model in memory; is closed.
+    """
+
+    async def read() -> None:
+        log.add(events.opening())
+        while chunks := await stream.next_chunks():
+            if told := events.chunks(chunks):
+                log.add(told)
+                grown(log.num_bytes)
+            check_whole(chunks)
+
+    try:
+        async with lease:
+            await service.attend(read(), _never, scope)
+            last = await service.offload.run(
+                partial(events.closing, stream.usage), account_of(scope)
+            )
+    except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
+        last = events.cancelled() if log.is_cancelled else events.failed(error, scope)
+        keep(events.body)
+    finally:
+        stream.abort()
+    log.add(last)
+    log.end()
+    grown(log.num_bytes)
+
+
+async def _never() -> NoReturn:
+    """Wait for a client that is not there."""
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -1,0 +1,245 @@
+"""Server-sent events of one answer of the Responses API.
+
+An item is told from its beginning to its end before the next one begins. What is the same in the
+events of one item is encoded once, so that a token costs microseconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from litestar.types import Scope
+
+from vlmkit.types.completion import Chunk, FinishReason, Usage
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.types.grounding import GroundedRegion
+from vlmkit.types.sample import Sample
+from vlmkit_server.apis.openai_chat.answer import LogprobsOf
+from vlmkit_server.http.errors import fault_of
+from vlmkit_server.apis.openai_responses.answer import ResponseBodies, response_status
+from vlmkit_server.apis.openai_responses.items import (
+    CallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    SaidText,
+    ExecutedCallItem,
+    Status,
+    ThoughtText,
+    in_json,
+    new_id,
+)
+from vlmkit_server.apis.openai_responses.namespaces import Named
+
+Keep = Callable[[bytes, Sequence[OutputItem]], None]
+
+_encode = msgspec.json.encode
+_TEXT, _REASONING = -1, -2  # items by what they are of; a call's is its index
+
+
+class ResponseEvents:
+    """Encodes one answer.
+
+    Args:
+        bodies: encodes the response as a whole.
+        logprobs: puts samples into shape; None where the client asked for none.
+        num_reasoning_tokens: tells how many tokens of the answer were reasoning so far.
+        keep: is told the last body and its items.
+        names: the parts of the full names of functions.
+
+    Attributes:
+        body: the response as a whole, once it is over.
+    """
+
+    ping = b": ping\n\n"
+    tells_all = True
+
+    def __init__(
+        self,
+        bodies: ResponseBodies,
+        *,
+        logprobs: LogprobsOf | None,
+        num_reasoning_tokens: Callable[[], int],
+        keep: Keep,
+        names: Mapping[str, Named] = MappingProxyType({}),
+    ) -> None:
+        self._bodies = bodies
+        self._logprobs = logprobs
+        self._num_reasoning_tokens = num_reasoning_tokens
+        self._keep = keep
+        self._names = names
+        self.body = b""
+        self._num_events = 0
+        self._output: list[OutputItem] = []
+        self._open: int | None = None
+        self._pieces: list[str] = []  # of the open item
+        self._tokens: list[bytes] = []  # of which each is JSON
+        self._waiting: list[Sample] = []  # of text that was not told yet
+        self._num_samples = 0
+        self._delta_start = self._delta_end = b""
+        self._finish_reason: FinishReason | None = None
+        self._places: Sequence[GroundedRegion] = ()
+
+    def opening(self) -> bytes:
+        """Return the first events: a response without output."""
+        begun = self._bodies.begun()
+        return self._whole("response.created", begun) + self._whole("response.in_progress", begun)
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; empty while their text is held back."""
+        events: list[bytes] = []
+        for chunk in chunks:
+            if self._logprobs is not None:
+                self._wait(chunk.samples)
+            events += [self._delta(delta) for delta in chunk.deltas]
+            if chunk.finish_reason is not None:
+                self._finish_reason, self._places = chunk.finish_reason, chunk.places
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events: the end of the last item, and the whole response."""
+        status = response_status(self._finish_reason)
+        begun = b"" if self._output else self._begin(_TEXT, TextDelta(""))
+        ended = begun + self._end_all(status)
+        self.body = self._bodies.ended(self._finish_reason, self._output, usage, self._places)
+        self._keep(self.body, self._output)
+        return ended + self._whole(f"response.{status}", self.body)
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the events that end an answer which failed."""
+        ended = self._end_all("incomplete")
+        self.body = self._bodies.failed(fault_of(error, scope).message, self._output)
+        return ended + self._whole("response.failed", self.body)
+
+    def cancelled(self) -> bytes:
+        """Return the events that end an answer which its client had stopped."""
+        ended = self._end_all("incomplete")
+        self.body = self._bodies.cancelled()
+        return ended + self._whole("response.incomplete", self.body)
+
+    def _delta(self, delta: Delta) -> bytes:
+        """Return the event of more of an item, which may have to begin."""
+        if isinstance(delta, ToolCallDelta):
+            key, more = delta.index, delta.arguments
+        else:
+            key, more = (_TEXT if isinstance(delta, TextDelta) else _REASONING), delta.text
+        begun = b""
+        if key != self._open:
+            begun = self._end("completed") + self._begin(key, delta)
+        if not more:
+            return begun
+        self._pieces.append(more)
+        told = self._told() if key == _TEXT else b""
+        return b"".join(
+            (begun, self._delta_start, _encode(more), told, self._delta_end, self._number())
+        )
+
+    def _begin(self, key: int, delta: Delta) -> bytes:
+        """Return the events that begin an item."""
+        self._open = key
+        item: OutputItem
+        if isinstance(delta, ToolCallDelta):
+            self._waiting.clear()
+            item, kind = self._call(delta)
+        elif isinstance(delta, ReasoningDelta):
+            item, kind = ReasoningItem(new_id("rs")), "response.reasoning_text.delta"
+        else:
+            item, kind = MessageItem(new_id("msg")), "response.output_text.delta"
+        self._output.append(item)
+        begun = self._event("response.output_item.added", output_index=self._index, item=item)
+        if isinstance(delta, ToolCallDelta):
+            place = self._place()
+        else:
+            place = self._place(content_index=0)
+            part = SaidText() if isinstance(item, MessageItem) else ThoughtText()
+            begun += self._event("response.content_part.added", **place, part=part)
+        start = _encode({"type": kind} | place)[:-1] + b',"delta":'
+        self._delta_start = b"event: %b\ndata: %b" % (kind.encode(), start)
+        has_none = key == _TEXT and self._logprobs is None
+        self._delta_end = (b',"logprobs":[]' if has_none else b"") + b',"sequence_number":'
+        return begun
+
+    def _end(self, status: Status) -> bytes:
+        """Return the events that end the open item, if one is open."""
+        if self._open is None:
+            return b""
+        self._open = None
+        item, text = self._output[-1], "".join(self._pieces)
+        item.status = status
+        self._pieces = []
+        if isinstance(item, CallItem | ExecutedCallItem):
+            return self._end_call(item, text)
+        return self._end_part(item, text) + self._done(self._index)
+
+    def _end_all(self, status: Status) -> bytes:
+        """Return the events that end what is open when the answer is over."""
+        return self._end(status)
+
+    def _call(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
+        """Return the item of a call that begins, and what more of its arguments are called."""
+        item = CallItem.begun(delta.id, delta.name, self._names)
+        return item, "response.function_call_arguments.delta"
+
+    def _end_call(self, item: CallItem | ExecutedCallItem, arguments: str) -> bytes:
+        """Return the events that end the call which is open."""
+        item.arguments = arguments
+        said = {"name": item.name, "arguments": arguments}
+        kind = "response.function_call_arguments.done"
+        return self._event(kind, **self._place(), **said) + self._done(self._index)
+
+    def _done(self, index: int) -> bytes:
+        """Return the event that tells an item as a whole."""
+        item = self._output[index]
+        return self._event("response.output_item.done", output_index=index, item=item)
+
+    def _end_part(self, item: MessageItem | ReasoningItem, text: str) -> bytes:
+        place = self._place(content_index=0)
+        part: SaidText | ThoughtText
+        if isinstance(item, MessageItem):
+            part = SaidText(text, logprobs=in_json((b"[", b",".join(self._tokens), b"]")))
+            item.content, self._tokens = (part,), []
+            said = {"text": text, "logprobs": part.logprobs}
+            done = self._event("response.output_text.done", **place, **said)
+        else:
+            part = ThoughtText(text)
+            item.content = (part,)
+            done = self._event("response.reasoning_text.done", **place, text=text)
+        return done + self._event("response.content_part.done", **place, part=part)
+
+    def _wait(self, samples: Sequence[Sample]) -> None:
+        """Hold samples, but for those of reasoning, which come first, until their text is told."""
+        num_thought = self._num_reasoning_tokens() - self._num_samples
+        self._num_samples += len(samples)
+        self._waiting += samples[max(0, num_thought) :]
+
+    def _told(self) -> bytes:
+        """Return the field with the log-probabilities of text that is told now, if asked for."""
+        if self._logprobs is None:
+            return b""
+        tokens = _encode(self._logprobs(self._waiting).content)
+        self._waiting.clear()
+        if inside := tokens[1:-1]:
+            self._tokens.append(inside)
+        return b',"logprobs":' + tokens
+
+    @property
+    def _index(self) -> int:
+        """Of the newest item."""
+        return len(self._output) - 1
+
+    def _place(self, **more: int) -> dict[str, Any]:
+        return {"item_id": self._output[-1].id, "output_index": self._index} | more
+
+    def _whole(self, kind: str, body: bytes) -> bytes:
+        """Return an event that holds the whole response."""
+        return self._event(kind, response=msgspec.Raw(body))
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        start = _encode({"type": kind} | fields)[:-1] + b',"sequence_number":'
+        return b"event: %b\ndata: %b%b" % (kind.encode(), start, self._number())
+
+    def _number(self) -> bytes:
+        """Return the end of an event, which numbers it."""
+        self._num_events += 1
+        return b"%d}\n\n" % (self._num_events - 1)

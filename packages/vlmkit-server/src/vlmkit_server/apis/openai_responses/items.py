@@ -1,0 +1,191 @@
+"""Items of the Responses API as they are told and kept; what clients send is in wire_responses."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from vlmkit_server.apis.openai_chat.answer import TokenLogprob
+from vlmkit_server.apis.openai_chat.executed_calls import LABEL
+from vlmkit_server.wire.tool_fields import arguments_text
+from vlmkit_server.apis.openai_responses import wire as own
+from vlmkit_server.apis.openai_responses.namespaces import Named
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def new_id(kind: str) -> str:
+    """Return an id; whoever knows one may read what it names, so it cannot be guessed."""
+    return f"{kind}_{token_hex(24)}"
+
+
+class SaidText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """What the model says."""
+
+    text: str = ""
+    annotations: tuple[()] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+def in_json(logprobs: Iterable[bytes]) -> Any:
+    """Return log-probabilities that are written already: as objects, they would be many times more.
+
+    Args:
+        logprobs: the JSON of their list, in pieces.
+    """
+    return msgspec.Raw(b"".join(logprobs))
+
+
+class ThoughtText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str = ""
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
+    """An answer's text."""
+
+    id: str
+    status: Status = "in_progress"
+    content: tuple[SaidText, ...] = ()
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """An answer's reasoning; nothing summarises it."""
+
+    id: str
+    status: Status = "in_progress"
+    content: tuple[ThoughtText, ...] = ()
+    summary: tuple[()] = ()
+
+
+class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a function."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Status = "in_progress"
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def begun(cls, call_id: str, name: str, names: Mapping[str, Named]) -> "CallItem":
+        """Return the item of a call that begins.
+
+        Args:
+            call_id: what the call is called.
+            name: the full name of the function.
+            names: the parts of full names.
+        """
+        if (parts := names.get(name)) is None:
+            return cls(new_id("fc"), call_id, name)
+        return cls(new_id("fc"), call_id, parts.name, namespace=parts.namespace)
+
+
+class ToolFailure(msgspec.Struct, tag_field="type", tag="mcp_tool_execution_error"):
+    """Why a tool of the server came to nothing."""
+
+    content: list[own.InputText]
+
+
+class ExecutedCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
+    """A call of a tool that the server runs, and what came of it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    server_label: str = LABEL
+    output: str | None = None
+    error: ToolFailure | None = None
+    status: Status | Literal["failed"] = "in_progress"
+
+    @classmethod
+    def begun(cls, call_id: str, name: str) -> "ExecutedCallItem":
+        """Return the item of a call that begins; its id ends with the call's."""
+        return cls(f"{new_id('mcp')}_{call_id}", name)
+
+    def end(self, text: str, *, is_error: bool) -> None:
+        """Note what came of it."""
+        self.output, self.status = text, "failed" if is_error else "completed"
+        self.error = ToolFailure([own.InputText(text=text)]) if is_error else None
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | ExecutedCallItem
+
+
+class StoredItem(NamedTuple):
+    """An item of a conversation that is stored: what it is called, and its JSON."""
+
+    id: str
+    content: bytes
+
+
+def kept_output(items: Sequence[OutputItem]) -> tuple[StoredItem, ...]:
+    """Return an answer's items as they are stored."""
+    return tuple(StoredItem(item.id, msgspec.json.encode(item)) for item in items)
+
+
+def kept_input(given: own.Input | None) -> tuple[StoredItem, ...]:
+    """Return what a client sent as it is stored: each item with a type and an id."""
+    items = [own.Item(role="user", content=given)] if isinstance(given, str) else given or ()
+    return tuple(map(_kept, items))
+
+
+def _kept(item: own.Item) -> StoredItem:
+    fields = _fields(item)
+    told = {"id": item.id or new_id(_PREFIXES[fields["type"]]), "status": "completed"} | fields
+    return StoredItem(told["id"], msgspec.json.encode(told))
+
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "mcp_call": "mcp",
+}
+
+
+def _fields(item: own.Item) -> dict[str, Any]:
+    """Return what an item says, in the shape in which it is listed."""
+    if item.type == "function_call":
+        arguments = arguments_text(item.arguments)
+        said = {"call_id": item.call_id, "name": item.name, "arguments": arguments}
+        within = {"namespace": item.namespace} if item.namespace else {}
+        return {"type": item.type} | said | within
+    if item.type == "function_call_output":
+        output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
+        return {"type": item.type, "call_id": item.call_id, "output": output}
+    if item.type == "mcp_call":
+        told = ("name", "server_label", "error")
+        output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
+        said = {name: getattr(item, name) for name in told}
+        arguments = arguments_text(item.arguments)
+        return {"type": item.type, "output": output, "arguments": arguments} | said
+    if item.type == "reasoning":
+        summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
+        return {"type": item.type, "summary": summary, "content": [*_parts(item.content or ())]}
+    text = own.OutputText if item.role == "assistant" else own.InputText
+    content = [text(text=item.content)] if isinstance(item.content, str) else item.content or ()
+    return {"type": "message", "role": item.role, "content": [*_parts(content)]}
+
+
+def _parts(parts: str | Sequence[own.Part]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        if isinstance(part, own.InputImage):
+            shown = {"type": "input_image", "image_url": part.image_url, "file_id": part.file_id}
+            sized = {"max_image_tokens": part.max_image_tokens} if part.max_image_tokens else {}
+            yield shown | {"detail": part.detail or "auto"} | sized
+        elif isinstance(part, own.InputFile):
+            said = {name: getattr(part, name) for name in part.__struct_fields__}
+            given = {name: value for name, value in said.items() if value is not None}
+            yield {"type": "input_file"} | given
+        elif isinstance(part, own.OutputText):
+            yield {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+        elif isinstance(part, own.InputText):
+            yield {"type": "input_text", "text": part.text}
+        elif isinstance(part, own.ReasoningText):
+            yield {"type": "reasoning_text", "text": part.text}

@@ -1,0 +1,66 @@
+"""Pages of a stored response's items, as a query asks for them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.errors import RequestError
+from vlmkit_server.apis.openai_responses.items import StoredItem
+
+
+class ItemsQuery(msgspec.Struct):
+    """What page is wanted."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+class ItemsPage(msgspec.Struct):
+    """Items in a row, and what they are called at both ends."""
+
+    data: list[msgspec.Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+def listed(items: Sequence[StoredItem], query: Mapping[str, str]) -> bytes:
+    """Encode a page of items.
+
+    Args:
+        items: all of them, in their order.
+        query: the parameters of a URL.
+
+    Raises:
+        RequestError: one of them is wrong.
+    """
+    wanted = _wanted(query)
+    ordered = [*items] if wanted.order == "asc" else [*reversed(items)]
+    begin = 0
+    if wanted.after is not None:
+        ids = [item.id for item in ordered]
+        if wanted.after not in ids:
+            raise RequestError("after names no item of this response", param="after")
+        begin = ids.index(wanted.after) + 1
+    page = ordered[begin : begin + wanted.limit]
+    return msgspec.json.encode(
+        ItemsPage(
+            [msgspec.Raw(item.content) for item in page],
+            page[0].id if page else None,
+            page[-1].id if page else None,
+            begin + len(page) < len(ordered),
+        )
+    )
+
+
+def _wanted(query: Mapping[str, str]) -> ItemsQuery:
+    try:
+        return msgspec.convert(query, ItemsQuery, strict=False)
+    except msgspec.ValidationError as error:
+        name = "order" if "$.order" in str(error) else "limit"
+        expected = "asc or desc" if name == "order" else "1 to 100"
+        raise RequestError(f"{name} must be {expected}", param=name) from None

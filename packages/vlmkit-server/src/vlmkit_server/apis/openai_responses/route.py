@@ -1,0 +1,160 @@
+"""``/v1/responses``: OpenAI's Responses API, and what is stored of it.
+
+How a body is answered is in response_calls.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Controller, Request, Response, post, route
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod, MediaType
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from vlmkit.errors import RequestError
+from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.apis.openai_responses.answer import ResponseBody
+from vlmkit_server.apis.openai_responses.calls import CountCall, CreateCall
+from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
+from vlmkit_server.apis.openai_responses.pages import ItemsPage, ItemsQuery, listed
+from vlmkit_server.apis.openai_responses.retrieval import RetrieveQuery, retrieve_query
+from vlmkit_server.apis.openai_responses.store import ResponseStore
+from vlmkit_server.apis.openai_responses.wire import InputTokens, InputTokensRequest, ResponsesRequest
+from vlmkit_server.exchange.background import BackgroundWork
+from vlmkit_server.exchange.service import Service
+
+LINKS = (
+    ("GET", "/v1/responses/{response_id}"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("DELETE", "/v1/responses/{response_id}"),
+)
+
+
+class DeletedResponse(msgspec.Struct):
+    """What a client learns that had a response deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ResponsesController(Controller):
+    """The Responses API."""
+
+    path = "/v1/responses"
+
+    @post(
+        status_code=200,
+        operation=Operation(
+            ResponseBody, ResponsesRequest, "response event", has_timing=True, links=LINKS
+        ),
+    )
+    async def create(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+        responses: NamedDependency[ResponseStore],
+        detached: NamedDependency[BackgroundWork],
+    ) -> ASGIApp:
+        """Answer a conversation."""
+        return CreateCall(request, service, converter, responses, detached)
+
+    @post(
+        "/input_tokens",
+        status_code=200,
+        operation=Operation(InputTokens, InputTokensRequest),
+    )
+    async def count(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+        responses: NamedDependency[ResponseStore],
+    ) -> ASGIApp:
+        """Return how many tokens a conversation has."""
+        return CountCall(request, service, converter, responses)
+
+    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    @route(
+        "/{response_id:str}",
+        http_method=(*READ, HttpMethod.DELETE),
+        status_code=200,
+        operation=Operation(
+            ResponseBody, events="response event", deleted=DeletedResponse, query=RetrieveQuery
+        ),
+    )
+    async def stored(
+        self,
+        request: Request[Any, Any, Any],
+        responses: NamedDependency[ResponseStore],
+        service: NamedDependency[Service],
+        response_id: FromPath[str],
+    ) -> ASGIApp:
+        """Return a response, or forget it; one that is answered in the background then ends."""
+        owner = caller_of(request).owner
+        if request.method == HttpMethod.DELETE:
+            responses.delete(response_id, owner)
+            return ASGIResponse(body=msgspec.json.encode(DeletedResponse(response_id)))
+        found = responses.find(response_id, owner)
+        wanted = retrieve_query(dict(request.query_params.multi_items()))
+        is_head = request.method == HttpMethod.HEAD
+        if not wanted.stream or is_head:
+            return ASGIResponse(body=found.body, is_head_response=is_head)
+        if found.log is None:
+            raise RequestError(
+                "only a response that was made in the background can be streamed again",
+                param="stream",
+                code="unsupported_value",
+            )
+        number = -1 if wanted.starting_after is None else wanted.starting_after
+        hides = bool(wanted.include_obfuscation)
+        followed = SseReplay(found.log, number, service, {}, hides_sizes=hides)
+        return _admitted(followed, service, caller_of(request).account)
+
+    @route(
+        "/{response_id:str}/input_items",
+        http_method=READ,
+        operation=Operation(ItemsPage, query=ItemsQuery),
+    )
+    async def items(
+        self,
+        request: Request[Any, Any, Any],
+        responses: NamedDependency[ResponseStore],
+        response_id: FromPath[str],
+    ) -> Response[bytes]:
+        """List what a stored response answers: all of the conversation before it."""
+        turn = responses.find(response_id, caller_of(request).owner).turn
+        before = turn.before.items() if turn.before else []
+        query = dict(request.query_params.multi_items())
+        return _json(listed([*before, *turn.said], query))
+
+    @post("/{response_id:str}/cancel", status_code=200, operation=Operation(ResponseBody))
+    async def cancel(
+        self,
+        request: Request[Any, Any, Any],
+        responses: NamedDependency[ResponseStore],
+        response_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Stop an answer in the background; one that is over stays as it is."""
+        return _json(responses.cancel(response_id, caller_of(request).owner))
+
+
+def _admitted(app: ASGIApp, service: Service, account: str) -> ASGIApp:
+    """Return a response that has a place in the server, since it may last."""
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        with service.admitted(account):
+            await app(scope, receive, send)
+
+    return respond
+
+
+def _json(body: bytes) -> Response[bytes]:
+    return Response(body, media_type=MediaType.JSON)

@@ -1,0 +1,313 @@
+"""Responses that are kept for later: bounded in number and bytes, forgotten by least recent use.
+
+Whoever keeps most forgets first, and nothing is forgotten that is still being answered: nobody's
+answers end because others keep something. Responses live as long as the process, and are found only
+with the credentials that they were made with. What several of them share, the turns before, is held
+and counted once.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vlmkit.errors import RequestError
+from vlmkit.running.scheduling.eviction import EvictionPolicy
+from vlmkit_server.http.errors import NotStored, Overloaded
+from vlmkit_server.apis.openai_responses.event_log import EventLog
+from vlmkit_server.apis.openai_responses.items import StoredItem
+from vlmkit_server.settings.server import ResponsesSettings
+
+ITEM_BYTES = 256  # what an item takes besides its text
+EVENT_SHARE = 8  # of all that is stored, one part may be events of one answer
+
+
+class Turn:
+    """What was said, what was answered, and the turn before.
+
+    Args:
+        owner: whose it is.
+        said: what the client said.
+        before: what that followed; its answer is over.
+        account: on whose account it is kept.
+    """
+
+    def __init__(
+        self,
+        owner: bytes,
+        said: Sequence[StoredItem],
+        before: "Turn | None",
+        account: str = "",
+    ) -> None:
+        self.owner = owner
+        self.account = account
+        self.before = before
+        self.said = said
+        self.answered: Sequence[StoredItem] = ()
+        self.num_uses = 0  # by a stored response, and by turns that follow
+        self.num_bytes = _num_bytes(said)  # its own
+        self._num_bytes_before = before.num_whole_bytes if before else 0
+
+    def items(self) -> list[StoredItem]:
+        """Return everything from the beginning of the conversation to the end of this turn."""
+        turns = [self]
+        while (before := turns[-1].before) is not None:
+            turns.append(before)
+        return [item for turn in reversed(turns) for item in (*turn.said, *turn.answered)]
+
+    @property
+    def num_whole_bytes(self) -> int:
+        """The bytes of everything from the beginning of the conversation."""
+        return self._num_bytes_before + self.num_bytes
+
+
+class StoredResponse(NamedTuple):
+    """A response, as far as it is there.
+
+    Attributes:
+        body: what GET answers.
+        turn: its items.
+        is_over: whether no more of it will come.
+        is_in_background: whether it is answered without its client.
+        stop: until it is over, stops an answer in the background and returns the body that it has
+            then.
+        log: the events of an answer in the background.
+    """
+
+    body: bytes
+    turn: Turn
+    is_over: bool
+    is_in_background: bool
+    stop: Callable[[], bytes] | None = None
+    log: EventLog | None = None
+
+
+class ResponseStore:
+    """Keeps responses. May be used from any thread.
+
+    Args:
+        settings: bounds.
+    """
+
+    def __init__(self, settings: ResponsesSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._answered: dict[str, tuple[Turn, StoredItem]] = {}
+        self._num_event_bytes: dict[str, int] = {}  # of answers in the background
+        self._holdings = EvictionPolicy(settings.max_stored, settings.max_stored_bytes)
+
+    @property
+    def max_event_bytes(self) -> int:
+        """The bytes of events that one answer in the background may keep."""
+        return self._settings.max_stored_bytes // EVENT_SHARE
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is kept at all."""
+        return self._settings.max_stored == 0
+
+    def begin(
+        self,
+        response_id: str,
+        body: bytes,
+        turn: Turn,
+        stop: Callable[[], bytes] | None = None,
+        log: EventLog | None = None,
+    ) -> bool:
+        """Keep a response that is being answered; False if it is too large to be kept.
+
+        Args:
+            response_id: what it is called.
+            body: what GET answers until it is over.
+            turn: what was said.
+            stop: stops an answer in the background; is called when nobody can read it any more.
+            log: its events.
+
+        Raises:
+            Overloaded: what else its account keeps is not over yet, and others keep less.
+        """
+        begun = StoredResponse(
+            body, turn, is_over=False, is_in_background=stop is not None, stop=stop, log=log
+        )
+        if self._is_too_large(begun):
+            return False
+        with self._lock:
+            self._responses[response_id] = begun
+            self._holdings.add(turn.account, 1, len(body))
+            self._use(turn)
+            if not self._make_room(turn.account):
+                self._remove(response_id)
+                raise Overloaded("as many of your responses as are kept are still being answered")
+            return True
+
+    def finish(self, response_id: str, body: bytes, answered: Sequence[StoredItem]) -> None:
+        """Keep what became of an answer, unless it was cancelled or forgotten meanwhile."""
+        with self._lock:
+            begun = self._responses.get(response_id)
+            if begun is None or begun.is_over:
+                return
+            num_answered_bytes = _num_bytes(answered)
+            begun.turn.num_bytes += num_answered_bytes
+            begun.turn.answered = answered
+            self._answered |= _by_id(begun.turn)
+            num_more = num_answered_bytes + len(body) - len(begun.body)
+            self._holdings.add(begun.turn.account, 0, num_more)
+            over = self._responses[response_id] = begun._replace(body=body, is_over=True, stop=None)
+            self._responses.move_to_end(response_id)
+            if self._is_too_large(over):  # it alone is forgotten, and not all others before it
+                self._forget(response_id)
+            self._make_room(over.turn.account)
+
+    def grow(self, response_id: str, num_event_bytes: int) -> None:
+        """Count the events of an answer in the background, unless it was forgotten."""
+        with self._lock:
+            if (found := self._responses.get(response_id)) is None:
+                return
+            account, log = found.turn.account, found.log
+            self._count_events(response_id, account, num_event_bytes)
+            while not self._make_room(account) and log is not None and log.num_bytes:
+                log.shorten()  # its own events, since what others keep may not go
+                self._count_events(response_id, account, log.num_bytes)
+
+    def abandon(self, response_id: str) -> None:
+        """Forget a response that nobody waits for any more; harmless when it is over."""
+        with self._lock:
+            found = self._responses.get(response_id)
+            if found is not None and not found.is_over:
+                self._forget(response_id)
+
+    def find(self, response_id: str, owner: bytes) -> StoredResponse:
+        """Return a response, which counts as a use of it.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        with self._lock:
+            found = self._responses.get(response_id)
+            if found is None or found.turn.owner != owner:
+                raise NotStored("no response of this id is stored here", param="id")
+            self._responses.move_to_end(response_id)
+            return found
+
+    def turn(self, response_id: str, owner: bytes) -> Turn:
+        """Return the turn that another one is to follow.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: it was not answered, or not yet.
+        """
+        try:
+            found = self.find(response_id, owner)
+        except NotStored:
+            raise NotStored(
+                "the previous response is not stored here",
+                param="previous_response_id",
+                code="previous_response_not_found",
+                hint="it was not stored, was deleted or forgotten; send the whole conversation",
+            ) from None
+        if not found.turn.answered:
+            raise RequestError("the previous response has no answer", param="previous_response_id")
+        return found.turn
+
+    def item(self, item_id: str, owner: bytes) -> StoredItem:
+        """Return an item of an answer.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        with self._lock:
+            turn, item = self._answered.get(item_id, (None, None))
+            if turn is None or item is None or turn.owner != owner:
+                raise NotStored("no item of this id is stored here", code="item_not_found")
+            return item
+
+    def cancel(self, response_id: str, owner: bytes) -> bytes:
+        """Stop an answer in the background, and return the body of its response.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: it is not in the background.
+        """
+        found = self.find(response_id, owner)
+        if not found.is_in_background:
+            raise RequestError("only a response in the background can be cancelled", param="id")
+        if found.stop is not None:
+            self.finish(response_id, found.stop(), ())
+        return self.find(response_id, owner).body
+
+    def delete(self, response_id: str, owner: bytes) -> None:
+        """Forget a response; turns that follow keep what they need of it.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        self.find(response_id, owner)
+        with self._lock:
+            if response_id in self._responses:
+                self._forget(response_id)
+
+    def _is_too_large(self, response: StoredResponse) -> bool:
+        """Tell whether a response would not fit if it were the only one."""
+        num_bytes = len(response.body) + response.turn.num_whole_bytes
+        return num_bytes > self._settings.max_stored_bytes
+
+    # With the lock held.
+
+    def _count_events(self, response_id: str, account: str, num_bytes: int) -> None:
+        self._holdings.add(account, 0, num_bytes - self._num_event_bytes.get(response_id, 0))
+        self._num_event_bytes[response_id] = num_bytes
+
+    def _make_room(self, account: str) -> bool:
+        """Forget what there is no room for beside what an account keeps; False if that may stay."""
+        while not self._holdings.has_room():
+            accounts = self._holdings.who_forgets(account)
+            oldest = (self._oldest_of(each) for each in accounts)
+            if (response_id := next(filter(None, oldest), None)) is None:
+                return False
+            self._forget(response_id)
+        return True
+
+    def _oldest_of(self, account: str) -> str | None:
+        """Return the response of an account that is over and was used least recently."""
+        stored = self._responses.items()
+        return next((i for i, r in stored if r.is_over and r.turn.account == account), None)
+
+    def _forget(self, response_id: str) -> None:
+        """Remove a response, which ends where nobody else reads it."""
+        response = self._remove(response_id)
+        if response.stop is not None:
+            response.stop()
+
+    def _remove(self, response_id: str) -> StoredResponse:
+        response = self._responses.pop(response_id)
+        num_event_bytes = self._num_event_bytes.pop(response_id, 0)
+        self._holdings.add(response.turn.account, -1, -len(response.body) - num_event_bytes)
+        turn: Turn | None = response.turn
+        while turn is not None:
+            turn.num_uses -= 1
+            if turn.num_uses:
+                break
+            self._holdings.add(turn.account, 0, -turn.num_bytes)
+            for item in turn.answered:
+                del self._answered[item.id]
+            turn = turn.before
+        return response
+
+    def _use(self, used: Turn) -> None:
+        turn: Turn | None = used
+        while turn is not None:
+            turn.num_uses += 1
+            if turn.num_uses > 1:
+                return
+            self._holdings.add(turn.account, 0, turn.num_bytes)
+            self._answered |= _by_id(turn)
+            turn = turn.before
+
+
+def _by_id(turn: Turn) -> dict[str, tuple[Turn, StoredItem]]:
+    return {item.id: (turn, item) for item in turn.answered}
+
+
+def _num_bytes(items: Sequence[StoredItem]) -> int:
+    return sum(len(item.content) + len(item.id) + ITEM_BYTES for item in items)

@@ -1,0 +1,314 @@
+"""Bodies of ``/v1/responses``, OpenAI's Responses API: shapes and bounds, no behaviour."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import fields
+
+from vlmkit.types.sampling import NumTokens, NumTop, StopString, StopStrings
+from vlmkit_server.apis.openai_chat.wire import (
+    Detail,
+    Effort,
+    ImageLimits,
+    MaxImageTokens,
+    NamedFile,
+    NotSupported,
+    ServerTools,
+    TemplateValues,
+    Text,
+)
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.wire.answer_forms import JsonObjectForm, TextForm
+from vlmkit_server.wire.unused import LeftOut
+from vlmkit_server.wire.sampling_fields import AnswerFields, Label, ModelName
+from vlmkit_server.wire.tool_fields import OTHER_TOOL_TYPES, Arguments, FunctionName
+
+MAX_ITEMS = 2048
+"""Of one conversation, those included that are stored here."""
+
+
+class _Wire(msgspec.Struct, kw_only=True):
+    """Something a client sends."""
+
+
+class InputText(_Wire, tag_field="type", tag="input_text"):
+    """Text at this place of an item."""
+
+    text: Text
+
+
+class InputImage(_Wire, tag_field="type", tag="input_image"):
+    """An image at this place of an item: a ``data:`` URL, or http(s) where the server fetches."""
+
+    image_url: str | None = None
+    file_id: Label | None = None
+    detail: Detail | None = None
+    max_image_tokens: MaxImageTokens = None  # ours
+
+
+class InputFile(NamedFile, tag_field="type", tag="input_file"):
+    """A file at this place of an item; ``file_url`` and ``detail`` are OpenAI's here."""
+
+
+class OutputText(_Wire, tag_field="type", tag="output_text"):
+    """Text of an earlier answer."""
+
+    text: Text
+
+
+class ReasoningText(_Wire, tag_field="type", tag="reasoning_text"):
+    """What the model thought before."""
+
+    text: Text
+
+
+class SummaryText(_Wire, tag_field="type", tag="summary_text"):
+    """What was told of its thoughts."""
+
+    text: Text
+
+
+Part = InputText | InputImage | InputFile | OutputText | ReasoningText
+Parts = Annotated[list[Part], Meta(max_length=1024)]
+Outputs = Annotated[list[InputText | InputImage | InputFile | OutputText], Meta(max_length=1024)]
+Summary = Annotated[list[SummaryText], Meta(max_length=1024)]
+ItemType = Literal[
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "mcp_call",
+    "item_reference",
+]
+
+
+class Item(_Wire):
+    """One item of a conversation; its type, which some leave out, says which fields it has."""
+
+    type: ItemType | None = None
+    id: Label | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Text | Parts | None = None
+    summary: Summary | None = None
+    call_id: Label | None = None
+    name: Label | None = None
+    namespace: Label | None = None
+    arguments: Arguments = None
+    output: Text | Outputs | None = None
+    server_label: Label | None = None
+    error: Any = None  # is said in the output, too
+
+
+class FunctionTool(_Wire, tag_field="type", tag="function"):
+    """A function, which the client runs."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OtherTool(LeftOut):
+    """A tool of another type, which this server cannot run: left out where no call is required."""
+
+
+if TYPE_CHECKING:
+    Member = FunctionTool | OtherTool
+else:
+    _OTHERS = {
+        tag: msgspec.defstruct(
+            f"OtherTool_{tag}", [], bases=(OtherTool,), tag_field="type", tag=tag
+        )
+        for tag in OTHER_TOOL_TYPES
+    }
+    _CustomTool = _OTHERS["custom"]
+    Member = FunctionTool | _CustomTool
+
+
+class NamespaceTool(_Wire, tag_field="type", tag="namespace"):
+    """Functions with a common name, which stands before theirs."""
+
+    name: FunctionName
+    tools: Annotated[list[Member], Meta(max_length=128)]
+    description: str | None = None
+
+
+if TYPE_CHECKING:
+    AnyTool = FunctionTool | NamespaceTool | OtherTool
+else:
+    AnyTool = Union[FunctionTool, NamespaceTool, *_OTHERS.values()]
+
+
+class ChosenFunction(_Wire, tag_field="type", tag="function"):
+    """The function that must be called."""
+
+    name: Label
+
+
+class AllowedTools(_Wire, tag_field="type", tag="allowed_tools"):
+    """The only functions that may, or must, be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenFunction], Meta(min_length=1, max_length=128)]
+
+
+class SchemaForm(_Wire, tag_field="type", tag="json_schema"):
+    """JSON that a schema describes; it is not decoded before it is known to be short."""
+
+    name: Annotated[str, Meta(max_length=512)]
+    schema: msgspec.Raw
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(_Wire):
+    """What the answer's text is to be like; its ``verbosity`` is known to have no effect."""
+
+    format: TextForm | JsonObjectForm | SchemaForm | None = None
+
+
+class Reasoning(_Wire):
+    """How much the model is to think first; all but the effort is what is the case anyway."""
+
+    effort: Effort | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(_Wire):
+    """Options of a stream."""
+
+    include_obfuscation: bool | None = None
+
+
+class RequestImages(_Wire):
+    """What is done about all images."""
+
+    context_compression: Literal["auto", "disabled"] | None = None  # what is the case anyway
+
+
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    # Told anyway, or of tools that are not here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+Input = Text | Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
+Tools = Annotated[list[AnyTool], Meta(max_length=128)]
+Choice = Literal["none", "auto", "required"] | ChosenFunction | AllowedTools
+
+
+class ResponsesRequest(AnswerFields, kw_only=True):
+    """The body of ``POST /v1/responses``."""
+
+    input: Input | None = None
+    instructions: Text | None = None
+    previous_response_id: Label | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_output_tokens: NumTokens | None = None
+    include: Annotated[list[Includable], Meta(max_length=16)] | None = None
+    top_logprobs: NumTop | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
+
+    # Ours, as a chat has them.
+    stop: StopString | StopStrings | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
+    return_image_transforms: bool | None = None
+    return_places: bool | None = None
+    server_tools: ServerTools = None
+    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None  # of these; OpenAI's
+
+    # Taken, and without effect by their own definition: labels, and what is the case anyway.
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    image: RequestImages | None = None
+
+    # Ignored, and told: they change no answer.
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Label | None = None
+    service_tier: Label | None = None
+
+    # Refused: nothing here has it, or the chat API alone does.
+    access_programs: NotSupported = None
+    background_options: NotSupported = None
+    context_management: NotSupported = None
+    conversation: NotSupported = None
+    functions: NotSupported = None
+    logprobs: NotSupported = None
+    max_completion_tokens: NotSupported = None
+    max_tokens: NotSupported = None  # type: ignore[assignment]  # a chat's, by another name here
+    messages: NotSupported = None
+    moderation: NotSupported = None
+    n: NotSupported = None
+    prompt: NotSupported = None
+    reasoning_effort: NotSupported = None
+
+
+class InputTokensRequest(_Wire):
+    """The body of ``POST /v1/responses/input_tokens``: what adds tokens, or could."""
+
+    model: ModelName | None = None
+    input: Input | None = None
+    instructions: Text | None = None
+    previous_response_id: Label | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_image_tokens: MaxImageTokens = None  # ours, and the next
+    mm_processor_kwargs: ImageLimits = None
+
+    # Refused.
+    conversation: NotSupported = None
+    personality: NotSupported = None
+
+
+class InputTokens(msgspec.Struct):
+    """What ``/v1/responses/input_tokens`` answers."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+def functions_of(tools: Iterable[AnyTool] | None) -> list[FunctionTool]:
+    """Return those of some tools that are functions."""
+    return [tool for tool in tools or () if isinstance(tool, FunctionTool)]
+
+
+def _refused(shape: type[msgspec.Struct]) -> set[str]:
+    return {f.name for f in fields(shape) if f.type == NotSupported}
+
+
+RESPONSES = BodyReader(
+    ResponsesRequest,
+    _refused(ResponsesRequest),
+    {"prompt_cache_options", "prompt_cache_retention", "service_tier"},
+    takes_added=True,
+)
+INPUT_TOKENS = BodyReader(
+    InputTokensRequest, _refused(InputTokensRequest), about=frozenset({"prompt"})
+)

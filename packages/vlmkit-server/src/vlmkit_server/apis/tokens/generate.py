@@ -1,0 +1,197 @@
+"""``POST /inference/v1/generate``: tokens in, tokens out, with images in their places.
+
+For routers, trainers and measurers that render prompts themselves, or had them rendered. Off unless
+the operator opens it: tokens are taken as they are, so a prompt may hold any control token.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+
+from vlmkit.errors import ImageError, PromptTooLong, RequestError
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.placed_image import PlacedImage
+from vlmkit.types.request import Request as Asked
+from vlmkit.types.sample import Sample
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.apis.openai_chat.answer import AnswerHead
+from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
+from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.images import check_num_images
+from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed, prompt_logprobs
+from vlmkit_server.apis.openai_chat.events import UsageEvents
+from vlmkit_server.wire.answer_forms import RequestedForm, Formed, requested_form
+from vlmkit_server.wire.plain_prompts import check_plain_size
+from vlmkit_server.wire.sampling import said_values
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.apis.tokens.generated import Generated, GeneratedEvents
+from vlmkit_server.apis.tokens.wire_generate import (
+    GENERATE,
+    GenerateFeatures,
+    GenerateParams,
+    GenerateRequest,
+    ShownImage,
+)
+from vlmkit_server.exchange.named_errors import media_names, naming_media
+from vlmkit_server.exchange.obfuscation import Obfuscated
+from vlmkit_server.exchange.json_pieces import taken
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.streaming import EventStream
+from vlmkit_server.exchange.full_response import WholeAnswer
+
+URLS = "features.image_urls"
+DIGESTS = "features.mm_hashes.image"
+PLACES = "features.mm_placeholders.image"
+
+
+class GenerateController(Controller):
+    """The API of tokens."""
+
+    path = "/inference/v1/generate"
+
+    @post(
+        status_code=200,
+        operation=Operation(
+            Generated, GenerateRequest, "piece of an answer", has_timing=True, access="tokens"
+        ),
+    )
+    async def create(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Go on with tokens."""
+        return _GenerateCall(request, service, GENERATE, converter)
+
+
+class _GenerateCall(MessagesCall[GenerateRequest]):
+    """Goes on with the tokens of one body."""
+
+    async def start(self, body: GenerateRequest) -> ASGIApp:
+        """Submit the request; its answer is streamed or waited for."""
+        runner = await self.runner(body.model)
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise RequestError("stream_options needs stream to be true", param="stream_options")
+        head = answer_head("generate", self.model, runner)
+        if body.request_id is not None:
+            head = AnswerHead(body.request_id, head.created, head.model, head.system_fingerprint)
+        asked = await self._asked(body, runner.facts, head.id)
+        num_top = body.sampling_params.prompt_logprobs if body.sampling_params else None
+        scores: list[Sample] = []
+        try:
+            check_not_streamed(num_top, body.stream)
+            if num_top is not None:
+                scores = await PromptScorer(runner, num_top, "prompt_logprobs").scored(asked)
+            stream = await runner.asubmit(asked)
+        except RequestError as error:
+            error.param = _field_of(error, body)
+            raise
+        answer = naming_media(stream, media_names(asked, lambda error: _field_of(error, body)))
+        has_logprobs = asked.params is not None and asked.params.logprobs
+        events = GeneratedEvents(
+            head,
+            runner.token_bytes if has_logprobs else None,
+            prompt_logprobs(runner, taken(scores)) if scores else None,
+            usage=UsageEvents(options, lambda: stream.usage),
+        )
+        if body.stream:
+            hides = bool(options and options.include_obfuscation)
+            told = Obfuscated(events) if hides else events
+            return EventStream(answer, told, self.service, self.headers)
+        return WholeAnswer(answer, events.whole, self.service, self.headers)
+
+    async def _asked(self, body: GenerateRequest, facts: RunnerFacts, request_id: str) -> Asked:
+        """Return what a body asks of the runner."""
+        given = body.sampling_params or GenerateParams()
+        try:
+            check_plain_size([body.token_ids], self.service.settings.max_text_chars, facts)
+            params, form = _params(given, facts), _form(given)
+        except RequestError as error:
+            error.param = _field_of(error, body)
+            raise
+        images = await self._images(body.features, body.images, facts) if body.features else []
+        return Asked(
+            token_ids=tuple(body.token_ids),
+            images=images,
+            params=params,
+            clamp_max_tokens=self.service.settings.clamps_max_tokens,
+            fields=self.added,
+            constraint=form.constraint if form else None,
+            tenant=self.caller.tenant,
+            account=self.caller.account,
+            trace=self.caller.trace,
+            cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
+            id=request_id,
+        )
+
+    async def _images(
+        self, features: GenerateFeatures, shown: Seq[ShownImage] | None, facts: RunnerFacts
+    ) -> list[PlacedImage]:
+        """Fetch and check the pictures, and put each to the place that it is said to have."""
+        places, urls = features.mm_placeholders.image, features.image_urls or []
+        digests = features.mm_hashes.image if features.mm_hashes else None
+        check_num_images(len(places), facts, URLS)
+        for given, name in ((urls, URLS), (digests, DIGESTS), (shown, "images")):
+            if given is not None and len(given) != len(places):
+                raise RequestError(f"{name} has not one for each image", param=name)
+        named = [(f"{URLS}[{number}]", url) for number, url in enumerate(urls)]
+        images = await self.converter.images.opened(named, facts, self.caller.account)
+        return [
+            PlacedImage(
+                opened.image,
+                place.offset,
+                place.offset + place.length,
+                bytes.fromhex(digests[number]) if digests else None,
+                _options(shown[number]) if shown else PLAIN_IMAGE,
+                opened.fetch,
+            )
+            for number, (opened, place) in enumerate(zip(images, places, strict=True))
+        ]
+
+
+def _params(given: GenerateParams, facts: RunnerFacts) -> SamplingParams:
+    """Return how tokens are chosen, on top of the model's own defaults."""
+    values = said_values(given)
+    if given.top_k == -1:  # vLLM's older way to keep all
+        values["top_k"] = 0
+    if given.logprobs is not None:
+        values |= {"logprobs": True, "top_logprobs": given.logprobs}
+    return facts.defaults.replaced(values)
+
+
+def _options(shown: ShownImage) -> ImageOptions:
+    """Return how large an image was shown."""
+    return ImageOptions(
+        detail=shown.detail or "auto",
+        max_tokens=shown.max_image_tokens,
+        processor=shown.mm_processor_kwargs or {},
+    )
+
+
+def _form(given: GenerateParams) -> RequestedForm | None:
+    return requested_form(Formed(structured_outputs=given.structured_outputs))
+
+
+def _field_of(error: RequestError, body: GenerateRequest) -> str | None:
+    """Return which field of a body an error is about."""
+    field = error.param or ""
+    if isinstance(error, ImageError) and error.index is not None:
+        return f"{URLS}[{error.index}]"
+    if field.startswith("images["):
+        return PLACES + field.removeprefix("images")
+    if field == "messages":  # those that show the images, unless the prompt is too long
+        is_long = isinstance(error, PromptTooLong) or body.features is None
+        return "token_ids" if is_long else URLS
+    if field.partition(".")[0] in ShownImage.__struct_fields__:
+        return "images"
+    if field == "constraint" and (form := _form(body.sampling_params or GenerateParams())):
+        field = form.field
+    is_param = field.partition(".")[0] in GenerateParams.__struct_fields__
+    return f"sampling_params.{field}" if is_param else error.param

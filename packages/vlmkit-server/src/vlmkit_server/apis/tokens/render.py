@@ -1,0 +1,247 @@
+"""``POST .../render``: a prompt as it would be computed, and where its images are; no answer.
+
+Fleets ask for it, to send requests where their prefix is known, and to know what they cost.
+"""
+
+import codecs
+from collections.abc import Iterator, Sequence as Seq
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+from msgspec.structs import replace
+
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import Runner
+from vlmkit.types.request import Request as Asked
+from vlmkit_server.apis.openai_chat.call import Call, MessagesCall, answer_head
+from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
+from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
+from vlmkit_server.apis.openai_chat.wire import ChatRequest
+from vlmkit_server.apis.openai_completions.route import completion_params, completion_texts
+from vlmkit_server.wire.answer_forms import requested_form
+from vlmkit_server.wire.plain_prompts import Plain, blame, plain_fields, plain_names
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.message_errors import MessageErrorBody, message_error
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.apis.anthropic_messages.route import OWN_EFFORT, field_of_messages
+from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
+from vlmkit_server.apis.tokens.rendered_prompt import rendered
+from vlmkit_server.apis.tokens.wire_render import (
+    RENDER_CHAT,
+    RENDER_COMPLETIONS,
+    RENDER_MESSAGES,
+    RENDER_RESPONSES,
+    RenderChatRequest,
+    RenderCompletionRequest,
+    Rendered,
+    RenderMessagesRequest,
+    RenderResponsesRequest,
+)
+from vlmkit_server.apis.openai_responses.conversation import ConversationCall
+from vlmkit_server.apis.openai_responses.store import ResponseStore
+from vlmkit_server.apis.openai_responses.truncation import check_fits
+from vlmkit_server.gather import in_order
+from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.full_response import PiecedAnswer
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class RenderController(Controller):
+    """Makes prompts that nobody answers."""
+
+    path = "/v1"
+
+    @post(
+        "/chat/completions/render",
+        status_code=200,
+        operation=Operation(Rendered, RenderChatRequest),
+    )
+    async def chat(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation."""
+        return _RenderChatCall(request, service, RENDER_CHAT, converter)
+
+    @post(
+        "/completions/render",
+        status_code=200,
+        operation=Operation(list[Rendered], RenderCompletionRequest),
+    )
+    async def completions(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> ASGIApp:
+        """Return the prompts of plain texts."""
+        return _RenderTextsCall(request, service, RENDER_COMPLETIONS)
+
+    @post(
+        "/messages/render",
+        status_code=200,
+        exception_handlers=error_handlers(message_error),
+        operation=Operation(Rendered, RenderMessagesRequest, error=MessageErrorBody),
+    )
+    async def messages(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation of Anthropic's API."""
+        return _RenderMessagesCall(request, service, RENDER_MESSAGES, converter)
+
+    @post(
+        "/responses/render",
+        status_code=200,
+        operation=Operation(Rendered, RenderResponsesRequest),
+    )
+    async def responses(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+        responses: NamedDependency[ResponseStore],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation of the Responses API."""
+        return _RenderResponseCall(request, service, RENDER_RESPONSES, converter, responses)
+
+
+class _ConversationCall(MessagesCall[B]):
+    """Renders one conversation."""
+
+    async def rendered(
+        self, chat: ChatRequest, kind: str, *, light: bool | None, effort: str = EFFORT
+    ) -> ASGIApp:
+        """Let the runner read the prompt; nothing is computed."""
+        check_no_rounds(chat)
+        runner = await self.runner(chat.model)
+        request_id = answer_head(kind, self.model, runner).id
+        request, _ = await self.asked(
+            chat, runner.facts, request_id, effort=effort, light=bool(light)
+        )
+        found = await runner.atokenize(request)
+        made = rendered(chat, self.model, request, found, runner.facts)
+        return PiecedAnswer(partial(_one, made, runner), self.service, self.headers)
+
+
+class _RenderChatCall(_ConversationCall[RenderChatRequest]):
+    """Renders what the chat API would answer."""
+
+    async def start(self, body: RenderChatRequest) -> ASGIApp:
+        """Render the messages."""
+        try:
+            return await self.rendered(body, "chatcmpl", light=body.light)
+        except RequestError as error:
+            error.param = field_of_chat(error, body)
+            raise
+
+
+class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
+    """Renders what Anthropic's API would answer."""
+
+    async def start(self, body: RenderMessagesRequest) -> ASGIApp:
+        """Render the turns."""
+        said = as_chat(body)
+        try:
+            return await self.rendered(said.chat, "msg", light=body.light, effort=OWN_EFFORT)
+        except RequestError as error:
+            error.param = field_of_messages(error, said)
+            raise
+
+
+class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):
+    """Renders what the Responses API would answer."""
+
+    async def start(self, body: RenderResponsesRequest) -> ASGIApp:
+        """Render the items, and all that they build upon."""
+        runner = await self.runner(body.model)
+
+        async def made(asked: Asked, chat: ChatRequest) -> Rendered:
+            check_no_rounds(chat)
+            found = await runner.atokenize(asked)
+            if body.truncation == "auto":
+                check_fits(asked, found, runner)
+            return rendered(chat, self.model, asked, found, runner.facts)
+
+        request_id = answer_head("resp", self.model, runner).id
+        light = bool(body.light)
+        done = await self.ask(body, runner, request_id, made, answers=False, light=light)
+        return PiecedAnswer(partial(_one, done.result, runner), self.service, self.headers)
+
+
+class _RenderTextsCall(Call[RenderCompletionRequest]):
+    """Renders plain texts."""
+
+    async def start(self, body: RenderCompletionRequest) -> ASGIApp:
+        """Let the runner read each text, a few at a time."""
+        runner = await self.runner(body.model)
+        params = completion_params(body, runner.facts)
+        texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
+        form = requested_form(body)
+
+        async def one(named: tuple[str, Plain]) -> Rendered:
+            name, text = named
+            request = Asked(
+                **plain_fields(text),
+                adds_special=body.add_special_tokens is not False,
+                params=params,
+                constraint=form.constraint if form else None,
+                tenant=self.caller.tenant,
+                account=self.caller.account,
+                cache_salt=body.cache_salt or "",
+                priority=body.priority or 0,
+                id=answer_head("cmpl", self.model, runner).id,
+            )
+            try:
+                found = await runner.atokenize(request)
+            except RequestError as error:
+                blame(error, name)
+                raise
+            return rendered(body, self.model, request, found, runner.facts)
+
+        named = zip(plain_names(texts, "prompt"), texts, strict=True)
+        made = await in_order(one, named, runner.facts.bounds.num_workers)
+        return PiecedAnswer(partial(_several, made, runner), self.service, self.headers)
+
+
+def check_no_rounds(chat: ChatRequest) -> None:
+    """Refuse tools of the server.
+
+    Raises:
+        RequestError: there are some.
+    """
+    if chat.server_tools:
+        raise RequestError(
+            "server_tools cannot be rendered: they are answered in rounds", param="server_tools"
+        )
+
+
+def _one(made: Rendered, runner: Runner) -> Iterator[bytes]:
+    """Encode a prompt, in pieces: there can be many tokens."""
+    text = _text(made.token_ids, runner)
+    return filled(replace(made, token_ids=HOLE), [text, listed(made.token_ids, MANY_EACH)])
+
+
+def _text(token_ids: Seq[int], runner: Runner) -> Iterator[bytes]:
+    """Encode the text of tokens, special ones included, in pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    yield b'"'
+    for start in range(0, len(token_ids), MANY_EACH):
+        content = b"".join(map(runner.token_bytes, token_ids[start : start + MANY_EACH]))
+        yield msgspec.json.encode(decoder.decode(content))[1:-1]
+    yield msgspec.json.encode(decoder.decode(b"", final=True))[1:-1] + b'"'
+
+
+def _several(made: Seq[Rendered], runner: Runner) -> Iterator[bytes]:
+    """Encode prompts, in pieces."""
+    for number, each in enumerate(made):
+        yield b"," if number else b"["
+        yield from _one(each, runner)
+    yield b"]"

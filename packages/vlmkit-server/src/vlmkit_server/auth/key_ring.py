@@ -1,0 +1,107 @@
+"""The keys that are taken now: looked up by their secrets, in a time that tells nothing of them."""
+
+import hmac
+import logging
+import time
+from collections.abc import Callable, Sequence as Seq
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vlmkit.errors import ConfigError
+from vlmkit_server.auth.key import Key, digest_of
+from vlmkit_server.auth.key_file import read_lines, valid_keys
+from vlmkit_server.auth.single_key import read_single_key, single_key
+from vlmkit_server.settings.server import ServerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Reloaded(NamedTuple):
+    """What is other than before.
+
+    Attributes:
+        added: ids of keys that are taken now.
+        revoked: ids of those that are not any more.
+    """
+
+    added: list[str]
+    revoked: list[str]
+
+
+def key_ring(settings: ServerSettings) -> "KeyRing | None":
+    """Return the keys that an operator configured; None where clients need none.
+
+    Raises:
+        ConfigError: they cannot be read, or come from more than one setting.
+    """
+    given = {
+        "server.keys_file": (settings.keys_file, _of_file),
+        "server.api_key": (settings.api_key, _single),
+        "server.api_key_file": (settings.api_key_file, _of_secret_file),
+    }
+    named = [name for name, (value, _) in given.items() if value]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} are set", hint="keep one of them")
+    return next((KeyRing(partial(read, value)) for value, read in given.values() if value), None)
+
+
+def _of_file(path: str) -> Seq[Key]:
+    return valid_keys(read_lines(Path(path)))
+
+
+def _single(secret: str) -> Seq[Key]:
+    return [single_key(secret)]
+
+
+def _of_secret_file(path: str) -> Seq[Key]:
+    return [read_single_key(Path(path))]
+
+
+class KeyRing:
+    """The keys that are valid.
+
+    Args:
+        read: returns them as they are now; may raise ConfigError.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+
+    def __init__(self, read: Callable[[], Seq[Key]]) -> None:
+        self._read = read
+        self._keys = read()
+
+    def find(self, secret: str) -> Key | None:
+        """Return the key of a secret, if there is one whose time has not ended.
+
+        Every key is compared, whichever it is.
+        """
+        digest, found = digest_of(secret), None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return None if found is None or found.is_over(time.time()) else found
+
+    def by_id(self, key_id: str) -> Key | None:
+        """Return the key that is called so, if there is one whose time has not ended."""
+        found = next((key for key in self._keys if key.id == key_id), None)
+        return None if found is None or found.is_over(time.time()) else found
+
+    def reload(self) -> "Reloaded | None":
+        """Read the file again; keep the previous keys if it cannot be read.
+
+        Returns:
+            What is other than before; None where the file cannot be read.
+        """
+        before = {key.id for key in self._keys}
+        try:
+            self._keys = self._read()
+        except ConfigError as error:
+            log.error("reload failed, keeping the previous API keys: %s", error)  # noqa: TRY400 - it says it all
+            return None
+        else:
+            how = logging.INFO if self._keys else logging.WARNING
+            log.log(how, "API keys reloaded: %d", len(self._keys))
+            now = {key.id for key in self._keys}
+            return Reloaded(sorted(now - before), sorted(before - now))

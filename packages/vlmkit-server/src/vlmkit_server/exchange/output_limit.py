@@ -1,0 +1,38 @@
+"""The largest answer that a call may have, where it is less than the call asked for."""
+
+from dataclasses import replace
+
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
+
+HEADER = "x-vlmkit-max-tokens"
+
+
+class OutputLimit:
+    """Reports clamped values of ``max_tokens`` in the headers of one call.
+
+    Args:
+        facts: of the model.
+        headers: get the lowest value, before the answer begins.
+    """
+
+    def __init__(self, facts: RunnerFacts, headers: dict[str, str]) -> None:
+        self._facts = facts
+        self._headers = headers
+
+    def reported(self, request: Request) -> Request:
+        """Return a request that sets the header once its prompt is known, if it is clamped."""
+        asked = (request.params or self._facts.defaults).max_tokens
+        if request.task != "generate" or not request.clamp_max_tokens or asked is None:
+            return request
+
+        def admit(demand: Demand) -> None:
+            if request.admit is not None:
+                request.admit(demand)
+            num_tokens = demand.answer_tokens // demand.num_choices
+            if num_tokens < asked:
+                before = int(self._headers.get(HEADER, num_tokens))
+                self._headers[HEADER] = str(min(before, num_tokens))
+
+        return replace(request, admit=admit)

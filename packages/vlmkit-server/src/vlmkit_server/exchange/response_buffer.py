@@ -1,0 +1,100 @@
+"""The memory of answers that are told whole: claimed before log-probabilities are computed.
+
+A request of 200 bytes can ask for a gigabyte of them. What of an answer is streamed needs no claim:
+its reader holds it up.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+from vlmkit.errors import RequestError
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
+from vlmkit_server.http.errors import Unavailable
+from vlmkit_server.http.quota import Permit, Quota
+
+TOKEN_BYTES = 256  # of a token with its own log-probability; measured, and rounded up
+LOGPROB_BYTES = 96  # of each likeliest one beside it
+PATIENCE_S = 60.0  # for an event loop that is asked from a worker's thread
+
+
+class ResponseBuffer:
+    """What one call claims for its answers.
+
+    Args:
+        room: for all.
+        account: of the call.
+    """
+
+    def __init__(self, room: Quota, account: str) -> None:
+        self._room = room
+        self._account = account
+        self._loop = asyncio.get_running_loop()
+        self._claims: list[Permit] = []
+        self._is_over = False
+
+    def counted(self, request: Request) -> Request:
+        """Return a request that claims what it takes once that is known, or is refused."""
+        params = request.params
+        if params is None or not (params.logprobs or params.top_logprobs):
+            return request
+        num_each = TOKEN_BYTES + LOGPROB_BYTES * params.top_logprobs
+
+        def admit(demand: Demand) -> None:
+            is_scored = request.task == "score"
+            num_tokens = demand.prompt_tokens if is_scored else demand.answer_tokens
+            self._check(num_tokens, num_tokens * num_each)
+            if request.admit is not None:
+                request.admit(demand)
+            self._in_loop(partial(self._claim, num_tokens * num_each))
+
+        return replace(request, admit=admit)
+
+    def close(self) -> None:
+        """Give everything back; nothing can be claimed any more."""
+        self._is_over = True
+        for claim in self._claims:
+            claim.release()
+        self._claims.clear()
+
+    def _check(self, num_tokens: int, num_bytes: int) -> None:
+        if num_bytes > self._room.most:
+            raise RequestError(
+                f"the log-probabilities of up to {num_tokens} tokens in one answer would take "
+                f"{num_bytes} bytes, over server.max_logprob_bytes",
+                param="max_tokens",
+                code="answer_too_large",
+                hint="ask for fewer tokens, answers or top_logprobs, or for a stream",
+            )
+
+    def _claim(self, num_bytes: int) -> None:
+        if self._is_over:
+            raise RequestError("the request was given up")
+        self._claims.append(self._room.claim(self._account, num_bytes))
+
+    def _in_loop(self, work: Callable[[], None]) -> None:
+        """Do something in the event loop's thread, whichever this is, and wait for it."""
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            work()
+            return
+        done: Future[None] = Future()
+        try:
+            self._loop.call_soon_threadsafe(partial(_do, work, done))
+            done.result(PATIENCE_S)
+        except (RuntimeError, TimeoutError) as error:  # the loop is gone, or stands
+            raise Unavailable("the server is shutting down", code="server_draining") from error
+
+
+def _do(work: Callable[[], None], done: "Future[None]") -> None:
+    try:
+        work()
+        done.set_result(None)
+    except Exception as error:  # noqa: BLE001 - whoever waits raises it
+        done.set_exception(error)

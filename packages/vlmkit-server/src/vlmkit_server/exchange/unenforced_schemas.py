@@ -1,0 +1,50 @@
+"""The parts of schemas that the answers of a call are not held to."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
+
+HEADER = "x-vlmkit-unconstrained"
+MAX_CHARS = 960  # of the value; what is left out is counted
+
+
+class UnenforcedSchemas:
+    """Reports them in the headers of one call.
+
+    Args:
+        headers: get them before the answer begins.
+        count: is called once, if there are any.
+    """
+
+    def __init__(self, headers: dict[str, str], count: Callable[[], None]) -> None:
+        self._headers = headers
+        self._count = count
+        self._found: dict[str, None] = {}
+
+    def reported(self, request: Request) -> Request:
+        """Return a request that sets the header once its constraint is compiled."""
+
+        def admit(demand: Demand) -> None:
+            if request.admit is not None:
+                request.admit(demand)
+            if demand.unconstrained:
+                if not self._found:
+                    self._count()
+                self._found |= dict.fromkeys(demand.unconstrained)
+                self._headers[HEADER] = header_value(self._found)
+
+        return replace(request, admit=admit) if request.task == "generate" else request
+
+
+def header_value(names: Iterable[str]) -> str:
+    """Return parts of schemas as the value of a header, of bounded length."""
+    shown, num_chars, num_more = list[str](), 0, 0
+    for name in names:
+        num_chars += len(name) + 2
+        if num_chars <= MAX_CHARS:
+            shown.append(name)
+        else:
+            num_more += 1
+    return ", ".join([*shown, f"{num_more} more"] if num_more else shown)

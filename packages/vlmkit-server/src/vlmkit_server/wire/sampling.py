@@ -1,0 +1,60 @@
+"""From the fields of a body to sampling parameters."""
+
+from typing import Any
+
+from vlmkit.errors import RequestError
+from vlmkit_server.wire.sampling_fields import SamplingFields
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
+    "repetition_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "thinking_token_budget",
+    "seed",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "ignore_eos",
+    "min_tokens",
+    "max_tokens",
+    "n",
+)
+
+KEEPS_ALL = -1  # of top_k, as other servers write it
+
+
+def sampling_values(body: SamplingFields) -> dict[str, Any]:
+    """Return what a body says of its answer, by the names of :class:`vlmkit.SamplingParams`.
+
+    Raises:
+        RequestError: it has options of a stream, and is none.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    return said_values(body)
+
+
+def said_values(said: Any) -> dict[str, Any]:
+    """Return those values of sampling parameters that are said by their own names."""
+    values = {name: value for name in _SAME_NAME if (value := getattr(said, name)) is not None}
+    if values.get("top_k") == KEEPS_ALL:
+        values["top_k"] = 0
+    if said.stop is not None:
+        values["stop"] = (said.stop,) if isinstance(said.stop, str) else tuple(said.stop)
+    return values
