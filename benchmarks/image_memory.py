@@ -4,9 +4,9 @@
     python benchmarks/image_memory.py twelve --num-renderers 0 1 2
 
 ``costs`` prints the measured peak of each kind of file beside what
-:mod:`vlmkit.image_files.decode_cost` states for it, in bytes a pixel. ``twelve`` sends twelve pictures of
-49 million pixels at once to a server, and prints the memory of all of its processes before, at most
-and after, in MiB. Linux only.
+:mod:`vlmkit.image_files.decode_cost` states for it, in bytes a pixel. ``twelve`` sends twelve
+pictures of 49 million pixels at once to a server, and prints the memory of all of its processes
+before, at most and after, in MiB. Linux only.
 """
 
 import argparse

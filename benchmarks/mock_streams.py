@@ -59,14 +59,14 @@ def _options() -> argparse.Namespace:
 def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
     from vlmkit.assembly.load import load_plugins
     from vlmkit.config import read_layers
-    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit.running.engine_loop.loop import Loop
+    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit.settings.pipeline import PipelineSettings
     from vlmkit.settings.plugins import PluginSettings
     from vlmkit_mock.engine import MockEngine
     from vlmkit_mock.tokenizer import MockTokenizer
-    from vlmkit_server.run import serve
     from vlmkit_server.commands.components import monitors as built
+    from vlmkit_server.run import serve
     from vlmkit_server.settings.server import ServerSettings
 
     if profile == "loop":

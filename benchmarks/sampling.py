@@ -170,6 +170,10 @@ def _step(num: int, fields: dict[str, Any]) -> Callable[[Any], Any]:
 def _counted(step: Callable[[Any], Any], logits: Any) -> tuple[int, int]:
     """Return the operations and the reads of a step on a device."""
     tensor = torch.from_numpy(logits)
-    with mock.patch.object(sampled_tokens, "HOST", None), _Operations() as operations, _Reads() as reads:
+    with (
+        mock.patch.object(sampled_tokens, "HOST", None),
+        _Operations() as operations,
+        _Reads() as reads,
+    ):
         step(tensor)
     return operations.num, reads.num

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlmkit_server.wire.row import Row
-from vlmkit_server.wire.table import SECTIONS, TABLE
 from vlmkit_server.operate.capabilities import BODIES
 from vlmkit_server.operate.field_actions import actions
+from vlmkit_server.wire.row import Row
+from vlmkit_server.wire.table import SECTIONS, TABLE
 
 PATH = Path(__file__).parents[1] / "docs/reference/fields.md"
 APIS = {

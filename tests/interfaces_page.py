@@ -57,7 +57,7 @@ SHARED = {
         "interfaces.sequence",
         "interfaces.cancellation",
         "interfaces.chat_format",
-        "interfaces.place_format",
+        "interfaces.grounding_format",
     ),
     "fields of requests": ("interfaces.request_field",),
     "providers": ("plugins.build_context", "plugins.provider"),
@@ -82,10 +82,11 @@ What a program begins with: `vlmkit.load` returns a `vlmkit.Model`, and whatever
 in [Values](values.md), how to serve from a program in
 [Serve a model](../how-to/serve.md#in-python)."""
 
-OF_PYTHON = {"assembly": ("load", "fetch"), "model": ("Model",)}
+OF_PYTHON = {"assembly.load": ("load", "fetch"), "model": ("Model",)}
 OF_VALUES = {
     "types": "What is asked and answered",
     "kit": "What plugins may build with",
+    "image_files": "Image files, for media loaders",
 }
 
 

@@ -10,10 +10,10 @@ from pretend.torch_cuda import CUDA, pretended_cuda  # noqa: E402
 from vlmkit.interfaces.constraint import Vocabulary  # noqa: E402
 from vlmkit.interfaces.sampler import Row  # noqa: E402
 from vlmkit.interfaces.step import WorkItem  # noqa: E402
-from vlmkit.running.sampling.token_sets import words_of  # noqa: E402
 from vlmkit.running.constraints.grammar_state import GrammarState  # noqa: E402
 from vlmkit.running.sampling.grammar_masks import GrammarMasks  # noqa: E402
 from vlmkit.running.sampling.sampler import ArraySampler  # noqa: E402
+from vlmkit.running.sampling.token_sets import words_of  # noqa: E402
 from vlmkit.types.constraint import OneOf, Regex  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
 from vlmkit_testing import new_sequence  # noqa: E402

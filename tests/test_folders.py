@@ -17,9 +17,9 @@ import pytest
 
 import vlmkit
 import zoo
+from vlmkit.checkpoints.generation_config import FIELDS
 from vlmkit.cli import run as command
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
-from vlmkit.checkpoints.generation_config import FIELDS
 from vlmkit.kit.install_command import install_command
 from wild import compressed, configs, pictures, quantized, texts, weights
 from wild.layout import NAME, Layout, drop, edit

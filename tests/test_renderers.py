@@ -13,17 +13,17 @@ import pytest
 
 import vlmkit
 import zoo
+from vlmkit.assembly.renderer import built
 from vlmkit.config.renderer_plan import TextSide
 from vlmkit.errors import ImageError, RequestError, VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
-from vlmkit.assembly.renderer import built
-from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt, LocalPromptBuilder
 from vlmkit.running.prompting.renderers import messages
+from vlmkit.running.prompting.renderers.messages import Frame
 from vlmkit.running.prompting.renderers.pool import RendererPool
 from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
-from vlmkit.running.prompting.renderers.messages import Frame
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.types.image import Image
@@ -104,7 +104,9 @@ def requests() -> list[Request]:
     ]
 
 
-def outcome(prompts: LocalPromptBuilder | RendererPromptBuilder, request: Request) -> BuiltPrompt | VlmkitError:
+def outcome(
+    prompts: LocalPromptBuilder | RendererPromptBuilder, request: Request
+) -> BuiltPrompt | VlmkitError:
     try:
         return prompts.made(request, ROOM.ask("", 0))
     except VlmkitError as error:

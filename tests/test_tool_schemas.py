@@ -20,8 +20,8 @@ from tool_schemas import KEYWORDS, tool_schemas  # noqa: E402
 from vlmkit.errors import ConstraintError  # noqa: E402
 from vlmkit.interfaces.constraint import Vocabulary  # noqa: E402
 from vlmkit.running.constraints.limits import check_limits  # noqa: E402
-from vlmkit.running.constraints.schema_reduction import rewritten  # noqa: E402
 from vlmkit.running.constraints.relaxation import compiled  # noqa: E402
+from vlmkit.running.constraints.schema_reduction import rewritten  # noqa: E402
 from vlmkit.types.constraint import JsonSchema  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
 

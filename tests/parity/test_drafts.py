@@ -12,9 +12,9 @@ import zoo
 from parity import runner
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.plugins import loader
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.image import Image

@@ -27,9 +27,9 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.model import Model
-from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.plugins import loader
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings

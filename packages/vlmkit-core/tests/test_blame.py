@@ -306,7 +306,9 @@ def test_a_loader_that_raises_is_told_in_the_log_and_the_client_hears_of_its_fil
 
 
 def test_parts_that_nobody_named_go_by_what_they_are() -> None:
-    component_names = ComponentNames({"engine": "engine 'x' from 'y'", "observer.log": "observer 'log' from 'z'"})
+    component_names = ComponentNames(
+        {"engine": "engine 'x' from 'y'", "observer.log": "observer 'log' from 'z'"}
+    )
     assert [component_names.of("engine"), component_names.of("media_encoder")] == [
         "engine 'x' from 'y'",
         "the media encoder",

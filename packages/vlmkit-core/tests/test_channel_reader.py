@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from vlmkit.interfaces.chat_format import Mark
-from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.kit.harmony_parser import MAX_HEAD_CHARS, HarmonyParser
+from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock")]

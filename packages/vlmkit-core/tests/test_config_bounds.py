@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.assembly.load import load_plugins
+from vlmkit.assembly.sources import resolve
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit.assembly.sources import resolve
 
 CONFIG: dict[str, Any] = {
     "model_type": "llava",

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from vlmkit.errors import ConstraintError
-from vlmkit.running.constraints.limits import MAX_MULTIPLE, MAX_REPEATS, check_limits
 from vlmkit.running.constraints.compiled import ENTRY_BYTES, ConstraintCache
+from vlmkit.running.constraints.limits import MAX_MULTIPLE, MAX_REPEATS, check_limits
 from vlmkit.types.constraint import JsonSchema, Lark, OneOf, Regex
 
 M_991 = {"multipleOf": 991}

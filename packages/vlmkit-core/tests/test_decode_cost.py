@@ -14,13 +14,9 @@ import PIL.PngImagePlugin
 import pytest
 
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.settings.images import ImageLimits
-from vlmkit.image_files import header
-from vlmkit.image_files import jpeg
-from vlmkit.image_files import pixels
-from vlmkit.image_files import png
-from vlmkit.image_files import webp
+from vlmkit.image_files import header, jpeg, pixels, png, webp
 from vlmkit.image_files.decode_cost import COSTS, FORMATS
+from vlmkit.settings.images import ImageLimits
 from vlmkit.types.image import Image
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

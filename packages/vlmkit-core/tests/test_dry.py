@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.interfaces.sampler import Row
-from vlmkit.running.sampling.dry_breakers import SequenceBreakers
 from vlmkit.running.sampling.dry import DryRule
+from vlmkit.running.sampling.dry_breakers import SequenceBreakers
 from vlmkit.running.sampling.random_numbers import bits, exponentials, keys
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import MAX_DRY_TOKENS, SamplingParams

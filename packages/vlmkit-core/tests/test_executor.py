@@ -4,7 +4,7 @@ import pytest
 
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
+from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 import vlmkit
+from vlmkit.assembly.vision_warm_up import HINT, NUM_AROUND, picture, warm_up_vision
 from vlmkit.errors import CheckpointError, ConfigError, EngineError, OutOfMemory, RequestError
 from vlmkit.interfaces.engine import VisionSelfCheck
 from vlmkit.interfaces.prompt import PromptPlan, Span
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.vision_selfcheck import _stops, answered
-from vlmkit.assembly.vision_warm_up import HINT, NUM_AROUND, warm_up_vision, picture
 from vlmkit.types.message import image_parts_of, images_of
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings

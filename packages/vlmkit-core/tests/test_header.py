@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import ImageError
-from vlmkit.settings.images import ImageLimits
 from vlmkit.image_files import pixels
-from vlmkit.types.image import Image
 from vlmkit.image_files.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
+from vlmkit.settings.images import ImageLimits
+from vlmkit.types.image import Image
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 REFUSED = re.compile(

@@ -10,14 +10,14 @@ import PIL.Image
 import pytest
 
 from vlmkit.errors import ImageError, RequestCancelled
-from vlmkit.running.scheduling.fair_executor import FairExecutor
-from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
-from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.image_files import isolated
 from vlmkit.image_files.decode_cost import NO_COST, DecodeCost
 from vlmkit.image_files.header import Header
-from vlmkit.types.image import Image
 from vlmkit.image_files.iso_image import MAX_BOXES, read_iso_header
+from vlmkit.running.prompting.image_decoding import ImageDecoder
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
+from vlmkit.running.scheduling.fair_executor import FairExecutor
+from vlmkit.types.image import Image
 
 HERE = Path(__file__).stem
 

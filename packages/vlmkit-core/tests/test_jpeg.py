@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import ImageError
-from vlmkit.settings.images import ImageLimits
 from vlmkit.image_files import jpeg
+from vlmkit.settings.images import ImageLimits
 from vlmkit.types.image import Image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)

@@ -18,12 +18,12 @@ from hypothesis import assume, given, settings, strategies as st
 import vlmkit.types.image
 from mock_model import picture, script, wait_until
 from vlmkit.errors import EngineError, ImageError
+from vlmkit.image_files.file_type import is_image
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.model import Model
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files.file_type import is_image
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request

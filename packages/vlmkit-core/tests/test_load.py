@@ -18,6 +18,8 @@ from vlmkit.assembly.load import (
     load_plugins,
     sees,
 )
+from vlmkit.assembly.sources import name_of, packaged_models, resolve, resolve_local
+from vlmkit.checkpoints.generation_config import FIELDS, default_params
 from vlmkit.cli.doctor import verdicts
 from vlmkit.config import Component, Config, ModelEntry
 from vlmkit.errors import (
@@ -30,11 +32,9 @@ from vlmkit.errors import (
     UnknownPlugin,
 )
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.checkpoints.generation_config import FIELDS, default_params
 from vlmkit.kit.install_command import install_command
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit.assembly.sources import name_of, packaged_models, resolve, resolve_local
 from vlmkit.types.sampling import SamplingParams
 
 HEAD = """

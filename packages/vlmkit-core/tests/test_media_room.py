@@ -13,8 +13,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vlmkit.errors import OutOfMemory, RequestCancelled
-from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter, needed
 from vlmkit.image_files.decode_cost import DecodeCost
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter, needed
 from vlmkit.types.image import Image
 
 MOST = 100

@@ -14,11 +14,11 @@ from vlmkit.config.schema import json_schema
 from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin
 from vlmkit.interfaces.observer import Observer
 from vlmkit.model import Model
-from vlmkit.running.pipeline.pipeline import Pipeline
-from vlmkit.running.observers.dispatch import dispatch as running_observers
+from vlmkit.running.observers import dispatch as running_observers
 from vlmkit.running.observers.counters import Counters
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.observers.request_log import RequestLog
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.request_log import RequestLogSettings

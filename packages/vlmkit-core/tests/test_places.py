@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import example, given, strategies as st
 
-from vlmkit.interfaces.grounding_format import MarkedGrounding, GroundingFormat
+from vlmkit.interfaces.grounding_format import GroundingFormat, MarkedGrounding
 from vlmkit.kit import grounding_formats as forms
 from vlmkit.running.engine_loop.grounding_search import MAX_CHARS, MAX_PLACES, find_regions
 from vlmkit.types.grounding import GroundedRegion
@@ -86,7 +86,9 @@ def test_what_is_no_place_is_passed_over(text: str) -> None:
 def test_what_lies_outside_is_brought_to_the_edge_and_corners_are_put_in_order() -> None:
     text = '{"bbox_2d": [2000, 900, -5, 100], "label": 7}'
 
-    assert find_regions(text, forms.QWEN3_VL, SHOWN) == (GroundedRegion("", box=(0.0, 20.0, 400.0, 180.0)),)
+    assert find_regions(text, forms.QWEN3_VL, SHOWN) == (
+        GroundedRegion("", box=(0.0, 20.0, 400.0, 180.0)),
+    )
 
 
 def test_there_are_bounds_of_how_much_is_looked_at() -> None:

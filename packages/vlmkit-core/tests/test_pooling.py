@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from vlmkit.checkpoints.pooling import Pooled, Pooling, read_pooling
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.checkpoints.pooling import Pooled, Pooling, read_pooling
 
 MODULES = ["Transformer", "Pooling", "Normalize"]
 

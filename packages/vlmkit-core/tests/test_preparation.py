@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.running.prompting.request_workers import RequestWorkers
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.types.image import Image
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart, Message

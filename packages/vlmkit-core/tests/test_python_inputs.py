@@ -13,9 +13,9 @@ import pytest
 
 import vlmkit
 from vlmkit import cli
+from vlmkit.assembly.notebook_progress import notebook_progress
 from vlmkit.errors import ConstraintError, ImageError, MediaError, RequestError, VlmkitError
 from vlmkit.kit.install_command import install_command
-from vlmkit.assembly.notebook_progress import notebook_progress
 from vlmkit.types.completion import Completion
 from vlmkit.types.constraint import OneOf
 from vlmkit.types.image import Image

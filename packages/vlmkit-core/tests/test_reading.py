@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mock_model import picture, script, wait_until
+from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import EngineError, PromptTooLong, RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.model import Model
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler

@@ -8,8 +8,13 @@ from mock_model import answers, hesitant, script
 from spelling import SpellingCompiler
 from vlmkit.errors import ConstraintError, RequestError
 from vlmkit.interfaces.sampler import FOLLOWED
+from vlmkit.running.constraints.token_rules import (
+    AllowedTokens,
+    BadWords,
+    RuledGrammarState,
+    spellings,
+)
 from vlmkit.running.sampling.token_sets import holds
-from vlmkit.running.constraints.token_rules import AllowedTokens, BadWords, RuledGrammarState, spellings
 from vlmkit.types.constraint import OneOf
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request

@@ -12,15 +12,6 @@ from hypothesis import example, given, strategies as st
 
 import vlmkit
 from vlmkit.assembly.load import assemble, chosen
-from vlmkit.cli.doctor import verdicts
-from vlmkit.config import Component, Config, ModelEntry, read_layers
-from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
-from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.checkpoints.uri import model_uri, scheme_of, shown, without_secrets
-from vlmkit.plugins import loader
-from vlmkit.plugins.kinds import KINDS, Kind
-from vlmkit.plugins.registries import Registries
-from vlmkit.plugins.registry import Registry
 from vlmkit.assembly.sources import (
     find,
     inspected,
@@ -30,6 +21,15 @@ from vlmkit.assembly.sources import (
     resolve,
     resolve_local,
 )
+from vlmkit.checkpoints.uri import model_uri, scheme_of, shown, without_secrets
+from vlmkit.cli.doctor import verdicts
+from vlmkit.config import Component, Config, ModelEntry, read_layers
+from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins import loader
+from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.plugins.registries import Registries
+from vlmkit.plugins.registry import Registry
 
 STORE = """
 from pathlib import Path

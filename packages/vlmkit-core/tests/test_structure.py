@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import ImageError
+from vlmkit.image_files import jpeg, structure, webp
 from vlmkit.settings.images import ImageLimits
-from vlmkit.image_files import jpeg
-from vlmkit.image_files import structure
-from vlmkit.image_files import webp
 from vlmkit.types.image import Image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)

@@ -11,12 +11,12 @@ from mock_model import answers, hesitant, script
 from vlmkit.interfaces.chat_format import Mark
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sampler import FOLLOWED
-from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.kit.harmony_parser import HarmonyParser
 from vlmkit.kit.reasoning_parser import ReasoningParser
-from vlmkit.running.sampling.token_sets import holds
-from vlmkit.running.constraints.token_rules import RuledGrammarState
+from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.running.constraints.thinking_budget import thinking_budget
+from vlmkit.running.constraints.token_rules import RuledGrammarState
+from vlmkit.running.sampling.token_sets import holds
 from vlmkit.types.message import Message
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.request import Request

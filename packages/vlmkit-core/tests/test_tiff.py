@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import ImageError, MediaError
+from vlmkit.image_files import tiff
 from vlmkit.running.prompting.tiff_loader import TiffLoader
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files import tiff
 from vlmkit.types.image import Image
 from vlmkit.types.pages import Pages
 from vlmkit_testing import MediaLoaderContract

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.kit import content
-from vlmkit.kit import selfcheck_records
+from vlmkit.kit import content, selfcheck_records
 
 
 @pytest.fixture

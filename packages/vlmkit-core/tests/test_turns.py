@@ -10,9 +10,14 @@ from vlmkit.errors import QueueFull
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sequence import Sequence
+from vlmkit.running.engine_loop.fair_queue import (
+    ALONE_WINDOW_TOKENS,
+    OUTPUT_WEIGHT,
+    WINDOW_TOKENS,
+    FairTaskQueue,
+)
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
-from vlmkit.running.engine_loop.fair_queue import ALONE_WINDOW_TOKENS, OUTPUT_WEIGHT, WINDOW_TOKENS, FairTaskQueue
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.request import BACKGROUND, Request

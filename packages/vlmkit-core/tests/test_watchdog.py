@@ -8,10 +8,10 @@ import pytest
 from mock_model import script, wait_until
 from vlmkit.errors import EngineFailed
 from vlmkit.model import Model
-from vlmkit.running.pipeline.pipeline import Pipeline
-from vlmkit.running.faults import watchdog
 from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.faults import watchdog
 from vlmkit.running.faults.watchdog import Watchdog, WatchedWork, shown
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -93,7 +93,9 @@ def looked_at(ages, slow_s=1.0, stuck_s=3.0):
     """Return what was told of pieces of work that took so long, one after the other."""
     now = {"since": 0.0}
     counted, stuck = [], []
-    work = WatchedWork("work", lambda: now["since"], lambda: "", lambda: None, lambda: counted.append(now))
+    work = WatchedWork(
+        "work", lambda: now["since"], lambda: "", lambda: None, lambda: counted.append(now)
+    )
     dog = Watchdog([work], stuck.append, slow_s, stuck_s)
     dog.stop()
     (seen,) = dog._seen

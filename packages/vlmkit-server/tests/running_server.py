@@ -20,11 +20,11 @@ import openai
 import pytest
 from PIL import Image as PilImage
 
-from vlmkit.interfaces.runner import Runner
 from vlmkit.checkpoints.pooling import Pooling
-from vlmkit.running.pipeline.pipeline import Pipeline
-from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.interfaces.runner import Runner
 from vlmkit.running.constraints.compiled import MakeCompiler
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
@@ -35,12 +35,12 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
-from vlmkit_server.interfaces.monitor import Monitor
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec
+from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.run import Server
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
-from vlmkit_server.exchange.service import Service
 
 
 def mock_pipeline(
@@ -185,7 +185,9 @@ def running(
     settings = {"drain_timeout_s": 0.5} | settings
     served = {"mock": mock_pipeline()} if models is None else models
     settled = ServerSettings(port=0, **settings)
-    service = Service(served, settled, toolbox, monitors, component_names=component_names, fetch=fetch)
+    service = Service(
+        served, settled, toolbox, monitors, component_names=component_names, fetch=fetch
+    )
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

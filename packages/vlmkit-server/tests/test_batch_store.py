@@ -11,16 +11,16 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.input_lines import Check
+from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.records import Done
 from vlmkit_server.apis.batches.store import BatchStore
 from vlmkit_server.apis.batches.wire import BatchErrors, BatchRequest
 from vlmkit_server.apis.files.disk_store import FilesOnDisk
 from vlmkit_server.http.caller import Caller
 from vlmkit_server.http.errors import NotStored, Unavailable
-from vlmkit_server.storage.data_folder import Folder
 from vlmkit_server.settings.server import DataSettings
+from vlmkit_server.storage.data_folder import Folder
 
 CHAT = "/v1/chat/completions"
 OWNERS = (b"one", b"two")

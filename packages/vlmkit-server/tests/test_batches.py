@@ -20,13 +20,12 @@ from running_server import (
     scripted,
 )
 
-from vlmkit_server.apis.batches import line_requests
-from vlmkit_server.apis.batches import writer
+from vlmkit_server.apis.batches import line_requests, writer
 from vlmkit_server.auth.key import new_key
 from vlmkit_server.auth.key_file import add_line
-from vlmkit_server.storage.data_folder import Folder
 from vlmkit_server.settings.limits import LimitsSettings
 from vlmkit_server.settings.server import DataSettings
+from vlmkit_server.storage.data_folder import Folder
 
 CHAT = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")

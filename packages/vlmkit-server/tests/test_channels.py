@@ -10,8 +10,8 @@ from running_server import running, scripted
 
 from spelling import SpellingCompiler
 from vlmkit.interfaces.chat_format import Calling, Mark
-from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.kit.harmony_parser import HarmonyParser
+from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings

@@ -17,10 +17,10 @@ from test_batches_restart import files, server_process
 
 from vlmkit.cli import run
 from vlmkit.errors import ConfigError
-from vlmkit_server.storage.data_folder import SCHEMA, Folder
 from vlmkit_server.rate_limits.usage_file import UsageFile
 from vlmkit_server.settings.limits import LimitsSettings
 from vlmkit_server.settings.server import DataSettings
+from vlmkit_server.storage.data_folder import SCHEMA, Folder
 
 OURS = "file-" + "0a" * 24
 DATABASE = "vlmkit.sqlite3"

@@ -13,8 +13,8 @@ import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.kit._public_address import is_public
+from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.types.media import FilePart
 from vlmkit_server.apis.openai_chat.convert import Converter

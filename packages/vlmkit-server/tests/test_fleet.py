@@ -6,10 +6,10 @@ import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 
 from vlmkit.errors import ConfigError
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet import fleet as fleet_module
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.exchange.service import Service
 
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
 SHORT = scripted(text="abc", tokens=30, latency_s=0.01)

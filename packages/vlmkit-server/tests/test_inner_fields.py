@@ -6,9 +6,9 @@ import pytest
 from running_server import asked, image_part, picture
 from test_known_fields import ANSWERING, HEADER, OTHER, seen
 
-from vlmkit_server.wire.table import TABLE
 from vlmkit_server.operate.capabilities import BODIES
 from vlmkit_server.operate.field_actions import actions
+from vlmkit_server.wire.table import TABLE
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = ANSWERING[0], ANSWERING[1], ANSWERING[2], ANSWERING[3]
 DATA = picture().partition(",")[2]

@@ -15,9 +15,9 @@ from vlmkit.settings.scope import SCOPES
 from vlmkit_server.app import create_app
 from vlmkit_server.auth.key import new_key
 from vlmkit_server.auth.key_file import Revoked, add_line
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.exchange.service import Service
 
 LIVENESS = {"/healthz", "/health", "/ping"}
 SPECIAL = {

@@ -7,9 +7,9 @@ import pytest
 from bodies import MINIMAL, with_field
 from running_server import asked, chat, image_part, picture, running, said
 
-from vlmkit_server.wire.table import SECTIONS, TABLE
 from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
 from vlmkit_server.operate.field_actions import actions
+from vlmkit_server.wire.table import SECTIONS, TABLE
 
 ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 GENERATE = "/inference/v1/generate"

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from running_server import chat, eventually, mock_pipeline, running, scripted
 from two_keys import headers_of, served, shared
 
-from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.exchange.resource_limits import ResourceLimits
+from vlmkit_server.settings.server import ServerSettings
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 

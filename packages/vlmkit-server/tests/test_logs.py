@@ -30,13 +30,13 @@ from vlmkit.errors import ConfigError, RequestError
 from vlmkit.kit.traces import trace_of
 from vlmkit_server.auth.key import new_key
 from vlmkit_server.auth.key_file import Revoked, add_line
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.logs.audit import MAX_STRANGERS, AuditLog
-from vlmkit_server.logs.throttle import MAX_KINDS, LogThrottle
 from vlmkit_server.logs.format import JsonFormat, TextFormat
 from vlmkit_server.logs.line_file import LateLineFile, LineFile
+from vlmkit_server.logs.throttle import MAX_KINDS, LogThrottle
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.exchange.service import Service
 
 SECRET = "ZxSecretQy"
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from vlmkit_server.http.errors import RateLimited
-from vlmkit_server.rate_limits.tenant_usage import TenantUsage
-from vlmkit_server.rate_limits.tenants import MAX_ADDRESSES, TenantUsages
 from vlmkit_server.rate_limits.cost import NOTHING, Cost
 from vlmkit_server.rate_limits.headers import duration, limit_headers
+from vlmkit_server.rate_limits.tenant_usage import TenantUsage
+from vlmkit_server.rate_limits.tenants import MAX_ADDRESSES, TenantUsages
 from vlmkit_server.settings.limits import LimitsSettings, limits_of
 
 S = 10**9

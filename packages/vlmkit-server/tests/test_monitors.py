@@ -7,15 +7,15 @@ import threading
 import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 
-from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.faults.attribution import ComponentNames
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_server.interfaces.monitor import Monitor, Page
+from vlmkit_server.exchange.monitors import Monitors
 from vlmkit_server.fleet.model_spec import ModelSpec
+from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.operate import metrics
 from vlmkit_server.settings.fleet import FleetSettings
-from vlmkit_server.exchange.monitors import Monitors
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OWN = "00-0af7651916cd43dd8448eb211c80319c-00000000000000ff-01"
@@ -165,7 +165,9 @@ def test_a_monitor_that_raises_is_switched_off_and_told_of_once(caplog):
 
     good = Notes()
     component_names = ComponentNames({"monitor.bad": "monitor 'bad' from 'vlmkit-bad'"})
-    with running(monitors={"bad": Raises(), "good": good}, component_names=component_names) as server:
+    with running(
+        monitors={"bad": Raises(), "good": good}, component_names=component_names
+    ) as server:
         for _ in range(3):
             assert server.post(chat()).status_code == 200
     assert len(good.begun) == 3

@@ -5,8 +5,7 @@ import json
 from hypothesis import given, strategies as st
 from running_server import chat, eventually, running, scripted
 
-from vlmkit_server.exchange import json_pieces
-from vlmkit_server.exchange import full_response
+from vlmkit_server.exchange import full_response, json_pieces
 
 LISTS = st.lists(st.lists(st.integers() | st.text() | st.none()))
 

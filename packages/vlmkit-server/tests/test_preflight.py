@@ -337,8 +337,8 @@ def test_which_file_of_a_certificate_is_wrong_is_said(change, words, config, cap
 
 
 def test_a_running_server_is_found_by_its_port_and_its_data(config, capsys):
-    from vlmkit_server.storage.data_folder import Folder
     from vlmkit_server.settings.server import DataSettings
+    from vlmkit_server.storage.data_folder import Folder
 
     kept = Folder(DataSettings(folder=str(config.parent / "data")))
     try:

@@ -28,10 +28,10 @@ from vlmkit.cli import run
 from vlmkit.errors import ConfigError
 from vlmkit_server.auth.key import new_key
 from vlmkit_server.auth.key_file import add_line, read_lines
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.rate_limits.cost import NOTHING
 from vlmkit_server.settings.limits import LimitsSettings
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.exchange.service import Service
 
 MANY = "1000000/day"
 

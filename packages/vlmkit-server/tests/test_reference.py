@@ -10,15 +10,15 @@ from running_server import running
 
 from vlmkit.kit.tool_call_formats import CHANNELS, FORMATS
 from vlmkit.settings.fetch import FetchSettings
-from vlmkit_server.apis.batches.wire import BatchBody, BatchesQuery, BatchRequest
+from vlmkit_server.apis.anthropic_messages.wire import CountRequest, DocumentBlock, MessagesRequest
 from vlmkit_server.apis.batches.message_batches_wire import (
     MessageBatchesQuery,
     MessageBatchRequest,
     OneMessage,
 )
-from vlmkit_server.apis.openai_chat.wire import ChatRequest, NamedFile
+from vlmkit_server.apis.batches.wire import BatchBody, BatchesQuery, BatchRequest
 from vlmkit_server.apis.files.wire import FileForm, FilesQuery
-from vlmkit_server.apis.anthropic_messages.wire import CountRequest, DocumentBlock, MessagesRequest
+from vlmkit_server.apis.openai_chat.wire import ChatRequest, NamedFile
 from vlmkit_server.apis.openai_responses.wire import InputTokensRequest, Item, ResponsesRequest
 from vlmkit_server.settings.server import (
     DataSettings,

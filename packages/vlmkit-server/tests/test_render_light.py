@@ -15,19 +15,19 @@ import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.errors import RequestError
+from vlmkit.image_files import pixels
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files import pixels
 from vlmkit.types.message import ImagePart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.images import Images
 from vlmkit_server.apis.openai_chat.wire import CHAT as CHAT_BODY
-from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.exchange.offload import OffloadExecutor
+from vlmkit_server.settings.server import ServerSettings
 
 CHAT = "/v1/chat/completions/render"
 

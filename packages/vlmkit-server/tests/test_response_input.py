@@ -16,7 +16,6 @@ from responding import PATH, body, events, image, refused, text, user, whole
 from running_server import asked, image_part, picture, said, scripted
 
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.wire.tool_fields import OTHER_TOOL_TYPES
 from vlmkit_server.apis.openai_responses.items import kept_input
 from vlmkit_server.apis.openai_responses.wire import (
     RESPONSES,
@@ -24,6 +23,7 @@ from vlmkit_server.apis.openai_responses.wire import (
     Item,
     ResponsesRequest,
 )
+from vlmkit_server.wire.tool_fields import OTHER_TOOL_TYPES
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}

@@ -10,10 +10,10 @@ from responding import PATH, body, checked, events, image, refused, text, user, 
 from running_server import asked, eventually, picture, running, said, scripted
 
 from vlmkit.errors import RequestError
-from vlmkit_server.http.errors import Overloaded
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
+from vlmkit_server.http.errors import Overloaded
 from vlmkit_server.settings.server import ResponsesSettings
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}

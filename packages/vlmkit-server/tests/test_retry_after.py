@@ -5,17 +5,16 @@ import asyncio
 import pytest
 from running_server import mock_pipeline
 
-from vlmkit_server.fleet import load_failure
-from vlmkit_server.fleet import model_handle
-from vlmkit_server.fleet.load_failure import not_there, refusal
-from vlmkit_server.fleet.model_registry import ModelRegistry
-from vlmkit_server.fleet.model_handle import ModelHandle
-from vlmkit_server.http.errors import LONGEST_WAIT_S, RETRY_AFTER_S, waiting_s
-from vlmkit_server.fleet.model_spec import ModelSpec
-from vlmkit_server.settings.fleet import FleetSettings
-from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.exchange import service
 from vlmkit_server.exchange.service import Service
+from vlmkit_server.fleet import load_failure, model_handle
+from vlmkit_server.fleet.load_failure import not_there, refusal
+from vlmkit_server.fleet.model_handle import ModelHandle
+from vlmkit_server.fleet.model_registry import ModelRegistry
+from vlmkit_server.fleet.model_spec import ModelSpec
+from vlmkit_server.http.errors import LONGEST_WAIT_S, RETRY_AFTER_S, waiting_s
+from vlmkit_server.settings.fleet import FleetSettings
+from vlmkit_server.settings.server import ServerSettings
 
 
 class Clock:
@@ -86,7 +85,9 @@ def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
 
 
 def test_a_restart_waits_first_and_then_loads(clock, runner):
-    roster = ModelRegistry({"one": ModelSpec(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart"))
+    roster = ModelRegistry(
+        {"one": ModelSpec(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart")
+    )
     model = roster.models["one"]
     loaded(model, clock, runner, 5.0)
     model.restart(clock.now_s + 8.0)

@@ -153,7 +153,11 @@ def renderers(server):
     """The renderers of the server."""
     path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     pids = [int(pid) for task in path.parents[1].iterdir() for pid in children(task)]
-    return [pid for pid in pids if b"vlmkit.assembly.renderer" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid
+        for pid in pids
+        if b"vlmkit.assembly.renderer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def children(task):

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from running_server import chat, eventually, http_request, running, scripted
 
-from vlmkit_server.http import connection
 from vlmkit_server.auth.key import new_key
 from vlmkit_server.auth.key_file import add_line
+from vlmkit_server.http import connection
 
 HUGE = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

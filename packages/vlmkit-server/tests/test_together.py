@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from vlmkit_server.gather import in_order, gather
+from vlmkit_server.gather import gather, in_order
 
 
 class Work:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vlmkit.running.observers.counters import Counters
-from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.observers.request_log import RequestLog
+from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.request_log import RequestLogSettings

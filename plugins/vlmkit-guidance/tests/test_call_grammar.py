@@ -7,10 +7,10 @@ import pytest
 
 import vlmkit
 from vlmkit.errors import ConstraintError
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.interfaces.chat_format import Calling
 from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.kit.tool_call_formats import FORMATS
-from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.constraint import JsonSchema
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 import pytest
 
 from vlmkit.errors import ConstraintError
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.interfaces.chat_format import Calling, Mark
 from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.kit.tool_call_formats import CHANNELS, FORMATS
-from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.constraint import JsonSchema, OneOf, Regex
 from vlmkit.types.tool_choice import NamedTool
 from vlmkit_guidance.compiler import GuidanceCompiler

@@ -10,9 +10,9 @@ import pytest
 
 import vlmkit
 from vlmkit.errors import ImageError, MediaError
+from vlmkit.image_files.iso_image import read_iso_header
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files.iso_image import read_iso_header
 from vlmkit_heif import decoding
 from vlmkit_heif.loader import HeifLoader
 from vlmkit_testing import MediaLoaderContract

@@ -6,9 +6,9 @@ import pytest
 
 import zoo
 from vlmkit.running.engine_loop.grounding import AnswerGrounding
+from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
-from vlmkit.types.grounding import GroundedRegion
 from vlmkit_hf.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import zoo
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
 from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.prompt_options import PromptOptions

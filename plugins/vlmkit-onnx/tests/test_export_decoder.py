@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from vlmkit.checkpoints.pooling import Pooling, read_pooling
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.checkpoints.pooling import Pooling, read_pooling
 from vlmkit_onnx.folder import manifest
 
 pytest.importorskip("torch")

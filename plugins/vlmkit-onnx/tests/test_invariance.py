@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vlmkit.kit import content
-from vlmkit.kit import selfcheck_records
+from vlmkit.kit import content, selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx import build

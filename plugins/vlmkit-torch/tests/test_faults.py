@@ -14,7 +14,7 @@ from vlmkit.errors import EngineError, OutOfMemory
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
+from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import hardware, selfcheck

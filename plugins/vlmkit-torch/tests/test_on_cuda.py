@@ -13,7 +13,7 @@ import torch
 from pretend.steps import begin, for_sampler
 from pretend.torch_cuda import CUDA, OnCuda, pretended_cuda
 from vlmkit.errors import EngineError
-from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
+from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.engine_host import EngineHost

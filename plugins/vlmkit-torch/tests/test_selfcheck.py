@@ -9,8 +9,7 @@ import pytest
 
 from parity import hybrid
 from vlmkit.errors import CheckpointError
-from vlmkit.kit import content
-from vlmkit.kit import selfcheck_records
+from vlmkit.kit import content, selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import selfcheck

@@ -7,9 +7,9 @@ with vlmkit.load("demo") as model:
 
 These few names are what programs and plugins start from; each is imported when it is first used,
 so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.types`, :mod:`vlmkit.interfaces`,
-:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.errors`, and of :mod:`vlmkit.plugins` the
-modules ``hookspecs``, ``kinds`` and ``registry``. What stands elsewhere may change with any
-version.
+:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.image_files`, :mod:`vlmkit.errors`, and of
+:mod:`vlmkit.plugins` the modules ``hookspecs``, ``kinds`` and ``registry``. Everything else may
+change with any version.
 """
 
 import importlib
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from vlmkit.assembly.load import fetch, load
     from vlmkit.errors import ConfigError, PluginError, RequestError, VlmkitError
     from vlmkit.model import Model
-    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit.plugins.hookspecs import API_VERSION, hookimpl
+    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit.running.sampling.sampler import ArraySampler
     from vlmkit.running.scheduling.scheduler import ContinuousScheduler
     from vlmkit.types.completion import Completion
@@ -58,22 +58,22 @@ sys.meta_path.insert(0, MovedModules())
 
 _HOMES = {
     "API_VERSION": "plugins.hookspecs",
-    "ArraySampler": "running.sampler",
+    "ArraySampler": "running.sampling.sampler",
     "Completion": "types.completion",
     "ConfigError": "errors",
-    "ContinuousScheduler": "running.scheduler",
+    "ContinuousScheduler": "running.scheduling.scheduler",
     "Image": "types.image",
     "Message": "types.message",
     "Model": "model",
-    "Pipeline": "pipeline",
+    "Pipeline": "running.pipeline.pipeline",
     "PluginError": "errors",
     "Request": "types.request",
     "RequestError": "errors",
     "SamplingParams": "types.sampling",
     "VlmkitError": "errors",
-    "fetch": "assembly",
+    "fetch": "assembly.load",
     "hookimpl": "plugins.hookspecs",
-    "load": "assembly",
+    "load": "assembly.load",
 }
 
 

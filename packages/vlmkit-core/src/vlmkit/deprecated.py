@@ -12,21 +12,99 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 REMOVED_IN = "0.3"
 MOVED = {
     "vlmkit.ask": "vlmkit.types",
+    "vlmkit.ask.decode_cost": "vlmkit.image_files.decode_cost",
+    "vlmkit.ask.decoder_child": "vlmkit.image_files.decoder_child",
+    "vlmkit.ask.decoder_process": "vlmkit.image_files.decoder_process",
+    "vlmkit.ask.file_type": "vlmkit.image_files.file_type",
+    "vlmkit.ask.header": "vlmkit.image_files.header",
+    "vlmkit.ask.iso_image": "vlmkit.image_files.iso_image",
+    "vlmkit.ask.isolated": "vlmkit.image_files.isolated",
+    "vlmkit.ask.jpeg": "vlmkit.image_files.jpeg",
+    "vlmkit.ask.pixels": "vlmkit.image_files.pixels",
+    "vlmkit.ask.place": "vlmkit.types.grounding",
+    "vlmkit.ask.png": "vlmkit.image_files.png",
+    "vlmkit.ask.structure": "vlmkit.image_files.structure",
+    "vlmkit.ask.tiff": "vlmkit.image_files.tiff",
+    "vlmkit.ask.too_complex": "vlmkit.image_files.too_complex",
+    "vlmkit.ask.webp": "vlmkit.image_files.webp",
+    "vlmkit.kit.call_formats": "vlmkit.kit.tool_call_formats",
+    "vlmkit.kit.call_grammar": "vlmkit.formats.tool_call_grammar",
+    "vlmkit.kit.call_reader": "vlmkit.kit.tool_call_parser",
+    "vlmkit.kit.channel_grammar": "vlmkit.formats.harmony_grammar",
+    "vlmkit.kit.channel_reader": "vlmkit.kit.harmony_parser",
+    "vlmkit.kit.chat_dicts": "vlmkit.inputs.conversations",
+    "vlmkit.kit.constraint_limits": "vlmkit.running.constraints.limits",
+    "vlmkit.kit.generation_config": "vlmkit.checkpoints.generation_config",
+    "vlmkit.kit.holdings": "vlmkit.running.scheduling.eviction",
+    "vlmkit.kit.image_source": "vlmkit.inputs.images",
+    "vlmkit.kit.json_scan": "vlmkit.formats.json_scan",
+    "vlmkit.kit.lark_rules": "vlmkit.formats.lark_rules",
+    "vlmkit.kit.media_trial": "vlmkit.kit.vision_selfcheck",
+    "vlmkit.kit.model_folder": "vlmkit.checkpoints.folder",
+    "vlmkit.kit.model_uri": "vlmkit.checkpoints.uri",
+    "vlmkit.kit.notebook_stages": "vlmkit.assembly.notebook_progress",
+    "vlmkit.kit.packaged_model": "vlmkit.checkpoints.package",
+    "vlmkit.kit.place_formats": "vlmkit.kit.grounding_formats",
+    "vlmkit.kit.places": "vlmkit.running.engine_loop.grounding_search",
+    "vlmkit.kit.plain_reader": "vlmkit.kit.plain_parser",
+    "vlmkit.kit.pooling": "vlmkit.checkpoints.pooling",
+    "vlmkit.kit.public_address": "vlmkit.kit._public_address",
+    "vlmkit.kit.reasoning_reader": "vlmkit.kit.reasoning_parser",
+    "vlmkit.kit.request_fields": "vlmkit.running.prompting.request_fields",
+    "vlmkit.kit.sampler_claims": "vlmkit.running.pipeline.sampler_claims",
+    "vlmkit.kit.schema_reduction": "vlmkit.running.constraints.schema_reduction",
+    "vlmkit.kit.setting_values": "vlmkit.plugins.setting_values",
+    "vlmkit.kit.tool_schemas": "vlmkit.formats.tool_schemas",
+    "vlmkit.kit.trial_notes": "vlmkit.kit.selfcheck_records",
+    "vlmkit.kit.written_call": "vlmkit.formats.partial_tool_call",
+    "vlmkit.pipeline": "vlmkit.running.pipeline.pipeline",
     "vlmkit.seams": "vlmkit.interfaces",
     "vlmkit.seams.monitor": "vlmkit_server.interfaces.monitor",
+    "vlmkit.seams.place_format": "vlmkit.interfaces.grounding_format",
     "vlmkit.seams.tool_source": "vlmkit_server.interfaces.tool_source",
     "vlmkit.server": "vlmkit_server",
-    "vlmkit.server_parts": "vlmkit_server.server_parts",
+    "vlmkit.server_parts": "vlmkit_server.commands.components",
     "vlmkit.settings.fleet": "vlmkit_server.settings.fleet",
     "vlmkit.settings.limits": "vlmkit_server.settings.limits",
     "vlmkit.settings.server": "vlmkit_server.settings.server",
+    "vlmkit.sources": "vlmkit.assembly.sources",
     "vlmkit.testing": "vlmkit_testing",
 }
 """The new name of each module that was moved; modules inside it move with it."""
+RENAMED = {
+    "vlmkit.assembly.notebook_progress": {
+        "NotebookStages": "NotebookProgress",
+        "notebook_stages": "notebook_progress",
+    },
+    "vlmkit.formats.harmony_grammar": {"channel_grammar": "harmony_grammar"},
+    "vlmkit.formats.partial_tool_call": {
+        "WrittenCall": "PartialToolCall",
+        "JsonWritten": "JsonToolCall",
+        "NamedWritten": "NamedToolCall",
+        "TaggedWritten": "TaggedToolCall",
+    },
+    "vlmkit.formats.tool_call_grammar": {"call_grammar": "tool_call_grammar"},
+    "vlmkit.interfaces.engine": {"MediaTrial": "VisionSelfCheck"},
+    "vlmkit.interfaces.grounding_format": {
+        "PlaceFormat": "GroundingFormat",
+        "JsonPlaces": "JsonGrounding",
+        "MarkedPlaces": "MarkedGrounding",
+    },
+    "vlmkit.kit.harmony_parser": {"ChannelReader": "HarmonyParser"},
+    "vlmkit.kit.plain_parser": {"PlainReader": "PlainParser"},
+    "vlmkit.kit.reasoning_parser": {"ReasoningReader": "ReasoningParser"},
+    "vlmkit.kit.tool_call_parser": {"CallReader": "ToolCallParser"},
+    "vlmkit.plugins.registry": {"tell_nobody": "ignore_progress"},
+    "vlmkit.running.engine_loop.grounding_search": {"find_places": "find_regions"},
+    "vlmkit.running.scheduling.eviction": {"Holdings": "EvictionPolicy"},
+    "vlmkit.types.grounding": {"Place": "GroundedRegion"},
+}
+"""The new name of each class and function of a public module, by old names."""
 DISTRIBUTIONS = {"vlmkit_server": "vlmkit-server", "vlmkit_testing": "vlmkit-testing"}
 
 
@@ -101,7 +179,25 @@ class _Alias(Loader):
                 name=package,
             )
         warnings.warn(OldName(module.__name__, self._moved), stacklevel=2)
-        sys.modules[module.__name__] = importlib.import_module(self._moved)
+        moved = importlib.import_module(self._moved)
+        for old, new in RENAMED.get(self._moved, {}).items():
+            setattr(moved, old, getattr(moved, new))
+        sys.modules[module.__name__] = moved
+
+
+def renamed(module: str, name: str) -> Any:
+    """Return what a name of a public module is called now, with a warning.
+
+    Modules call it in their ``__getattr__``.
+
+    Raises:
+        AttributeError: the module has no such name.
+    """
+    new = RENAMED.get(module, {}).get(name)
+    if new is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(OldName(f"{module}.{name}", f"{module}.{new}"), stacklevel=3)
+    return getattr(sys.modules[module], new)
 
 
 def forget(old: str) -> None:

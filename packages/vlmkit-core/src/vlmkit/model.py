@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from vlmkit.checkpoints.pooling import Vector
 from vlmkit.errors import EngineError, RequestError
-from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.inputs.conversations import conversation
 from vlmkit.inputs.images import Shown, for_owner, listed, shown_part
-from vlmkit.checkpoints.pooling import Vector
+from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.running.prompting.request_fields import plain_values
 from vlmkit.types.completion import Completion
 from vlmkit.types.constraint import Constraint

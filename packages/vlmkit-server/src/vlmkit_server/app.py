@@ -6,27 +6,33 @@ from litestar import Litestar
 from litestar.di import NamedDependency, Provide
 
 from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit_server.apis.anthropic_messages.route import MessagesController
 from vlmkit_server.apis.batches.batches import Batches
-from vlmkit_server.apis.batches.route import BatchesController
 from vlmkit_server.apis.batches.message_batches_route import MessageBatchesController
+from vlmkit_server.apis.batches.route import BatchesController
+from vlmkit_server.apis.files.disk_store import FilesOnDisk
+from vlmkit_server.apis.files.memory_store import FileStore
+from vlmkit_server.apis.files.route import FilesController
+from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.route import ChatController
 from vlmkit_server.apis.openai_completions.route import CompletionsController
 from vlmkit_server.apis.openai_embeddings.route import EmbeddingsController
-from vlmkit_server.apis.files.disk_store import FilesOnDisk
-from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
-from vlmkit_server.apis.files.route import FilesController
-from vlmkit_server.apis.files.memory_store import FileStore
-from vlmkit_server.http.aliases import Aliases
-from vlmkit_server.http.errors import error_handlers
-from vlmkit_server.http.cors import Cors
+from vlmkit_server.apis.openai_responses.route import ResponsesController
+from vlmkit_server.apis.openai_responses.store import ResponseStore
+from vlmkit_server.apis.tokens.generate import GenerateController
+from vlmkit_server.apis.tokens.invocations import InvocationsController
+from vlmkit_server.apis.tokens.render import RenderController
+from vlmkit_server.apis.tokens.tokenize import TokensController
 from vlmkit_server.auth.guard import Guard
-from vlmkit_server.storage.data_folder import Folder, files_of
-from vlmkit_server.rate_limits.guard import RateLimitGuard
-from vlmkit_server.rate_limits.headers import EXPOSED
-from vlmkit_server.logs.request_log import RequestLines
-from vlmkit_server.apis.anthropic_messages.route import MessagesController
+from vlmkit_server.exchange.background import BackgroundWork
+from vlmkit_server.exchange.gate import Gate
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
+from vlmkit_server.http.aliases import Aliases
+from vlmkit_server.http.cors import Cors
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.logs.request_log import RequestLines
 from vlmkit_server.operate.capabilities import CapabilitiesController
 from vlmkit_server.operate.docs import DocsController, docs_page
 from vlmkit_server.operate.health import HealthController
@@ -36,16 +42,10 @@ from vlmkit_server.operate.management import ManagementController
 from vlmkit_server.operate.metrics import MetricsController, Scraper
 from vlmkit_server.operate.models import ModelsController
 from vlmkit_server.operate.openapi import OpenApiController, openapi_document
-from vlmkit_server.apis.tokens.generate import GenerateController
-from vlmkit_server.apis.tokens.invocations import InvocationsController
-from vlmkit_server.apis.tokens.render import RenderController
-from vlmkit_server.apis.tokens.tokenize import TokensController
-from vlmkit_server.apis.openai_responses.route import ResponsesController
-from vlmkit_server.apis.openai_responses.store import ResponseStore
+from vlmkit_server.rate_limits.guard import RateLimitGuard
+from vlmkit_server.rate_limits.headers import EXPOSED
 from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.exchange.background import BackgroundWork
-from vlmkit_server.exchange.gate import Gate
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.storage.data_folder import Folder, files_of
 
 
 def create_app(

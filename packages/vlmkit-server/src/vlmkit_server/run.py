@@ -32,7 +32,9 @@ from vlmkit.kit import heap
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.app import create_app
+from vlmkit_server.exchange.service import KnownFields, Service
 from vlmkit_server.fleet.fleet import OnLoaded
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
 from vlmkit_server.http.acceptor import Acceptor
 from vlmkit_server.http.certificate import load_certificate
 from vlmkit_server.http.connection import Connection
@@ -41,14 +43,12 @@ from vlmkit_server.http.listening import health_listener, listener, shown
 from vlmkit_server.http.open_files import ReserveDescriptor, room_for_connections
 from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.interfaces.tool_source import ToolSource
-from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
 from vlmkit_server.operate.health_listener import HealthListener
 from vlmkit_server.operate.metrics import Scraper
 from vlmkit_server.operate.notify import Notifier
 from vlmkit_server.operate.supervisor import Supervisor
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
-from vlmkit_server.exchange.service import KnownFields, Service
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ a process of its own, within the memory that is counted for them.
 """
 
 from vlmkit.errors import ImageError
-from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.image_files.decode_cost import FormatCost, decode_cost
 from vlmkit.image_files.header import Header
-from vlmkit.types.image import Image
 from vlmkit.image_files.iso_image import IsoHeader, is_heic, read_iso_header
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart
 
 DECODER = "vlmkit_heif.decoding:picture"

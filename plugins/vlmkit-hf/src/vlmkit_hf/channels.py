@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vlmkit.interfaces.chat_format import ChannelFormat, Mark
-from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.kit.harmony_parser import HarmonyParser
+from vlmkit.kit.tool_call_formats import CHANNELS
 from vlmkit.types.delta import Delta
 from vlmkit.types.message import Message
 from vlmkit_hf.calls import ARGUMENTS, CALL, TOOL, Segments, Texts, calls_in

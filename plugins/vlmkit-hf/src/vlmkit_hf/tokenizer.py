@@ -10,12 +10,12 @@ from vlmkit.interfaces.chat_format import CallFormat, Calling, ChannelFormat
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
-from vlmkit.kit.tool_call_parser import ToolCallParser
-from vlmkit.kit.harmony_parser import HarmonyParser
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.grounding_formats import BY_FAMILY
+from vlmkit.kit.harmony_parser import HarmonyParser
 from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.kit.reasoning_parser import ReasoningParser
+from vlmkit.kit.tool_call_parser import ToolCallParser
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, image_parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions

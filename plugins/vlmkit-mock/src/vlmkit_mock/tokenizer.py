@@ -14,10 +14,10 @@ from vlmkit.interfaces.chat_format import CallFormat, Calling, JsonCall, Mark
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
-from vlmkit.kit.tool_call_parser import ToolCallParser
 from vlmkit.kit.grounding_formats import QWEN3_VL
 from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.kit.reasoning_parser import ReasoningParser
+from vlmkit.kit.tool_call_parser import ToolCallParser
 from vlmkit.types.message import (
     ImagePart,
     Message,

@@ -160,7 +160,7 @@ class OnnxEngine:
 
     @property
     def trial_name(self) -> str | None:
-        """Nothing but the settings counts; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
+        """Only the settings count; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
         return "onnx" if self._is_tried else None
 
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:

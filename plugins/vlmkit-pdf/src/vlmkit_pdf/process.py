@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from vlmkit.errors import MediaError
+from vlmkit.image_files.decoder_process import Answer, DecoderEnded, decoder_process
 from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files.decoder_process import Answer, DecoderEnded, decoder_process
 from vlmkit.types.pages import Pages
 from vlmkit_pdf import worker
 from vlmkit_pdf.settings import PdfSettings

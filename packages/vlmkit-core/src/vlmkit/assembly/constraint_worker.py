@@ -1,4 +1,4 @@
-"""The process of a constraint worker: ``python -m vlmkit.assembly.constraint_worker``, as a server runs it.
+"""The process of a constraint worker: ``python -m vlmkit.assembly.constraint_worker``.
 
 It says by its first answer whether it could build the compiler. No engine, no tokenizer and no
 weights are here.

@@ -14,20 +14,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vlmkit.assembly.notebook_progress import notebook_progress
+from vlmkit.assembly.sources import Check, name_of, reference_of, resolve, wrong_type
+from vlmkit.checkpoints.generation_config import default_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
 from vlmkit.config.paths import expanded
 from vlmkit.config.providers import (
     check_groups,
-    is_left_out,
     component_names_of,
+    is_left_out,
     members,
     refuse_broken_files,
     registry_of,
     with_broken_plugins,
     with_provider_paths,
 )
-from vlmkit.config.structs import SECTIONS
 from vlmkit.config.renderer_plan import WorkerProcesses, renderers
+from vlmkit.config.structs import SECTIONS
 from vlmkit.errors import (
     CheckpointError,
     ConfigError,
@@ -40,14 +43,11 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.checkpoints.generation_config import default_params
-from vlmkit.assembly.notebook_progress import notebook_progress
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
+from vlmkit.plugins.registry import BuildContext, Provider, Registry, ignore_progress
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit.assembly.sources import Check, name_of, reference_of, resolve, wrong_type
 
 if TYPE_CHECKING:
     from vlmkit.interfaces.observer import Observer
@@ -217,7 +217,7 @@ def assemble(
         workers: the processes beside this one, of a model that is served. What is late is then
             built now: all requests would wait for it.
     """
-    tell = on_stage or tell_nobody
+    tell = on_stage or ignore_progress
     tell("model files")
     checkpoint = find_files(entry, config, plugins)
     choice = choose(entry, config, plugins, checkpoint)
@@ -256,7 +256,9 @@ def assemble(
         pool = renderers(workers, parts, own, config, context, name_of(entry))
         parts["renderers"] = built.enter_context(pool) if pool else None
         parts["constraint_worker"] = _constraint_worker(choice, config, context, workers)
-        from vlmkit.checkpoints.pooling import read_pooling  # commands that run none import no arrays
+        from vlmkit.checkpoints.pooling import (
+            read_pooling,  # commands that run none import no arrays
+        )
         from vlmkit.running.pipeline.pipeline import Pipeline
 
         runner = Pipeline(
@@ -328,7 +330,9 @@ def _show_pictures(
     encoder = parts.get("media_encoder")
     if encoder is None:
         return
-    from vlmkit.assembly.vision_warm_up import warm_up_vision  # commands that run none import no arrays
+    from vlmkit.assembly.vision_warm_up import (
+        warm_up_vision,  # commands that run none import no arrays
+    )
 
     warm_up_vision(
         parts["engine"],

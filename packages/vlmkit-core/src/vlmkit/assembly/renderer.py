@@ -14,23 +14,23 @@ from typing import Any
 import msgspec
 
 from vlmkit.assembly.load import load_plugins
+from vlmkit.checkpoints.pooling import read_pooling
 from vlmkit.config.providers import component_names_of, registry_of
 from vlmkit.config.renderer_plan import TextSide
 from vlmkit.config.worker_plan import Part
 from vlmkit.errors import PluginUnavailable, VlmkitError
 from vlmkit.interfaces.runner import RunnerFacts
-from vlmkit.checkpoints.pooling import read_pooling
 from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.scheduling.fair_executor import FairExecutor
-from vlmkit.running.prompting.media import MediaPreparation
-from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
 from vlmkit.running.prompting.image_decoding import ImageDecoder
+from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder
+from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of
 from vlmkit.running.prompting.renderers.server import bound_memory, say, serve
 from vlmkit.running.prompting.renderers.shared_arena import SharedArena
-from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of
+from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
+from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.types.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,13 @@ def built(plan: TextSide) -> LocalPromptBuilder:
     pooling = cache(partial(read_pooling, plan.checkpoint))
     workers = FairExecutor(plan.num_threads, "vlmkit-pictures")
     pictures = ImageDecoder(workers, plan.num_threads, plan.bounds.max_decoding_bytes)
-    component_names = component_names_of(plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders})
+    component_names = component_names_of(
+        plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders}
+    )
     media = MediaPreparation(loaders, facts, component_names)
-    return LocalPromptBuilder(tokenizer, media, pictures, pooling, plan.limits, plan.bounds, component_names)
+    return LocalPromptBuilder(
+        tokenizer, media, pictures, pooling, plan.limits, plan.bounds, component_names
+    )
 
 
 def _part(section: str, part: Part, plugins: Plugins, context: BuildContext) -> Any:

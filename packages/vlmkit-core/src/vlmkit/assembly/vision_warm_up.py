@@ -1,9 +1,9 @@
 """Shows a model its first pictures while it is loaded, so that nobody's request has to.
 
 Makes three small pictures into prompts as requests are made into prompts, and lets the engine try
-itself with them (``vlmkit.interfaces.engine.VisionSelfCheck``). A model that went through it once, with
-the same files, settings and packages on the same machine, is not tried again. What is right, the
-engine knows; how large pictures are shown, the tokenizer.
+itself with them (:class:`vlmkit.interfaces.engine.VisionSelfCheck`). A model that did so once,
+with the same files, settings and packages on the same machine, is not tried again. The engine knows
+what is right; the tokenizer knows how large pictures are shown.
 """
 
 import math

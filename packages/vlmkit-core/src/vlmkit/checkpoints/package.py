@@ -6,9 +6,9 @@ from dataclasses import replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from vlmkit.checkpoints.folder import model_folder
 from vlmkit.errors import CheckpointError, PluginError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.checkpoints.folder import model_folder
 
 PackagedPath = str | os.PathLike[str] | Traversable
 """Where a packaged model's files are; ``importlib.resources.files`` returns the last."""

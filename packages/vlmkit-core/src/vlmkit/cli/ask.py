@@ -64,8 +64,8 @@ def ask(
     it, the only model of the config is asked, or the only one that is here. Text that is piped in
     is the question, or stands above PROMPT.
     """
-    from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
     from vlmkit.assembly.sources import find, name_of
+    from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
 
     layered, plugins = read_with_plugins(config_file, assignments)
     if model is not None and prompt is None and not _is_model(model, layered.config, plugins):
@@ -113,8 +113,8 @@ def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
     Raises:
         click.UsageError: it nearly names one.
     """
-    from vlmkit.checkpoints.uri import model_uri
     from vlmkit.assembly.sources import packaged_models
+    from vlmkit.checkpoints.uri import model_uri
 
     configured = [name for entry in config.entries() for name in entry.names]
     known = [*configured, *packaged_models(plugins)]

@@ -34,9 +34,9 @@ def doctor(
     Describes this machine first. Reads no weights and fetches none. Exits with 1 if MODEL cannot be
     served.
     """
+    from vlmkit.assembly.sources import inspected
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.plugins.machine import facts
-    from vlmkit.assembly.sources import inspected
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     report: dict[str, Any] = {"machine": facts(plugins)}

@@ -122,8 +122,8 @@ def wanted_entries(
 
 def what_there_is(plugins: Plugins) -> str:
     """Say in one sentence which models can be named."""
-    from vlmkit.kit.install_command import install_command
     from vlmkit.assembly.sources import packaged_models, schemes
+    from vlmkit.kit.install_command import install_command
 
     packaged = ", ".join(packaged_models(plugins))
     begun = "".join(f", what begins with {each}" for each in schemes(plugins))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from vlmkit.checkpoints.uri import shown
 from vlmkit.cli import options, output
 from vlmkit.cli.group import CommandGroup
 from vlmkit.kit.install_command import install_command
-from vlmkit.checkpoints.uri import shown
 
 if TYPE_CHECKING:
     from vlmkit.config import Config
@@ -63,8 +63,8 @@ def pull(
     Its small files come first: weights are fetched only if they can be served here.
     """
     from vlmkit.assembly.load import find_files
-    from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.assembly.sources import resolve
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
 
     layered, plugins = read_with_plugins(config_file, assignments)
     (entry,) = wanted_entries([model], layered.config, plugins)
@@ -92,8 +92,8 @@ def rm(
 
     Other programs that keep models in the same cache lose it, too.
     """
-    from vlmkit.cli.loading import read_with_plugins
     from vlmkit.assembly.sources import remove
+    from vlmkit.cli.loading import read_with_plugins
 
     _, plugins = read_with_plugins(config_file, assignments)
     num_bytes = remove(model, plugins, revision)
@@ -108,8 +108,8 @@ def info(
     *, model: str, as_json: bool, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
     """Describe MODEL from its small files; fetches no weights."""
-    from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.assembly.sources import inspected
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
 
     layered, plugins = read_with_plugins(config_file, assignments)
     (entry,) = wanted_entries([model], layered.config, plugins)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from vlmkit.checkpoints.uri import shown
 from vlmkit.config.layers import (
     PREFIX,
     Keys,
@@ -35,10 +36,9 @@ from vlmkit.config.structs import (
     with_tables,
 )
 from vlmkit.errors import ConfigError
-from vlmkit.checkpoints.uri import shown
-from vlmkit.plugins.setting_values import Place, fits, flaws, is_secret
 from vlmkit.plugins.kinds import Table
 from vlmkit.plugins.names import OWNERS_OF_TABLES
+from vlmkit.plugins.setting_values import Place, fits, flaws, is_secret
 from vlmkit.settings.plugins import PluginSettings
 
 DEFAULT = "default"

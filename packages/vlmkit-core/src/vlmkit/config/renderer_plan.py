@@ -89,9 +89,11 @@ def renderers(
         return None
     num = workers.num_renderers
     context.on_stage("renderers")
-    from vlmkit.running.pipeline.pipeline import modalities_of  # commands that run none import no arrays
-    from vlmkit.running.prompting.renderers.pool import RendererPool
+    from vlmkit.running.pipeline.pipeline import (
+        modalities_of,  # commands that run none import no arrays
+    )
     from vlmkit.running.prompting.renderers.messages import Frame
+    from vlmkit.running.prompting.renderers.pool import RendererPool
 
     files, settings = context.files, config.group("media_loaders").settings
     plan = TextSide(

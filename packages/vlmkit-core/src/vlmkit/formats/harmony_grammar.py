@@ -7,9 +7,9 @@ tool's schema says, and ends the answer. Which token ends it is not said here.
 from collections.abc import Collection, Mapping, Sequence as Seq
 from typing import Any
 
-from vlmkit.interfaces.chat_format import ChannelFormat
 from vlmkit.formats.lark_rules import LarkRules, literal, within_slashes
 from vlmkit.formats.tool_schemas import ToolSchemas
+from vlmkit.interfaces.chat_format import ChannelFormat
 from vlmkit.types.constraint import JsonSchema, Lark, OneOf, Regex
 from vlmkit.types.tool_choice import NamedTool, ToolChoice, tool_name
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any, Protocol
 
-from vlmkit.interfaces.chat_format import CallFormat, JsonCall, NamedCall, TaggedCall
 from vlmkit.formats.json_scan import JsonDepth
+from vlmkit.interfaces.chat_format import CallFormat, JsonCall, NamedCall, TaggedCall
 from vlmkit.types.tool_choice import tool_name, tool_schema
 
 

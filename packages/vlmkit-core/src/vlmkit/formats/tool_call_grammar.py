@@ -8,6 +8,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from vlmkit.errors import ConstraintError
+from vlmkit.formats.harmony_grammar import harmony_grammar
+from vlmkit.formats.lark_rules import LarkRules, literal, pattern, quoted
+from vlmkit.formats.partial_tool_call import is_text
+from vlmkit.formats.tool_schemas import ToolSchemas
 from vlmkit.interfaces.chat_format import (
     CallFormat,
     Calling,
@@ -17,10 +21,6 @@ from vlmkit.interfaces.chat_format import (
     NamedCall,
     TaggedCall,
 )
-from vlmkit.formats.harmony_grammar import harmony_grammar
-from vlmkit.formats.lark_rules import LarkRules, literal, pattern, quoted
-from vlmkit.formats.tool_schemas import ToolSchemas
-from vlmkit.formats.partial_tool_call import is_text
 from vlmkit.types.constraint import JsonSchema, Lark, OneOf, Regex
 from vlmkit.types.tool_choice import NamedTool, ToolChoice, tool_name, tool_schema
 

@@ -1,1 +1,4 @@
-"""Image files before and while they are decoded: headers, memory bounds, decoder processes."""
+"""Image files before they are pixels: headers, memory bounds, and decoders in processes.
+
+Public, for media loaders. Nothing here knows a request or a model.
+"""

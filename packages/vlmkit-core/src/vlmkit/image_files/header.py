@@ -4,9 +4,7 @@ import io
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmkit.errors import ImageError
-from vlmkit.image_files import png
-from vlmkit.image_files import tiff
-from vlmkit.image_files import webp
+from vlmkit.image_files import png, tiff, webp
 from vlmkit.image_files.decode_cost import COSTS, DECODED_HERE, DecodeCost, decode_cost
 from vlmkit.image_files.iso_image import IsoHeader, is_avif, read_iso_header
 from vlmkit.image_files.pixels import may_turn, oriented, tags_holder, turn_of

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.image_files import jpeg
-from vlmkit.image_files import png
-from vlmkit.image_files import tiff
-from vlmkit.image_files import webp
+from vlmkit.image_files import jpeg, png, tiff, webp
 from vlmkit.image_files.decode_cost import DECODED_HERE, RGB_BYTES, STRIP_PIXELS
 
 if TYPE_CHECKING:

@@ -6,9 +6,7 @@ cameras, phones and editors write. Says nothing of what is wrong with a file: th
 business.
 """
 
-from vlmkit.image_files import jpeg
-from vlmkit.image_files import png
-from vlmkit.image_files import webp
+from vlmkit.image_files import jpeg, png, webp
 from vlmkit.image_files.too_complex import too_complex
 
 GIF_BEGIN = b"GIF8"

@@ -13,16 +13,16 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.image_files.file_type import is_image
+from vlmkit.image_files.tiff import has_pages
 from vlmkit.kit.install_command import install_command
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.base64_text import is_data_url
-from vlmkit.image_files.file_type import is_image
 from vlmkit.types.image import Image, ImageSource, data_url_bytes
 from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.types.media import FilePart, is_file_url, path_of, read_file
 from vlmkit.types.message import ImagePart, Message, parts_of
-from vlmkit.image_files.tiff import has_pages
 
 if TYPE_CHECKING:
     from vlmkit.kit.image_fetcher import ImageFetcher

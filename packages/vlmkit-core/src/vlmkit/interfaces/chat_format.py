@@ -1,7 +1,8 @@
 """How a model writes its answers, and calls of tools in them: data, and no behaviour.
 
 From the same data comes what reads an answer and the grammar that holds one to it: see
-:mod:`vlmkit.kit.tool_call_parser`, :mod:`vlmkit.kit.harmony_parser` and :mod:`vlmkit.formats.tool_call_grammar`.
+:mod:`vlmkit.kit.tool_call_parser`, :mod:`vlmkit.kit.harmony_parser` and
+:mod:`vlmkit.formats.tool_call_grammar`.
 White space at the ends of a text here is how a call is usually written; a reader minds none.
 """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from vlmkit.interfaces.grounding_format import JsonGrounding, MarkedGrounding, GroundingFormat
+from vlmkit.interfaces.grounding_format import GroundingFormat, JsonGrounding, MarkedGrounding
 
 _NUMBERS = r"[\d\s,()\[\]]{1,4000}"
 

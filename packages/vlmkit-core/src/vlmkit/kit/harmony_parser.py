@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any, Literal
 
 from vlmkit.interfaces.chat_format import ChannelFormat, Mark
-from vlmkit.kit.tool_call_parser import new_id
 from vlmkit.kit.plain_parser import TokenStream
+from vlmkit.kit.tool_call_parser import new_id
 from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.tool_choice import tool_name
 

@@ -21,8 +21,8 @@ import httpcore2
 import httpx2
 
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.kit.one_line import named
 from vlmkit.kit._public_address import Address, is_public
+from vlmkit.kit.one_line import named
 from vlmkit.settings.fetch import FetchSettings
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from string import ascii_letters, digits
 from typing import Any, Literal
 
+from vlmkit.formats.partial_tool_call import new_call
 from vlmkit.interfaces.chat_format import CallFormat
 from vlmkit.kit.plain_parser import TokenStream, num_begun
-from vlmkit.formats.partial_tool_call import new_call
 from vlmkit.types.delta import Delta, TextDelta, ToolCallDelta
 
 ID_CHARS = 9  # templates of some families take no other

@@ -25,13 +25,13 @@ from vlmkit.deprecated import REMOVED_IN, OldName, forget
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import api_version, builtin
-from vlmkit.plugins.stdout_guard import StdoutGuard
 from vlmkit.plugins.candidates import Candidate, installed
 from vlmkit.plugins.hooks import collect
+from vlmkit.plugins.import_side_effects import ImportSideEffects
 from vlmkit.plugins.kinds import KINDS, Kind, Table
 from vlmkit.plugins.names import OWN, OWN_PLUGINS, OWNERS_OF_TABLES, canonical
 from vlmkit.plugins.registries import Registries
-from vlmkit.plugins.import_side_effects import ImportSideEffects
+from vlmkit.plugins.stdout_guard import StdoutGuard
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -16,29 +16,34 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from vlmkit.checkpoints.package import PackagedPath, check_packaged, only, packaged_model
+from vlmkit.checkpoints.uri import scheme_of, without_secrets
+from vlmkit.deprecated import renamed
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
-from vlmkit.checkpoints.uri import scheme_of, without_secrets
 from vlmkit.kit.objection import hint_of, together
 from vlmkit.kit.one_line import named
-from vlmkit.checkpoints.package import PackagedPath, check_packaged, only, packaged_model
-from vlmkit.running.prompting.request_fields import flaw_of_field
-from vlmkit.plugins.setting_values import flaws, near
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext, ignore_progress
-from vlmkit.plugins.output_check import check_output
 from vlmkit.plugins.kinds import Serves
 from vlmkit.plugins.names import OWN, is_called, is_plain
-from vlmkit.plugins.settings_check import flaw
+from vlmkit.plugins.output_check import check_output
 from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
+from vlmkit.plugins.setting_values import flaws, near
+from vlmkit.plugins.settings_check import flaw
+from vlmkit.running.prompting.request_fields import flaw_of_field
 
-__all__ = ["BuildContext", "Provider", "Registry", "tell_nobody"]
+__all__ = ["BuildContext", "Provider", "Registry", "ignore_progress"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)
 
 
 class Registry(Generic[T]):

@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.settings.images import ImageLimits
-from vlmkit.image_files import isolated
-from vlmkit.image_files import structure
-from vlmkit.image_files import webp
-from vlmkit.types.base64_text import from_base64, is_data_url
+from vlmkit.image_files import isolated, structure, webp
 from vlmkit.image_files.decode_cost import NO_COST, DecodeCost
 from vlmkit.image_files.decoder_process import Calling
 from vlmkit.image_files.file_type import EMPTY, file_type, is_image
 from vlmkit.image_files.header import Beginning, Header, read_beginning, read_header, with_all_tags
 from vlmkit.image_files.pixels import SUBJECT, Pixels, decoded, is_short_of_memory, strips, upright
+from vlmkit.settings.images import ImageLimits
+from vlmkit.types.base64_text import from_base64, is_data_url
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -12,11 +12,11 @@ from litestar.connection import ASGIConnection
 from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler
 
+from vlmkit_server.auth.key import Key
+from vlmkit_server.auth.key_ring import KeyRing
 from vlmkit_server.http.caller import Caller, secrets_in, speaks_for
 from vlmkit_server.http.errors import KeyMissing, KeyRefused, MayNot
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.auth.key import Key
-from vlmkit_server.auth.key_ring import KeyRing
 
 log = logging.getLogger(__name__)
 

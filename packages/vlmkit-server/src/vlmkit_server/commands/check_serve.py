@@ -49,9 +49,9 @@ def _model_errors(
 
     Providers are asked only if each plugin that is meant is there.
     """
+    from vlmkit.assembly.sources import find, name_of
     from vlmkit.cli.loading import wanted_entries
     from vlmkit.config.providers import broken_files
-    from vlmkit.assembly.sources import find, name_of
 
     config = layered.config
     asks_providers = not [*broken_files(config.plugins, plugins)]
@@ -80,8 +80,8 @@ def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[V
     A model on this disk causes no request. Of another one the hub is asked for its small files,
     as at the start, and for no weights.
     """
-    from vlmkit.plugins.provider import Provider
     from vlmkit.assembly.sources import fetched, find, inspected, name_of
+    from vlmkit.plugins.provider import Provider
 
     found = find(entry.model, plugins)
     source = found if isinstance(found, Provider) and not found.is_packaged else None

@@ -10,10 +10,10 @@ from typing import TypeVar
 from vlmkit.config import Config
 from vlmkit.config.providers import names_of
 from vlmkit.interfaces.request_field import FieldFacts
-from vlmkit.running.prompting.request_fields import facts_of
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.prompting.request_fields import facts_of
 from vlmkit_server.interfaces.kinds import MONITOR, TOOL_SOURCE
 from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.interfaces.tool_source import ToolSource

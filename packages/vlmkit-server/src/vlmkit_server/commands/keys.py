@@ -101,7 +101,7 @@ def add(
             hint="units: requests, tokens, image_tokens, images; times: minute, hour, day, month; "
             "such as tokens=20000/minute",
         ) from error
-    key, secret = key_module.made(
+    key, secret = key_module.new_key(
         name, tuple(scopes), tenant=tenant, lives_s=lives_s, limits=tuple(limits)
     )
     try:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from vlmkit.assembly.load import assemble, find_files
+from vlmkit.assembly.sources import name_of
 from vlmkit.cli.loading import Stages
 from vlmkit.config.renderer_plan import WorkerProcesses
 from vlmkit.kit.safetensors_header import weights_of
-from vlmkit.assembly.sources import name_of
 from vlmkit_server.fleet.model_spec import ModelSpec
 from vlmkit_server.settings.server import ServerSettings
 

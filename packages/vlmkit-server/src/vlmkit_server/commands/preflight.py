@@ -16,13 +16,13 @@ from pathlib import Path
 from vlmkit.config.path_access import access_error
 from vlmkit.config.paths import NamedPath
 from vlmkit.errors import ConfigError
-from vlmkit_server.http.certificate import load_certificate, validity
-from vlmkit_server.http.listening import health_listener, opened, refuse_unguarded
 from vlmkit_server.auth.key_file import read_lines, valid_keys
 from vlmkit_server.auth.key_ring import key_ring
-from vlmkit_server.storage.data_folder import DATABASE, Folder, check_folder, files_of
+from vlmkit_server.http.certificate import load_certificate, validity
+from vlmkit_server.http.listening import health_listener, opened, refuse_unguarded
 from vlmkit_server.rate_limits.usage_file import UsageFile
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.storage.data_folder import DATABASE, Folder, check_folder, files_of
 
 _SOON_S = 14 * 86_400
 _SAY_MORE = frozenset(

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
     from vlmkit.running.faults.attribution import ComponentNames
     from vlmkit.settings.fetch import FetchSettings
+    from vlmkit_server.exchange.service import KnownFields
+    from vlmkit_server.fleet.model_spec import ModelSpec
     from vlmkit_server.interfaces.monitor import Monitor
     from vlmkit_server.interfaces.tool_source import ToolSource
-    from vlmkit_server.fleet.model_spec import ModelSpec
     from vlmkit_server.settings.server import ServerSettings
-    from vlmkit_server.exchange.service import KnownFields
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ def serve(
     assignments: Sequence[str],
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
+    from vlmkit.assembly.sources import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components, component_names_of
-    from vlmkit.assembly.sources import find, name_of
-    from vlmkit_server.commands.model_specs import model_spec
     from vlmkit_server.commands.components import monitors, request_fields, tool_sources
+    from vlmkit_server.commands.model_specs import model_spec
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
@@ -110,7 +110,9 @@ def serve(
     if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
-    component_names = component_names_of(plugins, {}, {"tool_sources": sources, "monitors": looking_on})
+    component_names = component_names_of(
+        plugins, {}, {"tool_sources": sources, "monitors": looking_on}
+    )
     with _shown_log(settings.log_format, debug=context.obj.debug):
         _tell_plugins(plugins, config)
         fields = request_fields(plugins)
@@ -293,8 +295,8 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 @contextmanager
 def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     """Write the server's log to standard error, and keep floods from it, while it serves."""
-    from vlmkit_server.logs.throttle import LogThrottle
     from vlmkit_server.logs.format import JsonFormat, TextFormat
+    from vlmkit_server.logs.throttle import LogThrottle
 
     form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
     levels = dict.fromkeys(("uvicorn", *_packages()), logging.WARNING)

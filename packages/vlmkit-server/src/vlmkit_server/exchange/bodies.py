@@ -11,11 +11,11 @@ from typing import Any
 
 from litestar import Request
 
+from vlmkit_server.exchange.content_encoding import gunzip_of
+from vlmkit_server.exchange.offload import LARGE_BYTES
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import BodyTooSlow, ClientGone
 from vlmkit_server.http.quota import Quota
-from vlmkit_server.exchange.content_encoding import gunzip_of
-from vlmkit_server.exchange.offload import LARGE_BYTES
 
 
 class Body:

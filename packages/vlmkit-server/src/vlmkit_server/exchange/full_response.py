@@ -9,11 +9,11 @@ from litestar.types import Receive, Scope, Send
 
 from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.types.completion import Completion
+from vlmkit_server.exchange.json_pieces import PIECE_BYTES, gathered, later
+from vlmkit_server.exchange.server_timing import server_timing
+from vlmkit_server.exchange.service import Service, disconnected
 from vlmkit_server.http.caller import account_of
 from vlmkit_server.http.errors import ClientGone, Unavailable
-from vlmkit_server.exchange.json_pieces import PIECE_BYTES, gathered, later
-from vlmkit_server.exchange.service import Service, disconnected
-from vlmkit_server.exchange.server_timing import server_timing
 
 _JSON = (b"content-type", b"application/json")
 

@@ -14,13 +14,13 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
 from vlmkit.kit import heap
+from vlmkit_server.exchange.deadline import DEADLINE, HEADER, time_for
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import speaks_for
 from vlmkit_server.http.errors import CLIENT_GONE, HostRefused, error_response
 from vlmkit_server.rate_limits.guard import ACCOUNT
 from vlmkit_server.rate_limits.headers import limit_headers
 from vlmkit_server.settings.server import is_loopback
-from vlmkit_server.exchange.deadline import DEADLINE, HEADER, time_for
-from vlmkit_server.exchange.service import Service
 
 LARGE_BYTES = 2**18
 TRIM_AFTER_S = 1.0

@@ -2,11 +2,11 @@
 
 from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.types.request import Request
-from vlmkit_server.rate_limits.usage_charge import UsageCharge
-from vlmkit_server.logs.request_record import RequestRecord
 from vlmkit_server.exchange.output_limit import OutputLimit
 from vlmkit_server.exchange.response_buffer import ResponseBuffer
 from vlmkit_server.exchange.unenforced_schemas import UnenforcedSchemas
+from vlmkit_server.logs.request_record import RequestRecord
+from vlmkit_server.rate_limits.usage_charge import UsageCharge
 
 
 class MeteredRunner:

@@ -31,7 +31,9 @@ class Monitors:
         component_names: who made them.
     """
 
-    def __init__(self, monitors: Mapping[str, Monitor], component_names: ComponentNames = UNKNOWN) -> None:
+    def __init__(
+        self, monitors: Mapping[str, Monitor], component_names: ComponentNames = UNKNOWN
+    ) -> None:
         self._component_names = component_names
         self._all = dict(monitors)
         self._monitors = dict(monitors)  # those that are not switched off

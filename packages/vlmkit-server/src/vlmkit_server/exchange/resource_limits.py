@@ -3,8 +3,8 @@
 One for each server. Admission, ``/readyz`` and metrics ask it, and nobody counts for himself. A
 caller is a tenant where keys are asked for, and a network address where they are not.
 
-A new resource is a room more: a line in :class:`ResourceLimits` with its bound and the sentence that is
-said to whoever is refused. Who uses it claims what he is about to use before that costs anything::
+A new resource is a line in :class:`ResourceLimits` with its bound and the error for requests over
+it. Who uses it claims what he is about to use before that costs anything::
 
     with ledger.pixels.claim(caller.account, num_pixels):  # or Overloaded, which is a 429
         ...

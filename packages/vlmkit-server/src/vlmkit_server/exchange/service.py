@@ -19,6 +19,24 @@ from vlmkit.errors import RequestError
 from vlmkit.interfaces.request_field import FieldFacts
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.fetch import FetchSettings
+from vlmkit_server.auth.key_ring import key_ring
+from vlmkit_server.exchange.bodies import Bodies
+from vlmkit_server.exchange.deadline import TooLate, deadline_of
+from vlmkit_server.exchange.monitors import Monitors
+from vlmkit_server.exchange.offload import OffloadExecutor
+from vlmkit_server.exchange.resource_limits import ResourceLimits
+from vlmkit_server.fleet.fleet import Fleet
+from vlmkit_server.fleet.model_handle import State
+from vlmkit_server.fleet.model_registry import ModelRegistry
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served, runner_of
+from vlmkit_server.http.errors import ClientGone, Unavailable, waiting_s
+from vlmkit_server.http.quota import Permit
+from vlmkit_server.interfaces.monitor import Monitor
+from vlmkit_server.logs.audit import AuditLog
+from vlmkit_server.logs.line_file import LateLineFile
+from vlmkit_server.rate_limits.tenants import TenantUsages
+from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.tools.toolbox import Toolbox
 from vlmkit_server.wire.ignored import (
     HEADER,
     STRICT_HEADER,
@@ -26,24 +44,6 @@ from vlmkit_server.wire.ignored import (
     header_value,
     unknown,
 )
-from vlmkit_server.fleet.fleet import Fleet
-from vlmkit_server.fleet.model_registry import ModelRegistry
-from vlmkit_server.fleet.model_handle import State
-from vlmkit_server.http.errors import ClientGone, Unavailable, waiting_s
-from vlmkit_server.http.quota import Permit
-from vlmkit_server.auth.key_ring import key_ring
-from vlmkit_server.interfaces.monitor import Monitor
-from vlmkit_server.rate_limits.tenants import TenantUsages
-from vlmkit_server.logs.audit import AuditLog
-from vlmkit_server.logs.line_file import LateLineFile
-from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served, runner_of
-from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.tools.toolbox import Toolbox
-from vlmkit_server.exchange.bodies import Bodies
-from vlmkit_server.exchange.deadline import TooLate, deadline_of
-from vlmkit_server.exchange.resource_limits import ResourceLimits
-from vlmkit_server.exchange.monitors import Monitors
-from vlmkit_server.exchange.offload import OffloadExecutor
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Protocol
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit.types.completion import Chunk, Timings, Usage
+from vlmkit_server.exchange.server_timing import server_timing, timing_before
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import account_of
 from vlmkit_server.http.errors import ClientGone, Unavailable
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.server_timing import server_timing, timing_before
 
 TIMING_HEADER = b"x-vlmkit-timing"  # of a request whose stream is to say where its time went
 _HEADERS = [

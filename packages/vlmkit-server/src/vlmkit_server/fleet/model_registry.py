@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from vlmkit.errors import ConfigError
 from vlmkit_server.fleet.load_failure import too_large
 from vlmkit_server.fleet.model_handle import ModelHandle
-from vlmkit_server.http.errors import ModelNotFound
 from vlmkit_server.fleet.model_spec import ModelSpec
+from vlmkit_server.http.errors import ModelNotFound
 from vlmkit_server.settings.fleet import FleetSettings
 
 

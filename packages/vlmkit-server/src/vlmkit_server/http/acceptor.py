@@ -18,8 +18,8 @@ from typing import Any
 
 from vlmkit_server.http.caller import network_of
 from vlmkit_server.http.connection import Connection
-from vlmkit_server.http.quota import Quota
 from vlmkit_server.http.open_files import ReserveDescriptor
+from vlmkit_server.http.quota import Quota
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Protocol
 
 from vlmkit.running.scheduling.fair_share import may_acquire
-from vlmkit_server.http.errors import Overloaded
 from vlmkit_server.http.drain_rate import DrainRate
+from vlmkit_server.http.errors import Overloaded
 
 LOOKS = 256  # at those who might leave, for one newcomer
 

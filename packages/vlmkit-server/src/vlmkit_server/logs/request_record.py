@@ -5,7 +5,7 @@ from typing import Any
 from vlmkit.interfaces.runner import AnswerStream
 
 NOTED = "noted"
-"""Where the state of a request has its :class:`RequestRecord`, where somebody writes lines of requests."""
+"""The key of a request's :class:`RequestRecord` in its state, where requests are logged."""
 
 
 class RequestRecord:

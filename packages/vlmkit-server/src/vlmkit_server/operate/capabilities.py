@@ -15,17 +15,12 @@ from vlmkit.interfaces.runner import CONSTRAINT, RunnerFacts
 from vlmkit.interfaces.tokenizer import Option
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.apis.anthropic_messages.wire import COUNT, MESSAGES
 from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
 from vlmkit_server.apis.openai_chat.wire import CHAT
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS
 from vlmkit_server.apis.openai_embeddings.wire import EMBEDDINGS
-from vlmkit_server.wire.body import BodyReader
-from vlmkit_server.wire.answer_forms import Formed
-from vlmkit_server.fleet.model_handle import ModelHandle, State
-from vlmkit_server.http.methods import READ
-from vlmkit_server.http.operation import Operation
-from vlmkit_server.apis.anthropic_messages.wire import COUNT, MESSAGES
-from vlmkit_server.operate.field_actions import actions, places_of, rejected_fields
+from vlmkit_server.apis.openai_responses.wire import INPUT_TOKENS, RESPONSES
 from vlmkit_server.apis.tokens.wire_generate import GENERATE
 from vlmkit_server.apis.tokens.wire_render import (
     RENDER_CHAT,
@@ -34,9 +29,14 @@ from vlmkit_server.apis.tokens.wire_render import (
     RENDER_RESPONSES,
 )
 from vlmkit_server.apis.tokens.wire_tokenize import DETOKENIZE, TOKENIZE
-from vlmkit_server.apis.openai_responses.wire import INPUT_TOKENS, RESPONSES
-from vlmkit_server.settings.server import FilesSettings
 from vlmkit_server.exchange.service import KnownFields, Service
+from vlmkit_server.fleet.model_handle import ModelHandle, State
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.operate.field_actions import actions, places_of, rejected_fields
+from vlmkit_server.settings.server import FilesSettings
+from vlmkit_server.wire.answer_forms import Formed
+from vlmkit_server.wire.body import BodyReader
 
 _Bodies = Mapping[str, BodyReader[Any]]
 

@@ -11,12 +11,12 @@ from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 
 from vlmkit._version import __version__
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_handle import ModelHandle, State
 from vlmkit_server.http.caller import Caller, caller_of
 from vlmkit_server.http.errors import RETRY_AFTER_S, waiting_s
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.exchange.service import Service
 
 Status = Literal["ready", "loading", "failed", "full", "draining"]
 

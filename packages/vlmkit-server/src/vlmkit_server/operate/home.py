@@ -12,6 +12,7 @@ from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
@@ -25,7 +26,6 @@ from vlmkit_server.http.page import (
     page_response,
     table,
 )
-from vlmkit_server.exchange.service import Service
 
 _PAGE = Operation(bytes, media_type=HTML, may_be_missing=True, access="open")
 _WHAT = "A vlmkit server: vision-language models behind the APIs of OpenAI and Anthropic."

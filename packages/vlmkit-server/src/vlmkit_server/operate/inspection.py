@@ -13,11 +13,11 @@ from litestar.di import NamedDependency
 from vlmkit._version import __version__
 from vlmkit.interfaces.runner import Runner
 from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import ModelNotFound, Unavailable
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.exchange.service import Service
 
 
 class Load(msgspec.Struct):

@@ -13,11 +13,11 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit_server.apis.openai_chat.call import Call
-from vlmkit_server.wire.body import BodyReader
-from vlmkit_server.wire.sampling_fields import ModelName
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.operate.models import ModelBody, model_body
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.wire.sampling_fields import ModelName
 
 
 class NamedModel(msgspec.Struct, kw_only=True):

@@ -12,13 +12,13 @@ from typing import Any
 from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.monitor import ModelState, Page, ServerState
 from vlmkit_server.operate.health import readiness_of
-from vlmkit_server.exchange.service import Service
 
 MAX_WAITING = 16  # scrapes at once; a page takes milliseconds
 

@@ -7,10 +7,10 @@ from litestar import Controller, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_handle import ModelHandle, State
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.exchange.service import Service
 
 
 class ModelBody(msgspec.Struct):

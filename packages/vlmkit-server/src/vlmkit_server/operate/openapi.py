@@ -15,12 +15,12 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from vlmkit._version import __version__
-from vlmkit_server.wire.ignored import HEADER, STRICT_HEADER
+from vlmkit_server.exchange.service import KnownFields
 from vlmkit_server.http.errors import ErrorBody
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
-from vlmkit_server.exchange.service import KnownFields
+from vlmkit_server.wire.ignored import HEADER, STRICT_HEADER
 
 _Json = dict[str, Any]
 _TEXT = {"type": "string"}

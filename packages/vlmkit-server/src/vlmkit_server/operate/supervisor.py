@@ -6,10 +6,10 @@ that in their own threads: one who finds that nothing was seen for long knows th
 
 import time
 
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.operate.health import Status, readiness_of
 from vlmkit_server.operate.health_listener import Word
 from vlmkit_server.operate.notify import Notifier, in_usec, reloading
-from vlmkit_server.exchange.service import Service
 
 STILL_S = 30.0  # without a turn of the event loop, before the server counts as dead
 EXTEND_S = 60.0  # that systemd is asked to wait for while models are loaded

@@ -6,12 +6,12 @@ from litestar.connection import ASGIConnection
 from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler
 
+from vlmkit_server.auth.key import Key
 from vlmkit_server.http.caller import network_of
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.auth.key import Key
+from vlmkit_server.rate_limits.cost import ONE_REQUEST
 from vlmkit_server.rate_limits.tenant_usage import TenantUsage
 from vlmkit_server.rate_limits.tenants import TenantUsages
-from vlmkit_server.rate_limits.cost import ONE_REQUEST
 
 ACCOUNT = "limits_account"
 """Where a request's state has the account that it is charged to, if any."""

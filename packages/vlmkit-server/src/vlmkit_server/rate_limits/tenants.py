@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmkit_server.auth.key import Key
-from vlmkit_server.rate_limits.tenant_usage import TenantUsage, Clock
+from vlmkit_server.rate_limits.tenant_usage import Clock, TenantUsage
 from vlmkit_server.settings.limits import LimitsSettings, limits_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
-from vlmkit_server.rate_limits.tenant_usage import TenantUsage, Hold
 from vlmkit_server.rate_limits.cost import NOTHING, Cost, of_prompt
+from vlmkit_server.rate_limits.tenant_usage import Hold, TenantUsage
 
 
 class UsageCharge:

@@ -4,8 +4,8 @@ Only files of our naming scheme are opened or unlinked, and only those that the 
 else lies in the folder is not ours and stays. No name comes from a client. Bytes are counted in the
 event loop's thread; files are read and written in any.
 
-What the files hold, and when one is unlinked, is decided by :mod:`vlmkit_server.apis.files.disk_store` and
-:mod:`vlmkit_server.apis.batches.store`.
+:mod:`vlmkit_server.apis.files.disk_store` and :mod:`vlmkit_server.apis.batches.store` decide what
+the files hold, and when one is unlinked.
 """
 
 import errno
@@ -21,8 +21,8 @@ from pathlib import Path
 from vlmkit.config.paths import named_paths
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit_server.http.errors import Unavailable
-from vlmkit_server.storage.database import Database
 from vlmkit_server.settings.server import DataSettings, ServerSettings
+from vlmkit_server.storage.database import Database
 
 LEAST_BYTES = 4096  # that a file takes, be it empty
 DATABASE = "vlmkit.sqlite3"

@@ -15,9 +15,9 @@ from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.message import ImagePart, TextPart
 from vlmkit.types.tool_call import ToolCallPart
+from vlmkit_server.gather import gather
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.interfaces.tool_source import ToolSource
-from vlmkit_server.gather import gather
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,9 @@ class Toolbox:
         sources: Mapping[str, ToolSource] = MappingProxyType({}),
         component_names: ComponentNames = UNKNOWN,
     ) -> None:
-        self._sources = {component_names.of("tool_source", name): each for name, each in sources.items()}
+        self._sources = {
+            component_names.of("tool_source", name): each for name, each in sources.items()
+        }
         self._by_name: dict[str, ToolSource] = {}
         self._whose: dict[str, str] = {}
         for provider, source in sources.items():

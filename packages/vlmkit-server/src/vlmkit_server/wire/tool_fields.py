@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from vlmkit.errors import RequestError
 from vlmkit.types.tool_choice import NamedTool, ToolChoice
-from vlmkit_server.wire.unused import LeftOut
 from vlmkit_server.wire.sampling_fields import Label, SamplingFields
+from vlmkit_server.wire.unused import LeftOut
 
 Arguments = str | dict[str, Any] | None
 """Of a call: the JSON text of an object, the object itself, or none."""

@@ -84,8 +84,8 @@ def _tell(findings: "Sequence[Finding]", counts: dict[str, int]) -> None:
 
 def _parts(model: str, layered: "LayeredConfig", found: "Plugins") -> "ModelParts":
     """Return the parts of the model that components are tried on."""
-    from vlmkit.cli.loading import wanted_entries
     from vlmkit.assembly.sources import resolve
+    from vlmkit.cli.loading import wanted_entries
     from vlmkit_testing.verify.subjects import ModelParts
 
     entry = wanted_entries([model], layered.config, found)[0]

@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
+from vlmkit.checkpoints.folder import CONFIGS
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.lfs_pointer import is_pointer
-from vlmkit.checkpoints.folder import CONFIGS
 from vlmkit.plugins.build_context import BuildContext
 from vlmkit.plugins.provider import Provider
 from vlmkit.plugins.registries import Registries

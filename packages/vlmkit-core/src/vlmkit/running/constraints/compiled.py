@@ -20,14 +20,14 @@ from vlmkit.interfaces.constraint import (
     Vocabulary,
 )
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.running.constraints.limits import check_limits, num_chars_of
-from vlmkit.running.scheduling.eviction import EvictionPolicy
-from vlmkit.running.sampling.token_sets import words_of
-from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
-from vlmkit.running.constraints.sandbox.worker import ConstraintWorker, SandboxBudget
 from vlmkit.running.constraints.grammar_state import GrammarState
-from vlmkit.running.faults.isolation import engine_error
+from vlmkit.running.constraints.limits import check_limits, num_chars_of
 from vlmkit.running.constraints.relaxation import Compiled, compiled
+from vlmkit.running.constraints.sandbox.worker import ConstraintWorker, SandboxBudget
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.running.faults.isolation import engine_error
+from vlmkit.running.sampling.token_sets import words_of
+from vlmkit.running.scheduling.eviction import EvictionPolicy
 from vlmkit.types.constraint import Constraint, Lark
 
 MakeCompiler = Callable[[Vocabulary], ConstraintCompiler]
@@ -186,7 +186,9 @@ class Constraints:
             if isinstance(constraint, Lark) and constraint.tokens:
                 named = (token_id for _, token_id in constraint.tokens)
                 free = free | words_of(named, self._vocab_size)
-            return [GrammarState(made.make, free, self._ends, made.unconstrained) for _ in range(num)]
+            return [
+                GrammarState(made.make, free, self._ends, made.unconstrained) for _ in range(num)
+            ]
         except VlmkitError:
             raise
         except Exception as error:  # a compiler may raise anything

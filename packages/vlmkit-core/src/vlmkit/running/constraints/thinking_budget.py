@@ -15,8 +15,8 @@ from vlmkit.interfaces.chat_format import ChannelFormat, Mark
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.running.sampling.token_sets import BITS, Words, words_of
 from vlmkit.running.constraints.token_rules import Rule
+from vlmkit.running.sampling.token_sets import BITS, Words, words_of
 
 MAX_HEAD_BYTES = 1024  # of a message in a channel; what is longer is no head
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from vlmkit.errors import ConstraintError, RequestError
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.running.sampling.token_sets import BITS, Words, holds, words_of
 from vlmkit.running.constraints.grammar_state import GrammarState
+from vlmkit.running.sampling.token_sets import BITS, Words, holds, words_of
 from vlmkit.types.sampling import MAX_SEQUENCE_TOKENS
 
 
@@ -87,7 +87,7 @@ class BadWords(Rule):
 
 
 class RuledGrammarState:
-    """Follows one sequence by rules; see :class:`vlmkit.running.constraints.grammar_state.GrammarState`.
+    """Follows one sequence by rules, as :class:`.grammar_state.GrammarState` does by a grammar.
 
     Args:
         rules: all of them hold.
@@ -98,7 +98,9 @@ class RuledGrammarState:
         unconstrained: parts of the constraint's schemas that are not enforced.
     """
 
-    def __init__(self, rules: Seq[Rule], vocab_size: int, within: GrammarState | None = None) -> None:
+    def __init__(
+        self, rules: Seq[Rule], vocab_size: int, within: GrammarState | None = None
+    ) -> None:
         self.unconstrained = () if within is None else within.unconstrained
         self._rules = rules
         self._within = within

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vlmkit.errors import ConstraintError, RequestError
+from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.interfaces.chat_format import Calling, ChannelFormat
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.formats.tool_call_grammar import tool_call_grammar
 from vlmkit.types.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.types.request import Request
 

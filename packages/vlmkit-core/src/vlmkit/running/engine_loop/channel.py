@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from vlmkit.errors import EngineError, MediaError, VlmkitError
 from vlmkit.interfaces.observer import RequestEnd, RequestFacts
-from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.engine_loop.answer_text import AnswerText
 from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.types.completion import Chunk, FinishReason, Timings, Usage
 from vlmkit.types.shown_image import ShownImage
 from vlmkit.types.stage import NO_STAGE, ImageTimings, Stage

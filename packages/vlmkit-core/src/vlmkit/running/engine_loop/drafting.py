@@ -24,7 +24,10 @@ class Drafting:
     """
 
     def __init__(
-        self, proposer: Proposer | None, limits: EngineLimits, component_names: ComponentNames = UNKNOWN
+        self,
+        proposer: Proposer | None,
+        limits: EngineLimits,
+        component_names: ComponentNames = UNKNOWN,
     ) -> None:
         self._component_names = component_names
         self._proposer = proposer if limits.max_draft_tokens else None

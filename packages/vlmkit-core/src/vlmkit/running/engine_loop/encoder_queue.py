@@ -12,9 +12,9 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, WorkItem
-from vlmkit.running.faults.attribution import UNKNOWN, Fault, ComponentNames
 from vlmkit.running.engine_loop.encoder_thread import EncoderThread, Key
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, Fault
 from vlmkit.running.faults.isolation import engine_error
 from vlmkit.types.stage import NO_STAGE
 

@@ -63,4 +63,6 @@ def answer_grounding(prompt: Prompt, tokenizer: Tokenizer) -> AnswerGrounding | 
     """Return what finds the places of an answer; None where nobody asked."""
     if prompt.place_format is None:
         return None
-    return AnswerGrounding(tokenizer.reader(prompt, shows_special=True), prompt, prompt.place_format)
+    return AnswerGrounding(
+        tokenizer.reader(prompt, shows_special=True), prompt, prompt.place_format
+    )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from vlmkit.interfaces.grounding_format import JsonGrounding, MarkedGrounding, GroundingFormat
+from vlmkit.interfaces.grounding_format import GroundingFormat, JsonGrounding, MarkedGrounding
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.transform import Transform
 
@@ -25,7 +25,9 @@ _OBJECT = re.compile(r"\{[^{}]{1,2000}\}")
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-def find_regions(text: str, form: GroundingFormat, transform: Transform) -> tuple[GroundedRegion, ...]:
+def find_regions(
+    text: str, form: GroundingFormat, transform: Transform
+) -> tuple[GroundedRegion, ...]:
     """Return the places in a text, in order.
 
     Args:
@@ -71,7 +73,9 @@ def _are_numbers(value: Any, num: int) -> bool:
     )
 
 
-def _place(label: str, numbers: Seq[float], extent: int | None, transform: Transform) -> GroundedRegion:
+def _place(
+    label: str, numbers: Seq[float], extent: int | None, transform: Transform
+) -> GroundedRegion:
     height, width = transform.upright_size
     vertical, horizontal = transform.scale
     across = 1 / horizontal if extent is None else width / extent

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from vlmkit.errors import EngineError, EngineFailed
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.job import Job
+from vlmkit.running.faults.engine_errors import closing_error, engine_failed
 
 M = TypeVar("M")
 
@@ -140,21 +140,6 @@ class Inbox:
     def _ring(self) -> None:
         self._has_news = True
         self.bell.notify_all()
-
-
-def closing_error() -> EngineError:
-    """Return the error of requests that come too late."""
-    return EngineError("the pipeline is closing", hint="ask another server")
-
-
-def engine_failed(cause: BaseException, who: str = "the engine") -> EngineFailed:
-    """Return the error of requests that an engine can serve no more; a fresh one for each.
-
-    One that is raised again and again would collect every raiser's frames.
-    """
-    error = EngineFailed(f"{who} failed", hint="see the server's log")
-    error.__cause__ = cause
-    return error
 
 
 def _drained(queue: deque[M]) -> Iterator[M]:

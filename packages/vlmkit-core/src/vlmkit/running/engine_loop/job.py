@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from vlmkit.checkpoints.pooling import Pooled
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import Span
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.checkpoints.pooling import Pooled
-from vlmkit.running.engine_loop.grounding import AnswerGrounding
-from vlmkit.running.engine_loop.channel import Channel
-from vlmkit.running.engine_loop.step_executor import Outcome
 from vlmkit.running.engine_loop.answer_text import AnswerText
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.grounding import AnswerGrounding
+from vlmkit.running.engine_loop.step_executor import Outcome
 from vlmkit.types.completion import Chunk, FinishReason
 from vlmkit.types.delta import Delta
 from vlmkit.types.sampling import SamplingParams

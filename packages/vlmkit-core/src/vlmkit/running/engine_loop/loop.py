@@ -23,20 +23,21 @@ from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import Step, WorkItem
 from vlmkit.kit import heap
-from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, faulty_component
+from vlmkit.running.engine_loop.active_jobs import ActiveJobs
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.drafting import Drafting
 from vlmkit.running.engine_loop.encoder_queue import EncoderQueue, waits
-from vlmkit.running.engine_loop.step_executor import StepExecutor, Outcome
-from vlmkit.running.scheduling.fair_share import LEFT_TO_OTHERS, may_acquire
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
-from vlmkit.running.engine_loop.inbox import Inbox, engine_failed
+from vlmkit.running.engine_loop.inbox import Inbox
 from vlmkit.running.engine_loop.job import Job
-from vlmkit.running.engine_loop.active_jobs import ActiveJobs
 from vlmkit.running.engine_loop.loop_stats import LoopStats
-from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, faulty_component
+from vlmkit.running.faults.engine_errors import engine_failed
 from vlmkit.running.faults.watchdog import Watchdog, WatchedWork, shown
+from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.scheduling.fair_share import LEFT_TO_OTHERS, may_acquire
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,9 @@ class Loop:
         self._drafting = Drafting(proposer, engine.limits, component_names)
         self._scheduler = scheduler
         self.stats = LoopStats()
-        self._jobs = ActiveJobs(engine, scheduler, self._encodings, self._drafting, self.stats, component_names)
+        self._jobs = ActiveJobs(
+            engine, scheduler, self._encodings, self._drafting, self.stats, component_names
+        )
         self._inbox = Inbox()
         self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
         self._has_passed = False  # all of the last step waits for images

@@ -19,11 +19,17 @@ from vlmkit.interfaces.prompt import Array, Prompt
 from vlmkit.interfaces.sampler import Row, Sampler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.running.faults.attribution import UNKNOWN, Fault, ComponentNames, ComponentError, ComponentFailed
+from vlmkit.running.engine_loop.hidden_states import read_states
+from vlmkit.running.faults.attribution import (
+    UNKNOWN,
+    ComponentError,
+    ComponentFailed,
+    ComponentNames,
+    Fault,
+)
 from vlmkit.running.faults.isolation import engine_error, isolated
 from vlmkit.running.sampling.grammar_masks import GrammarMasks
 from vlmkit.running.sampling.sampled_tokens import picked, readable, samples
-from vlmkit.running.engine_loop.hidden_states import read_states
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 
@@ -64,7 +70,9 @@ class StepExecutor:
         component_names: who made them.
     """
 
-    def __init__(self, engine: Engine, sampler: Sampler, component_names: ComponentNames = UNKNOWN) -> None:
+    def __init__(
+        self, engine: Engine, sampler: Sampler, component_names: ComponentNames = UNKNOWN
+    ) -> None:
         self._engine = engine
         self._sampler = sampler
         self._component_names = component_names

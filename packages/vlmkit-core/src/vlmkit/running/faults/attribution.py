@@ -53,7 +53,7 @@ class Fault(EngineError):  # noqa: N818 - as those of vlmkit.errors
         return EngineError(f"{component_names.of(self.part)} {self.problem}")
 
 
-class ComponentError(Exception):  # noqa: N818 - it is how one is carried to where it is told
+class ComponentError(Exception):
     """A part raised what it does not explain.
 
     Args:
@@ -67,7 +67,7 @@ class ComponentError(Exception):  # noqa: N818 - it is how one is carried to whe
         self.cause = cause
 
 
-class ComponentFailed(EngineError):  # noqa: N818
+class ComponentFailed(EngineError):  # noqa: N818 - as those of vlmkit.errors
     """A part fails whatever it is given.
 
     Args:
@@ -95,7 +95,9 @@ def attributing(component_names: ComponentNames, part: str, what: str) -> Iterat
     except MemoryError as error:
         raise OutOfMemory(what) from error
     except Exception as error:  # a part may raise anything
-        raise engine_error(f"{component_names.of(part)} failed on {what}", error, repeats=True) from error
+        raise engine_error(
+            f"{component_names.of(part)} failed on {what}", error, repeats=True
+        ) from error
 
 
 def faulty_component(error: BaseException, parts: Mapping[str, Any]) -> str | None:

@@ -35,9 +35,12 @@ class ObserverDispatch:
         component_names: who made them.
     """
 
-    def __init__(self, observers: Mapping[str, Observer], component_names: ComponentNames = UNKNOWN) -> None:
+    def __init__(
+        self, observers: Mapping[str, Observer], component_names: ComponentNames = UNKNOWN
+    ) -> None:
         self._listeners = {
-            name: _Listener(name, o, component_names.of("observer", name)) for name, o in observers.items()
+            name: _Listener(name, o, component_names.of("observer", name))
+            for name, o in observers.items()
         }
         self._by_event = {
             event: [listener for listener in self._listeners.values() if listener.hears(event)]

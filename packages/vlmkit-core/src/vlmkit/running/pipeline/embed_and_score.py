@@ -7,11 +7,11 @@ given: it is a sequence whose answer is there already, as after a preemption.
 from dataclasses import replace
 from typing import Any
 
+from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import PromptTooLong, RequestError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import Prompt, Span
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.types.prompt_tokens import texts_between
 from vlmkit.types.request import Request
 

@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from types import TracebackType
 from typing import Any, Self
 
+from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit.interfaces.engine import CountsRoom, Engine
 from vlmkit.interfaces.media_encoder import MediaEncoder, StatesPrecision
@@ -29,30 +30,29 @@ from vlmkit.interfaces.sampler import Sampler, SamplerClaims
 from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.checkpoints.pooling import Pooling
-from vlmkit.running.prompting.request_fields import facts_of
-from vlmkit.running.pipeline.sampler_claims import claims_of
-from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
-from vlmkit.running.engine_loop.channel import Channel
-from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
 from vlmkit.running.constraints.compiled import MakeCompiler
+from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
+from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
-from vlmkit.running.prompting.image_loader import ImageLoader
-from vlmkit.running.pipeline.request_preparation import RequestPreparation
 from vlmkit.running.engine_loop.loop import Loop
-from vlmkit.running.prompting.media import MediaPreparation
-from vlmkit.running.scheduling.decode_memory import DecodeLease
+from vlmkit.running.engine_loop.stream import Stream
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.running.observers.dispatch import ObserverDispatch
-from vlmkit.running.prompting.parameters import followed
+from vlmkit.running.pipeline.request_preparation import RequestPreparation
+from vlmkit.running.pipeline.sampler_claims import claims_of
 from vlmkit.running.prompting.image_decoding import ImageDecoder
-from vlmkit.running.prompting.request_workers import RequestWorkers
-from vlmkit.running.prompting.prompt_builder import PromptBuilder, LocalPromptBuilder
+from vlmkit.running.prompting.image_loader import ImageLoader
+from vlmkit.running.prompting.media import MediaPreparation
+from vlmkit.running.prompting.parameters import followed
+from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder, PromptBuilder
 from vlmkit.running.prompting.renderers.pool import RendererPool
 from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
-from vlmkit.running.sampling.sampler import ArraySampler
-from vlmkit.running.scheduling.scheduler import ContinuousScheduler
-from vlmkit.running.engine_loop.stream import Stream
+from vlmkit.running.prompting.request_fields import facts_of
+from vlmkit.running.prompting.request_workers import RequestWorkers
 from vlmkit.running.prompting.tiff_loader import TiffLoader
+from vlmkit.running.sampling.sampler import ArraySampler
+from vlmkit.running.scheduling.decode_memory import DecodeLease
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens

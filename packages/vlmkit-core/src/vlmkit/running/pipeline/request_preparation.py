@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from vlmkit.checkpoints.pooling import Pooled, Pooling
 from vlmkit.errors import ConstraintError, PromptTooLong, RequestError
 from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.interfaces.engine import Engine
@@ -22,24 +23,29 @@ from vlmkit.interfaces.request_field import RequestField
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.checkpoints.pooling import Pooled, Pooling
-from vlmkit.running.prompting.request_fields import checked_fields
-from vlmkit.running.engine_loop.grounding import answer_grounding, check_grounding
-from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, attributing
-from vlmkit.running.sampling.dry_breakers import SequenceBreakers
-from vlmkit.running.constraints.tool_calls import AnswerPlan, answer_plan, without_compiler
-from vlmkit.running.engine_loop.channel import Channel
-from vlmkit.running.sampling.random_numbers import choice_seed
-from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
 from vlmkit.running.constraints.compiled import Constraints, MakeCompiler
+from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
+from vlmkit.running.constraints.thinking_budget import thinking_budget
+from vlmkit.running.constraints.token_rules import (
+    AllowedTokens,
+    BadWords,
+    Rule,
+    RuledGrammarState,
+    spellings,
+)
+from vlmkit.running.constraints.tool_calls import AnswerPlan, answer_plan, without_compiler
+from vlmkit.running.engine_loop.answer_text import AnswerText
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.grounding import answer_grounding, check_grounding
 from vlmkit.running.engine_loop.job import AnswerJob, Job, ReadingJob
-from vlmkit.running.scheduling.decode_memory import DecodeLease
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, attributing
+from vlmkit.running.pipeline.embed_and_score import check_task, to_embed, to_score
 from vlmkit.running.prompting.parameters import checked_params, with_min_length
 from vlmkit.running.prompting.prompt_builder import PromptBuilder
-from vlmkit.running.pipeline.embed_and_score import check_task, to_embed, to_score
-from vlmkit.running.constraints.token_rules import AllowedTokens, BadWords, Rule, RuledGrammarState, spellings
-from vlmkit.running.engine_loop.answer_text import AnswerText
-from vlmkit.running.constraints.thinking_budget import thinking_budget
+from vlmkit.running.prompting.request_fields import checked_fields
+from vlmkit.running.sampling.dry_breakers import SequenceBreakers
+from vlmkit.running.sampling.random_numbers import choice_seed
+from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.types.constraint import Constraint
 from vlmkit.types.message import image_parts_of
 from vlmkit.types.request import Request
@@ -255,7 +261,9 @@ class RequestPreparation:
         if not rules and budget is None:
             return guides
         return [
-            RuledGrammarState([*rules, *([budget()] if budget else [])], self._limits.vocab_size, guide)
+            RuledGrammarState(
+                [*rules, *([budget()] if budget else [])], self._limits.vocab_size, guide
+            )
             for guide in guides
         ]
 

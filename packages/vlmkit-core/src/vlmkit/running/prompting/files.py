@@ -11,12 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from vlmkit.errors import ImageError, MediaError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.image_files.file_type import EMPTY, UNKNOWN as UNKNOWN_TYPE, file_type
 from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.interfaces.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.image_files.file_type import EMPTY, UNKNOWN as UNKNOWN_TYPE, file_type
 from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, Message, Part, image_parts_of, parts_of
 

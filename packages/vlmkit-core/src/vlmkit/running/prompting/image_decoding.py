@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from vlmkit.errors import ImageError, VlmkitError
 from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.kit import heap
-from vlmkit.running.scheduling.fair_executor import FairExecutor
-from vlmkit.running.engine_loop.inbox import closing_error
+from vlmkit.running.faults.engine_errors import closing_error
 from vlmkit.running.scheduling.decode_memory import DecodeLease, needed
+from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.types.image import Image
 from vlmkit.types.stage import Stage
 

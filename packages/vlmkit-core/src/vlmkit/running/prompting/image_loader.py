@@ -1,10 +1,10 @@
 """The built-in media loader: files of one image. How they are opened is the image's business."""
 
-from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.image_files.file_type import is_image
+from vlmkit.image_files.tiff import is_tiff
+from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart
-from vlmkit.image_files.tiff import is_tiff
 
 
 class ImageLoader:

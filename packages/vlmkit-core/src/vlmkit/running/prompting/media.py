@@ -27,7 +27,10 @@ class MediaPreparation:
     """
 
     def __init__(
-        self, loaders: Mapping[str, MediaLoader], facts: RunnerFacts, component_names: ComponentNames = UNKNOWN
+        self,
+        loaders: Mapping[str, MediaLoader],
+        facts: RunnerFacts,
+        component_names: ComponentNames = UNKNOWN,
     ) -> None:
         self._files = FileOpener(loaders, facts.bounds, component_names)
         self._facts = facts

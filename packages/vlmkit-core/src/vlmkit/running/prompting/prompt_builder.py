@@ -11,19 +11,19 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, attributing
 from vlmkit.running.prompting.files import Opened, blame_sent
-from vlmkit.running.prompting.media import MediaPreparation
-from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixels, needed
-from vlmkit.running.prompting.parameters import check_ids, check_options
 from vlmkit.running.prompting.image_decoding import ImageDecoder
+from vlmkit.running.prompting.media import MediaPreparation
+from vlmkit.running.prompting.parameters import check_ids, check_options
 from vlmkit.running.prompting.placed_images import between, placed, showing
 from vlmkit.running.prompting.prompt_info import prompt_info
+from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixels, needed
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.message import (
     Message,

@@ -17,12 +17,17 @@ from functools import partial
 from typing import TypeVar
 
 from vlmkit.errors import RequestCancelled
-from vlmkit.running.scheduling.fair_executor import FairExecutor
-from vlmkit.running.engine_loop.inbox import closing_error
-from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter, DecodeLease, check_num_pixels, needed
-from vlmkit.running.prompting.prompt_builder import is_constrained, is_short
-from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.image_files.file_type import is_image
+from vlmkit.running.faults.engine_errors import closing_error
+from vlmkit.running.prompting.prompt_builder import is_constrained, is_short
+from vlmkit.running.scheduling.decode_memory import (
+    DecodeLease,
+    DecodeMemoryLimiter,
+    check_num_pixels,
+    needed,
+)
+from vlmkit.running.scheduling.fair_executor import FairExecutor
+from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import parts_of
 from vlmkit.types.request import Request
@@ -159,7 +164,11 @@ class RequestWorkers:
         return num_bytes
 
     def _run(
-        self, work: Callable[[Request, DecodeLease], T], request: Request, place: DecodeLease, num_bytes: int
+        self,
+        work: Callable[[Request, DecodeLease], T],
+        request: Request,
+        place: DecodeLease,
+        num_bytes: int,
     ) -> T:
         if self.is_closed:
             raise closing_error()

@@ -5,8 +5,8 @@ pages.
 """
 
 from vlmkit.errors import ImageError, MediaError
-from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.image_files import tiff
+from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart
 from vlmkit.types.pages import Pages

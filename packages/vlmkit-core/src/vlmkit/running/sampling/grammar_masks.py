@@ -13,11 +13,11 @@ import numpy as np
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.running.sampling.token_sets import Words, flags, holds
 from vlmkit.running.faults.attribution import Fault
-from vlmkit.running.sampling.batch import send
 from vlmkit.running.faults.isolation import engine_error
 from vlmkit.running.sampling.array_namespace import namespace_of
+from vlmkit.running.sampling.batch import send
+from vlmkit.running.sampling.token_sets import Words, flags, holds
 from vlmkit.types.sample import Sample
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from vlmkit.interfaces.sampler import Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.per_sequence import PerSequence
-from vlmkit.running.sampling.logit_changes import LogitChanges
 from vlmkit.running.sampling.dry import DryRule
-from vlmkit.running.sampling.sequence_rules import SequenceRules
+from vlmkit.running.sampling.logit_changes import LogitChanges
 from vlmkit.running.sampling.penalty_window import window_penalties
+from vlmkit.running.sampling.sequence_rules import SequenceRules
 from vlmkit.types.sampling import SamplingParams
 
 

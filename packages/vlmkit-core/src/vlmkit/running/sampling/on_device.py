@@ -13,8 +13,8 @@ from typing import Any
 import array_api_compat
 
 from vlmkit.running.sampling.batch import Choice, Columns, apply, changed, columns, send
-from vlmkit.running.sampling.top_k_top_p import min_kept_logit, share, truncated
 from vlmkit.running.sampling.random_numbers import bits, exponentials, noisy
+from vlmkit.running.sampling.top_k_top_p import min_kept_logit, share, truncated
 
 
 def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice]) -> Any:

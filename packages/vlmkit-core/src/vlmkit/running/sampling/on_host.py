@@ -21,8 +21,8 @@ import numpy as np
 from vlmkit.running.sampling.batch import Choice, apply, changed, columns
 from vlmkit.running.sampling.logit_changes import Numbers
 from vlmkit.running.sampling.probability_cutoffs import ProbabilityCutoff
-from vlmkit.running.sampling.top_k_top_p import min_kept_logit, share
 from vlmkit.running.sampling.random_numbers import bits, exponentials, noisy
+from vlmkit.running.sampling.top_k_top_p import min_kept_logit, share
 
 ROWS_AT_ONCE = 4  # copied for their changes; the heap keeps the memory for the next rows
 SLACK = 1.0001  # float32 weights of tokens that have a chance, and their sums, err by less

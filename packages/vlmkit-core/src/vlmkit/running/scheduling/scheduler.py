@@ -15,9 +15,9 @@ from vlmkit.errors import QueueFull
 from vlmkit.interfaces.engine import Admission, Cache, EngineLimits
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
-from vlmkit.running.scheduling.prefix_sharing import PrefixSharing
 from vlmkit.running.scheduling.chunks import is_encoding, latest_stop, media_to_encode, uncut
 from vlmkit.running.scheduling.prefill_budget import LEAST_TOKENS, PrefillBudget
+from vlmkit.running.scheduling.prefix_sharing import PrefixSharing
 from vlmkit.settings.scheduler import SchedulerSettings
 
 MOST_FOLLOWERS = 16  # that a step with work looks past; comparing prompts takes time

@@ -11,8 +11,8 @@ from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
-from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.apis.openai_chat.executed_calls import LABEL, Round
+from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 
 SERVED = "mcptoolu_"  # what ids of calls begin with that the server runs
 NO_OBJECT = "INVALID_JSON"  # the key by which Anthropic's guide wraps what is no object

@@ -9,11 +9,6 @@ from litestar.types import Scope
 from vlmkit.types.completion import Chunk, FinishReason, Usage
 from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.grounding import GroundedRegion
-from vlmkit_server.apis.openai_chat.answer import AnswerHead
-from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
-from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta
-from vlmkit_server.http.errors import fault_of, status_of
-from vlmkit_server.http.message_errors import message_error
 from vlmkit_server.apis.anthropic_messages.answer import (
     SERVED,
     Block,
@@ -26,6 +21,11 @@ from vlmkit_server.apis.anthropic_messages.answer import (
     served_result,
     stop_reason,
 )
+from vlmkit_server.apis.openai_chat.answer import AnswerHead
+from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta
+from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
+from vlmkit_server.http.errors import fault_of, status_of
+from vlmkit_server.http.message_errors import message_error
 
 _encode = msgspec.json.encode
 _BLOCKS: dict[type[Delta], Block] = {TextDelta: SaidBlock(""), ReasoningDelta: ThoughtBlock("")}

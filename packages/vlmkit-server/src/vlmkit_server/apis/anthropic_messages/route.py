@@ -13,12 +13,6 @@ from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream
-from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
-from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
-from vlmkit_server.apis.openai_chat.tool_loop import ToolLoop, begun, check_alone
-from vlmkit_server.http.errors import error_handlers
-from vlmkit_server.http.message_errors import MessageErrorBody, message_error
-from vlmkit_server.http.operation import Operation
 from vlmkit_server.apis.anthropic_messages.answer import MessageBody, message_body
 from vlmkit_server.apis.anthropic_messages.events import MessageEvents
 from vlmkit_server.apis.anthropic_messages.to_chat import Translation, as_chat
@@ -29,10 +23,16 @@ from vlmkit_server.apis.anthropic_messages.wire import (
     CountRequest,
     MessagesRequest,
 )
+from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
+from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
+from vlmkit_server.apis.openai_chat.tool_loop import ToolLoop, begun, check_alone
+from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import EventStream
-from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.message_errors import MessageErrorBody, message_error
+from vlmkit_server.http.operation import Operation
 
 OWN_EFFORT = "output_config.effort"
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.openai_chat import wire
-from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema
-from vlmkit_server.wire.translation import set_field
-from vlmkit_server.wire.sampling_fields import AnswerFields
 from vlmkit_server.apis.anthropic_messages import wire as own
 from vlmkit_server.apis.anthropic_messages.answer import SERVED
 from vlmkit_server.apis.anthropic_messages.wire_tools import chat_tools
+from vlmkit_server.apis.openai_chat import wire
+from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema
+from vlmkit_server.wire.sampling_fields import AnswerFields
+from vlmkit_server.wire.translation import set_field
 
 _SHARED = frozenset({*AnswerFields.__struct_fields__, *wire.OURS})
 _PLACES = {
@@ -136,7 +136,9 @@ class _Conversation:
 
     def _assistant(self, blocks: Sequence[_Placed]) -> None:
         """Say a turn, which results of calls that the server ran divide into messages."""
-        for is_result, run in groupby(blocks, lambda b: isinstance(b.block, own.ServedResultBlock)):
+        for is_result, run in groupby(
+            blocks, lambda b: isinstance(b.block, own.ServerToolResultBlock)
+        ):
             if not is_result:
                 self._answered(list(run))
                 continue
@@ -159,7 +161,7 @@ class _Conversation:
                 self.places[arguments] = f"{place}.input"
                 called = wire.CalledFunction(name=block.name, arguments=_text(block.input))
                 call_id = block.id
-                if isinstance(block, own.ServedUseBlock):
+                if isinstance(block, own.ServerToolUseBlock):
                     call_id = call_id.removeprefix(SERVED)
                 calls.append(wire.ToolCall(id=call_id, function=called))
         if not (texts or thoughts or calls):

@@ -7,6 +7,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.types.sampling import NumTokens
+from vlmkit_server.apis.anthropic_messages.wire_tools import OwnChoice, OwnTools
 from vlmkit_server.apis.openai_chat.wire import (
     ImageLimits,
     MaxImageTokens,
@@ -16,7 +17,6 @@ from vlmkit_server.apis.openai_chat.wire import (
 )
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.sampling_fields import AnswerFields, Label, ModelName
-from vlmkit_server.apis.anthropic_messages.wire_tools import OwnChoice, OwnTools
 
 
 class _Wire(msgspec.Struct, kw_only=True):

@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.errors import RequestError
-from vlmkit_server.wire.unused import LeftOut
 from vlmkit_server.wire.sampling_fields import Label
 from vlmkit_server.wire.tool_fields import (
     ChosenFunction,
@@ -16,6 +15,7 @@ from vlmkit_server.wire.tool_fields import (
     check_types,
     shown_type,
 )
+from vlmkit_server.wire.unused import LeftOut
 
 OwnName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
 

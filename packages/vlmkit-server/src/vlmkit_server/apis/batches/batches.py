@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.batches.runner import BatchRunner
 from vlmkit_server.apis.batches.in_process_client import InProcessClient
 from vlmkit_server.apis.batches.input_lines import Check, Place
 from vlmkit_server.apis.batches.records import Kind, OpenBatch
+from vlmkit_server.apis.batches.runner import BatchRunner
 from vlmkit_server.apis.batches.store import BatchStore
 from vlmkit_server.apis.batches.wire import MESSAGES, BatchBody, BatchErrors, BatchRequest
 from vlmkit_server.apis.files.disk_store import FilesOnDisk
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import Caller
 from vlmkit_server.http.errors import NotStored, Unavailable
-from vlmkit_server.exchange.service import Service
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from vlmkit.types.request import BACKGROUND
-from vlmkit_server.apis.batches.output_lines import answered, new_id, unanswered, used
 from vlmkit_server.apis.batches.in_process_client import Answer, InProcessClient
 from vlmkit_server.apis.batches.input_lines import Line, line_of
+from vlmkit_server.apis.batches.output_lines import answered, new_id, unanswered, used
 from vlmkit_server.apis.batches.records import Done, OpenBatch, TakenLine
 from vlmkit_server.http.errors import CLIENT_GONE, RETRY_AFTER_S
 from vlmkit_server.storage.data_folder import Folder

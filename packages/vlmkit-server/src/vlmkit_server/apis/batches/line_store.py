@@ -9,8 +9,8 @@ import itertools
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.input_lines import Place
+from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.records import Done, TakenLine
 from vlmkit_server.storage.data_folder import Folder, room_of
 

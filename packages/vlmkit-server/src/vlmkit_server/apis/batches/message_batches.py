@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.batches.wire import BatchBody
 from vlmkit_server.apis.batches.message_batches_wire import MessageBatch, MessageCounts, OneMessage
+from vlmkit_server.apis.batches.wire import BatchBody
 from vlmkit_server.storage.data_folder import Folder
 
 PIECE_BYTES = 2**20

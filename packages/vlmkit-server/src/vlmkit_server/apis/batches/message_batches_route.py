@@ -15,7 +15,6 @@ from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.batches.batches import Batches, keeping, storage_location
 from vlmkit_server.apis.batches.message_batches import check, lines, results, told
-from vlmkit_server.apis.batches.wire import BatchBody
 from vlmkit_server.apis.batches.message_batches_wire import (
     DeletedMessageBatch,
     MessageBatch,
@@ -23,14 +22,15 @@ from vlmkit_server.apis.batches.message_batches_wire import (
     MessageBatchesQuery,
     MessageBatchRequest,
 )
+from vlmkit_server.apis.batches.wire import BatchBody
 from vlmkit_server.apis.openai_chat.call import Call
-from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.message_errors import MessageErrorBody, message_error
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.wire.body import BodyReader
 
 REQUESTS = BodyReader(MessageBatchRequest, about=frozenset())
 _LINES = "application/octet-stream"

@@ -20,12 +20,12 @@ from vlmkit_server.apis.batches.wire import (
     Endpoint,
 )
 from vlmkit_server.apis.openai_chat.call import Call
-from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import MayNot
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Access, Operation
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.wire.body import BodyReader
 
 BATCHES = BodyReader(BatchRequest, about=frozenset())
 _ACCESS: dict[Endpoint, Access] = {"/v1/embeddings": "embed"}  # "chat" for all others

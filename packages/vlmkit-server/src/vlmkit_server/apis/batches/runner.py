@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmkit_server.apis.batches.in_process_client import InProcessClient
-from vlmkit_server.apis.batches.line_requests import Retry, LineRequests
+from vlmkit_server.apis.batches.line_requests import LineRequests, Retry
 from vlmkit_server.apis.batches.records import Done, OpenBatch, TakenLine
 from vlmkit_server.apis.batches.store import BatchStore
 from vlmkit_server.apis.batches.wire import Status
 from vlmkit_server.apis.batches.writer import Writer
-from vlmkit_server.http.errors import RETRY_AFTER_S, Unavailable
 from vlmkit_server.exchange.service import Service
+from vlmkit_server.http.errors import RETRY_AFTER_S, Unavailable
 
 log = logging.getLogger(__name__)
 

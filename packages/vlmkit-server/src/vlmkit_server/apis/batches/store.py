@@ -1,6 +1,6 @@
 """Batches in the database: what was asked for, and how far each is.
 
-What their lines are, and what came of them, is :mod:`vlmkit_server.apis.batches.line_store`'s business.
+Their lines and results are in :mod:`vlmkit_server.apis.batches.line_store`.
 """
 
 import secrets

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.files.memory_store import not_stored, too_large
 from vlmkit_server.http.errors import Overloaded
-from vlmkit_server.storage.database import not_written
 from vlmkit_server.storage.data_folder import PART, Folder, room_of
+from vlmkit_server.storage.database import not_written
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit_server.apis.files.storage import FileFacts, FileStorage
 from vlmkit_server.apis.files.shapes import deleted, file_error, listed, told
+from vlmkit_server.apis.files.storage import FileFacts, FileStorage
 from vlmkit_server.apis.files.upload import upload
 from vlmkit_server.apis.files.wire import DeletedFile, FileBody, FileForm, FilesPage, FilesQuery
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.exchange.service import Service
 
 PIECE_BYTES = 2**20
 

@@ -8,7 +8,7 @@ from vlmkit_server.apis.files.memory_store import FileStore, StoredFile
 
 
 class FileFacts(Protocol):
-    """What is known of a file: :class:`~vlmkit_server.apis.files.memory_store.StoredFile` says more."""
+    """What is known of a file; see :class:`.memory_store.StoredFile`."""
 
     @property
     def id(self) -> str: ...  # noqa: D102

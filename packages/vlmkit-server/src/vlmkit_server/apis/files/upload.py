@@ -9,15 +9,15 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit_server.wire.ignored import shown_names
 from vlmkit_server.apis.files.disk_store import FilesOnDisk, IncomingFile
 from vlmkit_server.apis.files.form import FormReader, SentFile, boundary_of, sent_file
-from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
 from vlmkit_server.apis.files.shapes import told
-from vlmkit_server.http.caller import caller_of
+from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
 from vlmkit_server.exchange.bodies import Body
 from vlmkit_server.exchange.content_encoding import check_not_encoded
 from vlmkit_server.exchange.service import Service
+from vlmkit_server.http.caller import caller_of
+from vlmkit_server.wire.ignored import shown_names
 
 PIECE_BYTES = 2**20
 FORM_BYTES = 2**16  # of a body besides the file in it

@@ -24,20 +24,23 @@ from vlmkit_server.apis.openai_chat.fingerprint import fingerprint
 from vlmkit_server.apis.openai_chat.image_options import DETAIL_FIELD, idle_details
 from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
-from vlmkit_server.wire.body import BodyReader
-from vlmkit_server.wire.structure import is_light
+from vlmkit_server.exchange.bodies import Body
+from vlmkit_server.exchange.deadline import TooLate
+from vlmkit_server.exchange.metered_runner import MeteredRunner
+from vlmkit_server.exchange.output_limit import OutputLimit
+from vlmkit_server.exchange.response_buffer import ResponseBuffer
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.unenforced_schemas import (
+    HEADER as UNCONSTRAINED_HEADER,
+    UnenforcedSchemas,
+)
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import WrongMediaType
-from vlmkit_server.rate_limits.usage_charge import UsageCharge
-from vlmkit_server.rate_limits.guard import ACCOUNT
 from vlmkit_server.logs.request_record import NOTED, RequestRecord
-from vlmkit_server.exchange.bodies import Body
-from vlmkit_server.exchange.output_limit import OutputLimit
-from vlmkit_server.exchange.deadline import TooLate
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.response_buffer import ResponseBuffer
-from vlmkit_server.exchange.unenforced_schemas import HEADER as UNCONSTRAINED_HEADER, UnenforcedSchemas
-from vlmkit_server.exchange.metered_runner import MeteredRunner
+from vlmkit_server.rate_limits.guard import ACCOUNT
+from vlmkit_server.rate_limits.usage_charge import UsageCharge
+from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.wire.structure import is_light
 
 B = TypeVar("B", bound=msgspec.Struct)
 

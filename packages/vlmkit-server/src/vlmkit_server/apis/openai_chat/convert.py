@@ -17,21 +17,27 @@ from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, Role, 
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
 from vlmkit.types.tool_call import ToolCallPart
+from vlmkit_server.apis.files.memory_store import FileStore
+from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
 from vlmkit_server.apis.openai_chat import wire
+from vlmkit_server.apis.openai_chat.content_parts import (
+    files_in,
+    images_in,
+    parts_of,
+    place_of,
+    shown_parts,
+)
 from vlmkit_server.apis.openai_chat.files import Files
 from vlmkit_server.apis.openai_chat.image_options import image_options, options_of
 from vlmkit_server.apis.openai_chat.images import Images, check_num_images
 from vlmkit_server.apis.openai_chat.prompt_options import goes_on, prompt_options, template_kinds
-from vlmkit_server.apis.openai_chat.content_parts import files_in, images_in, parts_of, place_of, shown_parts
+from vlmkit_server.exchange.offload import OffloadExecutor
+from vlmkit_server.http.caller import NOBODY, Caller
+from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.wire.answer_forms import requested_form
 from vlmkit_server.wire.sampling import sampling_values
 from vlmkit_server.wire.structure import check_structure
 from vlmkit_server.wire.tool_fields import check_tool_types, tool_values
-from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
-from vlmkit_server.apis.files.memory_store import FileStore
-from vlmkit_server.http.caller import NOBODY, Caller
-from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.exchange.offload import OffloadExecutor
 
 _ROLES: dict[type[wire.ChatMessage], Role] = {
     wire.SystemMessage: "system",

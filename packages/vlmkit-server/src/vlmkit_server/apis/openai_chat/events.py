@@ -15,8 +15,8 @@ from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, 
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
 from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
-from vlmkit_server.wire.sampling_fields import StreamOptions
 from vlmkit_server.http.errors import ErrorBody, fault_of
+from vlmkit_server.wire.sampling_fields import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
 

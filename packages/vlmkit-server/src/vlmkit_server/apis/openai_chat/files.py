@@ -14,12 +14,12 @@ from vlmkit.types.base64_text import from_base64, is_data_url
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.media import FilePart
 from vlmkit.types.pages import Pages
+from vlmkit_server.apis.files.storage import FileStorage, whole
 from vlmkit_server.apis.openai_chat import wire
 from vlmkit_server.apis.openai_chat.image_options import options_of
-from vlmkit_server.apis.files.storage import FileStorage, whole
-from vlmkit_server.http.caller import Caller
-from vlmkit_server.gather import in_order
 from vlmkit_server.exchange.offload import OffloadExecutor
+from vlmkit_server.gather import in_order
+from vlmkit_server.http.caller import Caller
 
 
 class NamedFile(NamedTuple):

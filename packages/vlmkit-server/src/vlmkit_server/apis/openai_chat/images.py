@@ -7,18 +7,18 @@ from functools import partial
 from typing import NamedTuple
 
 from vlmkit.errors import ImageError, RequestError
+from vlmkit.inputs.images import WEB, part_of_content
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
-from vlmkit.inputs.images import WEB, part_of_content
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.base64_text import is_data_url
 from vlmkit.types.image import Image, data_url_bytes
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart
 from vlmkit.types.stage import Stage
-from vlmkit_server.settings.server import ServerSettings
-from vlmkit_server.gather import in_order
 from vlmkit_server.exchange.offload import OffloadExecutor
+from vlmkit_server.gather import in_order
+from vlmkit_server.settings.server import ServerSettings
 
 SIZE = "size:"
 Placed = tuple[str, str | bytes]

@@ -11,17 +11,21 @@ from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import ChatCompletion, completion_pieces, logprobs_of
 from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
-from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed, prompt_logprobs
-from vlmkit_server.apis.openai_chat.tool_loop import begun, check_alone
 from vlmkit_server.apis.openai_chat.events import AnswerEvents, UsageEvents
+from vlmkit_server.apis.openai_chat.prompt_logprobs import (
+    PromptScorer,
+    check_not_streamed,
+    prompt_logprobs,
+)
+from vlmkit_server.apis.openai_chat.tool_loop import begun, check_alone
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatRequest
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.exchange.json_pieces import taken
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
-from vlmkit_server.exchange.json_pieces import taken
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import EventStream
-from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.http.operation import Operation
 
 
 class ChatController(Controller):

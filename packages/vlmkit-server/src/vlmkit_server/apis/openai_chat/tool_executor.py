@@ -12,11 +12,11 @@ from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit.types.tool_choice import tool_name
 from vlmkit_server.apis.openai_chat.executed_calls import CallResult, shown
-from vlmkit_server.http.errors import Unavailable
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.gather import gather
+from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.tools.tool_results import fitted
 from vlmkit_server.tools.toolbox import MAX_AT_ONCE, ToolResult, failure
-from vlmkit_server.exchange.service import Service
 
 MAX_CALLS = 16  # of one round
 

@@ -21,12 +21,12 @@ from vlmkit.types.delta import (
     text_of,
     tool_calls_of,
 )
-from vlmkit.types.message import Message, Part, ReasoningPart, TextPart, images_of
 from vlmkit.types.grounding import GroundedRegion
+from vlmkit.types.message import Message, Part, ReasoningPart, TextPart, images_of
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.apis.openai_chat.merged_stream import usage_of_all
 from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta, Round
+from vlmkit_server.apis.openai_chat.merged_stream import usage_of_all
 from vlmkit_server.apis.openai_chat.tool_executor import ToolExecutor, writable
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.exchange.service import Service

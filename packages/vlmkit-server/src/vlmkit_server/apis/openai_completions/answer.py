@@ -10,9 +10,15 @@ import msgspec
 from vlmkit.interfaces.runner import Runner
 from vlmkit.types.completion import Chunk, Completion, Usage
 from vlmkit.types.sample import Sample
-from vlmkit_server.apis.openai_chat.answer import NUM_EACH, AnswerHead, PromptLogprobs, UsageBody, finite
-from vlmkit_server.apis.openai_chat.prompt_logprobs import prompt_logprobs
+from vlmkit_server.apis.openai_chat.answer import (
+    NUM_EACH,
+    AnswerHead,
+    PromptLogprobs,
+    UsageBody,
+    finite,
+)
 from vlmkit_server.apis.openai_chat.events import DONE, DataEvents, UsageEvents
+from vlmkit_server.apis.openai_chat.prompt_logprobs import prompt_logprobs
 from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed, taken
 
 _encode = msgspec.json.encode

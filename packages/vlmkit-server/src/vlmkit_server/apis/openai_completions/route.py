@@ -15,12 +15,24 @@ from vlmkit.types.request import Request as Asked
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import MAX_CHOICES, SamplingParams
 from vlmkit_server.apis.openai_chat.call import Call, answer_head
+from vlmkit_server.apis.openai_chat.events import UsageEvents
 from vlmkit_server.apis.openai_chat.merged_stream import MergedStream
 from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed
-from vlmkit_server.apis.openai_chat.events import UsageEvents
-from vlmkit_server.apis.openai_completions.answer import Echo, TextAnswers, TextCompletion, TextWishes
+from vlmkit_server.apis.openai_completions.answer import (
+    Echo,
+    TextAnswers,
+    TextCompletion,
+    TextWishes,
+)
 from vlmkit_server.apis.openai_completions.empty_stream import EmptyStream
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
+from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.exchange.obfuscation import Obfuscated
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.streaming import EventStream
+from vlmkit_server.gather import in_order
+from vlmkit_server.http.caller import Caller
+from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.answer_forms import requested_form
 from vlmkit_server.wire.plain_prompts import (
     Plain,
@@ -31,13 +43,6 @@ from vlmkit_server.wire.plain_prompts import (
     plain_texts,
 )
 from vlmkit_server.wire.sampling import sampling_values
-from vlmkit_server.http.caller import Caller
-from vlmkit_server.http.operation import Operation
-from vlmkit_server.gather import in_order
-from vlmkit_server.exchange.obfuscation import Obfuscated
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import EventStream
-from vlmkit_server.exchange.full_response import WholeAnswer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -74,7 +79,9 @@ class CompletionCall(Call[CompletionRequest]):
         scores = await prompts.scores()
         stream: AnswerStream | MergedStream | EmptyStream
         if body.echo and body.max_tokens == 0:
-            stream = EmptyStream(len(echoes) * params.n, sum(len(each.token_ids) for each in echoes))
+            stream = EmptyStream(
+                len(echoes) * params.n, sum(len(each.token_ids) for each in echoes)
+            )
             ids: list[Seq[int]] = [each.token_ids for each in echoes]
         else:
             streams = await prompts.begun()

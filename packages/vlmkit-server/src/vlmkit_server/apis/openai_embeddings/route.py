@@ -12,9 +12,9 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
+from vlmkit.checkpoints.pooling import Vector
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import RunnerFacts
-from vlmkit.checkpoints.pooling import Vector
 from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request as Asked
 from vlmkit_server.apis.openai_chat.answer import PromptTokensDetails
@@ -29,6 +29,12 @@ from vlmkit_server.apis.openai_embeddings.wire import (
     Embeddings,
     EmbeddingUsage,
 )
+from vlmkit_server.exchange.full_response import PiecedAnswer
+from vlmkit_server.exchange.json_pieces import HOLE, filled, listed
+from vlmkit_server.exchange.service import Service
+from vlmkit_server.gather import in_order
+from vlmkit_server.http.errors import Unavailable
+from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.plain_prompts import (
     blame,
     check_plain_size,
@@ -36,12 +42,6 @@ from vlmkit_server.wire.plain_prompts import (
     plain_names,
     plain_texts,
 )
-from vlmkit_server.http.errors import Unavailable
-from vlmkit_server.http.operation import Operation
-from vlmkit_server.gather import in_order
-from vlmkit_server.exchange.json_pieces import HOLE, filled, listed
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.full_response import PiecedAnswer
 
 
 class EmbeddingsController(Controller):

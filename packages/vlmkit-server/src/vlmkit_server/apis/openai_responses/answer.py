@@ -12,22 +12,22 @@ from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.answer import LogprobsOf, logprob_pieces
-from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.apis.openai_chat.executed_calls import Round
-from vlmkit_server.wire.answer_forms import TextForm
+from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.apis.openai_responses import wire as own
 from vlmkit_server.apis.openai_responses.items import (
     CallItem,
+    ExecutedCallItem,
     MessageItem,
     OutputItem,
     ReasoningItem,
     SaidText,
-    ExecutedCallItem,
     ThoughtText,
     in_json,
     new_id,
 )
 from vlmkit_server.apis.openai_responses.namespaces import Named, response_tools
+from vlmkit_server.wire.answer_forms import TextForm
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 _encode = msgspec.json.encode

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from litestar.types import Scope
 
-from vlmkit_server.http.caller import account_of
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.events import ResponseEvents
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import Chunks, check_whole
+from vlmkit_server.http.caller import account_of
 
 
 async def answered(

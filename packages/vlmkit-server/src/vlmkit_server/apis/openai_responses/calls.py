@@ -22,7 +22,6 @@ from vlmkit_server.apis.openai_chat.answer import logprobs_of
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.tool_loop import ToolLoop, begun, check_alone
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
-from vlmkit_server.http.errors import Overloaded
 from vlmkit_server.apis.openai_responses.answer import (
     ResponseBodies,
     ResponseHead,
@@ -34,10 +33,10 @@ from vlmkit_server.apis.openai_responses.background import answered
 from vlmkit_server.apis.openai_responses.conversation import ConversationCall
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.events import ResponseEvents
-from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
+from vlmkit_server.apis.openai_responses.executed_call_events import ExecutedCallEvents
 from vlmkit_server.apis.openai_responses.items import OutputItem, kept_input, kept_output, new_id
 from vlmkit_server.apis.openai_responses.namespaces import names_of
-from vlmkit_server.apis.openai_responses.executed_call_events import ExecutedCallEvents
+from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
 from vlmkit_server.apis.openai_responses.truncation import check_fits
 from vlmkit_server.apis.openai_responses.wire import (
@@ -48,11 +47,12 @@ from vlmkit_server.apis.openai_responses.wire import (
     ResponsesRequest,
 )
 from vlmkit_server.exchange.background import BackgroundWork
+from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.named_errors import Answering, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import EventStream
-from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.http.errors import Overloaded
 
 
 class CountCall(ConversationCall[InputTokensRequest]):

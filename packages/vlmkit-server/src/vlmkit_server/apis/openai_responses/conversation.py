@@ -12,13 +12,13 @@ from vlmkit.types.request import Request as Asked
 from vlmkit_server.apis.openai_chat.call import MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
-from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
-from vlmkit_server.apis.openai_responses.truncation import Truncated, truncated, with_whole_answer
 from vlmkit_server.apis.openai_responses.to_chat import EARLIER, Body, as_chat, resolve
+from vlmkit_server.apis.openai_responses.truncation import Truncated, truncated, with_whole_answer
 from vlmkit_server.exchange.named_errors import Names, media_names
 from vlmkit_server.exchange.service import Service
+from vlmkit_server.wire.body import BodyReader
 
 EFFORT = "reasoning.effort"
 DETAIL = "input.content.detail"

@@ -16,21 +16,21 @@ from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import LogprobsOf
-from vlmkit_server.http.errors import fault_of
 from vlmkit_server.apis.openai_responses.answer import ResponseBodies, response_status
 from vlmkit_server.apis.openai_responses.items import (
     CallItem,
+    ExecutedCallItem,
     MessageItem,
     OutputItem,
     ReasoningItem,
     SaidText,
-    ExecutedCallItem,
     Status,
     ThoughtText,
     in_json,
     new_id,
 )
 from vlmkit_server.apis.openai_responses.namespaces import Named
+from vlmkit_server.http.errors import fault_of
 
 Keep = Callable[[bytes, Sequence[OutputItem]], None]
 

@@ -8,7 +8,7 @@ from typing import Any
 from vlmkit.types.delta import Delta, ToolCallDelta
 from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta
 from vlmkit_server.apis.openai_responses.events import ResponseEvents
-from vlmkit_server.apis.openai_responses.items import CallItem, OutputItem, ExecutedCallItem, Status
+from vlmkit_server.apis.openai_responses.items import CallItem, ExecutedCallItem, OutputItem, Status
 
 
 class ExecutedCallEvents(ResponseEvents):
@@ -20,7 +20,9 @@ class ExecutedCallEvents(ResponseEvents):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._running: dict[int, tuple[int, ExecutedCallItem]] = {}  # by call: its place, and itself
+        self._running: dict[
+            int, tuple[int, ExecutedCallItem]
+        ] = {}  # by call: its place, and itself
 
     def _delta(self, delta: Delta) -> bytes:
         if not isinstance(delta, ResultDelta):

@@ -8,9 +8,9 @@ import msgspec
 
 from vlmkit_server.apis.openai_chat.answer import TokenLogprob
 from vlmkit_server.apis.openai_chat.executed_calls import LABEL
-from vlmkit_server.wire.tool_fields import arguments_text
 from vlmkit_server.apis.openai_responses import wire as own
 from vlmkit_server.apis.openai_responses.namespaces import Named
+from vlmkit_server.wire.tool_fields import arguments_text
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

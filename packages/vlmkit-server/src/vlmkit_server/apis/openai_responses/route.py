@@ -15,18 +15,22 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_responses.answer import ResponseBody
+from vlmkit_server.apis.openai_responses.calls import CountCall, CreateCall
+from vlmkit_server.apis.openai_responses.pages import ItemsPage, ItemsQuery, listed
+from vlmkit_server.apis.openai_responses.retrieval import RetrieveQuery, retrieve_query
+from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
+from vlmkit_server.apis.openai_responses.store import ResponseStore
+from vlmkit_server.apis.openai_responses.wire import (
+    InputTokens,
+    InputTokensRequest,
+    ResponsesRequest,
+)
+from vlmkit_server.exchange.background import BackgroundWork
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.apis.openai_responses.answer import ResponseBody
-from vlmkit_server.apis.openai_responses.calls import CountCall, CreateCall
-from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
-from vlmkit_server.apis.openai_responses.pages import ItemsPage, ItemsQuery, listed
-from vlmkit_server.apis.openai_responses.retrieval import RetrieveQuery, retrieve_query
-from vlmkit_server.apis.openai_responses.store import ResponseStore
-from vlmkit_server.apis.openai_responses.wire import InputTokens, InputTokensRequest, ResponsesRequest
-from vlmkit_server.exchange.background import BackgroundWork
-from vlmkit_server.exchange.service import Service
 
 LINKS = (
     ("GET", "/v1/responses/{response_id}"),

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import msgspec
 from litestar.types import Scope, Send
 
-from vlmkit_server.http.errors import fault_of
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.exchange.obfuscation import filled_up
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import ByteStream
+from vlmkit_server.http.errors import fault_of
 
 
 class SseReplay(ByteStream):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from vlmkit.errors import RequestError
 from vlmkit.running.scheduling.eviction import EvictionPolicy
-from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.items import StoredItem
+from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.settings.server import ResponsesSettings
 
 ITEM_BYTES = 256  # what an item takes besides its text

@@ -14,14 +14,14 @@ from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_chat import wire
 from vlmkit_server.apis.openai_chat.convert import field_of_chat
 from vlmkit_server.apis.openai_chat.tool_executor import writable
-from vlmkit_server.wire import tool_fields
-from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema, ResponseFormat
-from vlmkit_server.wire.translation import set_field
-from vlmkit_server.wire.sampling_fields import AnswerFields
-from vlmkit_server.wire.tool_fields import arguments_text
 from vlmkit_server.apis.openai_responses import wire as own
 from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.apis.openai_responses.namespaces import full_name, shown_functions
+from vlmkit_server.wire import tool_fields
+from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema, ResponseFormat
+from vlmkit_server.wire.sampling_fields import AnswerFields
+from vlmkit_server.wire.tool_fields import arguments_text
+from vlmkit_server.wire.translation import set_field
 
 EARLIER = "previous_response_id"
 _SHARED = {*AnswerFields.__struct_fields__, *wire.OURS} - {

@@ -19,11 +19,11 @@ from vlmkit_server.apis.openai_chat.wire import (
     TemplateValues,
     Text,
 )
-from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.answer_forms import JsonObjectForm, TextForm
-from vlmkit_server.wire.unused import LeftOut
+from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.sampling_fields import AnswerFields, Label, ModelName
 from vlmkit_server.wire.tool_fields import OTHER_TOOL_TYPES, Arguments, FunctionName
+from vlmkit_server.wire.unused import LeftOut
 
 MAX_ITEMS = 2048
 """Of one conversation, those included that are stored here."""

@@ -21,13 +21,13 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
 from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
 from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.images import check_num_images
-from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed, prompt_logprobs
 from vlmkit_server.apis.openai_chat.events import UsageEvents
-from vlmkit_server.wire.answer_forms import RequestedForm, Formed, requested_form
-from vlmkit_server.wire.plain_prompts import check_plain_size
-from vlmkit_server.wire.sampling import said_values
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.apis.openai_chat.images import check_num_images
+from vlmkit_server.apis.openai_chat.prompt_logprobs import (
+    PromptScorer,
+    check_not_streamed,
+    prompt_logprobs,
+)
 from vlmkit_server.apis.tokens.generated import Generated, GeneratedEvents
 from vlmkit_server.apis.tokens.wire_generate import (
     GENERATE,
@@ -36,12 +36,16 @@ from vlmkit_server.apis.tokens.wire_generate import (
     GenerateRequest,
     ShownImage,
 )
+from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.exchange.json_pieces import taken
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
-from vlmkit_server.exchange.json_pieces import taken
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import EventStream
-from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.wire.answer_forms import Formed, RequestedForm, requested_form
+from vlmkit_server.wire.plain_prompts import check_plain_size
+from vlmkit_server.wire.sampling import said_values
 
 URLS = "features.image_urls"
 DIGESTS = "features.mm_hashes.image"

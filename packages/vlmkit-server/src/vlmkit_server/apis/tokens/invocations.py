@@ -21,12 +21,12 @@ from vlmkit_server.apis.openai_completions.route import CompletionCall
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS
 from vlmkit_server.apis.openai_embeddings.route import EmbeddingsCall
 from vlmkit_server.apis.openai_embeddings.wire import EMBEDDINGS
-from vlmkit_server.wire.structure import check_structure, is_light
+from vlmkit_server.auth.key import Key
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import MayNot
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.auth.key import Key
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.wire.structure import check_structure, is_light
 
 
 class _Keys(msgspec.Struct):

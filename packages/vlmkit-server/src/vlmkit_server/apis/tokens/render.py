@@ -17,18 +17,16 @@ from msgspec.structs import replace
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.types.request import Request as Asked
+from vlmkit_server.apis.anthropic_messages.route import OWN_EFFORT, field_of_messages
+from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall, answer_head
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
 from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_completions.route import completion_params, completion_texts
-from vlmkit_server.wire.answer_forms import requested_form
-from vlmkit_server.wire.plain_prompts import Plain, blame, plain_fields, plain_names
-from vlmkit_server.http.errors import error_handlers
-from vlmkit_server.http.message_errors import MessageErrorBody, message_error
-from vlmkit_server.http.operation import Operation
-from vlmkit_server.apis.anthropic_messages.route import OWN_EFFORT, field_of_messages
-from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
+from vlmkit_server.apis.openai_responses.conversation import ConversationCall
+from vlmkit_server.apis.openai_responses.store import ResponseStore
+from vlmkit_server.apis.openai_responses.truncation import check_fits
 from vlmkit_server.apis.tokens.rendered_prompt import rendered
 from vlmkit_server.apis.tokens.wire_render import (
     RENDER_CHAT,
@@ -41,13 +39,15 @@ from vlmkit_server.apis.tokens.wire_render import (
     RenderMessagesRequest,
     RenderResponsesRequest,
 )
-from vlmkit_server.apis.openai_responses.conversation import ConversationCall
-from vlmkit_server.apis.openai_responses.store import ResponseStore
-from vlmkit_server.apis.openai_responses.truncation import check_fits
-from vlmkit_server.gather import in_order
+from vlmkit_server.exchange.full_response import PiecedAnswer
 from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.full_response import PiecedAnswer
+from vlmkit_server.gather import in_order
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.message_errors import MessageErrorBody, message_error
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.wire.answer_forms import requested_form
+from vlmkit_server.wire.plain_prompts import Plain, blame, plain_fields, plain_names
 
 B = TypeVar("B", bound=msgspec.Struct)
 

@@ -18,8 +18,7 @@ from vlmkit.types.request import Request as Asked
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatMessage, ChatRequest
-from vlmkit_server.wire.plain_prompts import blame, check_plain_size
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.apis.openai_responses.wire import InputTokens
 from vlmkit_server.apis.tokens.render import check_no_rounds
 from vlmkit_server.apis.tokens.wire_tokenize import (
     DETOKENIZE,
@@ -30,10 +29,11 @@ from vlmkit_server.apis.tokens.wire_tokenize import (
     TokenPiece,
     Tokens,
 )
-from vlmkit_server.apis.openai_responses.wire import InputTokens
+from vlmkit_server.exchange.full_response import PiecedAnswer
 from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.full_response import PiecedAnswer
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.wire.plain_prompts import blame, check_plain_size
 
 _OF_MESSAGES = sorted(
     {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}

@@ -36,11 +36,11 @@ from vlmkit.types.sampling import (
     TypicalP,
 )
 from vlmkit_server.apis.openai_chat.wire import ImageLimits, MaxImageTokens, NotSupported
-from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.apis.tokens.wire_render import PlacedTokens
 from vlmkit_server.wire.answer_forms import StructuredOutputs
+from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.plain_prompts import TokenIds
 from vlmkit_server.wire.sampling_fields import Label, ModelName, StreamOptions
-from vlmkit_server.apis.tokens.wire_render import PlacedTokens
 
 MAX_IMAGES = 4096  # of any model; each has its own bound
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._~:-]{1,128}$")]

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from vlmkit_server.apis.anthropic_messages.wire import MESSAGES, MessagesRequest
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatRequest
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
-from vlmkit_server.wire.sampling_fields import StreamOptions
-from vlmkit_server.apis.anthropic_messages.wire import MESSAGES, MessagesRequest
 from vlmkit_server.apis.openai_responses.wire import RESPONSES, ResponsesRequest
+from vlmkit_server.wire.sampling_fields import StreamOptions
 
 Place = Annotated[int, Meta(ge=0, lt=2**31)]
 

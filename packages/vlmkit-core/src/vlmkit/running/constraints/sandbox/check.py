@@ -13,8 +13,8 @@ import numpy as np
 from vlmkit.errors import ConstraintError
 from vlmkit.interfaces.constraint import ConstraintCompiler, Matcher
 from vlmkit.running.constraints.limits import check_limits
-from vlmkit.running.sampling.token_sets import num_words
 from vlmkit.running.constraints.sandbox.messages import Passed
+from vlmkit.running.sampling.token_sets import num_words
 from vlmkit.types.constraint import Constraint
 
 MAX_CPU_S = 0.9  # of one trial; its process is killed then. The server compiles once more

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.running.prompting.renderers.serializer import Unpacker, to_plain
 from vlmkit.running.prompting.renderers.messages import Frame, Ready, Refusal
+from vlmkit.running.prompting.renderers.serializer import Unpacker, to_plain
 from vlmkit.types.constraint import Constraint
 
 

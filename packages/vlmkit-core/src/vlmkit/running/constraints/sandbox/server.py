@@ -16,19 +16,19 @@ import msgspec
 
 from vlmkit.errors import OutOfMemory
 from vlmkit.interfaces.constraint import ConstraintCompiler
+from vlmkit.running.constraints.sandbox.check import MAX_BYTES, checked
 from vlmkit.running.constraints.sandbox.messages import (
+    CheckRequest,
+    CheckResult,
     Killed,
     Result,
-    CheckResult,
-    CheckRequest,
     constraint_of,
     frame_of,
     order_of,
     result_of,
 )
-from vlmkit.running.constraints.sandbox.check import MAX_BYTES, checked
-from vlmkit.running.prompting.renderers.server import bound_memory
 from vlmkit.running.prompting.renderers.messages import Ready, read_frame, refusal_of, write_frame
+from vlmkit.running.prompting.renderers.server import bound_memory
 
 NICE = 5  # trials give way to the engine
 LATER_NICE, USUAL_S = 10, 0.05  # and those that take longer than usual, to more
@@ -125,7 +125,9 @@ class SandboxServer:
         _, status, usage = os.wait4(trial.pid, 0)
         del self._trials[trial.number]
         cpu_s = usage.ru_utime + usage.ru_stime
-        write_frame(self._answers, frame_of(CheckResult(trial.number, _result(trial, status), cpu_s)))
+        write_frame(
+            self._answers, frame_of(CheckResult(trial.number, _result(trial, status), cpu_s))
+        )
 
 
 def _result(trial: _Trial, status: int) -> Result:

@@ -20,24 +20,23 @@ from typing import BinaryIO
 
 from vlmkit.errors import ConstraintError, PromptNotMade
 from vlmkit.interfaces.cancellation import Cancellation
-from vlmkit.running.constraints.sandbox.messages import (
-    Killed,
-    Passed,
-    Result,
-    Stop,
-    CheckResult,
-    answer_of,
-    frame_of,
-    try_of,
-)
 from vlmkit.running.constraints.sandbox.check import (
     MAX_ALL_CPU_S,
     MAX_BYTES,
     MAX_CPU_S,
     MIN_CPU_S,
 )
-from vlmkit.running.engine_loop.inbox import closing_error
-from vlmkit.running.prompting.renderers.process import child_environment
+from vlmkit.running.constraints.sandbox.messages import (
+    CheckResult,
+    Killed,
+    Passed,
+    Result,
+    Stop,
+    answer_of,
+    frame_of,
+    try_of,
+)
+from vlmkit.running.faults.engine_errors import closing_error
 from vlmkit.running.prompting.renderers.messages import (
     Frame,
     Refusal,
@@ -46,6 +45,7 @@ from vlmkit.running.prompting.renderers.messages import (
     refusal_of,
     write_frame,
 )
+from vlmkit.running.prompting.renderers.process import child_environment
 from vlmkit.types.constraint import Constraint
 
 log = logging.getLogger(__name__)

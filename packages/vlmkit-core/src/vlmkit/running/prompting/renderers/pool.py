@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from vlmkit.errors import PromptNotMade, VlmkitError
-from vlmkit.running.scheduling.fair_executor import FairTaskQueue
-from vlmkit.running.engine_loop.inbox import closing_error
-from vlmkit.running.scheduling.decode_memory import DecodeLease
+from vlmkit.running.faults.engine_errors import closing_error
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt
-from vlmkit.running.prompting.renderers.process import Renderer
 from vlmkit.running.prompting.renderers.messages import Frame
+from vlmkit.running.prompting.renderers.process import Renderer
+from vlmkit.running.scheduling.decode_memory import DecodeLease
+from vlmkit.running.scheduling.fair_executor import FairTaskQueue
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from vlmkit.errors import PromptNotMade
-from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt
-from vlmkit.running.prompting.renderers.shared_arena import SharedArena
 from vlmkit.running.prompting.renderers.messages import (
     CANCEL,
     MAX_HEAD_BYTES,
@@ -29,6 +27,8 @@ from vlmkit.running.prompting.renderers.messages import (
     read_frame,
     write_frame,
 )
+from vlmkit.running.prompting.renderers.shared_arena import SharedArena
+from vlmkit.running.scheduling.decode_memory import DecodeLease
 
 MODULE = "vlmkit.assembly.renderer"
 START_S = 600.0  # for a tokenizer whose library takes minutes to import on a slow disk

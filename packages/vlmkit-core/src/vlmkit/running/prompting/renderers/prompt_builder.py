@@ -3,12 +3,12 @@
 A long text is made here as well when no renderer is free, so that it never waits for documents.
 """
 
-from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt, PromptBuilder, is_short
-from vlmkit.running.prompting.renderers.serializer import NotSerializable
-from vlmkit.running.prompting.renderers.pool import RendererPool
-from vlmkit.running.prompting.renderers.messages import request_frame
 from vlmkit.running.prompting.prompt_info import prompt_info
+from vlmkit.running.prompting.renderers.messages import request_frame
+from vlmkit.running.prompting.renderers.pool import RendererPool
+from vlmkit.running.prompting.renderers.serializer import NotSerializable
+from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, image_parts_of, parts_of
 from vlmkit.types.prompt_tokens import PromptTokens

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.interfaces.chat_format import (
     CallFormat,
     Calling,
@@ -19,7 +20,6 @@ from vlmkit.interfaces.chat_format import (
 )
 from vlmkit.interfaces.grounding_format import JsonGrounding, MarkedGrounding
 from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
-from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.types.image import Image
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.media import FilePart

@@ -15,9 +15,7 @@ import msgspec
 
 from vlmkit.errors import OutOfMemory
 from vlmkit.kit.traces import trace_of
-from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter, DecodeLease
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder
-from vlmkit.running.prompting.renderers.shared_arena import SharedArena
 from vlmkit.running.prompting.renderers.messages import (
     CANCEL,
     Answer,
@@ -31,12 +29,18 @@ from vlmkit.running.prompting.renderers.messages import (
     request_of,
     write_frame,
 )
+from vlmkit.running.prompting.renderers.shared_arena import SharedArena
+from vlmkit.running.scheduling.decode_memory import DecodeLease, DecodeMemoryLimiter
 
 log = logging.getLogger(__name__)
 
 
 def serve(
-    prompts: LocalPromptBuilder, room: DecodeMemoryLimiter, sheet: SharedArena, asked: BinaryIO, answers: BinaryIO
+    prompts: LocalPromptBuilder,
+    room: DecodeMemoryLimiter,
+    sheet: SharedArena,
+    asked: BinaryIO,
+    answers: BinaryIO,
 ) -> None:
     """Answer requests; never returns: the process ends with whoever asks, whatever it does then.
 
@@ -88,7 +92,9 @@ def bound_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
 
 
-def _answer(frame: Frame, place: DecodeLease, prompts: LocalPromptBuilder, sheet: SharedArena) -> Reply | Refusal:
+def _answer(
+    frame: Frame, place: DecodeLease, prompts: LocalPromptBuilder, sheet: SharedArena
+) -> Reply | Refusal:
     try:
         return reply_of(prompts.made(request_of(frame), place), sheet)
     except MemoryError:
