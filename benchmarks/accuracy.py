@@ -100,7 +100,7 @@ def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> 
     import vlmkit
 
     with vlmkit.load(str(folder)) as model:
-        executor = model.runner._loop._executor
+        executor = model.runner._loop._steps._executor
         recorder = executor._sampler = Recorder(executor._sampler, followed or {})
         texts: list[str] = []
         for first in range(0, len(cases), AT_ONCE):

@@ -21,8 +21,7 @@ from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import ENGINE, KINDS
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.pipeline.pipeline import Pipeline
-from vlmkit.running.pipeline.sampler_claims import claims_of
+from vlmkit.running.pipeline.pipeline import Pipeline, claims_of
 from vlmkit.running.prompting.request_fields import RESERVED, checked_fields, facts_of
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine

@@ -111,8 +111,8 @@ def test_drafts_and_room_change_no_answer_and_every_answer_keeps(requests, seed,
         assert answers(model, requests) == expected
         pool = model.runner._engine._pool
         assert pool.num_free_blocks == pool.num_blocks
-        assert model.runner._loop._drafting._forced == set()
-        assert model.runner._loop._drafting._proposer is not None, (
+        assert model.runner._loop._steps._drafting._forced == set()
+        assert model.runner._loop._steps._drafting._proposer is not None, (
             "it failed, and nothing was tried"
         )
     for request, choices in zip(requests, expected, strict=True):

@@ -84,7 +84,7 @@ def test_answers_are_those_without_drafts(requests, seed, is_tight):
     with hesitant(Adversary(seed, known), **room) as model:
         found = answers(model, requests)
         counters = model.stats().counters
-        pool, drafting = model.runner._engine._pool, model.runner._loop._drafting
+        pool, drafting = model.runner._engine._pool, model.runner._loop._steps._drafting
         assert drafting._proposer is not None, "it failed, and nothing was tried"
     assert found == expected
     assert counters["num_drafts_accepted"] <= counters["num_tokens_drafted"]

@@ -56,7 +56,7 @@ MOVED = {
     "vlmkit.kit.public_address": "vlmkit.kit._public_address",
     "vlmkit.kit.reasoning_reader": "vlmkit.kit.reasoning_parser",
     "vlmkit.kit.request_fields": "vlmkit.running.prompting.request_fields",
-    "vlmkit.kit.sampler_claims": "vlmkit.running.pipeline.sampler_claims",
+    "vlmkit.kit.sampler_claims": "vlmkit.running.pipeline.pipeline",
     "vlmkit.kit.schema_reduction": "vlmkit.running.constraints.schema_reduction",
     "vlmkit.kit.setting_values": "vlmkit.plugins.setting_values",
     "vlmkit.kit.tool_schemas": "vlmkit.formats.tool_schemas",

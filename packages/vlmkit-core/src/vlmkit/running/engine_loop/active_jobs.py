@@ -14,7 +14,7 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.drafting import Drafting
 from vlmkit.running.engine_loop.encoder_queue import EncoderQueue
-from vlmkit.running.engine_loop.fair_queue import FairTaskQueue
+from vlmkit.running.engine_loop.fair_queue import FairQueue
 from vlmkit.running.engine_loop.job import Job
 from vlmkit.running.engine_loop.loop_stats import LoopStats
 from vlmkit.running.engine_loop.step_executor import Outcome
@@ -55,7 +55,7 @@ class ActiveJobs:
         self._stats = stats
         self._jobs: dict[Sequence, Job] = {}
         self._held: set[Sequence] = set()
-        self.turns = FairTaskQueue()
+        self.queue = FairQueue()
         self.wakeups = Wakeups()
 
     def __len__(self) -> int:
@@ -82,8 +82,8 @@ class ActiveJobs:
 
     def accept(self, new: list[Job]) -> None:
         """Queue sequences, and hand those to the scheduler whose turn it is; it may refuse them."""
-        self.turns.add(new)
-        for job in self.turns.handed_over(self._scheduler.num_waiting):
+        self.queue.add(new)
+        for job in self.queue.handed_over(self._scheduler.num_waiting):
             try:
                 self._scheduler.add(job.sequence)
             except VlmkitError as error:
@@ -92,7 +92,7 @@ class ActiveJobs:
             if job.sequence in self._jobs:
                 job.channel.accept(self.wakeups)
 
-    def let_go(self) -> None:
+    def resume_held(self) -> None:
         """Let those run again whose readers have caught up."""
         for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
             sequence.is_held = False
@@ -146,7 +146,7 @@ class ActiveJobs:
     def fail_one_that_never_fits(self) -> bool:
         """Fail a request that finds no room although nobody else has any; tell if it did."""
         inside = (j for s, j in self._jobs.items() if s not in self._held)
-        job = next((j for j in inside if self.turns.has_entered(j)), None)
+        job = next((j for j in inside if self.queue.has_entered(j)), None)
         if self._scheduler.num_running or job is None:
             return False
         self.fail(job.channel, EngineError("the request does not fit the engine's cache"))
@@ -162,7 +162,7 @@ class ActiveJobs:
         self.tell_all(make, self.wakeups)
         self._stats.num_failed += len(self._jobs)
         self._jobs.clear()
-        self.turns = FairTaskQueue()
+        self.queue = FairQueue()
 
     def tell_all(self, make: Callable[[], VlmkitError], wakeups: Wakeups) -> None:
         """Fail every channel, and free nothing; may be called from a thread that gave up this one.
@@ -182,7 +182,7 @@ class ActiveJobs:
 
     def _remove(self, job: Job) -> None:
         """Free everything that a sequence has."""
-        if self.turns.remove(job):
+        if self.queue.remove(job):
             self._scheduler.remove(job.sequence, self._engine)
         self._encodings.forget(job.sequence)
         self._drafting.forget(job.sequence)

@@ -90,7 +90,7 @@ class _Account:
         return all(priority < each.priority for each in self.entered.values())
 
 
-class FairTaskQueue:
+class FairQueue:
     """Keeps sequences until it is their account's turn."""
 
     def __init__(self) -> None:

@@ -1,51 +1,47 @@
-"""One running model in this process: its components tied together.
+"""One running model: its components tied together.
 
-A pipeline turns a request into sequences, hands them to its loop and gives back a stream; it
-decides nothing about scheduling and computes nothing. Who holds it knows it as a runner; what is
-comfortable for people who write Python is the model's.
+A pipeline turns a request into sequences, submits them to its loop and returns a stream. It
+schedules nothing and computes nothing. Servers and commands hold it as a
+:class:`vlmkit.interfaces.runner.Runner`; :class:`vlmkit.Model` is the same for Python programs.
 """
 
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict
 from functools import cache
 from itertools import chain, repeat
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from vlmkit.checkpoints.pooling import Pooling
-from vlmkit.errors import ConfigError, RequestError
-from vlmkit.interfaces.engine import CountsRoom, Engine
+from vlmkit.errors import ConfigError, PluginError, RequestError
+from vlmkit.interfaces.engine import CountsRoom
 from vlmkit.interfaces.media_encoder import MediaEncoder, StatesPrecision
-from vlmkit.interfaces.media_loader import MediaLoader
-from vlmkit.interfaces.observer import Observer, RequestFacts
+from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.interfaces.proposer import Proposer
-from vlmkit.interfaces.request_field import RequestField
 from vlmkit.interfaces.runner import CONSTRAINT, RunnerFacts
-from vlmkit.interfaces.sampler import Sampler, SamplerClaims
-from vlmkit.interfaces.scheduler import Scheduler
+from vlmkit.interfaces.sampler import FOLLOWED, Sampler, SamplerClaims
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.running.constraints.compiled import MakeCompiler
-from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
+from vlmkit.running.constraints.compiled import Constraints, MakeCompiler
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
 from vlmkit.running.engine_loop.loop import Loop
+from vlmkit.running.engine_loop.step_runner import LoopComponents
 from vlmkit.running.engine_loop.stream import Stream
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.pipeline.answer_constraints import AnswerConstraints, SpecialTokens
+from vlmkit.running.pipeline.cache_scopes import CacheScopes
+from vlmkit.running.pipeline.components import Components
 from vlmkit.running.pipeline.request_preparation import RequestPreparation
-from vlmkit.running.pipeline.sampler_claims import claims_of
 from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.parameters import followed
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder, PromptBuilder
-from vlmkit.running.prompting.renderers.pool import RendererPool
 from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
 from vlmkit.running.prompting.request_fields import facts_of
 from vlmkit.running.prompting.request_workers import RequestWorkers
@@ -69,102 +65,77 @@ class Pipeline:
 
     Assemble one by hand from components and give it to a :class:`vlmkit.Model` or to a server, or
     let :func:`vlmkit.load` do so from a model's name. Close it, or use it in a ``with`` statement:
-    it owns a thread and the engine's memory.
+    it owns threads and the engine's memory.
 
     Args:
-        tokenizer: the model's text side.
-        engine: the language model.
-        media_encoder: None for a model of texts.
-        scheduler: the built-in one when None.
-        sampler: the built-in one when None.
-        proposer: guesses tokens that the engine then verifies; nothing is guessed when None.
-        constraint: makes a compiler of constraints for a vocabulary, when the first one is asked
-            for, or in ``prepare``; a request that asks for one is refused when None.
-        constraint_worker: tries constraints in processes of their own before they are compiled;
-            they are compiled at once when None.
-        observers: who is told how requests fare, each by a name for the statistics.
-        media_loaders: who opens files, each by a name for errors; the built-in ones for images when
-            None.
-        request_fields: fields of requests that its components read, and that plugins added.
-        name: how the server lists it.
+        name: what the server lists it as.
         defaults: sampling parameters of requests that state none.
         settings: bounds.
-        pooling: returns how a text's hidden states become one vector.
-        renderers: make prompts in processes of their own; in threads when None.
-        component_names: how errors and the log call who made all of these.
+        **components: what it is assembled from: see :class:`.components.Components`.
+
+    Raises:
+        ConfigError: the engine's cache does not hold one sequence of the greatest length.
     """
 
-    def __init__(  # noqa: PLR0913 - one for each kind of component
+    def __init__(
         self,
         *,
-        tokenizer: Tokenizer,
-        engine: Engine,
-        media_encoder: MediaEncoder | None = None,
-        scheduler: Scheduler | None = None,
-        sampler: Sampler | None = None,
-        proposer: Proposer | None = None,
-        constraint: MakeCompiler | None = None,
-        constraint_worker: ConstraintWorker | None = None,
-        observers: Mapping[str, Observer] | None = None,
-        media_loaders: Mapping[str, MediaLoader] | None = None,
-        request_fields: Iterable[RequestField[Any]] = (),
         name: str = "model",
         defaults: SamplingParams | None = None,
         settings: PipelineSettings | None = None,
-        pooling: Callable[[], Pooling] = Pooling,
-        renderers: RendererPool | None = None,
-        component_names: ComponentNames = UNKNOWN,
+        **components: Unpack[Components],
     ) -> None:
-        sampler = sampler or ArraySampler()
-        fields = {field.name: field for field in request_fields}
+        tokenizer, engine = components["tokenizer"], components["engine"]
+        encoder, constraint = components.get("media_encoder"), components.get("constraint")
+        sampler = components.get("sampler") or ArraySampler()
+        names = components.get("component_names", UNKNOWN)
+        pooling = cache(components.get("pooling", Pooling))
+        loaders = components.get("media_loaders")
+        if loaders is None:
+            loaders = {"image": ImageLoader(), "tiff": TiffLoader()}
+        fields = tuple(components.get("request_fields", ()))
         claims = claims_of(sampler)
-        own: dict[str, MediaLoader] = {"image": ImageLoader(), "tiff": TiffLoader()}
-        loaders = own if media_loaders is None else media_loaders
         self.facts = facts = RunnerFacts(
             name=name,
             limits=engine.limits,
-            modalities=modalities_of(media_encoder),
+            modalities=modalities_of(encoder),
             eos_ids=tokenizer.eos_ids,
             defaults=_followed(defaults or SamplingParams(), claims, name),
             bounds=settings or PipelineSettings(),
             options=tokenizer.honours.union(() if constraint is None else (CONSTRAINT,)),
             media_loaders=tuple(loaders),
             sampler=claims,
-            request_fields={name: facts_of(field) for name, field in fields.items()},
-            encoder_precision=_precision_of(media_encoder),
+            request_fields={field.name: facts_of(field) for field in fields},
+            encoder_precision=_precision_of(encoder),
         )
         self._tokenizer = tokenizer
         self._engine = engine
-        self._encoder = media_encoder
+        self._encoder = encoder
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
-        num_renderers = 0 if renderers is None else renderers.num
-        self._preparation = RequestWorkers(facts.bounds, num_renderers)
+        self._renderers = renderers = components.get("renderers")
+        self._constraint_worker = components.get("constraint_worker")
+        self._workers = RequestWorkers(facts.bounds, 0 if renderers is None else renderers.num)
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
-        pooling = cache(pooling)
-        self._renderers = renderers
-        self._constraint_worker = constraint_worker
         self._prompts: PromptBuilder = LocalPromptBuilder(
             tokenizer,
-            MediaPreparation(loaders, facts, component_names),
-            ImageDecoder(self._preparation.workers, num_at_once, facts.bounds.max_decoding_bytes),
+            MediaPreparation(loaders, facts, names),
+            ImageDecoder(self._workers.workers, num_at_once, facts.bounds.max_decoding_bytes),
             pooling,
             facts.limits,
             facts.bounds,
-            component_names,
+            names,
         )
         if renderers is not None:
             self._prompts = RendererPromptBuilder(self._prompts, renderers)
-        self._intake = RequestPreparation(
+        self._preparation = RequestPreparation(
             tokenizer=tokenizer,
             prompts=self._prompts,
             engine=engine,
-            encoder=media_encoder,
             facts=facts,
             pooling=pooling,
-            constraint=constraint,
-            constraint_worker=constraint_worker,
-            request_fields=fields,
-            component_names=component_names,
+            constraints=self._answer_constraints(constraint, names),
+            scopes=CacheScopes("" if encoder is None else encoder.identity, fields),
+            names=names,
         )
         self._is_closed = False
         self._closing = threading.Lock()
@@ -174,47 +145,69 @@ class Pipeline:
                 f"of {facts.limits.max_sequence_tokens}",
                 hint="raise the engine's cache or lower its max_sequence_tokens",
             )
-        self._observers = ObserverDispatch(observers, component_names) if observers else None
+        observers = components.get("observers")
+        self._observers = ObserverDispatch(observers, names) if observers else None
         self._loop = Loop(
-            engine=engine,
-            encoder=media_encoder,
-            scheduler=scheduler or ContinuousScheduler(),
-            sampler=sampler,
-            features=self._features,
-            proposer=proposer,
-            observers=self._observers,
+            LoopComponents(
+                engine=engine,
+                encoder=encoder,
+                scheduler=components.get("scheduler") or ContinuousScheduler(),
+                sampler=sampler,
+                proposer=components.get("proposer"),
+                observers=self._observers,
+                names=names,
+            ),
+            self._features,
             slow_s=facts.bounds.slow_step_s,
             stuck_s=facts.bounds.stuck_step_s,
-            component_names=component_names,
         )
 
-    def prepare(self) -> None:
-        """Make now what the first request that wants it would wait for: what compiles constraints.
+    def _answer_constraints(
+        self, make: MakeCompiler | None, names: ComponentNames
+    ) -> AnswerConstraints:
+        """Return what limits answers; without a compiler it rejects requests with a constraint."""
+        vocab_size = self.facts.limits.vocab_size
+        special_tokens = SpecialTokens.of(self._tokenizer, vocab_size)
+        constraints = None
+        if make is not None:
+            constraints = Constraints(
+                make,
+                self._tokenizer,
+                vocab_size=vocab_size,
+                eos_ids=special_tokens.eos_ids,
+                banned_ids=special_tokens.banned_ids,
+                max_bytes=self.facts.bounds.constraint_cache_bytes,
+                worker=self._constraint_worker,
+                component_names=names,
+            )
+        return AnswerConstraints(constraints, self._tokenizer, vocab_size, special_tokens, names)
 
-        That can take seconds in which no other thread runs, so a server has it done before it says
-        that it is ready.
+    def prepare(self) -> None:
+        """Make the constraint compiler, for which the first request with a constraint would wait.
+
+        That can take seconds in which no other thread runs, so a server calls it before it is
+        ready.
 
         Raises:
-            VlmkitError: it could not be made.
+            VlmkitError: the compiler could not be made.
         """
-        self._intake.prepare()
+        self._preparation.constraints.prepare()
 
     # One request.
 
     def submit(self, request: Request) -> Stream:
-        """Start a request in this thread; its answer comes through the stream.
+        """Start a request in this thread and return the stream of its answer.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full, or whoever admits it
-                refuses.
-            OutOfMemory: this machine has no room for its prompt now.
+            RequestError: the request is invalid, too long or not admitted, or the queue is full.
+            OutOfMemory: this machine has no memory for its prompt now.
         """
-        return self._preparation.here(self._submit, request)
+        return self._workers.here(self._submit, request)
 
-    def _submit(self, request: Request, place: DecodeLease) -> Stream:
+    def _submit(self, request: Request, lease: DecodeLease) -> Stream:
         started = time.perf_counter()
-        params, prompt, sequences, pages, timings, sent = self._intake.read(request, place)
-        place.keep(prompt)
+        params, prompt, sequences, pages, timings, sent = self._preparation.prepare(request, lease)
+        lease.keep(prompt)
         if request.admit is not None:
             request.admit(_demand(prompt, sequences))
         facts = RequestFacts(
@@ -239,18 +232,18 @@ class Pipeline:
             account=request.account,
             observers=self._observers,
         )
-        self._loop.submit([self._intake.job(s, channel, i) for i, s in enumerate(sequences)])
+        self._loop.submit([self._preparation.job(s, channel, i) for i, s in enumerate(sequences)])
         return Stream(channel, prompt.token_ids, abort=self._loop.abort, resume=self._loop.wake)
 
     async def asubmit(self, request: Request) -> Stream:
-        """Start a request: its prompt is made in a worker thread, of which there are few.
+        """Start a request; one of a few worker threads builds its prompt.
 
-        Returns when the scheduler took the request. Cancelling this call cancels the request: its
-        work ends within a second, wherever it is.
+        It returns when the scheduler has accepted the request. Cancelling the call cancels the
+        request, whose work ends within a second.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full.
-            OutOfMemory: this machine has no room for its prompt now.
+            RequestError: the request is invalid, too long or not admitted, or the queue is full.
+            OutOfMemory: this machine has no memory for its prompt now.
         """
         stream = await self._begun(request)
         try:
@@ -261,30 +254,30 @@ class Pipeline:
         return stream
 
     async def _begun(self, request: Request) -> Stream:
-        """Start a request in one of this pipeline's threads; abort it if nobody waits any more.
+        """Start a request in a worker thread; abort it if the caller has gone meanwhile.
 
         Raises:
-            EngineError: the pipeline closed before its turn came.
+            EngineError: the pipeline closed before a worker was free.
         """
-        return await self._preparation.in_worker(self._submit, request, drop=Stream.abort)
+        return await self._workers.in_worker(self._submit, request, drop=Stream.abort)
 
     async def atokenize(self, request: Request) -> PromptTokens:
-        """Return what a request's prompt comes to; it is made in a worker thread.
+        """Return the tokens of a request's prompt, which a worker thread builds.
 
-        Cancelling this call cancels that work, too.
+        Cancelling the call cancels that work.
 
         Raises:
-            RequestError: the request is wrong.
-            OutOfMemory: this machine has no room for its images now.
+            RequestError: the request is invalid.
+            OutOfMemory: this machine has no memory for its images now.
             EngineError: the pipeline is closed.
         """
-        return await self._preparation.in_worker(self._prompts.tokens, request)
+        return await self._workers.in_worker(self._prompts.tokens, request)
 
     def detokenize(self, token_ids: Seq[int]) -> str:
         """Return the text of tokens, without special tokens.
 
         Raises:
-            RequestError: one is not in the vocabulary: it has neither a text nor a logit.
+            RequestError: a token is not in the vocabulary.
         """
         num_known = max(self._tokenizer.vocab_size, self.facts.limits.vocab_size)
         if not all(0 <= token_id < num_known for token_id in token_ids):
@@ -302,17 +295,17 @@ class Pipeline:
         """Whether requests can be served."""
         return self._loop.is_alive
 
-    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+    def on_failure(self, notify: Callable[[BaseException], None]) -> None:
         """Call a function with the reason when no request can be served any more.
 
-        Every request has its error by then. It is called in a thread of the pipeline's, which it
-        must not hold up; or in this one, at once, where that has happened already.
+        Every request has its error by then. The function runs in a thread of the pipeline and must
+        not block; if the failure has happened already, it runs at once in this thread.
         """
-        self._loop.on_failure(tell)
+        self._loop.on_failure(notify)
 
     @property
     def is_full(self) -> bool:
-        """Whether a request would be refused now because too many wait."""
+        """Whether a new request would be rejected because too many wait."""
         return self._loop.is_full
 
     def stats(self) -> RunnerStats:
@@ -328,20 +321,20 @@ class Pipeline:
         )
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the present ones; tell whether all ended in time."""
+        """Reject new requests and wait for the present ones; return whether all ended in time."""
         return self._loop.drain(timeout_s)
 
     def close(self) -> None:
-        """Abort what runs, stop the loop and free all memory; harmless when done twice.
+        """Abort every request, stop the loop and free all memory; a second call does nothing.
 
         Raises:
-            EngineFailed: the engine hangs and was given up; its memory cannot be freed.
+            EngineFailed: the engine hangs and was given up, so its memory cannot be freed.
         """
         with self._closing:
             if self._is_closed:
                 return
             self._is_closed = True
-        self._preparation.close()
+        self._workers.close()
         for processes in (self._renderers, self._constraint_worker):
             if processes is not None:
                 processes.close()
@@ -368,18 +361,39 @@ class Pipeline:
         self.close()
 
 
+def claims_of(sampler: Sampler) -> SamplerClaims:
+    """Return which parameters a sampler ignores, as it states, and whether it is exact.
+
+    Raises:
+        PluginError: it names no sampling parameter, or states a value of another type.
+    """
+    ignores: object = getattr(sampler, "ignores", frozenset())
+    is_exact: object = getattr(sampler, "is_exact", True)
+    who = f"the sampler {type(sampler).__name__!r}"
+    if not isinstance(ignores, frozenset | set) or not all(isinstance(n, str) for n in ignores):
+        raise PluginError(f"{who} has ignores of type {type(ignores).__name__!r}, not a frozenset")
+    if unknown := sorted(ignores - FOLLOWED):
+        raise PluginError(
+            f"{who} says that it ignores {unknown[0]!r}, which is not a sampler's to follow",
+            hint=f"there are: {', '.join(sorted(FOLLOWED))}",
+        )
+    if not isinstance(is_exact, bool):
+        raise PluginError(f"{who} has is_exact of type {type(is_exact).__name__!r}, not a bool")
+    return SamplerClaims(frozenset(ignores), is_exact)
+
+
 def _followed(params: SamplingParams, claims: SamplerClaims, name: str) -> SamplingParams:
-    """Return a model's defaults as far as its sampler follows them."""
-    made = followed(params, claims.ignores)
-    idle = sorted(n for n in claims.ignores if getattr(made, n) != getattr(params, n))
+    """Return a model's default parameters without those that its sampler ignores."""
+    supported = followed(params, claims.ignores)
+    idle = sorted(n for n in claims.ignores if getattr(supported, n) != getattr(params, n))
     if idle:
-        told = ", ".join(idle)
-        log.warning("model %r: its sampler does not follow the default of %s", name, told)
-    return made
+        ignored = ", ".join(idle)
+        log.warning("model %r: its sampler does not follow the default of %s", name, ignored)
+    return supported
 
 
 def _shown_images(prompt: Prompt, pages: Seq[int | None]) -> dict[int, ShownImage]:
-    """Return how images are shown, by their places among the media; keeps none of their arrays."""
+    """Return how each image is shown, by its index among the media, without its arrays."""
     slots = ((place, slot) for place, slot in enumerate(prompt.media) if slot.kind == "image")
     return {
         place: ShownImage(slot.num_features, is_cached=True, transform=slot.transform, page=page)
@@ -404,7 +418,7 @@ def _image_tokens(prompt: Prompt) -> tuple[int, ...]:
 
 
 def modalities_of(encoder: MediaEncoder | None) -> tuple[str, ...]:
-    """Return what messages may hold: texts, then images, then other media by name."""
+    """Return what messages may contain: text, then images, then other media by name."""
     kinds = frozenset[str]() if encoder is None else encoder.media_kinds
     return ("text", *sorted(kinds, key=lambda kind: (kind != "image", kind)))
 

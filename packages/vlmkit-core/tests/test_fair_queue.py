@@ -14,7 +14,7 @@ from vlmkit.running.engine_loop.fair_queue import (
     ALONE_WINDOW_TOKENS,
     OUTPUT_WEIGHT,
     WINDOW_TOKENS,
-    FairTaskQueue,
+    FairQueue,
 )
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
@@ -60,7 +60,7 @@ class Served:
 
     max_running: int = 4
     max_step_tokens: int = 64
-    turns: FairTaskQueue = field(default_factory=FairTaskQueue)
+    turns: FairQueue = field(default_factory=FairQueue)
     jobs: dict = field(default_factory=dict)
     done: list = field(default_factory=list)
     got: Counter = field(default_factory=Counter)
@@ -167,7 +167,7 @@ def test_inside_an_account_priority_goes_first():
 
 
 def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
-    turns = FairTaskQueue()
+    turns = FairQueue()
     turns.add([asked("one", 1000) for _ in range(100)])
     num_handed = 0
     for job in turns.handed_over(0):
