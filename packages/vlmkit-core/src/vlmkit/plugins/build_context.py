@@ -5,7 +5,7 @@ Holds values and builds nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.interfaces.constraint import Vocabulary
@@ -13,10 +13,37 @@ from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import Kind
 
-if TYPE_CHECKING:
-    from vlmkit.plugins.registry import Registry
-
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Registered(Protocol[T_co]):
+    """The providers of a kind, as the plugin that owns the kind uses them.
+
+    It is a :class:`vlmkit.plugins.registry.Registry`, which has further methods.
+    """
+
+    def offers(self, name: str) -> bool:
+        """Return whether a provider may be meant by a name."""
+
+    def objections(self, subject: object) -> dict[str, str | None]:
+        """Return for every provider why it cannot serve a subject here; None where it can."""
+
+    def choose(self, name: str, subject: object) -> Any:
+        """Return the named provider, or for ``auto`` the preferred one that can serve a subject.
+
+        Raises:
+            UnknownPlugin: no plugin provides the name.
+            PluginUnavailable: the provider cannot serve; for ``auto``, none can.
+        """
+
+    def build(self, name: str, settings: Mapping[str, Any], context: "BuildContext") -> T_co:
+        """Choose a provider, check its settings and build the component.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+            PluginError: the provider failed in a way that it does not explain.
+        """
 
 
 def ignore_progress(_: str) -> None:
@@ -53,7 +80,7 @@ class BuildContext:
     revision: str | None = None
     is_update: bool = False
     on_stage: Callable[[str], None] = ignore_progress
-    registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
+    registries: Mapping[str, Registered[Any]] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
     text_side: Tokenizer | None = None
     components: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
@@ -88,7 +115,7 @@ class BuildContext:
             self.shared[key] = make()
         return cast("T", self.shared[key])
 
-    def providers(self, kind: Kind[T]) -> "Registry[T]":
+    def providers(self, kind: Kind[T]) -> Registered[T]:
         """Return what all plugins offer of a kind; meant for the plugin that owns it.
 
         Raises:

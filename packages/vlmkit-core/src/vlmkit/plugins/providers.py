@@ -1,0 +1,111 @@
+"""Providers of one kind: finding them by name, and choosing one that can serve.
+
+Nothing is built here.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import hint_of, together
+from vlmkit.plugins.names import OWN, is_called
+from vlmkit.plugins.provider import Provider
+
+T = TypeVar("T")
+
+
+class Providers(Generic[T]):
+    """The providers of one kind of component, by name.
+
+    Args:
+        kind: the kind, for messages.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._providers: dict[tuple[str, str], Provider[T]] = {}
+
+    def __iter__(self) -> Iterator[Provider[T]]:
+        """Yield the providers by name, and those of one name by who offers them."""
+        return iter([self._providers[place] for place in sorted(self._providers)])
+
+    def offers(self, name: str) -> bool:
+        """Tell whether there is a provider that may be meant by a name."""
+        return bool(self._meant_by(name))
+
+    def get(self, name: str) -> Provider[T]:
+        """Return the provider of this name, or of ``distribution:name``.
+
+        Raises:
+            UnknownPlugin: there is none; the hint names the nearest.
+            ConfigError: several distributions offer one of this name; the hint says how to choose.
+        """
+        meant = self._meant_by(name)
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            raise ConfigError(
+                f"{self.kind} {name!r} is offered by {' and '.join(repr(p.plugin) for p in meant)}",
+                hint=f"say which: {' or '.join(repr(self.key(p)) for p in meant)}",
+            )
+        known = [self.key(provider) for provider in self]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(known) or 'none'}"
+        raise UnknownPlugin(f"no installed plugin provides {self.kind} {name!r}", hint=hint)
+
+    def key(self, provider: Provider[T]) -> str:
+        """Return what chooses a provider: its name, with its distribution if that is not enough."""
+        is_clear = self._meant_by(provider.name) == [provider]
+        return provider.name if is_clear else f"{provider.plugin}:{provider.name}"
+
+    def who(self, provider: Provider[T]) -> str:
+        """Return how messages call a provider and who offers it."""
+        return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
+
+    def objections(self, subject: object) -> dict[str, str | None]:
+        """Say of every provider why it cannot serve ``subject`` here; None where it can.
+
+        Providers go by what chooses them.
+        """
+        return {self.key(p): p.objection(subject) for p in self}
+
+    def able(self, subject: object) -> list[Provider[T]]:
+        """Return the providers that can serve ``subject`` here, the preferred one first."""
+        able = [provider for provider in self if provider.objection(subject) is None]
+        return sorted(able, key=lambda provider: -provider.priority_for(subject))
+
+    def choose(self, name: str, subject: object) -> Provider[T]:
+        """Return the named provider, or for ``auto`` the preferred one that can serve.
+
+        Raises:
+            UnknownPlugin: no plugin provides the name.
+            PluginUnavailable: the provider cannot serve; for ``auto``, none can. The message
+                says why of each.
+        """
+        if name != "auto":
+            provider = self.get(name)
+            if reason := provider.objection(subject, is_named=True):
+                raise PluginUnavailable(
+                    f"{self.who(provider)} cannot be used: {reason}", hint=hint_of(reason)
+                )
+            return provider
+        reasons = self.objections(subject)
+        able = [p for p in self if reasons[self.key(p)] is None]
+        if not able:
+            every = together(reasons)
+            raise PluginUnavailable(
+                f"no installed {self.kind} can serve this model ({every or 'none is installed'})",
+                hint=every.hint or f"install one: {install_command('vlmkit-torch')}, for example",
+            )
+        return max(able, key=lambda provider: provider.priority_for(subject))
+
+    def _meant_by(self, name: str) -> list[Provider[T]]:
+        """Return the providers that a config may mean; a name of vlmkit's own means vlmkit's."""
+        source, _, bare = name.rpartition(":")
+        own = self._providers.get((bare, OWN))
+        if own is not None and not source:
+            return [own]
+        meant = (p for p in self if p.name == bare)
+        return [p for p in meant if not source or is_called(p.plugin, source)]
