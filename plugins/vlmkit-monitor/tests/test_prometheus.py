@@ -192,7 +192,7 @@ def test_the_process_is_told(server):
 
 @posix
 def test_a_scrape_needs_a_key_with_the_scope_where_keys_are_asked_for(tmp_path):
-    made = {scope: keys.made(scope, (scope,)) for scope in ("chat", "metrics", "admin")}
+    made = {scope: keys.new_key(scope, (scope,)) for scope in ("chat", "metrics", "admin")}
     file = tmp_path / "keys.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode(key) + b"\n" for key, _ in made.values()))
     file.chmod(0o600)
