@@ -30,7 +30,7 @@ from vlmkit_testing.contracts.strict_cache import StrictCache
 
 @dataclass(eq=False)
 class Asked:
-    """What turns know of a job."""
+    """What the fair queue reads of a job."""
 
     account: str
     sequence: Sequence
@@ -56,11 +56,11 @@ def asked(account, num_tokens=10, *, priority=0, num_outputs=1, prompt=None):
 
 @dataclass
 class Served:
-    """A loop that computes nothing: turns in front of the built-in scheduler."""
+    """A loop that computes nothing: the fair queue in front of the built-in scheduler."""
 
     max_running: int = 4
     max_step_tokens: int = 64
-    turns: FairQueue = field(default_factory=FairQueue)
+    queue: FairQueue = field(default_factory=FairQueue)
     jobs: dict = field(default_factory=dict)
     done: list = field(default_factory=list)
     got: Counter = field(default_factory=Counter)
@@ -85,10 +85,10 @@ class Served:
 
     def add(self, *jobs):
         self.jobs |= {job.sequence: job for job in jobs}
-        self.turns.add(list(jobs))
+        self.queue.add(list(jobs))
 
     def step(self):
-        for job in self.turns.handed_over(self.scheduler.num_waiting):
+        for job in self.queue.next_jobs(self.scheduler.num_waiting):
             self.scheduler.add(job.sequence)
         step = self.scheduler.plan(self.cache)
         for item in step.items:
@@ -104,7 +104,7 @@ class Served:
         return bool(step.items)
 
     def end(self, job):
-        if self.turns.remove(job):
+        if self.queue.remove(job):
             self.scheduler.remove(job.sequence, self.cache)
         del self.jobs[job.sequence]
         self.done.append(job)
@@ -167,10 +167,10 @@ def test_inside_an_account_priority_goes_first():
 
 
 def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
-    turns = FairQueue()
-    turns.add([asked("one", 1000) for _ in range(100)])
+    queue = FairQueue()
+    queue.add([asked("one", 1000) for _ in range(100)])
     num_handed = 0
-    for job in turns.handed_over(0):
+    for job in queue.next_jobs(0):
         job.sequence.priority = job.sequence.priority * 2**32 + 1000
         num_handed += 1
     assert num_handed == 1 + ALONE_WINDOW_TOKENS // 1000
@@ -208,7 +208,7 @@ def test_what_nobody_waits_for_is_done_beside_what_somebody_waits_for():
     served.run()
 
 
-def test_a_tenant_who_is_alone_is_served_as_without_turns():
+def test_a_tenant_who_is_alone_is_served_as_without_a_fair_queue():
     served = Served(max_running=256, max_step_tokens=1024)
     served.add(*[asked("one", 16, num_outputs=5) for _ in range(64)])
     served.step()
@@ -221,9 +221,9 @@ def test_nothing_is_remembered_of_who_is_gone():
     for number in range(5000):
         served.add(asked(f"{number}", 3))
         served.step()
-    assert len(served.turns._past) <= 1024
+    assert len(served.queue._idle) <= 1024
     served.run()
-    assert (served.turns._accounts, served.turns._past, served.turns.num_waiting) == ({}, {}, 0)
+    assert (served.queue._accounts, served.queue._idle, served.queue.num_waiting) == ({}, {}, 0)
 
 
 WISHES = st.lists(
@@ -255,7 +255,7 @@ def test_everybody_is_served_and_nothing_is_left(wishes, max_running, max_step_t
             expected += num
     served.run()
     assert len(served.done) == expected
-    assert (served.turns._accounts, served.turns.num_waiting) == ({}, 0)
+    assert (served.queue._accounts, served.queue.num_waiting) == ({}, 0)
     assert (served.scheduler.num_waiting, served.scheduler.num_running) == (0, 0)
 
 

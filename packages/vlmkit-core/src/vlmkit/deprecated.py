@@ -50,7 +50,7 @@ MOVED = {
     "vlmkit.kit.notebook_stages": "vlmkit.assembly.notebook_progress",
     "vlmkit.kit.packaged_model": "vlmkit.checkpoints.package",
     "vlmkit.kit.place_formats": "vlmkit.kit.grounding_formats",
-    "vlmkit.kit.places": "vlmkit.running.engine_loop.grounding_search",
+    "vlmkit.kit.places": "vlmkit.running.engine_loop.grounding",
     "vlmkit.kit.plain_reader": "vlmkit.kit.plain_parser",
     "vlmkit.kit.pooling": "vlmkit.checkpoints.pooling",
     "vlmkit.kit.public_address": "vlmkit.kit._public_address",
@@ -100,7 +100,7 @@ RENAMED = {
     "vlmkit.kit.reasoning_parser": {"ReasoningReader": "ReasoningParser"},
     "vlmkit.kit.tool_call_parser": {"CallReader": "ToolCallParser"},
     "vlmkit.plugins.registry": {"tell_nobody": "ignore_progress"},
-    "vlmkit.running.engine_loop.grounding_search": {"find_places": "find_regions"},
+    "vlmkit.running.engine_loop.grounding": {"find_places": "find_regions"},
     "vlmkit.running.scheduling.eviction": {"Holdings": "EvictionPolicy"},
     "vlmkit.types.grounding": {"Place": "GroundedRegion"},
 }

@@ -1,7 +1,7 @@
-"""Who is in the loop's hands, and how each ends: finished, aborted or failed, exactly once.
+"""The sequences that the loop knows, and how each ends: finished, aborted or failed, exactly once.
 
-Whatever the way, room, features, drafts and place are gone afterwards. Everything here happens in
-the loop's thread.
+Whichever way a sequence ends, its cache blocks, features, drafts and slot are freed. Everything
+here runs in the loop's thread, unless a method says otherwise.
 """
 
 import logging
@@ -30,12 +30,12 @@ class ActiveJobs:
     """The sequences that run or wait, by sequence.
 
     Args:
-        engine: whose room they take.
-        scheduler: who knows their places.
-        encodings: of their images.
-        drafting: of their guesses.
-        stats: counts their ends.
-        component_names: who made what reads answers.
+        engine: holds their cache blocks.
+        scheduler: holds their slots.
+        encodings: encodes their media.
+        drafting: drafts their tokens.
+        stats: counts how they end.
+        component_names: what errors call the components.
     """
 
     def __init__(
@@ -73,33 +73,36 @@ class ActiveJobs:
 
     @property
     def can_run(self) -> bool:
-        """Whether one is not held."""
+        """Whether a sequence is not held."""
         return len(self._jobs) > len(self._held)
 
     def know(self, job: Job) -> None:
-        """Take a sequence into hand."""
+        """Add a sequence, which may still wait in the inbox."""
         self._jobs[job.sequence] = job
 
     def accept(self, new: list[Job]) -> None:
-        """Queue sequences, and hand those to the scheduler whose turn it is; it may refuse them."""
+        """Queue sequences, and give the next ones of the fair queue to the scheduler.
+
+        The scheduler may refuse a sequence; its request fails, siblings included.
+        """
         self.queue.add(new)
-        for job in self.queue.handed_over(self._scheduler.num_waiting):
+        for job in self.queue.next_jobs(self._scheduler.num_waiting):
             try:
                 self._scheduler.add(job.sequence)
             except VlmkitError as error:
-                self.fail(job.channel, error)  # with its siblings
-        for job in new:  # be it that it waits
+                self.fail(job.channel, error)
+        for job in new:  # whether it runs or waits
             if job.sequence in self._jobs:
                 job.channel.accept(self.wakeups)
 
     def resume_held(self) -> None:
-        """Let those run again whose readers have caught up."""
+        """Release held sequences whose readers have caught up."""
         for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
             sequence.is_held = False
             self._held.discard(sequence)
 
     def take(self, job: Job, outcome: Outcome) -> None:
-        """Give a request what came of its item, and hand on what there is to tell."""
+        """Append an item's outcome to its answer, and pass new chunks to the reader."""
         try:
             chunks = job.take(outcome)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
@@ -107,10 +110,10 @@ class ActiveJobs:
             self.fail(job.channel, engine_error(message, error, repeats=True))
             return
         for chunk in chunks:
-            self._hand_on(job, chunk)
+            self._put(job, chunk)
 
-    def _hand_on(self, job: Job, chunk: Chunk) -> None:
-        """Tell the reader, and end the sequence if that is all."""
+    def _put(self, job: Job, chunk: Chunk) -> None:
+        """Pass a chunk to the reader, and end the sequence with its last one."""
         if job.sequence.task == "generate":
             self._stats.num_tokens_sampled += len(chunk.samples)
         job.channel.clock.token()
@@ -123,7 +126,7 @@ class ActiveJobs:
             self._held.add(job.sequence)
 
     def abort(self, channels: set[Channel]) -> None:
-        """End requests; all in one pass, since thousands may go at once."""
+        """Abort requests, in one pass, since thousands may end at once."""
         jobs = [job for job in self._jobs.values() if job.channel in channels]
         for job in jobs:
             self._remove(job)
@@ -131,7 +134,7 @@ class ActiveJobs:
         self._stats.num_aborted += len(jobs)
 
     def fail(self, channel: Channel, error: VlmkitError) -> None:
-        """End a request, with all its choices."""
+        """Fail a request with all its choices."""
         jobs = [job for job in self._jobs.values() if job.channel is channel]
         for job in jobs:
             self._remove(job)
@@ -139,12 +142,12 @@ class ActiveJobs:
         channel.fail(error, self.wakeups)
 
     def fail_sequence(self, sequence: Sequence, error: VlmkitError) -> None:
-        """Fail a sequence's request, unless a sibling's failure has done so already."""
+        """Fail a sequence's request, unless a sibling's failure already has."""
         if (job := self._jobs.get(sequence)) is not None:
             self.fail(job.channel, error)
 
     def fail_one_that_never_fits(self) -> bool:
-        """Fail a request that finds no room although nobody else has any; tell if it did."""
+        """Fail a request that the empty cache cannot hold; return whether there was one."""
         inside = (j for s, j in self._jobs.items() if s not in self._held)
         job = next((j for j in inside if self.queue.has_entered(j)), None)
         if self._scheduler.num_running or job is None:
@@ -153,35 +156,35 @@ class ActiveJobs:
         return True
 
     def abort_all(self) -> None:
-        """End every request: the pipeline closes."""
+        """Abort every request, because the pipeline closes."""
         self.abort(self._channels())
         self.wakeups.flush()
 
     def fail_all(self, make: Callable[[], VlmkitError]) -> None:
-        """End every request with an error of its own; what failed is not asked to clean up."""
-        self.tell_all(make, self.wakeups)
+        """Fail every request with an error of its own; the failed component need not clean up."""
+        self.fail_channels(make, self.wakeups)
         self._stats.num_failed += len(self._jobs)
         self._jobs.clear()
         self.queue = FairQueue()
 
-    def tell_all(self, make: Callable[[], VlmkitError], wakeups: Wakeups) -> None:
-        """Fail every channel, and free nothing; may be called from a thread that gave up this one.
+    def fail_channels(self, make: Callable[[], VlmkitError], wakeups: Wakeups) -> None:
+        """Fail every channel without freeing anything; also called by the watchdog's thread.
 
-        One that cannot be told holds up nobody else's error.
+        A channel that raises does not delay the others.
         """
         for job in list(self._jobs.values()):
             try:
                 if not job.channel.is_done:
                     job.channel.fail(make(), wakeups)
             except Exception:
-                log.exception("a request could not be told that its engine failed")
+                log.exception("a request could not be failed after its engine failed")
         wakeups.flush()
 
     def _channels(self) -> set[Channel]:
         return {job.channel for job in self._jobs.values()}
 
     def _remove(self, job: Job) -> None:
-        """Free everything that a sequence has."""
+        """Free everything that a sequence holds."""
         if self.queue.remove(job):
             self._scheduler.remove(job.sequence, self._engine)
         self._encodings.forget(job.sequence)

@@ -1,7 +1,7 @@
-"""One answer as it grows: what its reader tells, with the text cut at stop strings.
+"""The text of one answer as it grows, cut at stop strings.
 
-Text that could still become a stop string is held back, so nothing shown is ever taken back. What
-is thought is no text: no stop string is looked for in it.
+Text that could still become a stop string is held back, so no shown text is ever retracted. Stop
+strings are not searched in reasoning.
 """
 
 from vlmkit.interfaces.reader import AnswerReader
@@ -9,16 +9,16 @@ from vlmkit.types.delta import Delta, TextDelta
 
 
 class AnswerText:
-    """Feeds tokens to a reader and releases what is safe to show.
+    """Feeds tokens to a reader and releases the text that is safe to show.
 
     Args:
-        reader: a fresh one.
+        reader: a new one for this answer.
         stop: strings that end the answer.
-        min_tokens: tokens before which a stop string does not count.
-        shows_stop: whether the string that ends the answer is part of its text.
+        min_tokens: tokens before which stop strings are ignored.
+        shows_stop: whether the stop string is part of the text.
 
     Attributes:
-        stop_string: the one that ended the answer, if one did.
+        stop_string: the stop string that ended the answer; None if none did.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class AnswerText:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many tokens so far are of reasoning; read from any thread."""
+        """Tokens of reasoning so far; may be read from any thread."""
         return self._reader.num_reasoning_tokens
 
     def push(self, token_id: int) -> tuple[Delta, ...]:
-        """Take one token; return what is now safe to show."""
+        """Take one token; return the deltas that are now safe to show."""
         deltas = self._reader.push(token_id)
         if not self._stop:
             return deltas
@@ -52,7 +52,7 @@ class AnswerText:
         return self._cut(deltas)
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back: the answer ended, so it cannot become a stop string."""
+        """Return the text that was held back: no stop string can complete after the end."""
         if self.stop_string is not None:
             return ()
         deltas = self._reader.finish()
@@ -63,7 +63,7 @@ class AnswerText:
         return (*shown, TextDelta(held)) if held else shown
 
     def _cut(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-        """Return what is safe to show, up to where a stop string begins."""
+        """Return the deltas that are safe to show, up to a stop string."""
         shown: list[Delta] = []
         for delta in deltas:
             if not isinstance(delta, TextDelta):
@@ -84,16 +84,16 @@ class AnswerText:
         return text[: len(text) - num_held]
 
     def _find_stop(self, text: str) -> int | None:
-        """Return where a text ends with the first stop string in it, and note which that is."""
-        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
+        """Return where the first stop string ends a text, and note which it is."""
+        found = [(start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
         if not found:
             return None
-        place, stop = min(found)
+        start, stop = min(found)
         self.stop_string = stop
-        return place + len(stop) if self._shows_stop else place
+        return start + len(stop) if self._shows_stop else start
 
     def _num_held(self, text: str) -> int:
-        """Return the length of the longest end of ``text`` that begins a stop string."""
+        """Return the length of the longest suffix of ``text`` that begins a stop string."""
         for num in range(min(len(text), self._longest - 1), 0, -1):
             if any(stop.startswith(text[-num:]) for stop in self._stop):
                 return num

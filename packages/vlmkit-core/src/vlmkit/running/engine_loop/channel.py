@@ -1,7 +1,8 @@
-"""Where an answer's chunks wait between the loop's thread and the one who asked.
+"""The buffer of chunks between the loop's thread and the reader of an answer.
 
-The loop holds this end, the reader holds a stream. A channel is bounded in what it tells: a
-sequence whose reader is behind is held by the loop until the reader has caught up.
+The loop writes to the channel, and the reader reads it through a
+:class:`~vlmkit.running.engine_loop.stream.Stream`. The buffer is bounded: the loop holds a sequence
+whose reader is behind until the reader has caught up.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from vlmkit.types.stage import NO_STAGE, ImageTimings, Stage
 
 
 class Clock:
-    """Notes the moments of one request's life; each only once."""
+    """Records when the stages of one request began and ended; the first time of each counts."""
 
     def __init__(self, prompt_s: float = 0.0) -> None:
         self._prompt_s = prompt_s
@@ -32,19 +33,19 @@ class Clock:
         self._started = self._first_token = self._ended = 0.0
 
     def start(self) -> None:
-        """Note that the first step runs."""
+        """Record the first step."""
         self._started = self._started or time.perf_counter()
 
     def token(self) -> None:
-        """Note that a token was chosen."""
+        """Record the first token."""
         self._first_token = self._first_token or time.perf_counter()
 
     def end(self) -> None:
-        """Note the end."""
+        """Record the end."""
         self._ended = self._ended or time.perf_counter()
 
     def timings(self) -> Timings:
-        """Return the spans between what was noted."""
+        """Return the durations between the recorded times."""
 
         def span(start: float, stop: float) -> float:
             return max(0.0, stop - start) if start and stop else 0.0
@@ -59,21 +60,22 @@ class Clock:
 
 
 class Channel:
-    """Where the chunks of one request wait for its reader; the loop holds this end.
+    """The unread chunks of one request, and its usage and timings.
 
     Args:
-        facts: what is known of the request.
-        max_unread_tokens: unread chunks for each choice at which the sequences are held.
-        images: how each image is shown, by its place among the media of the prompt, as if nothing
-            were encoded for it.
-        encoded: those places for which something was, and when; the loop adds to them.
-        image_timings: where the time of each image went until it could be encoded, by those places.
-        sent: which of the images and files that were sent each image is of, by those places.
-        account: whose turn it takes; the tenant's when empty.
-        observers: who is told how the request fares; None where nobody listens.
+        facts: facts about the request.
+        max_unread_tokens: unread chunks of each choice at which the loop holds the sequences.
+        images: how each image is shown, by its index among the media of the prompt, as if its
+            features were cached.
+        encoded: when each medium was encoded, by that index; the loop adds to it. Cached ones are
+            not in it.
+        image_timings: the timings of each image before its encoding, by that index.
+        sent: which of the client's images and files each image comes from, by that index.
+        account: the account in the fair queue; the tenant's if empty.
+        observers: receive events of the request; None if there are no observers.
 
     Attributes:
-        is_behind: whether the reader has too much unread.
+        is_behind: whether too many chunks are unread.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Channel:
         self.clock = Clock(facts.prompt_s)
         self.cached_tokens = 0
         self.completion_tokens = 0
-        self.answers: list[AnswerText] = []  # which know how many of their tokens are reasoning
+        self.answers: list[AnswerText] = []  # which count their reasoning tokens
         self._images = images
         self._encoded = encoded
         self._image_timings = image_timings
@@ -115,7 +117,7 @@ class Channel:
     # The loop's side: called in the loop's thread.
 
     def accept(self, wakeups: Wakeups) -> None:
-        """Note that the scheduler took the request."""
+        """Record that the scheduler accepted the request."""
         with self._lock:
             if self._observers is not None and not self._is_accepted:
                 self._observers.tell("accepted", self.facts)
@@ -123,7 +125,7 @@ class Channel:
             self._wake(wakeups)
 
     def put(self, chunk: Chunk, wakeups: Wakeups) -> None:
-        """Hand one chunk over."""
+        """Add a chunk."""
         with self._lock:
             self.completion_tokens += len(chunk.samples)
             self._chunks.append(chunk)
@@ -138,13 +140,13 @@ class Channel:
             self._wake(wakeups)
 
     def fail(self, error: VlmkitError, wakeups: Wakeups) -> None:
-        """End the whole request with an error, after the chunks that are there.
+        """End the whole request with an error, after the chunks that are unread.
 
-        An error of one of the prompt's media is passed on as one of what was sent.
+        The error of a medium in the prompt becomes one of the image or file that the client sent.
         """
-        if isinstance(error, MediaError) and (place := error.index) is not None:
+        if isinstance(error, MediaError) and (index := error.index) is not None:
             error = copy(error)
-            error.index = self._sent.get(place)
+            error.index = self._sent.get(index)
         with self._lock:
             self.clock.end()
             if self._observers is not None and not self.is_done:
@@ -171,7 +173,7 @@ class Channel:
 
     @property
     def usage(self) -> Usage:
-        """What the request took so far."""
+        """The tokens that the request used so far."""
         return Usage(
             self.facts.prompt_tokens,
             self.completion_tokens,
@@ -179,38 +181,38 @@ class Channel:
             self.facts.image_tokens,
             sum(answer.num_reasoning_tokens for answer in self.answers),
             tuple(
-                replace(image, is_cached=place not in self._encoded)
-                for place, image in self._images.items()
+                replace(image, is_cached=index not in self._encoded)
+                for index, image in self._images.items()
             ),
         )
 
     @property
     def timings(self) -> Timings:
-        """Where the request's time went so far."""
+        """The durations of the request's stages so far."""
         timings = self.clock.timings()
         if not self._image_timings:
             return timings
         images = tuple(
-            replace(each, encode=self._encoded.get(place, NO_STAGE))
-            for place, each in self._image_timings.items()
+            replace(each, encode=self._encoded.get(index, NO_STAGE))
+            for index, each in self._image_timings.items()
         )
         return replace(timings, images=images)
 
     @property
     def reasons(self) -> tuple[FinishReason, ...]:
-        """Why those choices ended that have."""
+        """The finish reasons of the choices that have ended."""
         return tuple(self._reasons)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more chunks will come."""
         return self._error is not None or not self._num_open
 
     def take(self, resume: Callable[[], None]) -> list[Chunk] | None:
-        """Return all unread chunks, an empty list at the end, or None when more will come.
+        """Return all unread chunks; an empty list at the end; None while more will come.
 
         Raises:
-            VlmkitError: the request failed, and its chunks were taken before.
+            VlmkitError: the request failed, and all its chunks were read.
         """
         with self._lock:
             chunks, self._chunks = self._chunks, []
@@ -224,7 +226,7 @@ class Channel:
         return None if self._num_open else []
 
     def wait(self) -> None:
-        """Wait until :meth:`take` has something to say."""
+        """Wait until :meth:`take` returns a list or raises."""
         with self._lock:
             self._num_waiting += 1
             try:
@@ -233,16 +235,16 @@ class Channel:
                 self._num_waiting -= 1
 
     def news(self) -> "asyncio.Future[None] | None":
-        """Return what is done when :meth:`take` has something to say; None if it has already.
+        """Return a future that is done when :meth:`take` has news; None if it has now.
 
         Raises:
-            EngineError: another reader waits for that.
+            EngineError: another reader waits.
         """
         with self._lock:
             return None if self._has_news() else self._next_change()
 
     async def accepted(self) -> None:
-        """Wait until the scheduler took the request.
+        """Wait until the scheduler has accepted the request.
 
         Raises:
             VlmkitError: it was refused.
@@ -260,7 +262,7 @@ class Channel:
             return None if self._is_accepted or self.is_done else self._next_change()
 
     def _next_change(self) -> "asyncio.Future[None]":
-        """Return what is done when the loop has done something; to be called under the lock."""
+        """Return a future that is done when the channel changes; call it under the lock."""
         if self._future is not None and not self._future.done():
             raise EngineError("a stream can be read by one reader at a time")
         self._future = asyncio.get_running_loop().create_future()

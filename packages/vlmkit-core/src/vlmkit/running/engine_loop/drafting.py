@@ -1,7 +1,7 @@
-"""Drafts for the answers that go on: asked of a proposer, cut to what may be, counted.
+"""Draft tokens of running answers: forced by a grammar, or guessed by a proposer.
 
-What a constraint forces comes before any guess. A proposer changes no answer, so one that fails
-only stops guessing. Whether a draft stands is the executor's business.
+Forced tokens come before guesses. Drafts change no answer, so a proposer that fails is only
+switched off. :mod:`.step_executor` accepts or rejects drafts.
 """
 
 import logging
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class Drafting:
-    """Asks for drafts after each token.
+    """Sets the drafts of a sequence after each token.
 
     Args:
-        proposer: guesses; None never does.
-        limits: of the engine that computes the guesses.
-        component_names: who made the proposer.
+        proposer: guesses tokens; None guesses none.
+        limits: of the engine, which verifies drafts.
+        component_names: what the log calls the proposer.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Drafting:
         self._component_names = component_names
         self._proposer = proposer if limits.max_draft_tokens else None
         self._limits = limits
-        self._forced: set[Sequence] = set()  # whose drafts are no guesses
+        self._forced: set[Sequence] = set()  # sequences whose drafts are no guesses
 
     def propose(self, sequence: Sequence) -> None:
-        """Give an answer that goes on the drafts of its next step."""
+        """Set the drafts of a sequence for its next step."""
         if self._proposer is not None or sequence.guide is not None:
             sequence.drafts = self._drafts(sequence)
 
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Tell the proposer what became of its drafts."""
+        """Tell the proposer how many of its drafts were accepted."""
         sequence.drafts = ()
         if self._proposer is None or sequence in self._forced:
             return
@@ -50,7 +50,7 @@ class Drafting:
             self._give_up(error)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a sequence that ended."""
+        """Drop the state of a sequence that ended."""
         self._forced.discard(sequence)
         if self._proposer is None:
             return
@@ -60,7 +60,7 @@ class Drafting:
             self._give_up(error)
 
     def _drafts(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return what is forced or else guessed, as far as it could be chosen."""
+        """Return forced tokens or else guesses, up to one that cannot be sampled."""
         num_left = sequence.max_tokens - len(sequence.output_ids) - 1  # the last needs no draft
         num_tokens = min(num_left, self._limits.max_draft_tokens)
         if num_tokens < 1:
@@ -74,7 +74,7 @@ class Drafting:
             return ()
 
     def _within(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Return drafts that a constraint forces, or guesses that it allows."""
+        """Return drafts that the grammar forces, or guesses that it allows."""
         self._forced.discard(sequence)
         forced: list[int] = sequence.guide.forced(sequence)[:num_tokens]
         if forced := forced[: self._num_possible(forced, sequence)]:
@@ -84,7 +84,7 @@ class Drafting:
         return guesses[: sequence.guide.num_possible(sequence, guesses)]
 
     def _guesses(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Return what the proposer guesses, as far as it could be chosen."""
+        """Return the proposer's guesses, up to one that cannot be sampled."""
         if self._proposer is None:
             return []
         try:
@@ -96,9 +96,9 @@ class Drafting:
 
     def _num_possible(self, guesses: list[int], sequence: Sequence) -> int:
         """Return how many guesses come before one that no sampler may choose."""
-        for place, token_id in enumerate(guesses):
+        for index, token_id in enumerate(guesses):
             if not 0 <= token_id < self._limits.vocab_size or token_id in sequence.banned_ids:
-                return place
+                return index
         return len(guesses)
 
     def _give_up(self, error: Exception) -> None:

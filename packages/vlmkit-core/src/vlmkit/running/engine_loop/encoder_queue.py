@@ -1,7 +1,7 @@
-"""Media on their way through the encoder, and the sequences that wait for each of them.
+"""The media that are encoded or wait for it, and the sequences that wait for each.
 
-Lives in the loop's thread; the encoder works in its own. A medium that several sequences hold is
-encoded once, and one that nobody waits for any more is not begun.
+It runs in the loop's thread; the encoder runs in its own. A medium that several sequences share is
+encoded once. A medium that no sequence waits for any more is not started.
 """
 
 import copy
@@ -20,13 +20,13 @@ from vlmkit.types.stage import NO_STAGE
 
 
 class EncoderQueue:
-    """Gets sequences the features of their media.
+    """Gives sequences the features of their media.
 
     Args:
         encoder: encodes media; None for a text model.
-        cache: features of media that were there before.
-        on_results: called in another thread when :meth:`take` has something to do.
-        component_names: who made the encoder.
+        cache: the features of earlier media.
+        on_results: called in another thread when :meth:`take` has results.
+        component_names: what errors call the encoder.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class EncoderQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any medium is being encoded, or is about to be."""
+        """Whether any medium is being encoded or waits for it."""
         return bool(self._waiting)
 
     def start(self, items: Seq[EncodeItem]) -> bool:
-        """Hand out features that are kept and have the other media encoded.
+        """Give sequences their cached features, and start the encoding of all other media.
 
         Returns:
-            Whether any of it was news: features that were not there, or a medium not yet asked for.
+            Whether anything changed: a sequence got features, or a medium was new.
         """
         new: dict[Key, MediaSlot] = {}
         news = [self._start(item, new) for item in items]
@@ -59,13 +59,13 @@ class EncoderQueue:
         return any(news)
 
     def take(self) -> dict[Sequence, VlmkitError]:
-        """Hand out what was encoded; return the sequences that fail by it, with the reason."""
+        """Give sequences their new features; return the error of each sequence that failed."""
         failures: dict[Sequence, VlmkitError] = {}
         for key, result, stage in self._thread.take():
             items = self._waiting.pop(key, set())
             if isinstance(result, Exception):
                 kinds = {item.sequence.prompt.media[item.index].kind for item in items}
-                what = f"this {kinds.pop()}" if kinds else "a medium that nobody waits for"
+                what = f"this {kinds.pop()}" if kinds else "a medium that no request waits for"
                 error = (
                     result.told(self._component_names)
                     if isinstance(result, Fault)
@@ -85,7 +85,7 @@ class EncoderQueue:
         return failures
 
     def forget(self, sequence: Sequence) -> None:
-        """Wait no longer for the media of a sequence that ended or lost its room."""
+        """Drop the media of a sequence that ended or was preempted."""
         for index in sequence.encoding:
             key = _key(sequence, index)
             items = self._waiting[key]
@@ -95,33 +95,33 @@ class EncoderQueue:
         sequence.encoding.clear()
 
     def stop(self) -> None:
-        """Begin no other."""
+        """Start no more encodings."""
         self._thread.stop()
         self._waiting.clear()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the encoder's thread to end, after :meth:`stop`, and tell whether it did."""
+        """Wait for the encoder's thread to end, after :meth:`stop`; return whether it has."""
         return self._thread.join(timeout_s)
 
-    # For who looks on from another thread.
+    # Read by the watchdog's thread.
 
     @property
     def since(self) -> float:
-        """When what is being encoded was begun, by perf_counter; 0 while nothing is."""
+        """When the current batch began, by ``perf_counter``; 0 while there is none."""
         return self._thread.since
 
     @property
     def ident(self) -> int | None:
-        """The encoder's thread."""
+        """The identifier of the encoder's thread."""
         return self._thread.ident
 
     @property
     def present(self) -> dict[Key, MediaSlot]:
-        """What is being encoded."""
+        """The media that are being encoded."""
         return dict(self._thread.batch)
 
     def waiting(self, keys: Iterable[Key]) -> list[Sequence]:
-        """Return who waits for some media."""
+        """Return the sequences that wait for some media."""
         return [item.sequence for key in keys for item in list(self._waiting.get(key, ()))]
 
     def _start(self, item: EncodeItem, new: dict[Key, MediaSlot]) -> bool:
@@ -142,7 +142,7 @@ class EncoderQueue:
 
 
 def waits(item: WorkItem) -> bool:
-    """Tell whether an item needs a medium that is still being encoded."""
+    """Return whether an item needs a medium that is still being encoded."""
     media = item.sequence.prompt.media
     return any(
         media[index].start < item.stop and media[index].stop > item.start
@@ -155,10 +155,10 @@ def _key(sequence: Sequence, index: int) -> Key:
 
 
 def _of_item(error: VlmkitError, item: EncodeItem) -> VlmkitError:
-    """Return an error that says which medium of its own sequence is refused."""
+    """Return the error with the medium's index in the sequence that gets it."""
     if not isinstance(error, MediaError):
         return error
-    own = copy.copy(error)  # the sequences that share a medium may show it in other places
+    own = copy.copy(error)  # sequences that share a medium may have it at different indexes
     own.index = item.index
     own.param = own.param or "messages"
     return own

@@ -1,9 +1,9 @@
 """The thread in which a pipeline's media encoder runs, beside the loop.
 
-Takes media, gives back features or what went wrong with each. Whatever waits when the encoder
-becomes free is its next batch. The thread ends when nothing waits: libraries that compute keep
-threads of their own for each thread that called them, which can slow down the loop's for good.
-Knows no requests and no caches.
+It takes media and returns the features or the error of each. All media that wait when the encoder
+becomes free are its next batch. The thread ends when none wait: numeric libraries keep worker
+threads for each thread that called them, which would slow down the loop's permanently. Requests and
+caches are in :mod:`.encoder_queue`.
 """
 
 import threading
@@ -19,15 +19,15 @@ from vlmkit.running.faults.isolation import isolated
 from vlmkit.types.stage import Stage
 
 Key = tuple[bytes, bytes]
-"""A medium in a scope: the sequence's scope and the slot's digest."""
+"""A medium in a cache scope: the sequence's scope and the slot's digest."""
 
 
 Result = tuple[Key, MediaFeatures | Exception, Stage]
-"""A medium, what came of it, and how long its batch took."""
+"""A medium, its features or its error, and how long its batch took."""
 
 
 class EncoderThread:
-    """Encodes one batch after the other, in a thread that exists while media wait.
+    """Encodes one batch after another, in a thread that exists while media wait.
 
     Args:
         encoder: encodes; None fails every medium.
@@ -87,7 +87,7 @@ class EncoderThread:
             self._results.clear()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the encoder does nothing more, and tell; call :meth:`stop` before."""
+        """Wait until the thread has ended, and return whether it has; call :meth:`stop` first."""
         thread = self._thread
         if thread is None:
             return True
@@ -103,7 +103,7 @@ class EncoderThread:
             self._on_results()
 
     def _encode_next(self) -> bool:
-        """Encode all media that wait; False at the end, where there are none."""
+        """Encode all media that wait; return False if there are none."""
         with self._lock:
             batch, self._queue = self._queue, {}
             if not batch:

@@ -1,18 +1,18 @@
-"""Features by content, so that a medium that was there before is not encoded again.
+"""A cache of media features, so that the same medium is not encoded again.
 
-Keys hold the scope and the slot's full sha256 digest; one cache belongs to one encoder. Least
-recently used features go first when the cache is full.
+Keys are the cache scope and the slot's full sha256 digest; a cache belongs to one encoder. The
+least recently used features are evicted first.
 """
 
 from collections import OrderedDict
 
 from vlmkit.interfaces.features import MediaFeatures
 
-ENTRY_BYTES = 2048  # what keeping an entry takes beside its arrays' contents: objects and digests
+ENTRY_BYTES = 2048  # of an entry beside the contents of its arrays: objects and digests
 
 
 class FeatureCache:
-    """Keeps features in up to ``max_bytes`` of memory, their entries included."""
+    """Holds features in up to ``max_bytes`` of memory, overhead included."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -23,7 +23,7 @@ class FeatureCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the kept features take, with their entries."""
+        """Memory that the features and their entries take."""
         return self._num_bytes
 
     def get(self, scope: bytes, digest: bytes) -> MediaFeatures | None:
@@ -37,7 +37,7 @@ class FeatureCache:
         return features
 
     def put(self, scope: bytes, digest: bytes, features: MediaFeatures) -> None:
-        """Keep features, unless they alone are over the bound or do not say their size."""
+        """Add features, unless they exceed the bound alone or state no size."""
         if (scope, digest) in self._entries:
             return
         if features.num_bytes <= 0 or _num_bytes(features) > self._max_bytes:

@@ -1,4 +1,4 @@
-"""What other threads ask of the loop, and the bell that wakes it. Decides nothing."""
+"""Requests of other threads to the loop: new sequences, cancellations, drain and close."""
 
 import threading
 from collections import deque
@@ -13,11 +13,11 @@ M = TypeVar("M")
 
 
 class InboxBatch(NamedTuple):
-    """What lay in the inbox.
+    """What the loop takes from the inbox at once.
 
     Attributes:
         new: sequences to run.
-        aborted: channels whose requests are to end.
+        aborted: the channels of requests to abort.
     """
 
     new: list[Job]
@@ -25,25 +25,25 @@ class InboxBatch(NamedTuple):
 
 
 class Inbox:
-    """Takes requests, cancellations and other news; the loop empties it between steps."""
+    """A thread-safe queue to the loop, which empties it between steps."""
 
     def __init__(self) -> None:
         self._jobs: deque[list[Job]] = deque()
         self._aborted: deque[Channel] = deque()
         self._is_closing = False
         self._is_draining = False
-        self._has_news = False
+        self._is_pending = False
         self._failure: BaseException | None = None
         self._watchers: list[Callable[[BaseException], None]] = []
-        self.bell = threading.Condition()
+        self.changed = threading.Condition()
 
     @property
     def num_jobs(self) -> int:
-        """Sequences that the loop has not seen yet."""
+        """Sequences that the loop has not taken yet."""
         return sum(map(len, list(self._jobs)))
 
     def num_jobs_of(self, account: str) -> int:
-        """Return how many of those are on one account."""
+        """Return how many of those belong to one account."""
         return sum(len(jobs) for jobs in list(self._jobs) if jobs[0].channel.account == account)
 
     @property
@@ -52,68 +52,71 @@ class Inbox:
         return self._failure
 
     def put(self, jobs: list[Job], refuse: Callable[[list[Job]], None]) -> None:
-        """Leave the sequences of one request.
+        """Add the sequences of one request.
 
         Args:
-            jobs: them.
-            refuse: raises if there is no place for them; called under the lock.
+            jobs: the sequences.
+            refuse: raises if the queue is full; called under the lock.
 
         Raises:
             EngineError: the loop is closed or has failed.
         """
-        with self.bell:
+        with self.changed:
             if self._failure is not None:
                 raise engine_failed(self._failure)
             if self._is_closing or self._is_draining:
                 raise closing_error()
             refuse(jobs)
             self._jobs.append(jobs)
-            self._ring()
+            self._notify()
 
     def abort(self, channel: Channel) -> None:
-        """Ask for the end of a request."""
-        with self.bell:
+        """Request the abort of a request."""
+        with self.changed:
             self._aborted.append(channel)
-            self._ring()
+            self._notify()
 
     def wake(self) -> None:
-        """Let the loop look again."""
-        with self.bell:
-            self._ring()
+        """Wake the loop."""
+        with self.changed:
+            self._notify()
 
     def close(self) -> None:
-        """Ask for the end of everything."""
-        with self.bell:
+        """Request the end of the loop."""
+        with self.changed:
             self._is_closing = True
-            self._ring()
+            self._notify()
 
     def drain(self, is_idle: Callable[[], bool], timeout_s: float) -> bool:
-        """Take nothing more, and wait until the loop has nothing left; tell if that was in time."""
-        with self.bell:
+        """Accept nothing more and wait until the loop is idle; return whether that was in time."""
+        with self.changed:
             self._is_draining = True
-            self._ring()
-            return self.bell.wait_for(lambda: is_idle() and not self._jobs, timeout_s)
+            self._notify()
+            return self.changed.wait_for(lambda: is_idle() and not self._jobs, timeout_s)
 
-    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+    def on_failure(self, notify: Callable[[BaseException], None]) -> None:
         """Call a function with the reason when the loop fails; at once if it has."""
-        with self.bell:
+        with self.changed:
             if self._failure is None:
-                self._watchers.append(tell)
+                self._watchers.append(notify)
                 return
-        tell(self._failure)
+        notify(self._failure)
 
     # The loop's side.
 
     def wait(self, can_run: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for news, or until the loop can run by itself; False if the time is over."""
-        with self.bell:
-            self.bell.notify_all()  # who waits for a drained loop looks again
-            return self.bell.wait_for(lambda: self._has_news or can_run(), timeout_s)
+        """Wait for a request or until the loop can run; return False after the timeout."""
+        with self.changed:
+            self.changed.notify_all()  # for threads that wait for a drained loop
+            return self.changed.wait_for(lambda: self._is_pending or can_run(), timeout_s)
 
     def take(self, know: Callable[[Job], None]) -> InboxBatch | None:
-        """Return what lay here, each sequence made known under the lock; None to end."""
-        with self.bell:
-            self._has_news = False
+        """Return everything in the inbox; None when the loop must end.
+
+        Each sequence is passed to ``know`` under the lock.
+        """
+        with self.changed:
+            self._is_pending = False
             if self._is_closing or self._failure is not None:
                 return None
             new = [job for jobs in _drained(self._jobs) for job in jobs]
@@ -122,24 +125,24 @@ class Inbox:
             return InboxBatch(new, set(_drained(self._aborted)))
 
     def fail(self, failure: BaseException) -> list[Callable[[BaseException], None]]:
-        """Take nothing more, for that reason; return who wants to know it, the first time."""
-        with self.bell:
+        """Accept nothing more, for a reason; return the functions to call with it."""
+        with self.changed:
             if self._failure is None:
                 self._failure = failure
             watchers, self._watchers = self._watchers, []
-            self._ring()
+            self._notify()
             return watchers
 
     def end(self, know: Callable[[Job], None]) -> None:
-        """Hand out what nobody will run any more."""
-        with self.bell:
+        """Pass the remaining sequences to ``know``; they will not run."""
+        with self.changed:
             for jobs in _drained(self._jobs):
                 for job in jobs:
                     know(job)
 
-    def _ring(self) -> None:
-        self._has_news = True
-        self.bell.notify_all()
+    def _notify(self) -> None:
+        self._is_pending = True
+        self.changed.notify_all()
 
 
 def _drained(queue: deque[M]) -> Iterator[M]:

@@ -1,4 +1,4 @@
-"""One sequence in the loop's hands: what comes of its steps, and where that goes."""
+"""A sequence in the loop, and how the outcomes of its steps become chunks for its reader."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Job(ABC):
 
     Attributes:
         sequence: its tokens.
-        channel: where its chunks go; choices of one request share it.
-        index: which choice it is.
+        channel: the buffer for its chunks, which the choices of one request share.
+        index: the index of the choice.
     """
 
     sequence: Sequence
@@ -32,23 +32,23 @@ class Job(ABC):
 
     @abstractmethod
     def take(self, outcome: Outcome) -> list[Chunk]:
-        """Take what came of the sequence's item; return what there is to tell its reader."""
+        """Take the outcome of an item; return the new chunks."""
 
 
 @dataclass(slots=True, eq=False)
 class AnswerJob(Job):
-    """An answer in the making.
+    """A sequence that generates an answer.
 
     Attributes:
-        text: its text.
-        places: finds those that it names; None where nobody asked.
+        text: the text of the answer.
+        places: finds the regions that it names; None if the request does not want them.
     """
 
     text: AnswerText
     places: AnswerGrounding | None = None
 
     def take(self, outcome: Outcome) -> list[Chunk]:
-        """Append the chosen tokens to the answer, as far as it goes."""
+        """Append the sampled tokens, up to the end of the answer."""
         chunks: list[Chunk] = []
         for sample in outcome.samples:
             deltas, reason = self._append(sample.token_id)
@@ -65,7 +65,7 @@ class AnswerJob(Job):
         return chunks
 
     def _append(self, token_id: int) -> tuple[tuple[Delta, ...], FinishReason | None]:
-        """Append a token; return what it adds to the answer, and why the answer ends if so."""
+        """Append a token; return its deltas, and the finish reason if the answer ends."""
         sequence = self.sequence
         sequence.output_ids.append(token_id)
         is_end = token_id in sequence.eos_ids and _ends(token_id, sequence.params)
@@ -80,22 +80,22 @@ class AnswerJob(Job):
 
 
 def _ends(token_id: int, params: SamplingParams) -> bool:
-    """Tell whether one of the tokens that end a sequence ends this answer."""
+    """Return whether an end token ends this answer."""
     return not params.ignore_eos or token_id in params.stop_token_ids
 
 
 @dataclass(slots=True, eq=False)
 class ReadingJob(Job):
-    """A text that is read for its rows: it ends when the last of them is there.
+    """A sequence that embeds or scores a given text: it ends with the last wanted row.
 
     Attributes:
-        pooled: sums the rows up; None where they are scores.
+        pooled: pools the hidden states into a vector; None for scores.
     """
 
     pooled: Pooled | None
 
     def take(self, outcome: Outcome) -> list[Chunk]:
-        """Take the rows, which are never computed again; scores are told as they come."""
+        """Take the rows, which are computed once; return scores as they come."""
         sequence, stop = self.sequence, outcome.item.stop
         rows = sequence.rows
         if outcome.item.start > rows.start:

@@ -176,7 +176,7 @@ class Loop:
         self._has_given_up = True
         watchers = self._inbox.fail(error)
         self._inbox.end(self._jobs.know)
-        self._jobs.tell_all(partial(engine_failed, error), Wakeups())
+        self._jobs.fail_channels(partial(engine_failed, error), Wakeups())
         for notify in watchers:
             _notify(notify, error)
 

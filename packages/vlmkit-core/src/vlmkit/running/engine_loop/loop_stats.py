@@ -1,4 +1,4 @@
-"""What the loop counts; how it is shown is the server's and the command line's business."""
+"""Counters of the engine loop."""
 
 from dataclasses import dataclass
 

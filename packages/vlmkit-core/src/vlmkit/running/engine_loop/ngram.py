@@ -1,8 +1,8 @@
-"""Guesses what follows by what followed the same few tokens before, in the prompt or the answer.
+"""N-gram drafts: the tokens that followed the same few tokens before, in the prompt or the answer.
 
-Prompt lookup (Saxena, 2023): answers repeat what they were asked about, names and numbers above
-all. Costs a dictionary entry for each token and knows no model. The depth of a guess follows how
-well the last ones did, so that an answer which repeats nothing is left alone.
+This is prompt lookup decoding (Saxena, 2023): answers repeat the prompt, names and numbers above
+all. It costs a dictionary entry for each token and needs no model. The number of drafts follows the
+acceptance of the last ones, so that an answer without repetitions costs little.
 """
 
 from collections.abc import Sequence as Seq
@@ -17,14 +17,14 @@ MAX_REST_STEPS = 32
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one sequence.
+    """The state of one sequence.
 
     Attributes:
-        follows: where what followed each few tokens begins, the newest place.
-        num_read: tokens that ``follows`` has looked at.
-        depth: guesses to make next.
-        num_failures: guesses in a row of which nothing stood.
-        num_rest: steps to sit out.
+        follows: for each n-gram, the index of the token after its newest occurrence.
+        num_read: tokens that ``follows`` covers.
+        depth: tokens to draft next.
+        num_failures: drafts in a row of which no token was accepted.
+        num_rest: steps without drafts that are left.
     """
 
     depth: int
@@ -35,10 +35,10 @@ class _Memory:
 
 
 class NgramProposer:
-    """Looks the newest tokens up among all earlier ones.
+    """Looks up the newest tokens among all earlier ones.
 
     Args:
-        settings: how many tokens must agree, and how many are guessed.
+        settings: how many tokens must match, and how many are drafted.
     """
 
     def __init__(self, settings: NgramSettings | None = None) -> None:
@@ -46,19 +46,19 @@ class NgramProposer:
         self._memories: dict[Sequence, _Memory] = {}
 
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
-        """Return what followed the newest tokens the last time; nothing if they are new."""
+        """Return the tokens after the last occurrence of the newest ones; none if they are new."""
         memory = self._memories.setdefault(sequence, _Memory(self._settings.first_depth_tokens))
-        place = self._read(sequence, memory)
+        start = self._read(sequence, memory)
         if memory.num_rest:
             memory.num_rest -= 1
             return ()
-        if place is None:
+        if start is None:
             return ()
-        followed = sequence.tokens(place, len(sequence))  # and then from its start: it goes round
+        followed = sequence.tokens(start, len(sequence))  # repeated if it is too short
         return [followed[i % len(followed)] for i in range(min(num_tokens, memory.depth))]
 
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Guess further after guesses that stood, and less or later after others."""
+        """Draft more tokens after accepted drafts, and fewer or later ones after rejected ones."""
         memory = self._memories[sequence]
         if num_accepted == num_drafted:
             memory.depth = min(2 * memory.depth, self._settings.max_draft_tokens)
@@ -68,13 +68,13 @@ class NgramProposer:
         memory.num_rest = min(2**memory.num_failures - 1, MAX_REST_STEPS)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a sequence."""
+        """Drop the state of a sequence."""
         self._memories.pop(sequence, None)
 
     def _read(self, sequence: Sequence, memory: _Memory) -> int | None:
-        """Take note of new tokens; return where what followed the newest ones begins.
+        """Index new tokens; return the index after the newest n-gram's last occurrence.
 
-        The newest tokens themselves are noted when there are newer ones.
+        The newest n-gram itself is indexed when a token follows it.
         """
         width, num_tokens = self._settings.match_tokens, len(sequence)
         first = max(memory.num_read, width)

@@ -1,17 +1,20 @@
-"""Runs a step's tokens through engine, constraints and sampler, and finds who fails.
+"""Runs the items of a step through the engine, constraints and the sampler, and isolates failures.
 
-Drafts stand as far as the sampler chooses the same tokens. What constraints allow is found while
-the engine's device computes, and all else is gone before the sampler sees a logit. When a batch
-raises, its members run alone and without drafts, so that neither a bad request nor a bad guess
-harms anyone. Knows nothing of queues, texts and readers.
+Drafts are accepted as far as the sampler chooses the same tokens. Grammar masks are computed while
+the engine's device computes, and applied before the sampler reads a logit. When a batch raises, its
+items run one by one and without drafts, so that neither a bad request nor a bad draft harms
+another. Queues, texts and readers are elsewhere.
 """
 
 from collections.abc import Iterator, Sequence as Seq
 from itertools import islice
 from typing import Any
 
+import array_api_compat
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from vlmkit.errors import RequestError, VlmkitError
 from vlmkit.interfaces.engine import Engine
@@ -19,7 +22,6 @@ from vlmkit.interfaces.prompt import Array, Prompt
 from vlmkit.interfaces.sampler import Row, Sampler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
-from vlmkit.running.engine_loop.hidden_states import read_states
 from vlmkit.running.faults.attribution import (
     UNKNOWN,
     ComponentError,
@@ -37,14 +39,13 @@ ENGINE, SAMPLER, CONSTRAINT = "engine", "sampler", "constraint"
 
 
 class Outcome(Struct, frozen=True, gc=False):
-    """What came of one item.
+    """The result of one item.
 
     Attributes:
-        item: as it ran.
-        samples: the tokens that were chosen, in order: those of drafts that stand, then one more;
-            or the given tokens of the item's rows, with their log-probabilities.
-        states: ``[rows, hidden]`` float32 in host memory: the item's hidden states, if it wants
-            some.
+        item: the item as it ran.
+        samples: the sampled tokens, in order: accepted drafts, then one more; or the given tokens
+            of the item's rows, with their log-probabilities.
+        states: hidden states ``[rows, hidden]`` as float32 in host memory, if the item wants any.
     """
 
     item: WorkItem
@@ -53,12 +54,12 @@ class Outcome(Struct, frozen=True, gc=False):
 
     @property
     def standing(self) -> WorkItem:
-        """The item without the drafts that were wrong."""
+        """The item without its rejected drafts."""
         item = self.item
         if not item.drafts:
             return item
-        num_wrong = len(item.drafts) - (len(self.samples) - 1)
-        return replace(item, num_tokens=item.num_tokens - num_wrong, num_rows=1, drafts=())
+        num_rejected = len(item.drafts) - (len(self.samples) - 1)
+        return replace(item, num_tokens=item.num_tokens - num_rejected, num_rows=1, drafts=())
 
 
 class StepExecutor:
@@ -67,7 +68,7 @@ class StepExecutor:
     Args:
         engine: computes tokens.
         sampler: chooses tokens.
-        component_names: who made them.
+        component_names: what errors call them.
     """
 
     def __init__(
@@ -76,21 +77,21 @@ class StepExecutor:
         self._engine = engine
         self._sampler = sampler
         self._component_names = component_names
-        self._at = ENGINE  # who is at work
+        self._at = ENGINE  # the component that runs now
 
     def compute(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
-        """Run items; return for each what came of it, or what went wrong.
+        """Run items; return the outcome or the error of each.
 
         Raises:
-            EngineError: every item failed, and the engine can compute nothing else either.
+            ComponentFailed: every item failed, and so does an item of our own.
         """
         results = self._guarded(items)
         if all(_is_suspect(result) for result in results):
             self._check_parts(next(r for r in results if isinstance(r, Exception)))
-        return [self._told(r) if isinstance(r, Exception) else r for r in results]
+        return [self._attributed(r) if isinstance(r, Exception) else r for r in results]
 
-    def _told(self, error: Exception) -> VlmkitError:
-        """Return an error as its request gets it, which says whose fault it is."""
+    def _attributed(self, error: Exception) -> VlmkitError:
+        """Return the error that a request gets, which names the faulty component."""
         if isinstance(error, Fault):
             return error.told(self._component_names)
         if isinstance(error, ComponentError):
@@ -100,16 +101,16 @@ class StepExecutor:
         return engine_error("the step failed on this request", error)
 
     def _guarded(self, items: Seq[WorkItem]) -> list[Outcome | Exception]:
-        """Run items together; if that fails and a guess may be why, without guesses."""
+        """Run items together, and without drafts if that fails and a draft may be the cause."""
         if any(item.drafts for item in items):
             try:
                 return list(self._compute_batch(items))
             except Exception:  # noqa: BLE001 - a component may raise anything
                 items = [without_drafts(item) for item in items]
-        return isolated(self._blamed, items)
+        return isolated(self._compute_attributed, items)
 
-    def _blamed(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
-        """Run the engine and the sampler on some items, and lay what is raised on one of them."""
+    def _compute_attributed(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
+        """Run the engine and the sampler on some items; errors name the faulty component."""
         try:
             return self._compute_batch(items)
         except VlmkitError:
@@ -118,26 +119,28 @@ class StepExecutor:
             raise ComponentError(self._at, error) from error
 
     def _compute_batch(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
-        """Run the engine and the sampler on some items; errors are those of constraints."""
-        asked = [item for item in items if item.output == "logits"]
-        rows, given = _rows(asked)
-        free = [row for place, row in enumerate(rows) if place not in given] if given else rows
+        """Run the engine and the sampler on some items; the errors in the list are constraints'."""
+        with_logits = [item for item in items if item.output == "logits"]
+        rows, given = _rows(with_logits)
+        free = [row for index, row in enumerate(rows) if index not in given] if given else rows
         self._at = SAMPLER
         pick = self._sampler.prepare(free) if free else None
         self._at = ENGINE
         output = self._engine.forward(items)
         _check_rows(output.logits, len(rows))
         _check_rows(output.hidden, sum(item.num_rows for item in items) - len(rows))
-        is_free = all(item.sequence.guide is None for item in asked)
-        masks = None if is_free else GrammarMasks(asked, self._component_names.of(CONSTRAINT))
-        made: Iterator[Sample] = iter(())
+        has_grammar = any(item.sequence.guide is not None for item in with_logits)
+        masks = None
+        if has_grammar:
+            masks = GrammarMasks(with_logits, self._component_names.of(CONSTRAINT))
+        sampled: Iterator[Sample] = iter(())
         if rows and output.logits is not None:
-            read = readable(output.logits)
+            logits = readable(output.logits)
             self._at = SAMPLER
-            token_ids = picked(read if masks is None else masks.applied(read), pick, given)
-            made = iter(samples(read, token_ids, [row.sequence.params for row in rows], given))
+            token_ids = picked(logits if masks is None else masks.applied(logits), pick, given)
+            sampled = iter(samples(logits, token_ids, [row.sequence.params for row in rows], given))
             self._at = ENGINE
-        states = None if output.hidden is None else read_states(output.hidden)
+        states = None if output.hidden is None else _read_states(output.hidden)
         outcomes: list[Outcome | VlmkitError] = []
         start = 0
         for item in items:
@@ -145,7 +148,7 @@ class StepExecutor:
                 outcomes.append(Outcome(item, states=states[start : start + item.num_rows]))
                 start += item.num_rows
             else:
-                chosen = tuple(islice(made, item.num_rows))
+                chosen = tuple(islice(sampled, item.num_rows))
                 if item.drafts or masks is not None:
                     outcomes.append(_standing(item, chosen, masks))
                 else:
@@ -153,15 +156,15 @@ class StepExecutor:
         return outcomes
 
     def _check_parts(self, cause: Exception) -> None:
-        """Compute one token of a sequence of our own: is it a part that fails, or requests?"""
+        """Compute a token of a probe sequence, to tell a failed component from bad requests."""
         prompt = Prompt((0,))
         probe = Sequence("probe", prompt, SamplingParams(), seed=0, max_tokens=1, scope=b"probe")
         try:
             probe.plan = self._engine.read(prompt)
-            if self._engine.admit(probe) is None:  # too full to tell
+            if self._engine.admit(probe) is None:  # too full to find out
                 return
             try:
-                self._blamed([WorkItem(probe, 0, 1, num_rows=1)])
+                self._compute_attributed([WorkItem(probe, 0, 1, num_rows=1)])
             finally:
                 self._engine.release(probe)
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
@@ -177,7 +180,7 @@ def _check_rows(array: Array | None, num_wanted: int) -> None:
 
 
 def _rows(items: Seq[WorkItem]) -> tuple[list[Row], dict[int, int]]:
-    """Return the rows of logits of some items, and by their places the tokens that are given."""
+    """Return the rows of logits of some items, and the given tokens by row index."""
     rows: list[Row] = []
     given: dict[int, int] = {}
     for item in items:
@@ -195,14 +198,14 @@ def _rows(items: Seq[WorkItem]) -> tuple[list[Row], dict[int, int]]:
 def _standing(
     item: WorkItem, chosen: tuple[Sample, ...], masks: GrammarMasks | None
 ) -> Outcome | VlmkitError:
-    """Take what was chosen as long as the drafts before it were, and within its constraint."""
+    """Accept sampled tokens as far as the drafts before them agree and the grammar allows."""
     if item.drafts:
-        num_right = 0
+        num_accepted = 0
         for sample, draft in zip(chosen, item.drafts, strict=False):
             if sample.token_id != draft:
                 break
-            num_right += 1
-        chosen = chosen[: num_right + 1]
+            num_accepted += 1
+        chosen = chosen[: num_accepted + 1]
     if masks is not None:
         try:
             chosen = masks.kept(item.sequence, chosen)
@@ -212,12 +215,27 @@ def _standing(
 
 
 def _is_suspect(result: Outcome | Exception) -> bool:
-    """Tell whether a result may be the engine's fault, and not only the request's."""
+    """Return whether a component may have caused an error, and not only the request."""
     return isinstance(result, Exception) and not isinstance(result, RequestError)
 
 
 def without_drafts(item: WorkItem) -> WorkItem:
-    """Return an item that computes only what is the sequence's own."""
+    """Return an item without its drafts."""
     if not item.drafts:
         return item
     return replace(item, num_tokens=item.num_tokens - len(item.drafts), num_rows=1, drafts=())
+
+
+def _read_states(hidden: Array) -> NDArray[np.float32]:
+    """Copy hidden states ``[rows, hidden]`` from the engine's device to host memory at once.
+
+    Raises:
+        Fault: a value is not finite.
+    """
+    states: Any = readable(hidden)
+    if not array_api_compat.is_numpy_array(states):
+        states = np.from_dlpack(array_api_compat.to_device(states, "cpu"))
+    if not np.isfinite(states).all():
+        raise Fault("engine", "returned hidden states that are not finite")
+    read: NDArray[np.float32] = states
+    return read

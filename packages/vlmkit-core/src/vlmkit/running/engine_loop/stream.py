@@ -1,6 +1,6 @@
-"""The reader's end of an answer: by iteration, by async iteration, or whole.
+"""The stream of an answer: iterate over it, in async code or not, or wait for the whole answer.
 
-One stream serves all ``n`` choices of a request. A stream that nobody keeps ends its request.
+One stream serves all ``n`` choices of a request. Dropping the last reference aborts the request.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from vlmkit.types.sample import Sample
 
 
 class Stream:
-    """The answer to one request; the reader holds this end, and dropping it aborts the request.
+    """The answer to one request; dropping it aborts the request.
 
     Args:
-        channel: the other end.
-        prompt_token_ids: what is answered.
-        abort: called when the reader gives up.
+        channel: buffers the chunks.
+        prompt_token_ids: the prompt.
+        abort: called when the stream is closed before its end.
         resume: called when a reader that was behind has caught up.
     """
 
@@ -47,26 +47,26 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more chunks will come."""
         return self._channel.is_done
 
     @property
     def usage(self) -> Usage:
-        """What the request took so far."""
+        """The tokens that the request used so far."""
         return self._channel.usage
 
     @property
     def timings(self) -> Timings:
-        """Where its time went so far."""
+        """The durations of its stages so far."""
         return self._channel.timings
 
     @property
     def reasons(self) -> tuple[FinishReason, ...]:
-        """Why those of its choices ended that have, in the order of their ends."""
+        """The finish reasons of the choices that have ended, in the order of their ends."""
         return self._channel.reasons
 
     def abort(self) -> None:
-        """Stop generating and free everything; harmless when it is over already."""
+        """Abort the request and free everything; does nothing after its end."""
         if not self.is_done:
             self._abort(self._channel)
 
@@ -97,7 +97,7 @@ class Stream:
         return chunks
 
     async def next_chunks(self) -> list[Chunk]:
-        """Wait for, and return, everything that has come; empty when the answer is over.
+        """Wait for unread chunks and return all of them; an empty list at the end.
 
         Raises:
             VlmkitError: the request failed.
@@ -106,13 +106,13 @@ class Stream:
         while chunks is None:
             if (news := self._channel.news()) is not None:
                 await news
-            else:  # a reader who never has to wait lets others have their turn
+            else:  # a reader that never has to wait lets other tasks run
                 await asyncio.sleep(0)
             chunks = self._channel.take(self._resume)
         return chunks
 
     async def accepted(self) -> None:
-        """Wait until the scheduler took the request.
+        """Wait until the scheduler has accepted the request.
 
         Raises:
             VlmkitError: it was refused.
@@ -120,19 +120,19 @@ class Stream:
         await self._channel.accepted()
 
     def result(self) -> Completion:
-        """Wait for the end and return everything.
+        """Wait for the end and return the whole answer.
 
         Raises:
             VlmkitError: the request failed.
         """
-        whole = _Whole(self.num_choices)
+        whole = _WholeAnswer(self.num_choices)
         for chunk in self:
             whole.add(chunk)
         return self._completion(whole)
 
     async def aresult(self) -> Completion:
-        """Wait for the end and return everything; the asynchronous form of :meth:`result`."""
-        whole = _Whole(self.num_choices)
+        """Wait for the end and return the whole answer; the async form of :meth:`result`."""
+        whole = _WholeAnswer(self.num_choices)
         try:
             async for chunk in self:
                 whole.add(chunk)
@@ -142,12 +142,12 @@ class Stream:
             raise
         return self._completion(whole)
 
-    def _completion(self, whole: "_Whole") -> Completion:
+    def _completion(self, whole: "_WholeAnswer") -> Completion:
         return Completion(whole.choices(), self.usage, self.timings, self.prompt_token_ids)
 
 
-class _Whole:
-    """Puts the chunks of an answer together, and their texts last: so a long one is copied once."""
+class _WholeAnswer:
+    """Joins the chunks of an answer; texts are joined last, so a long one is copied once."""
 
     def __init__(self, num_choices: int) -> None:
         self._choices = [Choice() for _ in range(num_choices)]

@@ -1,25 +1,25 @@
-"""Waking many readers of one event loop with a single call. Knows nothing of what they read."""
+"""Waking all waiting readers of an event loop with one call."""
 
 import asyncio
 
 
 class Wakeups:
-    """Collects the readers to wake, and wakes all of one event loop with a single call."""
+    """Collects futures, and resolves those of each event loop with a single call."""
 
     def __init__(self) -> None:
         self._futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     def add(self, future: "asyncio.Future[None]") -> None:
-        """Wake this reader at the next flush."""
+        """Resolve a future at the next flush."""
         self._futures.setdefault(future.get_loop(), []).append(future)
 
     def flush(self) -> None:
-        """Wake every reader that was added."""
+        """Resolve every future that was added."""
         waiting, self._futures = self._futures, {}
         for event_loop, futures in waiting.items():
             try:
                 event_loop.call_soon_threadsafe(_resolve, futures)
-            except RuntimeError:  # the event loop is closed: nobody reads any more
+            except RuntimeError:  # the event loop is closed, and with it all readers
                 continue
 
 

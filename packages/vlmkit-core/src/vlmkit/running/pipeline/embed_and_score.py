@@ -1,7 +1,7 @@
-"""Sequences that are read for their rows: what sets them apart from answers in the making.
+"""Sequences that embed or score a text: the arguments by which they differ from answers.
 
-A vector needs hidden states of the prompt. A score needs a row for each token of an answer that is
-given: it is a sequence whose answer is there already, as after a preemption.
+An embedding needs hidden states of the prompt. A score needs a row of logits for each token of a
+given answer, so its sequence has its answer from the start, as after a preemption.
 """
 
 from dataclasses import replace
@@ -17,10 +17,10 @@ from vlmkit.types.request import Request
 
 
 def check_task(request: Request, limits: EngineLimits) -> None:
-    """Refuse a request whose parts do not belong together, or that the engine cannot serve.
+    """Check that a request's fields fit its task, and that the engine can serve it.
 
     Raises:
-        RequestError: it is one.
+        RequestError: they do not, or it cannot.
     """
     if request.task != "score" and request.continuations:
         raise RequestError(
@@ -36,7 +36,7 @@ def check_task(request: Request, limits: EngineLimits) -> None:
 
 
 def to_embed(prompt: Prompt, pooling: Pooling, limits: EngineLimits) -> dict[str, Any]:
-    """Return the fields of a sequence whose hidden states are pooled.
+    """Return the arguments of a sequence whose hidden states are pooled.
 
     Raises:
         PromptTooLong: the text does not fit.
@@ -51,14 +51,14 @@ def to_embed(prompt: Prompt, pooling: Pooling, limits: EngineLimits) -> dict[str
 def to_score(
     request: Request, prompt: Prompt, tokenizer: Tokenizer, limits: EngineLimits
 ) -> list[dict[str, Any]]:
-    """Return the fields of a sequence for each continuation, or text of the prompt itself.
+    """Return the arguments of a sequence for each continuation, or for each text of the prompt.
 
     Raises:
-        RequestError: one is empty, does not fit or has a token that the model does not know.
+        RequestError: a continuation is empty, too long, or has a token beyond the vocabulary.
     """
     if not request.continuations:
         return _own(prompt, limits)
-    made = []
+    scored = []
     for index, said in enumerate(request.continuations):
         where = f"continuations[{index}]"
         given = tuple(tokenizer.encode(said) if isinstance(said, str) else said)
@@ -70,33 +70,33 @@ def to_score(
         if num_tokens > limits.max_sequence_tokens:
             problem = f"prompt and continuation resulted in {num_tokens} tokens"
             raise PromptTooLong(limits.max_sequence_tokens, problem, param=where)
-        made.append(_behind(prompt, given))
-    return made
+        scored.append(_after(prompt, given))
+    return scored
 
 
 def _own(prompt: Prompt, limits: EngineLimits) -> list[dict[str, Any]]:
-    """Return the fields of a sequence for each text of a prompt, behind all that is before it.
+    """Return the arguments of a sequence for each text of a prompt, after all that precedes it.
 
-    What stands in the place of media has no row of its own: no text is chosen there.
+    Media tokens have no scores: no text is sampled there.
     """
     most = limits.max_sequence_tokens
     if len(prompt) > most:
         raise PromptTooLong(most, f"your messages resulted in {len(prompt)} tokens")
-    made = []
+    scored = []
     for start, stop in texts_between(len(prompt), ((m.start, m.stop) for m in prompt.media)):
         given = prompt.token_ids[start:stop]
         if max(given) >= limits.vocab_size:
             raise RequestError("the prompt has a token that the model never says", param="messages")
         media = tuple(slot for slot in prompt.media if slot.stop <= start)
         before = replace(prompt, token_ids=prompt.token_ids[:start], media=media)
-        made.append({"prompt": before, **_behind(before, given)})
-    if not made:
+        scored.append({"prompt": before, **_after(before, given)})
+    if not scored:
         raise RequestError("the prompt has no token that could be scored", param="messages")
-    return made
+    return scored
 
 
-def _behind(prompt: Prompt, given: tuple[int, ...]) -> dict[str, Any]:
-    """Return the fields of a sequence that scores tokens behind a prompt."""
+def _after(prompt: Prompt, given: tuple[int, ...]) -> dict[str, Any]:
+    """Return the arguments of a sequence that scores tokens after a prompt."""
     last = len(prompt) - 1
     return {
         "task": "score",

@@ -7,7 +7,7 @@ from hypothesis import example, given, strategies as st
 
 from vlmkit.interfaces.grounding_format import GroundingFormat, MarkedGrounding
 from vlmkit.kit import grounding_formats as forms
-from vlmkit.running.engine_loop.grounding_search import MAX_CHARS, MAX_PLACES, find_regions
+from vlmkit.running.engine_loop.grounding import MAX_CHARS, MAX_REGIONS, find_regions
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.transform import Transform
 
@@ -94,7 +94,7 @@ def test_what_lies_outside_is_brought_to_the_edge_and_corners_are_put_in_order()
 def test_there_are_bounds_of_how_much_is_looked_at() -> None:
     one = '{"point_2d": [1, 1]}'
 
-    assert len(find_regions(one * (MAX_PLACES + 1), forms.QWEN3_VL, SHOWN)) == MAX_PLACES
+    assert len(find_regions(one * (MAX_REGIONS + 1), forms.QWEN3_VL, SHOWN)) == MAX_REGIONS
     assert find_regions(" " * MAX_CHARS + one, forms.QWEN3_VL, SHOWN) == ()
 
 
