@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlmkit.checkpoints.generation_config import FIELDS
+from vlmkit.deprecated import MOVED, RENAMED
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit_server.plugin import VLMKIT_KINDS
 
@@ -67,6 +68,9 @@ NOTES = {"providers": "Import these from `vlmkit.plugins.registry`, which is whe
 SECTIONS = {"Args": "takes", "Attributes": "", "Raises": "raises", "Returns": "returns"}
 
 
+CHANGELOG = ROOT / "CHANGELOG.md"
+SUBSTITUTIONS_BEGIN = "<!-- substitutions: made of the sources by `nox -s reference` -->"
+SUBSTITUTIONS_END = "<!-- end of substitutions -->"
 MAX_VALUE_CHARS = 400
 """Of a constant: what is longer says less than its name."""
 
@@ -93,7 +97,22 @@ OF_VALUES = {
 def pages() -> dict[Path, str]:
     """Return every page, by its file."""
     made = {"interfaces": interfaces, "values": values, "python": python, "folders": folders}
-    return {REFERENCE / f"{name}.md": make() for name, make in made.items()}
+    found = {REFERENCE / f"{name}.md": make() for name, make in made.items()}
+    return found | {CHANGELOG: changelog()}
+
+
+def changelog() -> str:
+    """Return the changelog with the substitutions for plugins that use old names."""
+    head, _, rest = CHANGELOG.read_text().partition(SUBSTITUTIONS_BEGIN)
+    _, end, tail = rest.partition(SUBSTITUTIONS_END)
+    names = {old: new for renamed in RENAMED.values() for old, new in renamed.items()}
+    classes = {old: new for old, new in names.items() if old[0].isupper()}
+    modules = sorted(MOVED.items(), key=lambda pair: (-pair[0].count("."), pair))
+    rows = [(old.replace(".", "[.]"), new) for old, new in [*modules, *sorted(classes.items())]]
+    script = "\n".join(f"s/\\b{old}\\b/{new}/g" for old, new in rows)
+    block = f"```console\ncat > names.sed <<'END'\n{script}\nEND\n"
+    block += "find . -name '*.py' -exec sed -i -f names.sed {} +\n```"
+    return f"{head}{SUBSTITUTIONS_BEGIN}\n\n{block}\n\n{end}{tail}"
 
 
 def folders() -> str:

@@ -151,14 +151,21 @@ def cycles(project: Project, imports: Imports) -> Areas:
 
 
 def unused_kit(project: Project, imports: Imports) -> Areas:
-    """Count the public modules of ``vlmkit.kit`` that no plugin imports."""
+    """Count the public modules of ``vlmkit.kit`` that no plugin and no template of one imports."""
     modules = sorted(
         name
         for name in imports.graph.find_descendants("vlmkit.kit")
         if not any(part.startswith("_") for part in name.split("."))
     )
     plugins = {module.name for module in project.modules if not module.path.startswith("packages/")}
-    unused = [name for name in modules if not imports.importers(name) & plugins]
+    templates = "\n".join(
+        path.read_text() for path in project.root.glob("packages/*/src/*/templates/**/*.py")
+    )
+    unused = [
+        name
+        for name in modules
+        if not imports.importers(name) & plugins and f"from {name} import" not in templates
+    ]
     return {"vlmkit-core": Found.of(unused)}
 
 

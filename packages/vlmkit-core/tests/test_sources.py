@@ -21,11 +21,11 @@ from vlmkit.assembly.sources import (
     resolve,
     resolve_local,
 )
-from vlmkit.checkpoints.uri import model_uri, scheme_of, shown, without_secrets
 from vlmkit.cli.doctor import verdicts
 from vlmkit.config import Component, Config, ModelEntry, read_layers
 from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_uri import model_uri, scheme_of, shown, without_secrets
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registries import Registries

@@ -46,7 +46,6 @@ MOVED = {
     "vlmkit.kit.lark_rules": "vlmkit.formats.lark_rules",
     "vlmkit.kit.media_trial": "vlmkit.kit.vision_selfcheck",
     "vlmkit.kit.model_folder": "vlmkit.checkpoints.folder",
-    "vlmkit.kit.model_uri": "vlmkit.checkpoints.uri",
     "vlmkit.kit.notebook_stages": "vlmkit.assembly.notebook_progress",
     "vlmkit.kit.packaged_model": "vlmkit.checkpoints.package",
     "vlmkit.kit.place_formats": "vlmkit.kit.grounding_formats",

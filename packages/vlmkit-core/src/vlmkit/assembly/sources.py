@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from vlmkit.checkpoints.folder import model_file, model_folder
-from vlmkit.checkpoints.uri import model_uri, shown, without_secrets
 from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.kit.install_command import install_command
+from vlmkit.kit.model_uri import model_uri, shown, without_secrets
 from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.build_context import BuildContext
 from vlmkit.plugins.kinds import MODEL

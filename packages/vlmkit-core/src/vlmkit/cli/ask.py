@@ -114,7 +114,7 @@ def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
         click.UsageError: it nearly names one.
     """
     from vlmkit.assembly.sources import packaged_models
-    from vlmkit.checkpoints.uri import model_uri
+    from vlmkit.kit.model_uri import model_uri
 
     configured = [name for entry in config.entries() for name in entry.names]
     known = [*configured, *packaged_models(plugins)]

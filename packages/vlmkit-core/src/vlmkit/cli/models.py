@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from vlmkit.checkpoints.uri import shown
 from vlmkit.cli import options, output
 from vlmkit.cli.group import CommandGroup
 from vlmkit.kit.install_command import install_command
+from vlmkit.kit.model_uri import shown
 
 if TYPE_CHECKING:
     from vlmkit.config import Config

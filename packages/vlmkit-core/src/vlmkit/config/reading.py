@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmkit.checkpoints.uri import shown
 from vlmkit.config.layers import (
     PREFIX,
     Keys,
@@ -36,6 +35,7 @@ from vlmkit.config.structs import (
     with_tables,
 )
 from vlmkit.errors import ConfigError
+from vlmkit.kit.model_uri import shown
 from vlmkit.plugins.kinds import Table
 from vlmkit.plugins.names import OWNERS_OF_TABLES
 from vlmkit.plugins.setting_values import Place, fits, flaws, is_secret

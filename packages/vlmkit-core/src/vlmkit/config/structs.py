@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from vlmkit.checkpoints.uri import shown
 from vlmkit.errors import ConfigError
+from vlmkit.kit.model_uri import shown
 from vlmkit.plugins.kinds import KINDS, Kind, Table
 from vlmkit.settings.bounds import Positive
 from vlmkit.settings.fetch import FetchSettings

@@ -56,7 +56,7 @@ class BuildContext:
 
     Attributes:
         reference: what the user called the model: a packaged name, a folder, a hub id, or a URI,
-            which may hold a password: show it by :func:`vlmkit.checkpoints.uri.shown`.
+            which may hold a password: show it by :func:`vlmkit.kit.model_uri.shown`.
         checkpoint: the model's files; None for components that need none, and for model sources.
         settings: the config section of this component, as the provider's own struct (or a plain
             mapping where it declared none).

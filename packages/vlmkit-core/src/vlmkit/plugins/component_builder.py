@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vlmkit.checkpoints.uri import scheme_of, without_secrets
 from vlmkit.errors import ConfigError, PluginError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_uri import scheme_of, without_secrets
 from vlmkit.kit.one_line import named
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext

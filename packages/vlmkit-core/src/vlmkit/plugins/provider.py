@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from vlmkit.checkpoints.uri import SCHEME, scheme_of
 from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_uri import SCHEME, scheme_of
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.one_line import one_line
 from vlmkit.kit.traces import trace_of

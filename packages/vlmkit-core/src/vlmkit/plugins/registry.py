@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from vlmkit.checkpoints.package import PackagedPath, check_packaged, only, packaged_model
-from vlmkit.checkpoints.uri import scheme_of
 from vlmkit.deprecated import renamed
 from vlmkit.errors import PluginError
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_uri import scheme_of
 from vlmkit.plugins.build_context import BuildContext, ignore_progress
 from vlmkit.plugins.component_builder import ComponentBuilder
 from vlmkit.plugins.kinds import Serves

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from vlmkit.checkpoints.uri import shown
+from vlmkit.kit.model_uri import shown
 from vlmkit.kit.one_line import one_line
 
 SECRET_WORDS = frozenset({"key", "keys", "token", "secret", "secrets", "password"})

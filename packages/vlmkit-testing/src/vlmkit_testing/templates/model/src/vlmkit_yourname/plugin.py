@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import vlmkit
-from vlmkit.checkpoints.uri import shown
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_uri import shown
 from vlmkit.plugins.registry import BuildContext, Registry
 
 VLMKIT_API = (1, 0)
