@@ -21,9 +21,9 @@ from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_testing.contracts.played_time import StepCost
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.sequences import new_sequence
+from vlmkit_testing.contracts.simulated_time import StepCost
 
 LIMITS = EngineLimits(
     vocab_size=10**6,

@@ -43,7 +43,7 @@ def test_what_ended_an_answer_shows_if_asked_for(server, name):
     assert [t.token for t in tokens.choices[0].logprobs.content] == ["a", "b", "c"]
 
 
-def test_special_tokens_show_if_asked_for(server):
+def test_special_tokens_are_shown_on_request(server):
     text = scripted(text="hi")
     shown = {"skip_special_tokens": False, "stop_token_ids": [END]}
     assert said(server, text, **shown) == ("hi", "stop")

@@ -122,7 +122,7 @@ def test_what_it_says_it_cannot_do_is_no_fault(tmp_path: Path) -> None:
         ("constraint", "constraints of this form are not taken"),
     }
     held = {f["sentence"] for f in report["findings"] if f["outcome"] == "held"}
-    assert "every word of a choice may be said and nothing else" in held
+    assert "every text of a choice is possible and nothing else" in held
 
 
 def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path)
     assert code == 1
     found = {(f["kind"], f["sentence"]): f for f in report["findings"] if f["outcome"] != "held"}
     assert set(found) == {
-        ("observer", "a request that is over is let go"),
+        ("observer", "a finished request is released"),
         ("observer", "memory does not grow with the requests"),
         ("codec", "umlauts come back"),
         ("codec", "nothing is asked of emoji"),
@@ -153,14 +153,12 @@ def test_a_failure_says_what_was_promised_and_where_to_read_of_it(tmp_path: Path
         check=False,
     )
     assert done.returncode == 1
-    told = done.stdout.partition("\nobserver: a request that is over is let go\n")[2]
+    told = done.stdout.partition("\nobserver: a finished request is released\n")[2]
     promise, reason, test, read, *_ = told.splitlines()
     assert promise.startswith("  promise An observer runs for months.")
     assert reason.startswith("  reason  ")
     assert "observer_contract.py)" in reason
-    assert test == (
-        "  test    vlmkit_testing.ObserverContract.test_a_request_that_is_over_is_let_go"
-    )
+    assert test == ("  test    vlmkit_testing.ObserverContract.test_a_finished_request_is_released")
     assert (
         read
         == "  read    vlmkit.interfaces.observer.Observer, docs/reference/interfaces.md#observer"

@@ -31,7 +31,7 @@ def test_a_compiler_that_misreads_patterns_is_caught(broken):
     contract = TestSpelling()
     contract.make, contract.forms = broken, (Regex,)
     with pytest.raises(AssertionError, match=r"a-c|red|bl"):
-        contract.test_what_was_allowed_all_the_way_is_valid(0, Regex)
+        contract.test_an_answer_of_allowed_tokens_is_valid(0, Regex)
 
 
 def test_masks_are_signed_words():

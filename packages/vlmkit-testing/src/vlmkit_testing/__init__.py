@@ -1,8 +1,8 @@
-"""Contracts that every component must keep: inherit one in your plugin's tests and fill it in.
+"""Contracts of all components: inherit one in your plugin's tests and provide its subject.
 
 Public. Each protocol of :mod:`vlmkit.interfaces` and of :mod:`vlmkit_server.interfaces` has a class
-here whose test methods pytest collects from your subclass. Contracts of what a server owns need
-vlmkit-server. Each name is imported when it is first used.
+here whose test methods pytest collects from your subclass. Contracts of the server's kinds need
+vlmkit-server. Each name is imported on first use.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The hooks of vlmkit-testing. Imports nothing heavy: the build functions do."""
+"""The hooks of vlmkit-testing. Only the build functions import heavy modules."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""``vlmkit plugins check``: whether what is installed keeps its contract, without its own tests."""
+"""``vlmkit plugins check``: runs the contract of an installed provider."""
 
 import json
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def check(
 
 
 def _tell(findings: "Sequence[Finding]", counts: dict[str, int]) -> None:
-    """Write a table of all, and each that failed in full."""
+    """Write a table of all findings, and each failure in full."""
     rows = [(f.kind, f.outcome, ": ".join(filter(None, (f.sentence, f.reason)))) for f in findings]
     output.columns(("KIND", "OUTCOME", "SENTENCE"), sorted(rows))
     for finding in findings:
@@ -95,7 +95,7 @@ def _parts(model: str, layered: "LayeredConfig", found: "Plugins") -> "ModelPart
 
 
 def _environ(config_file: Path | None, layered: "LayeredConfig") -> dict[str, str]:
-    """Return what lets another process find the same local plugins."""
+    """Return variables with which another process finds the same local plugins."""
     environ = {} if config_file is None else {"VLMKIT_CONFIG": str(config_file.resolve())}
     files = [str(Path(file).expanduser().resolve()) for file in layered.config.plugins.files]
     return environ | ({"VLMKIT_PLUGINS": json.dumps(files)} if files else {})

@@ -1,4 +1,4 @@
-"""``vlmkit plugins new``: the project of a plugin, with tests that pass."""
+"""``vlmkit plugins new``: writes the project of a plugin, with tests that pass."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ def _kinds() -> list[str]:
 
 
 def _kind(_: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Return the name of a kind as code has it; blanks or hyphens may stand between its words."""
+    """Return the name of a kind as in code; its words may be separated by spaces or hyphens."""
     kind = value.lower().replace(" ", "-").replace("_", "-")
     if kind not in _kinds():
         raise click.BadParameter(
@@ -28,7 +28,7 @@ def _kind(_: click.Context, parameter: click.Parameter, value: str) -> str:
 
 
 def _known(name: str) -> "Kind[Any]":
-    """Return a kind of the core's, or of a part of vlmkit that is installed.
+    """Return a kind of the core or of an installed part of vlmkit.
 
     Raises:
         PluginUnavailable: what owns it is not installed.

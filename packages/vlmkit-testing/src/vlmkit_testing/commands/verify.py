@@ -1,4 +1,4 @@
-"""``vlmkit verify``: do encoders agree with each other, and answers with themselves?"""
+"""``vlmkit verify``: checks that encoders agree, and answers are reproducible."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -108,7 +108,7 @@ def _compared(
 
 
 def _drawn() -> "Image":
-    """Return a picture with an edge, a curve and a slope of colours, always the same."""
+    """Return a fixed image with an edge, a curve and a colour gradient."""
     import PIL.Image
     import PIL.ImageDraw
 

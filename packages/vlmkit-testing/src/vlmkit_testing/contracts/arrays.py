@@ -1,4 +1,4 @@
-"""Any library's array as a NumPy array, for comparing."""
+"""Arrays of any library as NumPy arrays, for comparisons."""
 
 from typing import Any
 

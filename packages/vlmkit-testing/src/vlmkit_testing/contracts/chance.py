@@ -1,4 +1,4 @@
-"""How improbable a count is: a bound that holds for every number of draws, so nothing flakes."""
+"""A bound on how improbable a count is, for any number of draws, so that tests are stable."""
 
 import math
 

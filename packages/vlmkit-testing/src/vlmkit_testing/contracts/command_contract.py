@@ -1,4 +1,4 @@
-"""What every command must do that a plugin adds to the command line.
+"""What every command that a plugin adds to the command line must do.
 
 Each test runs ``vlmkit`` in a process of its own, as a user does: the plugin must be installed, or
 named in ``VLMKIT_PLUGINS`` by :meth:`CommandContract.environ`.
@@ -51,12 +51,12 @@ NO_OPTION = "--no-such-option-anywhere"
 
 @dataclass(frozen=True)
 class Ran:
-    """A process that is over.
+    """A process that has ended.
 
     Attributes:
         code: its exit code.
-        out: what it wrote to standard output.
-        err: and to standard error.
+        out: its standard output.
+        err: its standard error.
         modules: the packages that it imported.
     """
 
@@ -67,32 +67,32 @@ class Ran:
 
 
 class CommandContract:
-    """Inherit, say what it is called, and run pytest.
+    """The contract of a command: inherit it, set ``name``, and run pytest.
 
     Attributes:
-        name: of the command, behind ``vlmkit``.
-        timeout_s: the most seconds that any of the tried calls takes.
+        name: the command, without ``vlmkit``.
+        timeout_s: the longest time that a tried call may take.
     """
 
     name = ""
     timeout_s = 120.0
 
     def environ(self) -> Mapping[str, str]:
-        """Return what is added to the environment, such as ``VLMKIT_PLUGINS``."""
+        """Return variables to add to the environment, such as ``VLMKIT_PLUGINS``."""
         return {}
 
     def works(self) -> Seq[Seq[str]]:
-        """Return arguments with which it does what it is for; without ``--json``."""
+        """Return arguments with which it succeeds, without ``--json``."""
         return ()
 
     def fails(self) -> Seq[Seq[str]]:
-        """Return arguments that are taken, and with which it cannot do it, for a known reason."""
+        """Return valid arguments with which it fails for a known reason."""
         return ()
 
     # Help
 
     def test_it_is_listed_with_what_it_does(self) -> None:
-        """In one line, for which it is not built."""
+        """The list shows a line about it, without building it."""
         listed = self._run("--help", command=False)
         rows = [line.split(maxsplit=1) for line in listed.out.splitlines()]
         assert listed.code == SUCCEEDED
@@ -100,7 +100,7 @@ class CommandContract:
 
     @pytest.mark.parametrize("option", ["--help", "-h"])
     def test_its_help_says_what_it_does(self, option: str) -> None:
-        """And nothing else, on standard output: how it is used, in a sentence, and its options."""
+        """Standard output has its usage, a sentence and its options, and nothing else."""
         ran = self._run(option)
         assert ran.code == SUCCEEDED
         assert ran.out.startswith(f"Usage: vlmkit {self.name}")
@@ -112,13 +112,13 @@ class CommandContract:
         assert "--help" in options
 
     def test_its_help_imports_nothing_heavy(self) -> None:
-        """Who looks for an option does not wait for a tensor library."""
+        """``--help`` is fast: it imports no tensor library."""
         assert not sorted(self._run("--help").modules & HEAVY)
 
     # Exit codes and errors
 
-    def test_a_misuse_is_told_as_one(self) -> None:
-        """By exit code 2, and in words on standard error."""
+    def test_misuse_exits_with_code_2(self) -> None:
+        """Standard error has an explanation."""
         ran = self._run(NO_OPTION)
         assert (ran.code, ran.out) == (MISUSED, "")
         assert "error:" in ran.err.lower()
@@ -128,25 +128,25 @@ class CommandContract:
             assert (bare.code, bare.out) == (MISUSED, "")
             assert "Traceback" not in bare.err
 
-    def test_what_works_ends_with_zero(self) -> None:
-        """And with nothing that reads as a failure."""
+    def test_success_exits_with_code_0(self) -> None:
+        """The output has nothing that reads like a failure."""
         for arguments in self._those(self.works(), "works"):
             ran = self._run(*arguments)
             assert ran.code == SUCCEEDED, ran.err
             assert "Traceback" not in ran.err
 
-    def test_what_fails_is_told_in_a_sentence(self) -> None:
-        """On standard error, with an exit code that says so; nothing reads as if it had worked."""
+    def test_a_failure_is_one_sentence_on_standard_error(self) -> None:
+        """The exit code is not 0, and the output has nothing that reads like success."""
         for arguments in self._those(self.fails(), "fails"):
             ran = self._run(*arguments)
             assert ran.code in (FAILED, MISUSED, ENGINE_FAILED)
             assert not ran.out
-            _check_told(ran.err)
+            _check_error_text(ran.err)
 
     # JSON
 
     def test_json_stays_json(self) -> None:
-        """One document on standard output and nothing beside it; none where it fails."""
+        """With ``--json``, standard output is one document; on failure it is empty."""
         if "--json" not in self._run("--help").out:
             pytest.skip("it has no --json")
         for arguments in self._those(self.works(), "works"):
@@ -180,7 +180,7 @@ class CommandContract:
         return Ran(done.returncode, done.stdout, done.stderr, roots)
 
     def _needs_arguments(self, usage: str) -> bool:
-        """Tell by its usage whether it can do nothing without arguments."""
+        """Return whether its usage requires arguments."""
         words = usage.partition("\n")[0].partition("[OPTIONS]")[2].split()
         return any(not word.startswith("[") for word in words)
 
@@ -197,8 +197,8 @@ def _check_json(out: str) -> None:
         pytest.fail(f"this is no JSON: {out[:200]!r}")
 
 
-def _check_told(err: str) -> None:
-    """Check that the last thing that was written is an error in a sentence, with at most a hint."""
+def _check_error_text(err: str) -> None:
+    """Check that the last output is an error of one sentence, with at most a hint."""
     assert "Traceback" not in err
     assert "unexpected" not in err
     lines = err.strip().splitlines()

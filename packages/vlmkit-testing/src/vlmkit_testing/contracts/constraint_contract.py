@@ -1,4 +1,4 @@
-"""What every compiler of constraints must do."""
+"""What every constraint compiler must do."""
 
 import itertools
 import json
@@ -55,13 +55,13 @@ SENSELESS = (JsonSchema.of({"type": "nothing"}), Regex("("), Lark("start: nowher
 
 
 class ConstraintContract:
-    """Inherit, override :meth:`make`, and run pytest.
+    """Inherit it, override :meth:`make`, and run pytest.
 
     Attributes:
-        forms: which constraints it takes; others are refused. None takes it at its word: those that
-            it does not refuse.
-        examples: for a compiler that takes only some constraints of a form, such as one pattern: by
-            form, one that it takes, and whether a text is what it asks for.
+        forms: the constraints that it supports; others are refused. None supports those that it
+            does not refuse.
+        examples: for a compiler that supports some constraints of a form, such as one pattern: by
+            form, one that it supports, and whether a text satisfies it.
     """
 
     forms: tuple[type, ...] | None = tuple(TRIED)
@@ -73,24 +73,24 @@ class ConstraintContract:
 
     @pytest.fixture(params=TRIED, ids=lambda form: form.__name__)
     def matcher(self, request: pytest.FixtureRequest) -> Matcher:
-        """Return a matcher of each form that is taken."""
+        """Return a matcher of each supported form."""
         return self._matcher(self._example(self._taken(request.param)))
 
     # What may follow
 
-    def test_every_word_of_a_choice_may_be_said_and_nothing_else(self) -> None:
-        """Byte by byte, also in the middle of a character."""
+    def test_every_text_of_a_choice_is_possible_and_nothing_else(self) -> None:
+        """The masks are right byte by byte, also within a character."""
         self._any_choice_is_taken()
         self._check_choice(COLOURS)
 
     def test_a_choice_is_of_texts_and_not_of_patterns(self) -> None:
-        """Whatever signs they hold, and whichever bit of a mask stands for them."""
+        """Characters with a meaning in patterns are literal, at every bit of a mask."""
         self._any_choice_is_taken()
         self._check_choice(SIGNS)
 
     @pytest.mark.parametrize("form", VALID, ids=lambda form: form.__name__)
     def test_an_answer_may_end_where_it_is_whole(self, form: type) -> None:
-        """There, and nowhere else."""
+        """The end is allowed where the text is complete, and nowhere else."""
         matcher, chance, said = (
             self._matcher(self._example(self._taken(form))),
             random.Random(3),
@@ -106,14 +106,14 @@ class ConstraintContract:
 
     @pytest.mark.parametrize("form", VALID, ids=lambda form: form.__name__)
     @pytest.mark.parametrize("seed", range(5))
-    def test_what_was_allowed_all_the_way_is_valid(self, seed: int, form: type) -> None:
-        """Whatever is chosen among the tokens that may follow."""
+    def test_an_answer_of_allowed_tokens_is_valid(self, seed: int, form: type) -> None:
+        """Any path through the masks gives a valid text."""
         matcher = self._matcher(self._example(self._taken(form)))
         said = _said(matcher, random.Random(seed), num_tokens=200).decode()
         assert self._is_valid(form, said.encode()), said
 
-    def test_whatever_is_set_is_accepted(self, matcher: Matcher) -> None:
-        """And adds something to the text."""
+    def test_every_allowed_token_is_accepted(self, matcher: Matcher) -> None:
+        """Each adds text."""
         chance = random.Random(4)
         for _ in range(20):
             allowed = _allowed(matcher)
@@ -126,8 +126,8 @@ class ConstraintContract:
                 break
             assert matcher.accept(chance.choice(allowed))
 
-    def test_what_adds_nothing_is_never_accepted(self, matcher: Matcher) -> None:
-        """Neither are ids that no token has."""
+    def test_a_token_without_text_is_never_accepted(self, matcher: Matcher) -> None:
+        """Nor is an id beyond the vocabulary."""
         silent = [token_id for token_id, added in enumerate(TOKEN_BYTES) if not added]
         for token_id in (*silent, -1, len(TOKEN_BYTES), 2**31 - 1):
             assert not matcher.accept(token_id), token_id
@@ -135,7 +135,7 @@ class ConstraintContract:
     # Looking ahead
 
     def test_tokens_that_are_taken_back_leave_no_trace(self, matcher: Matcher) -> None:
-        """However many they were."""
+        """For any number of tokens."""
         chance = random.Random(7)
         for _ in range(12):
             before = (_allowed(matcher), matcher.may_end, list(matcher.forced()))
@@ -150,7 +150,7 @@ class ConstraintContract:
             matcher.accept(chance.choice(before[0]))
 
     def test_taking_nothing_back_changes_nothing(self, matcher: Matcher) -> None:
-        """Not one of several guesses may have been right, or all of them."""
+        """A rollback of zero tokens, as after drafts that were all accepted, changes nothing."""
         chance = random.Random(8)
         for _ in range(4):
             before = _allowed(matcher), matcher.may_end
@@ -161,7 +161,7 @@ class ConstraintContract:
             assert matcher.accept(chance.choice(before[0]))
 
     def test_an_answer_may_be_taken_back_as_a_whole(self, matcher: Matcher) -> None:
-        """Several tokens at a time, or one, from the end to the beginning."""
+        """In one rollback, or token by token."""
         chance, states = random.Random(9), [(_allowed(matcher), matcher.may_end)]
         while states[-1][0] and len(states) < 25:
             assert matcher.accept(chance.choice(states[-1][0]))
@@ -176,7 +176,7 @@ class ConstraintContract:
                 break
 
     def test_a_long_answer_may_be_taken_back(self) -> None:
-        """However long it is."""
+        """At any length."""
         self._taken(OneOf)
         matcher = self._compiler().compile(OneOf(("b" * 80, "a")))()
         before = _allowed(matcher), matcher.may_end
@@ -185,8 +185,8 @@ class ConstraintContract:
         matcher.roll_back(80)
         assert (_allowed(matcher), matcher.may_end) == before
 
-    def test_looking_changes_nothing(self, matcher: Matcher) -> None:
-        """In any order, and however often."""
+    def test_reading_a_mask_changes_nothing(self, matcher: Matcher) -> None:
+        """In any order, any number of times."""
         chance = random.Random(10)
         for _ in range(10):
             allowed, may_end, forced = _allowed(matcher), matcher.may_end, list(matcher.forced())
@@ -199,7 +199,7 @@ class ConstraintContract:
             assert matcher.accept(chance.choice(allowed))
 
     def test_a_token_that_is_refused_changes_nothing(self, matcher: Matcher) -> None:
-        """It may have been a mere guess."""
+        """It may have been a draft."""
         before, num_refused = (_allowed(matcher), matcher.may_end), 0
         for token_id in range(len(TOKEN_BYTES)):
             if matcher.accept(token_id):
@@ -210,7 +210,7 @@ class ConstraintContract:
         assert (_allowed(matcher), matcher.may_end) == before
 
     def test_what_is_forced_may_follow(self, matcher: Matcher) -> None:
-        """And is not accepted by itself."""
+        """Forced tokens are allowed, and are not accepted until they are passed."""
         chance = random.Random(2)
         for _ in range(20):
             forced, allowed = list(matcher.forced()), _allowed(matcher)
@@ -224,7 +224,7 @@ class ConstraintContract:
             matcher.accept(chance.choice(allowed))
 
     def test_only_what_all_texts_have_in_common_is_forced(self) -> None:
-        """Where the text may end as it is, nothing is."""
+        """Nothing is forced where the text may end."""
         self._any_choice_is_taken()
         compiled = self._compiler().compile(COLOURS)
         texts = [text.encode() for text in COLOURS.texts]
@@ -237,7 +237,7 @@ class ConstraintContract:
                 assert place == len(text) or matcher.accept(1 + text[place])
 
     def test_a_tokenizer_may_put_a_space_before_a_text(self) -> None:
-        """It is none of the text that is forced."""
+        """A space before the first word is not forced."""
         self._any_choice_is_taken()
         vocabulary = Vocabulary(TOKEN_BYTES, lambda text: _encode(f" {text}"))
         matcher = self.make(vocabulary).compile(OneOf(("lighthouse",)))()
@@ -245,7 +245,7 @@ class ConstraintContract:
         assert b"lighthouse".startswith(said)
 
     def test_a_matcher_is_reset_to_the_beginning(self, matcher: Matcher) -> None:
-        """If it can be: whatever was accepted before."""
+        """A matcher with ``reset`` starts again, whatever it accepted."""
         if not isinstance(matcher, Resettable):
             pytest.skip("its matchers cannot be reset")
         chance = random.Random(11)
@@ -260,7 +260,7 @@ class ConstraintContract:
     # Beside each other
 
     def test_answers_grow_beside_each_other(self) -> None:
-        """Each has a matcher of its own, which several threads may make at once."""
+        """Each answer has its own matcher, and threads make them concurrently."""
         constraint = self._example(self._forms()[0])
         make = self._compiler().compile(constraint)
         with ThreadPoolExecutor(4) as pool:
@@ -279,7 +279,7 @@ class ConstraintContract:
                 assert alone.accept(token_id)
 
     def test_constraints_are_compiled_beside_each_other(self) -> None:
-        """By the workers that read prompts."""
+        """Several threads compile at the same time."""
         compiler = self._compiler()
         constraint = self._example(self._forms()[0])
         expected = _allowed(compiler.compile(constraint)())
@@ -288,7 +288,7 @@ class ConstraintContract:
         assert found == [expected] * 8
 
     def test_constraints_do_not_mix(self) -> None:
-        """Neither those that are compiled at once, nor one and the next."""
+        """Neither concurrently compiled constraints nor successive ones."""
         self._any_choice_is_taken()
         compiler, letters = self._compiler(), "abcdefgh"
         with ThreadPoolExecutor(8) as pool:
@@ -300,16 +300,16 @@ class ConstraintContract:
     # Refusals
 
     @pytest.mark.parametrize("constraint", SENSELESS, ids=lambda c: type(c).__name__)
-    def test_what_makes_no_sense_is_refused_when_it_is_compiled(
+    def test_an_invalid_constraint_is_refused_when_it_is_compiled(
         self, constraint: Constraint
     ) -> None:
-        """Before an answer begins, and for the client to see."""
+        """The error is a RequestError, and it comes before the answer starts."""
         with pytest.raises(ConstraintError):
             self._compiler().compile(constraint)
 
     @pytest.mark.parametrize("form", TRIED, ids=lambda form: form.__name__)
-    def test_a_form_that_is_not_taken_is_refused(self, form: type) -> None:
-        """It is never passed over."""
+    def test_an_unsupported_form_is_refused(self, form: type) -> None:
+        """It is never ignored."""
         if form in self._forms():
             self._compiler().compile(self._example(form))()
             return
@@ -317,7 +317,7 @@ class ConstraintContract:
             self._compiler().compile(TRIED[form])
 
     def _check_choice(self, choice: OneOf) -> None:
-        """Fail unless a choice goes on as its texts do, byte by byte."""
+        """Fail unless a choice allows its texts, byte by byte."""
         compiled = self._compiler().compile(choice)
         texts = [text.encode() for text in choice.texts]
         for text in texts:
@@ -407,7 +407,7 @@ def _is_person(said: Any) -> bool:
 
 
 def _said(matcher: Matcher, chance: random.Random, num_tokens: int) -> bytes:
-    """Return what a chance of all that may follow comes to, which ends sooner or later."""
+    """Return a random allowed text; every choice ends it sooner or later."""
     said = b""
     for _ in range(num_tokens):
         allowed = _allowed(matcher)

@@ -1,7 +1,6 @@
-"""What every engine must do: what it was given, and the numbers that it computes.
+"""What every engine must do: inputs, limits, and the logits that it computes.
 
-The rest stands in the contracts that this one is made of: several rows, shared prefixes, room, and
-what an engine keeps.
+Further contracts are its bases: several rows, shared prefixes, cache capacity and life cycle.
 """
 
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ class EngineContract(
     # What the contract was given
 
     def test_there_are_prompts_and_answers_to_check_with(self) -> None:
-        """Too few of them, and the other tests could not fail."""
+        """With fewer, the other tests could not fail."""
         prompts = self.prompts()
         lengths = {len(prompt) for prompt in prompts}
         assert len(prompts) >= 3, "prompts() must return at least three"
@@ -52,7 +51,7 @@ class EngineContract(
         assert 0 <= limits.max_draft_tokens < limits.max_item_rows <= limits.max_chunk_tokens
 
     def test_the_limits_never_change(self, host: EngineHost, longest: Prompt) -> None:
-        """A scheduler may ask for them once."""
+        """A scheduler may read them once."""
         before = host.engine.limits
         sequence = self.admitted(host, longest)
         assert host.engine.limits == before
@@ -80,7 +79,7 @@ class EngineContract(
         assert not all(row.min() >= 0 and abs(row.sum() - 1) < 1e-3 for row in rows)
 
     def test_rows_come_in_the_order_of_their_items(self, host: EngineHost) -> None:
-        """Whatever the order, each sequence gets its own row."""
+        """Each sequence gets its own row in any order."""
         prompts = self.together(host.engine.limits)
         expected = [host.last_logits(prompt) for prompt in prompts]
         sequences = [self.admitted(host, prompt) for prompt in prompts]
@@ -104,8 +103,8 @@ class EngineContract(
             self.agree(other.last_logits(prompt), host.last_logits(prompt))
         other.engine.close()
 
-    def test_what_is_known_to_be_right_is_met(self, host: EngineHost) -> None:
-        """An engine may agree with itself in all things and be wrong."""
+    def test_the_reference_is_met(self, host: EngineHost) -> None:
+        """An engine may agree with itself and still be wrong."""
         known = [(prompt, self.reference(prompt)) for prompt in self.asked]
         if all(expected is None for _, expected in known):
             pytest.skip("no reference() was given")
@@ -130,7 +129,7 @@ class EngineContract(
                 host.engine.release(sequence)
 
     def test_decoding_agrees_with_a_prefill_of_the_same_tokens(self, host: EngineHost) -> None:
-        """The cache holds what a fresh computation would."""
+        """The cache holds what a prefill would compute."""
         answer = self.answer_ids()
         for prompt in self.asked:
             sequence = self.admitted(host, prompt)
@@ -141,7 +140,7 @@ class EngineContract(
                 self.agree(row, host.last_logits(prompt, answer[:count]))
 
     def test_a_sequence_alone_agrees_with_the_same_in_a_batch(self, host: EngineHost) -> None:
-        """Neighbours change nothing; not one bit, where the engine claims that."""
+        """Other items change nothing; not one bit where the engine claims batch invariance."""
         prompts = self.together(host.engine.limits)
         answer, alone = self.answer_ids(), []
         for prompt in prompts:
@@ -162,7 +161,7 @@ class EngineContract(
         self.release(host, sequences)
 
     def test_a_step_may_mix_prefill_and_decode(self, host: EngineHost, longest: Prompt) -> None:
-        """Checked only where the engine claims it, in either order."""
+        """In either order, if the engine claims it."""
         if not host.engine.limits.mixes_prefill_and_decode:
             pytest.skip("this engine does not claim to mix prefill and decode")
         self.together(host.engine.limits)
@@ -182,7 +181,7 @@ class EngineContract(
         host.engine.release(decoding)
 
     def test_a_step_may_be_repeated(self, host: EngineHost) -> None:
-        """A loop that finds the culprit of a failed step computes the others again, one by one."""
+        """After a failed step the loop computes its items again, one by one."""
         prompts = self.asked[: host.engine.limits.max_sequences]
         sequences = [self.admitted(host, prompt) for prompt in prompts]
         for sequence in sequences:
@@ -204,12 +203,12 @@ class EngineContract(
     # Pictures
 
     def test_another_picture_changes_the_logits(self, host: EngineHost) -> None:
-        """The engine looks at the features it is given."""
+        """The engine uses the features it gets."""
         first, second = (host.last_logits(prompt) for prompt in self.pictured_twins())
         assert np.abs(first - second).max() > self.atol
 
-    def test_spans_are_ordered_disjoint_and_inside_the_prompt(self, engine: Engine) -> None:
-        """A scheduler walks them from left to right."""
+    def test_spans_are_ordered_disjoint_and_within_the_prompt(self, engine: Engine) -> None:
+        """A scheduler reads them from left to right."""
         for prompt in self.asked:
             end = 0
             for span in engine.read(prompt).spans:

@@ -1,4 +1,4 @@
-"""Runs sequences on an engine by hand, keeping the promises that loop and scheduler keep."""
+"""Runs sequences on an engine without a loop, under the rules that loop and scheduler keep."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any, Literal, cast
@@ -18,7 +18,7 @@ Features = Callable[[Prompt], Mapping[int, MediaFeatures]]
 
 
 class EngineHost:
-    """One engine, driven without scheduler, sampler or loop.
+    """One engine, without scheduler, sampler or loop.
 
     Args:
         engine: what to run.
@@ -34,7 +34,7 @@ class EngineHost:
     def sequence(
         self, prompt: Prompt, answer: Seq[int] = (), *, scope: bytes | None = None
     ) -> EngineSequence:
-        """Return a sequence that is not admitted; by default of a scope that shares nothing."""
+        """Return a sequence that is not admitted, by default of a cache scope of its own."""
         self._num_sequences += 1
         own = f"scope {self._num_sequences}".encode()
         return EngineSequence(

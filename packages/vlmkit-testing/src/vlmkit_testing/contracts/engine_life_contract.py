@@ -1,4 +1,4 @@
-"""What an engine keeps of those who are gone, and what may be done in other threads."""
+"""What an engine must release, and what may run in other threads."""
 
 import dataclasses
 import gc
@@ -25,10 +25,10 @@ class _Features(MediaFeatures):
 
 
 class EngineLifeContract(EngineSubject):
-    """Reading beside the loop, forgetting, closing."""
+    """Plans beside the loop, release, close."""
 
     def test_prompts_are_read_while_others_run(self, host: EngineHost) -> None:
-        """Workers read what comes next beside the loop's steps; neither disturbs the other."""
+        """Worker threads plan prompts beside the loop's steps; neither disturbs the other."""
         prompts = self.asked
         expected = [host.last_logits(prompt) for prompt in prompts]
         spans = [host.engine.read(prompt).spans for prompt in prompts]
@@ -53,7 +53,7 @@ class EngineLifeContract(EngineSubject):
         assert all(each == spans for each in found), "a prompt was read in two ways"
 
     def test_reading_a_prompt_changes_nothing_for_another(self, host: EngineHost) -> None:
-        """What was made of it is in its plan alone, however many were read since."""
+        """A plan holds all that was computed of its prompt, whatever was planned since."""
         for prompt in self.asked:
             expected = host.last_logits(prompt)
             sequence = self.admitted(host, prompt)
@@ -62,10 +62,10 @@ class EngineLifeContract(EngineSubject):
             self.agree(host.prefill(sequence), expected)
             host.engine.release(sequence)
 
-    def test_who_is_gone_is_forgotten(self, host: EngineHost) -> None:
-        """After its release nothing keeps a sequence, its features or its prompt.
+    def test_a_released_sequence_is_forgotten(self, host: EngineHost) -> None:
+        """After its release, nothing refers to a sequence, its features or its prompt.
 
-        Nor one that was refused: it may have been given up while it waited.
+        The same holds for a refused sequence, which may be aborted while it waits.
         """
         watched: dict[str, weakref.ref[Any]] = {}
         for prompt in self.asked:
@@ -76,7 +76,7 @@ class EngineLifeContract(EngineSubject):
         assert not [name for name, reference in watched.items() if reference() is not None]
 
     def test_closing_ends_one_engine_alone(self, host: EngineHost) -> None:
-        """In whatever thread, though nothing else is asked of it there."""
+        """``close`` may run in any thread."""
         other, errors = self.make(), []
 
         def close() -> None:
@@ -98,7 +98,7 @@ class EngineLifeContract(EngineSubject):
     # Helpers, each in a frame of its own, which keeps nothing
 
     def _pass_by(self, host: EngineHost, prompt: Prompt, watched: dict[str, Any]) -> None:
-        """Let a sequence live and go; refer weakly to it and to what it brought."""
+        """Run and release a sequence; return weak references to it and to its inputs."""
         encoded = {i: _weakly(_Features, each) for i, each in host.encoded(prompt).items()}
         sequence = host.sequence(_weakly(_Prompt, prompt), scope=b"gone")
         sequence.features = encoded
@@ -114,7 +114,7 @@ class EngineLifeContract(EngineSubject):
         host.engine.release(sequence)
 
     def _refuse(self, host: EngineHost, watched: dict[str, Any]) -> None:
-        """Let a sequence come when the engine is full, and give up."""
+        """Offer a sequence to a full engine, and drop it."""
         admitted = self.fill(host, self.shortest)
         refused = host.sequence(_weakly(_Prompt, self.shortest), scope=b"gone")
         watched["a sequence that was refused"] = weakref.ref(refused)
@@ -128,5 +128,5 @@ class EngineLifeContract(EngineSubject):
 
 
 def _weakly(kind: type[Any], value: Any) -> Any:
-    """Return an equal object that can be referred to weakly."""
+    """Return an equal object that supports weak references."""
     return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

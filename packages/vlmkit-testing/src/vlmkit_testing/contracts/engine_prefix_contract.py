@@ -1,4 +1,4 @@
-"""What an engine must do that shares what it computed: find it, and never anything else."""
+"""What an engine that shares prefixes must do: find the right blocks, and never others."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ NOT_FOUND = "admit() found nothing of a prompt that was computed before and whos
 
 
 class EnginePrefixContract(EngineSubject):
-    """Shared prefixes; what nobody may share is tried on engines without any, too."""
+    """Shared prefixes; isolation is checked on engines without sharing, too."""
 
     def pictured_twins(self) -> tuple[Prompt, Prompt]:
         """Return two prompts that differ only in their pictures; skip without pictures."""
@@ -27,7 +27,7 @@ class EnginePrefixContract(EngineSubject):
     def test_a_cached_prefix_is_used_and_changes_nothing(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """The second time, whole blocks are found; the logits stay."""
+        """The second sequence finds whole blocks, and its logits are equal."""
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
         self._run(host, longest)
@@ -39,7 +39,7 @@ class EnginePrefixContract(EngineSubject):
     def test_a_prefix_is_shared_with_one_that_still_runs(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """Two that share a prefix and then differ do not touch each other."""
+        """Sequences that share a prefix and then differ do not affect each other."""
         self.needs_sharing(host.engine)
         self.together(host.engine.limits)
         one, other = self.answer_ids()[:2]
@@ -60,7 +60,7 @@ class EnginePrefixContract(EngineSubject):
     def test_a_cached_prefix_ends_before_the_first_wanted_row(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """A cache holds no rows: a token whose row is wanted is computed, though it is known."""
+        """A cache holds no logits, so a token whose row is wanted is computed again."""
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
         self._run(host, longest)
@@ -76,7 +76,7 @@ class EnginePrefixContract(EngineSubject):
     def test_nothing_is_found_before_it_is_computed(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """Two that come together: the second starts from what the first has committed, no more."""
+        """A second sequence finds what the first has committed, and no more."""
         self.needs_sharing(host.engine)
         self.together(host.engine.limits)
         expected = host.last_logits(longest)
@@ -93,8 +93,8 @@ class EnginePrefixContract(EngineSubject):
             self.agree(host.prefill(first), expected)
             self.release(host, [first, second])
 
-    def test_what_is_not_committed_is_nobody_elses(self, host: EngineHost, longest: Prompt) -> None:
-        """Drafts are computed beside tokens, and must not be found as if they were some."""
+    def test_uncommitted_tokens_are_never_shared(self, host: EngineHost, longest: Prompt) -> None:
+        """Drafts in the cache must not be found as tokens."""
         self.needs_sharing(host.engine)
         sequence = host.sequence(longest, scope=b"a")
         assert host.admit(sequence) == 0
@@ -110,10 +110,10 @@ class EnginePrefixContract(EngineSubject):
         assert host.admit(again) == 0
         host.engine.release(again)
 
-    def test_drafts_are_found_only_where_they_stand(
+    def test_only_accepted_drafts_are_found_in_the_cache(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """What replaces refused ones takes their cells; who asks for either gets what is right."""
+        """Tokens overwrite the cells of rejected drafts; both prefixes give the right logits."""
         limits, block_tokens = host.engine.limits, self.needs_sharing(host.engine)
         if not limits.max_draft_tokens:
             pytest.skip("this engine does not claim to take drafts")
@@ -144,8 +144,8 @@ class EnginePrefixContract(EngineSubject):
                 self.agree(host.prefill(later), expected)
                 host.engine.release(later)
 
-    def test_what_is_shared_is_never_written_again(self, host: EngineHost, longest: Prompt) -> None:
-        """Refused drafts give up cells of their own, and none that others read."""
+    def test_a_shared_block_is_never_overwritten(self, host: EngineHost, longest: Prompt) -> None:
+        """Rejected drafts free only cells that no other sequence reads."""
         limits, block_tokens = host.engine.limits, self.needs_sharing(host.engine)
         if not limits.max_draft_tokens:
             pytest.skip("this engine does not claim to take drafts")
@@ -173,7 +173,7 @@ class EnginePrefixContract(EngineSubject):
             host.engine.release(second)
 
     def test_a_prompt_shares_only_what_is_equal(self, host: EngineHost, longest: Prompt) -> None:
-        """The cache is keyed by what the tokens are, not by how many there are."""
+        """The cache is keyed by token ids, not by their number."""
         self._run(host, longest)
         inside = {i for slot in longest.media for i in range(slot.start, slot.stop)}
         places = [i for i in range(len(longest)) if i not in inside]
@@ -188,14 +188,14 @@ class EnginePrefixContract(EngineSubject):
             host.engine.release(sequence)
 
     def test_another_scope_shares_nothing(self, host: EngineHost, longest: Prompt) -> None:
-        """Clients cannot learn from timing what others asked."""
+        """Clients cannot learn the prompts of others by timing."""
         self._run(host, longest)
         sequence = host.sequence(longest, scope=b"b")
         assert host.admit(sequence) == 0
         host.engine.release(sequence)
 
     def test_another_picture_is_not_shared(self, host: EngineHost) -> None:
-        """Equal tokens with another picture are another prefix, from the picture on."""
+        """Equal tokens with another image are another prefix, from the image on."""
         first, second = self.pictured_twins()
         expected = host.last_logits(second)
         self._run(host, first)
@@ -206,8 +206,8 @@ class EnginePrefixContract(EngineSubject):
         self.agree(host.prefill(sequence), expected)
         host.engine.release(sequence)
 
-    def test_pictures_that_changed_places_are_not_shared(self, host: EngineHost) -> None:
-        """Which picture is the first is part of a prefix."""
+    def test_images_in_another_order_are_not_shared(self, host: EngineHost) -> None:
+        """The order of images is part of a prefix."""
         pairs = [(prompt, self._turned(prompt)) for prompt in self.asked]
         if not any(turned for _, turned in pairs):
             pytest.skip("no prompt has two pictures of one size")
@@ -220,8 +220,8 @@ class EnginePrefixContract(EngineSubject):
                 self.agree(host.prefill(sequence), expected)
                 host.engine.release(sequence)
 
-    def test_what_was_overwritten_is_found_no_more(self, host: EngineHost, longest: Prompt) -> None:
-        """A prefix is kept while nobody needs its room, and forgotten when somebody takes it."""
+    def test_an_evicted_prefix_is_no_longer_found(self, host: EngineHost, longest: Prompt) -> None:
+        """A prefix stays until its blocks are needed, and is not found afterwards."""
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
         for _ in range(2):
@@ -241,7 +241,7 @@ class EnginePrefixContract(EngineSubject):
         host.engine.release(sequence)
 
     def _overwrite(self, host: EngineHost) -> None:
-        """Compute others in all the room that is free, as far as is tried, and let them go."""
+        """Fill the free cache with other sequences, and release them."""
         others: list[EngineSequence] = []
         num_tokens = 0
         prompts = sorted(self.asked, key=len)
@@ -256,13 +256,13 @@ class EnginePrefixContract(EngineSubject):
         self.release(host, others)
 
     def _changed(self, prompt: Prompt, place: int) -> Prompt:
-        """Return a prompt with another token at a place."""
+        """Return a prompt with another token at an index."""
         ids = list(prompt.token_ids)
         ids[place] = self.another(ids[place])
         return dataclasses.replace(prompt, token_ids=tuple(ids))
 
     def _turned(self, prompt: Prompt) -> Prompt | None:
-        """Return a prompt whose first two pictures changed places; None without any of one size."""
+        """Return a prompt with its first two images exchanged; None without two of one size."""
         first, second = (*prompt.media, None, None)[:2]
         if first is None or second is None or not _is_alike(first, second):
             return None
@@ -274,7 +274,7 @@ class EnginePrefixContract(EngineSubject):
 
 
 def _is_alike(first: MediaSlot, second: MediaSlot) -> bool:
-    """Tell whether two media differ in nothing but what they show."""
+    """Return whether two media differ in their content alone."""
     return first.digest != second.digest and _size(first) == _size(second)
 
 

@@ -1,4 +1,4 @@
-"""What an engine must do about room: count it right, and be as large as its limits say."""
+"""What an engine must do about cache capacity: count it right, and have what its limits state."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ from vlmkit_testing.contracts.engine_subject import EngineSubject
 
 
 class EngineRoomContract(EngineSubject):
-    """Each limit at its edge and past it, and room that comes back."""
+    """Each limit at its bound and beyond, and capacity that is freed."""
 
     # Sequences
 
@@ -31,8 +31,8 @@ class EngineRoomContract(EngineSubject):
             self.release(host, admitted)
         assert found[:2] == found[2:], "release() did not give all room back"
 
-    def test_as_many_run_together_as_are_admitted(self, host: EngineHost) -> None:
-        """None disturbs another, and there is a place for each that the limits promise."""
+    def test_all_admitted_sequences_run_together(self, host: EngineHost) -> None:
+        """None affects another, and there are as many slots as the limits state."""
         limits, tokens = host.engine.limits, self.answer_ids()[:2]
         expected = [host.last_logits(self.shortest, [t, t]) for t in tokens]
         admitted = self.fill(host, self.shortest)
@@ -48,7 +48,7 @@ class EngineRoomContract(EngineSubject):
         self.release(host, admitted)
 
     def test_a_full_engine_still_runs_what_it_admitted(self, host: EngineHost) -> None:
-        """A refused admission changes nothing for those who are in."""
+        """A refused admission changes nothing for admitted sequences."""
         expected, token_id = host.last_logits(self.shortest), self.answer_ids()[0]
         decoded = host.last_logits(self.shortest, [token_id])
         admitted = self.fill(host, self.shortest)
@@ -63,8 +63,8 @@ class EngineRoomContract(EngineSubject):
         self.agree(host.prefill(admitted[-1]), expected)
         self.release(host, admitted)
 
-    def test_whoever_is_admitted_has_room_for_one_more_token(self, host: EngineHost) -> None:
-        """Wherever in a block it ends, and whatever others took since."""
+    def test_an_admitted_sequence_has_room_for_one_more_token(self, host: EngineHost) -> None:
+        """Wherever its prompt ends in a block, and whatever others reserved since."""
         limits = host.engine.limits
         self.together(limits)
         longest = min(limits.max_sequence_tokens, self.most_tokens)
@@ -77,7 +77,7 @@ class EngineRoomContract(EngineSubject):
             self.release(host, admitted)
 
     def test_releasing_one_leaves_the_others_alone(self, host: EngineHost) -> None:
-        """Room that was given up and taken again is nobody else's."""
+        """Freed and reused blocks belong to one sequence alone."""
         first, second = self.together(host.engine.limits)[:2]
         token_id = self.answer_ids()[0]
         expected = host.last_logits(second, [token_id])
@@ -91,7 +91,7 @@ class EngineRoomContract(EngineSubject):
         self.release(host, [staying, coming])
 
     def test_a_preempted_sequence_goes_on_where_it_was(self, host: EngineHost) -> None:
-        """Released and admitted again with its answer so far, it is computed anew."""
+        """It is released, admitted again with its answer so far, and computed again."""
         prompt, answer = self.asked[0], self.answer_ids()
         expected = host.last_logits(prompt, answer)
         sequence = self.admitted(host, prompt)
@@ -106,7 +106,7 @@ class EngineRoomContract(EngineSubject):
     # Tokens
 
     def test_room_beyond_the_capacity_is_refused(self, host: EngineHost) -> None:
-        """A refused reservation changes nothing: not for others either."""
+        """A refused reservation changes nothing, for others neither."""
         prompt, token_id = self.asked[0], self.answer_ids()[0]
         expected = host.last_logits(prompt, [token_id])
         sequence = self.admitted(host, prompt)
@@ -123,10 +123,10 @@ class EngineRoomContract(EngineSubject):
         self.agree(host.decode(sequence, token_id), expected)
         host.engine.release(sequence)
 
-    def test_to_reserve_what_there_is_changes_nothing(
+    def test_reserving_reserved_tokens_changes_nothing(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """A scheduler asks for a chunk's room before that of the next."""
+        """A scheduler reserves chunk by chunk, and may repeat a reservation."""
         expected = host.last_logits(longest)
         sequence = self.admitted(host, longest)
         for num_tokens in (1, len(longest) // 2, 1):
@@ -145,7 +145,7 @@ class EngineRoomContract(EngineSubject):
         self.agree(row, expected)
 
     def test_a_sequence_grows_to_the_longest_that_is_claimed(self, host: EngineHost) -> None:
-        """``max_sequence_tokens``, prompt and answer together, as one that is given whole."""
+        """``max_sequence_tokens`` of prompt and answer give the logits of one whole prompt."""
         num_tokens = self._num_tried(host.engine.limits)
         answer = self.grown(self.shortest, num_tokens)
         few = max(1, len(answer) - 3)
@@ -158,9 +158,9 @@ class EngineRoomContract(EngineSubject):
         host.engine.release(sequence)
 
     def test_the_cache_holds_what_is_claimed(self, host: EngineHost) -> None:
-        """As many of the longest sequences as ``capacity_tokens`` has room for, but for one.
+        """As many of the longest sequences as ``capacity_tokens`` holds, minus one.
 
-        That one stands for what is lost where sequences end within a block.
+        The one covers what is lost in partly filled blocks.
         """
         limits = host.engine.limits
         num_tokens = self._num_tried(limits)
@@ -178,7 +178,7 @@ class EngineRoomContract(EngineSubject):
         self.release(host, admitted)
 
     def test_free_room_is_counted(self, host: EngineHost) -> None:
-        """``num_free_tokens``, in any thread: all of it where nobody is admitted."""
+        """``num_free_tokens``, in any thread; it is the whole capacity of an idle engine."""
         engine = host.engine
         if not isinstance(engine, CountsRoom):
             pytest.skip("this engine does not count its room")

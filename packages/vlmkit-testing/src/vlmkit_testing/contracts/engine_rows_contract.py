@@ -1,4 +1,4 @@
-"""What an engine must do that gives more than a row for an item's last token."""
+"""What an engine that returns several rows of an item must do."""
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from vlmkit_testing.contracts.engine_subject import EngineSubject
 
 
 class EngineRowsContract(EngineSubject):
-    """Several rows, drafts and hidden states; what is not claimed is skipped."""
+    """Several rows, drafts and hidden states; claims that the engine does not make are skipped."""
 
     def test_each_row_of_an_item_is_that_of_its_token(self, host: EngineHost) -> None:
-        """What a score or an echo asks for is what single steps would give."""
+        """Scores and echoes use the rows that single steps would give."""
         answer = self.answer_ids()
         num_rows = min(len(answer), host.engine.limits.max_item_rows)
         if num_rows == 1:
@@ -61,7 +61,7 @@ class EngineRowsContract(EngineSubject):
                 self.agree(row, host.last_logits(prompt, drafts[:count]))
 
     def test_drafts_that_are_refused_leave_nothing_behind(self, host: EngineHost) -> None:
-        """After them the answer goes on as if they had never been tried, however many stand."""
+        """The answer continues as if they had never been tried, however many were accepted."""
         drafts = self.drafts(host.engine)
         token_id, *guesses = drafts
         other = drafts[-1]
@@ -77,8 +77,8 @@ class EngineRowsContract(EngineSubject):
                 answer = [token_id, *guesses[:num_accepted], other]
                 self.agree(row, host.last_logits(prompt, answer))
 
-    def test_drafts_may_stand_beside_others_in_a_step(self, host: EngineHost) -> None:
-        """Rows come in the order of the items, whatever their number."""
+    def test_drafts_run_beside_other_items_of_a_step(self, host: EngineHost) -> None:
+        """Rows are in the order of the items, for any number of drafts."""
         token_id, *guesses = drafts = self.drafts(host.engine)
         first, second = self.together(host.engine.limits)[:2]
         expected = [
@@ -97,7 +97,7 @@ class EngineRowsContract(EngineSubject):
         self.release(host, [drafted, plain])
 
     def test_hidden_states_are_a_function_of_the_tokens(self, host: EngineHost) -> None:
-        """One for each row, in a batch as alone, and beside items that want logits."""
+        """Each row has one, alone, in a batch, and beside items that want logits."""
         self._needs_states(host.engine)
         alone = []
         for prompt in self.asked:
@@ -127,7 +127,7 @@ class EngineRowsContract(EngineSubject):
     def test_each_token_of_a_chunk_may_have_its_hidden_state(
         self, host: EngineHost, longest: Prompt
     ) -> None:
-        """A mean needs them all, and they are those that single steps would give."""
+        """Mean pooling needs all of them; they equal those of single steps."""
         self._needs_states(host.engine)
         whole, parts = self._states(host, longest, None), self._states(host, longest, 3)
         assert len(whole) == len(longest)
@@ -158,7 +158,7 @@ class EngineRowsContract(EngineSubject):
             pytest.skip("this engine does not claim to give hidden states")
 
     def drafts(self, engine: Engine) -> list[int]:
-        """Return a token and as many guesses of what follows as the engine takes."""
+        """Return a token and as many drafts as the engine allows."""
         if not engine.limits.max_draft_tokens:
             pytest.skip("this engine does not claim to take drafts")
         room = min(engine.limits.max_sequence_tokens, self.most_tokens) - max(map(len, self.asked))

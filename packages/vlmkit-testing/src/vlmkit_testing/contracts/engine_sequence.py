@@ -1,4 +1,4 @@
-"""A sequence as an engine may see it: what :class:`SequenceView` says, and nothing else."""
+"""A sequence as an engine may see it: the members of :class:`SequenceView` alone."""
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from typing import Any
@@ -8,9 +8,9 @@ from vlmkit.interfaces.prompt import Prompt, PromptPlan
 
 
 class EngineSequence:
-    """What stands in for a sequence where an engine is tested.
+    """The sequences of engine tests.
 
-    An engine that reads more of it finds no such attribute, as it would in a process of its own.
+    An engine that reads anything else gets an AttributeError, as it would in another process.
 
     Args:
         id: unique in its engine.

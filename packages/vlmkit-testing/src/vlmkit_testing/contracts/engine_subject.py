@@ -1,4 +1,4 @@
-"""What the contracts of an engine are tried on; no test is here."""
+"""The subject of the engine contracts: what an author provides, and shared helpers. No tests."""
 
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from functools import cached_property
@@ -16,14 +16,14 @@ from vlmkit_testing.contracts.engine_sequence import EngineSequence
 
 
 class EngineSubject:
-    """What an engine's author gives, and what its tests share.
+    """What an engine's author provides, and what the tests share.
 
     Attributes:
-        atol: largest difference of logits that counts as equal.
-        most_tokens: longest sequence that is tried. Let :meth:`make` state limits below it: what an
-            engine claims beyond is not tried.
-        most_cuts: at how many places each prompt is cut in two.
-        most_drafts: how many drafts an item has at most.
+        atol: the largest difference of logits that counts as equal.
+        most_tokens: the longest sequence that is tried. :meth:`make` should state limits below it:
+            claims beyond it are not tried.
+        most_cuts: at how many positions each prompt is cut in two.
+        most_drafts: the largest number of drafts of an item.
     """
 
     atol = 1e-4
@@ -32,9 +32,9 @@ class EngineSubject:
     most_drafts = 32
 
     def make(self) -> Engine:
-        """Return a fresh engine with room for all prompts and one more; two of them must agree.
+        """Return a new engine with capacity for all prompts and one more; two of them must agree.
 
-        One that has room for fewer sequences is tried with as many.
+        An engine with fewer slots is tried with as many sequences.
         """
         raise NotImplementedError
 
@@ -55,32 +55,32 @@ class EngineSubject:
         return None
 
     def reference(self, prompt: Prompt) -> Row | list[int] | None:  # noqa: ARG002
-        """Return what is known to be right for a prompt; None where nothing is.
+        """Return the reference for a prompt; None without one.
 
-        An array is the logits of its last token, to be met within ``atol``; a list is the tokens
-        that follow if the likeliest is taken each time.
+        An array is the logits of its last token, which must agree within ``atol``. A list is the
+        tokens of greedy decoding.
         """
         return None
 
     def answer_ids(self) -> list[int]:
-        """Return at least four ordinary tokens that an answer may hold."""
+        """Return at least four ordinary tokens that an answer may contain."""
         return self._outside_media()[-4:]
 
     @pytest.fixture
     def engine(self) -> Iterator[Engine]:
-        """Give the engine under test, closed afterwards."""
+        """Yield the engine under test, and close it."""
         made = self.make()
         yield made
         made.close()
 
     @pytest.fixture
     def host(self, engine: Engine) -> EngineHost:
-        """Give a host that runs the engine under test."""
+        """Yield a host of the engine under test."""
         return EngineHost(engine, self.features)
 
     @pytest.fixture
     def longest(self) -> Prompt:
-        """Give the longest prompt."""
+        """Yield the longest prompt."""
         return max(self.asked, key=len)
 
     @cached_property
@@ -94,7 +94,7 @@ class EngineSubject:
         return min(self.asked, key=len)
 
     def agree(self, row: Row, expected: Row) -> None:
-        """Fail unless two rows of logits are as near as ``atol`` allows."""
+        """Fail unless two rows of logits agree within ``atol``."""
         assert np.isfinite(row).all()
         np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
         if expected.max() - np.sort(expected)[-2] > 2 * self.atol:
@@ -109,13 +109,13 @@ class EngineSubject:
         return [t for i, t in enumerate(prompt.token_ids) if i not in inside]
 
     def tokens(self, num_tokens: int) -> list[int]:
-        """Return so many ordinary tokens."""
+        """Return a number of ordinary tokens."""
         return list(islice(cycle(self.answer_ids()), num_tokens))
 
     def another(self, token_id: int) -> int:
-        """Return an ordinary token that is another one.
+        """Return another ordinary token.
 
-        A tokenizer that knows few words may give one token for all of an answer.
+        A small tokenizer may use one token for a whole answer.
         """
         others = (t for t in (*self.answer_ids(), *self._outside_media()) if t != token_id)
         if (found := next(others, None)) is None:
@@ -123,19 +123,19 @@ class EngineSubject:
         return found
 
     def grown(self, prompt: Prompt, num_tokens: int) -> list[int]:
-        """Return the answer with which a prompt has so many tokens."""
+        """Return an answer with which a prompt has a number of tokens."""
         return self.tokens(num_tokens - len(prompt))
 
     def admitted(self, host: EngineHost, prompt: Prompt, answer: Seq[int] = ()) -> EngineSequence:
-        """Return an admitted sequence, of which nothing is computed."""
+        """Return an admitted sequence, nothing of which is computed."""
         sequence = host.sequence(prompt, answer)
         assert host.admit(sequence) == 0, "there is no room, or a cached prefix of another scope"
         return sequence
 
     def together(self, limits: EngineLimits) -> list[Prompt]:
-        """Return as many of the prompts as may be admitted at once.
+        """Return as many of the prompts as can be admitted at once.
 
-        Without two there is nobody to be disturbed.
+        Skip without two of them.
         """
         if limits.max_sequences < 2:
             pytest.skip("this engine takes one sequence at a time")
@@ -162,13 +162,13 @@ class EngineSubject:
             host.step([item])
 
     def rows_of(self, host: EngineHost, items: Seq[WorkItem]) -> Row:
-        """Compute chunks in one step, or one by one where the engine does not claim to mix."""
+        """Compute chunks in one step, or one by one if the engine does not claim mixed steps."""
         if host.engine.limits.mixes_prefill_and_decode:
             return host.step(items)
         return np.concatenate([host.step([item]) for item in items])
 
     def needs_sharing(self, engine: Engine) -> int:
-        """Return how many tokens a block has; skip without blocks."""
+        """Return the tokens of a block; skip if the engine shares no blocks."""
         if not (block_tokens := engine.limits.prefix_block_tokens):
             pytest.skip("this engine does not claim to share prefixes")
         longest = max(map(len, self.asked))

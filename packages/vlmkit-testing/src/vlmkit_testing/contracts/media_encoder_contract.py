@@ -24,22 +24,22 @@ class MediaEncoderContract:
 
     Attributes:
         atol: largest difference of an embedding's values that counts as equal.
-        most_media: media of the largest batch that is tried.
+        most_media: the size of the largest batch that is tried.
     """
 
     atol = 1e-4
     most_media = 12
 
     def make(self) -> MediaEncoder:
-        """Return a fresh encoder; two of them must agree."""
+        """Return a new encoder; two of them must agree."""
         raise NotImplementedError
 
     def slots(self) -> list[MediaSlot]:
-        """Return the slots of at least three different media, best of different sizes."""
+        """Return the slots of at least three different media, preferably of different sizes."""
         raise NotImplementedError
 
     def others(self) -> list[MediaEncoder]:
-        """Return encoders that compute something else: of other weights, or less precisely."""
+        """Return encoders that compute other features: of other weights, or less precisely."""
         return []
 
     @cached_property
@@ -48,7 +48,7 @@ class MediaEncoderContract:
         return self.slots()
 
     def agree(self, features: MediaFeatures, expected: MediaFeatures) -> None:
-        """Fail unless two features are as near as ``atol`` allows, extra arrays included."""
+        """Fail unless two features agree within ``atol``, extra arrays included."""
         assert features.num_tokens == expected.num_tokens
         found, wanted = _arrays(features), _arrays(expected)
         assert found.keys() == wanted.keys()
@@ -56,11 +56,11 @@ class MediaEncoderContract:
             np.testing.assert_allclose(found[name], array, atol=self.atol, rtol=0, err_msg=name)
 
     def test_there_are_media_to_check_with(self) -> None:
-        """Too few of them, and the other tests could not fail."""
+        """With fewer, the other tests could not fail."""
         assert len({slot.digest for slot in self.slots()}) >= 3, "slots() must return three media"
 
     def test_it_names_the_kinds_of_what_it_encodes(self) -> None:
-        """What it does not name is refused before a prompt is made of it."""
+        """Media of other kinds are refused before a prompt is built."""
         encoder = self.make()
         kinds = encoder.media_kinds
         assert isinstance(kinds, frozenset)
@@ -69,10 +69,10 @@ class MediaEncoderContract:
         assert encoder.media_kinds == kinds
 
     def test_an_encoder_without_pictures_returns_nothing(self) -> None:
-        """An empty batch is a batch."""
+        """An empty batch is valid."""
         assert self.make().encode([]) == []
 
-    def test_each_picture_gets_the_rows_that_its_slot_has_places_for(self) -> None:
+    def test_each_image_gets_as_many_rows_as_its_slot_has_tokens(self) -> None:
         """``embeddings`` is ``[num_features, hidden]``, finite, of one width."""
         features = self.make().encode(self.shown)
         wanted = [slot.num_features for slot in self.shown]
@@ -85,7 +85,7 @@ class MediaEncoderContract:
         assert all("float" in kind for kind in kinds), "embeddings are floating-point numbers"
 
     def test_a_picture_alone_agrees_with_the_same_in_a_batch(self) -> None:
-        """What else is in the batch does not change a picture's features, nor its size."""
+        """Other images of the batch change neither its features nor its size."""
         encoder, slots = self.make(), self.shown
         alone = [encoder.encode([slot])[0] for slot in slots]
         first = self.make()
@@ -101,14 +101,14 @@ class MediaEncoderContract:
                 self.agree(features, alone[i])
 
     def test_a_picture_twice_in_a_batch_gets_the_same_features_twice(self) -> None:
-        """Every slot is answered, also where an encoder computes equal ones once."""
+        """Every slot gets features, also if an encoder computes equal ones once."""
         slot = self.shown[0]
         made = self.make().encode([slot, slot])
         assert len(made) == 2
         self.agree(*made)
 
     def test_two_encoders_agree(self) -> None:
-        """Features are a function of the picture, and the identity is one of the encoder."""
+        """Features depend on the image alone, and the identity on the encoder alone."""
         one, other = self.make(), self.make()
         before = one.identity
         assert isinstance(before, str)
@@ -118,35 +118,35 @@ class MediaEncoderContract:
         assert one.identity == before, "the identity is constant"
         assert not re.search("0x[0-9a-f]{8}", before), "an address is another one after a restart"
 
-    def test_what_computes_something_else_has_another_identity(self) -> None:
-        """Features that were kept are told apart by it, over restarts, too."""
+    def test_an_encoder_with_other_weights_has_another_identity(self) -> None:
+        """Caches distinguish features by it, across restarts, too."""
         if not (others := self.others()):
             pytest.skip("no others() were given")
         identities = [encoder.identity for encoder in (self.make(), *others)]
         assert len(set(identities)) == len(identities)
 
     def test_different_pictures_have_different_features(self) -> None:
-        """The encoder looks at what it is given."""
+        """The encoder uses its inputs."""
         slots = list({slot.digest: slot for slot in self.shown}.values())
         features = [to_numpy(f.embeddings) for f in self.make().encode(slots)]
         for i, a in enumerate(features):
             for b in features[:i]:
                 assert a.shape != b.shape or np.abs(a - b).max() > self.atol
 
-    def test_where_a_picture_stands_changes_nothing(self) -> None:
-        """Its features are found again by its digest, in whatever prompt it is shown."""
+    def test_the_position_of_an_image_changes_nothing(self) -> None:
+        """Caches find its features by its digest in any prompt."""
         encoder, slot = self.make(), self.shown[0]
         later = dataclasses.replace(slot, start=slot.start + 1000, stop=slot.stop + 1000)
         self.agree(encoder.encode([later])[0], encoder.encode([slot])[0])
 
-    def test_what_is_seen_are_the_inputs_and_not_their_digest(self) -> None:
-        """Features are a function of the inputs; a digest is for caches and may say more."""
+    def test_features_depend_on_the_inputs_and_not_on_the_digest(self) -> None:
+        """Digests are for caches, and may cover more than the inputs."""
         encoder, slot = self.make(), self.shown[0]
         other = dataclasses.replace(slot, digest=bytes(byte ^ 255 for byte in slot.digest))
         self.agree(encoder.encode([other])[0], encoder.encode([slot])[0])
 
     def test_the_inputs_stay_as_they_are(self) -> None:
-        """They are the tokenizer's, which may show them again."""
+        """They belong to the tokenizer, which may use them again."""
         before = [_copies(slot.inputs) for slot in self.shown]
         self.make().encode(self.shown)
         for slot, inputs in zip(self.shown, before, strict=True):
@@ -154,13 +154,13 @@ class MediaEncoderContract:
                 np.testing.assert_array_equal(array, inputs[name], err_msg=name)
 
     def test_the_stated_memory_covers_the_arrays(self) -> None:
-        """``num_bytes`` is all that the arrays take, so that caches can count."""
+        """``num_bytes`` is at least the memory of the arrays, so that caches can count it."""
         for features in self.make().encode(self.shown):
             arrays = [features.embeddings, *features.extra.values()]
             assert features.num_bytes >= sum(map(_num_bytes, arrays))
 
     def test_features_of_an_earlier_call_stay_as_they_are(self) -> None:
-        """Results are cached by the caller, so no buffer may be reused under them."""
+        """Callers cache results, so no buffer may be reused."""
         encoder, slots = self.make(), self.shown
         first = encoder.encode(slots[:1])[0]
         before = _arrays(first)
@@ -169,10 +169,10 @@ class MediaEncoderContract:
         for name, array in _arrays(first).items():
             np.testing.assert_array_equal(array, before[name], err_msg=name)
 
-    def test_what_was_encoded_is_let_go(self) -> None:
-        """Whoever asked keeps features within bounds of its own; nobody else keeps any.
+    def test_inputs_and_features_are_released(self) -> None:
+        """The caller alone keeps features, within its own bounds.
 
-        Nor the inputs, which are larger.
+        The encoder keeps no inputs either, which are larger.
         """
         encoder = self.make()
         slots = [dataclasses.replace(s, inputs=_Inputs(s.inputs)) for s in self.shown]
@@ -184,8 +184,8 @@ class MediaEncoderContract:
             gc.collect()  # which takes long where much is imported
         assert not [reference for reference in watched if reference() is not None]
 
-    def test_it_encodes_in_whatever_thread_it_is_asked(self) -> None:
-        """One that is neither the thread that made it nor the loop's."""
+    def test_it_encodes_in_any_thread(self) -> None:
+        """It may be neither the thread that built the encoder nor the loop's."""
         encoder = self.make()
         expected = encoder.encode(self.shown[:1])[0]
         with ThreadPoolExecutor(1) as other:
@@ -193,7 +193,7 @@ class MediaEncoderContract:
             other.submit(encoder.close).result()
 
     def test_closing_one_encoder_leaves_another_running(self) -> None:
-        """Two of them share no state that close() ends."""
+        """Two encoders share no state that ``close`` ends."""
         one, other = self.make(), self.make()
         expected = other.encode(self.shown)
         one.close()
@@ -203,7 +203,7 @@ class MediaEncoderContract:
 
 
 class _Inputs(dict[str, Any]):
-    """What can be watched, other than a plain dictionary."""
+    """A mapping that supports weak references."""
 
 
 def _arrays(features: MediaFeatures) -> dict[str, Any]:

@@ -41,11 +41,11 @@ Load = Callable[[PipelineSettings], Seq[Part]]
 class MediaLoaderContract:
     """Inherit, override :meth:`make` and :meth:`files`, and run pytest.
 
-    The other methods may say more of the format; what they leave open is skipped.
+    The other methods describe the format further; tests of what they leave out are skipped.
 
     Attributes:
-        num_harmed: how many cut and changed files are tried of each; fewer suit a loader that needs
-            a process for each.
+        num_harmed: how many truncated and changed files are tried of each; use fewer for a loader
+            that starts a process for each.
     """
 
     num_harmed = 96
@@ -55,22 +55,22 @@ class MediaLoaderContract:
         raise NotImplementedError
 
     def files(self) -> list[bytes]:
-        """Return at least two small files that it opens, of different content.
+        """Return at least two small files of different content that it opens.
 
-        Where files have pages, one has several.
+        If files have pages, one file has several.
         """
         raise NotImplementedError
 
     def nearly_equal(self) -> tuple[bytes, bytes] | None:
-        """Return two long files that differ in their last sample alone; None says nothing."""
+        """Return two long files that differ in their last sample alone; None skips the test."""
         return None
 
     def swelling(self) -> bytes | None:
-        """Return a file that holds 16 MiB or more, and is far smaller; None where none can be."""
+        """Return a small file that decodes to 16 MiB or more; None if the format has none."""
         return None
 
     def lengthy(self) -> bytes | None:
-        """Return a file that takes ten seconds or more to open; None where there is none."""
+        """Return a file that takes ten seconds or more to open; None without one."""
         return None
 
     def test_it_recognises_its_own_files_and_no_others(self) -> None:
@@ -79,8 +79,8 @@ class MediaLoaderContract:
         assert all(loader.recognises(data) is True for data in self.files())
         assert not any(loader.recognises(data) for data in NOTHING)
 
-    def test_the_beginning_tells_a_file(self) -> None:
-        """Nothing is opened for it: a file that is broken further on is recognised, too."""
+    def test_the_first_bytes_identify_a_file(self) -> None:
+        """A file that is damaged after its first bytes is recognised, too."""
         loader = self.make()
         for data in self.files():
             half = max(len(data) // 2, BEGINNING_BYTES)
@@ -89,7 +89,7 @@ class MediaLoaderContract:
             assert all(loader.recognises(data[:num]) in (True, False) for num in range(half))
 
     def test_a_file_becomes_parts_of_a_message(self) -> None:
-        """Images, media and text, in a sequence; a medium has a digest and a size."""
+        """Images, media and text in order; a medium has a digest and a size."""
         for data in self.files():
             parts = self._load(data)
             assert isinstance(parts, Seq)
@@ -99,8 +99,8 @@ class MediaLoaderContract:
             assert all(isinstance(medium.digest, bytes) for medium in media)
             assert all(len(medium.digest) == 32 and medium.num_bytes > 0 for medium in media)
 
-    def test_what_is_opened_tells_files_apart_and_nothing_else(self) -> None:
-        """Digests are the same each time, also when several threads ask at once."""
+    def test_digests_depend_on_the_file_alone(self) -> None:
+        """Digests are the same each time, also in concurrent threads."""
         files = self.files()
         contents = [_content(self._load(data)) for data in files]
         assert len(set(contents)) == len(files) > 1
@@ -109,8 +109,8 @@ class MediaLoaderContract:
             loaded = pool.map(lambda data: loader.load(data, PipelineSettings()), files * 4)
             assert [_content(parts) for parts in loaded] == contents * 4
 
-    def test_a_digest_is_of_all_that_a_file_holds(self) -> None:
-        """Its last sample, too: caches find by digests alone."""
+    def test_a_digest_covers_the_whole_file(self) -> None:
+        """The last sample counts, too: caches compare digests alone."""
         nearly = self.nearly_equal()
         if nearly is None:
             pytest.skip("nobody said which files are nearly equal")
@@ -123,14 +123,14 @@ class MediaLoaderContract:
     # Files that do harm
 
     def test_a_file_that_was_cut_is_opened_or_refused(self) -> None:
-        """A MediaError is an answer; any other exception is a crash."""
+        """The only exception is a MediaError."""
         for data in self.files():
             nums = (*range(BEGINNING_BYTES), *(len(data) * i // 32 for i in range(32)))
             for num in self._some(nums):
                 self._opened_or_refused(data[:num])
 
     def test_a_file_with_changed_bytes_is_opened_or_refused(self) -> None:
-        """Wherever they are: whoever sent it may have made it to do harm."""
+        """At any position: a file may be hostile."""
         for data in self.files():
             beginning = range(min(len(data), BEGINNING_BYTES))
             places = [*beginning, *random.Random(0).sample(range(len(data)), len(beginning))]
@@ -141,14 +141,14 @@ class MediaLoaderContract:
 
     # Bounds
 
-    def test_what_is_over_the_bounds_is_refused(self) -> None:
-        """With an error that the client gets to see."""
+    def test_a_file_over_the_bounds_is_refused(self) -> None:
+        """The error is one that clients see."""
         for data in self.files():
             with pytest.raises(MediaError):
                 self.make().load(data, ONE_BYTE)
 
-    def test_no_bound_is_passed(self) -> None:
-        """One image, one pixel or one byte less than a file has: it is made to fit, or refused."""
+    def test_no_bound_is_exceeded(self) -> None:
+        """With a bound of one image, pixel or byte less, a file is reduced or refused."""
         for _, load in self._loads():
             for bounds in _tight(load(PipelineSettings()), less=1):
                 try:
@@ -163,14 +163,14 @@ class MediaLoaderContract:
                 assert all(image.width * image.height <= most for image in images)
 
     def test_a_bound_that_just_suffices_refuses_nothing(self) -> None:
-        """What is allowed is opened as it is."""
+        """A file at the bound is opened unchanged."""
         for file_bytes, load in self._loads():
             whole = load(PipelineSettings())
             for bounds in _tight(whole, least_bytes=file_bytes):
                 assert _content(load(bounds)) == _content(whole)
 
-    def test_bounds_are_looked_at_before_memory_is_taken(self) -> None:
-        """A small file may hold more than there is memory."""
+    def test_bounds_are_checked_before_memory_is_allocated(self) -> None:
+        """A small file may decode to more than the machine's memory."""
         data = self.swelling()
         if data is None:
             pytest.skip("nobody said which file holds more than it is")
@@ -190,7 +190,7 @@ class MediaLoaderContract:
     # Cancellation
 
     def test_a_loader_for_a_request_opens_the_same_until_it_is_cancelled(self) -> None:
-        """Then it opens nothing more, and loaders of other requests go on."""
+        """After that it opens nothing, and loaders of other requests continue."""
         loader = self._cancellable()
         one, other = Cancellation(), Cancellation()
         cancelled, going_on = loader.for_request(one), loader.for_request(other)
@@ -211,7 +211,7 @@ class MediaLoaderContract:
             assert found == whole, "a cancellation of one request is one of another"
 
     def test_cancelling_stops_a_file_that_is_being_opened(self) -> None:
-        """From another thread, and nothing that it started goes on."""
+        """Another thread cancels it, and nothing that it started continues."""
         loader, data = self._cancellable(), self.lengthy()
         if data is None:
             pytest.skip("nobody said which file takes long to open")
@@ -238,7 +238,7 @@ class MediaLoaderContract:
     # Pages
 
     def test_chosen_pages_are_those_of_the_whole_file(self) -> None:
-        """Any of them, each alone or some together; one that is not there is refused."""
+        """Single pages or several; a page that the file does not have is refused."""
         loader = self._paged()
         nums = []
         for data in self.files():
@@ -256,7 +256,7 @@ class MediaLoaderContract:
         assert max(nums) > 1, "files() must return one of several pages"
 
     def test_a_page_that_is_an_image_says_which_it_is(self) -> None:
-        """By its number in the file, from 1: answers name it."""
+        """Its number in the file, from 1, which answers state."""
         loader = self._paged()
         for data in self.files():
             parts = [part for part in self._load(data) if isinstance(part, ImagePart)]
@@ -273,7 +273,7 @@ class MediaLoaderContract:
         return self.make().load(data, PipelineSettings())
 
     def _loads(self) -> Iterator[tuple[int, Load]]:
-        """Yield what opens each file, and the first page of those that have pages; its size too."""
+        """Yield the size of each file with a function that opens it, or its first page."""
         loader, first = self.make(), Pages(((1, 1),))
         for data in self.files():
             yield len(data), partial(loader.load, data)
@@ -281,7 +281,7 @@ class MediaLoaderContract:
                 yield len(data), partial(loader.load_pages, data, first)
 
     def _some(self, trials: Seq[T]) -> Seq[T]:
-        """Return as many as are to be tried, the same each time."""
+        """Return a fixed sample of as many as are tried."""
         num = min(self.num_harmed, len(trials))
         return random.Random(0).sample(trials, num)
 
@@ -308,7 +308,7 @@ class MediaLoaderContract:
     def _each_page(
         self, loader: PagedMediaLoader, data: bytes
     ) -> Iterator[tuple[tuple[str, object], ...]]:
-        """Yield what each page holds, until there is none."""
+        """Yield the content of each page."""
         for number in range(1, 1000):
             try:
                 parts = loader.load_pages(data, Pages(((number, number),)), PipelineSettings())
@@ -319,7 +319,7 @@ class MediaLoaderContract:
 
 
 def _tight(parts: Seq[Part], less: int = 0, least_bytes: int = 0) -> Iterator[PipelineSettings]:
-    """Yield bounds that suffice for some parts, less so much: one bound of them at a time."""
+    """Yield bounds that are too low for some parts by an amount, one bound at a time."""
     images = [part.image for part in parts if isinstance(part, ImagePart)]
     num_bytes = sum(part.media.num_bytes for part in parts if isinstance(part, MediaPart))
     if len(images) > less:
@@ -332,7 +332,7 @@ def _tight(parts: Seq[Part], less: int = 0, least_bytes: int = 0) -> Iterator[Pi
 
 
 def _content(parts: Seq[Part]) -> tuple[tuple[str, object], ...]:
-    """Return what tells parts apart."""
+    """Return what distinguishes parts."""
     return tuple(_told(part) for part in parts)
 
 

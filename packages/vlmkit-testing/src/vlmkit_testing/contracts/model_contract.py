@@ -1,4 +1,4 @@
-"""What every source of models must do, and so every packaged model."""
+"""What every source of models, and every packaged model, must do."""
 
 import socket
 from collections.abc import Iterator, Sequence as Seq
@@ -29,25 +29,25 @@ Files = dict[str, tuple[int, int]]
 
 
 class ModelContract:
-    """Inherit, say which provider it is, and run pytest. Nothing here needs a network.
+    """Inherit it, set ``plugin`` and ``name``, and run pytest. No network is needed.
 
     Attributes:
         plugin: the module with the hook ``vlmkit_register_models``.
-        name: of the provider.
+        name: the provider's name.
     """
 
     plugin: Any = None
     name = ""
 
     def registry(self) -> Registry[Checkpoint]:
-        """Return what the plugin offers."""
+        """Return the plugin's providers."""
         registries = Registries("tests")
         self.plugin.vlmkit_register_models(registries.models)
         found: Registry[Checkpoint] = registries.models
         return found
 
     def references(self) -> Seq[str]:
-        """Return models that are on this disk, as users call them."""
+        """Return references of models on this disk, as users write them."""
         offered = self._offered()
         if offered.is_packaged:
             return [self.name]
@@ -58,13 +58,13 @@ class ModelContract:
         return ()
 
     def absent(self) -> str:
-        """Return how a model would be called that it takes for its own, and does not have."""
+        """Return a reference of its own scheme to a model that it does not have."""
         return NOBODYS
 
     # Files
 
-    def test_what_it_has_is_a_folder_of_files(self) -> None:
-        """With a config, by which others tell what the model is."""
+    def test_a_model_is_a_folder_of_files(self) -> None:
+        """It has a config, which says what the model is."""
         for checkpoint in self._checkpoints():
             assert isinstance(checkpoint, Checkpoint)
             assert isinstance(checkpoint.path, Path)
@@ -72,15 +72,15 @@ class ModelContract:
             assert checkpoint.path.is_dir()
             assert checkpoint.has(CONFIGS)
 
-    def test_its_files_are_there_themselves(self) -> None:
-        """No link that leads nowhere, and no note of where a file would be."""
+    def test_its_files_are_real_files(self) -> None:
+        """No dangling link, and no pointer in place of a file."""
         for checkpoint in self._checkpoints():
             for path in checkpoint.path.rglob("*"):
                 assert path.exists(), f"{path.name} leads nowhere"
                 assert not path.is_file() or not is_pointer(path), f"{path.name} is a pointer"
 
     def test_its_small_files_can_be_read(self) -> None:
-        """As what they are called, and within the bound that holds for them."""
+        """In the format of their names, and within their bounds."""
         for checkpoint in self._checkpoints():
             assert isinstance(checkpoint.config, dict)
             for path in checkpoint.path.glob("*.json"):
@@ -90,7 +90,7 @@ class ModelContract:
                     checkpoint.read_json_list(path.name)
 
     def test_it_has_the_same_files_each_time(self) -> None:
-        """In the same place, and asking for them changes none."""
+        """In the same folder, and building changes none."""
         for reference in self._here():
             one = self._build(reference)
             before = _files(one)
@@ -101,13 +101,13 @@ class ModelContract:
 
     # Names and revisions
 
-    def test_a_model_is_called_as_it_was_asked_for(self) -> None:
-        """Servers list it under this name."""
+    def test_a_model_has_the_name_that_was_requested(self) -> None:
+        """Servers list it by this name."""
         for reference in self._here():
             assert self._build(reference).name == reference
 
-    def test_a_revision_is_the_one_that_was_asked_for(self) -> None:
-        """Each has files of its own; one that is not there is refused, or nothing is said of it."""
+    def test_a_revision_is_the_requested_one(self) -> None:
+        """Each revision has its own files; an unknown one is refused or ignored."""
         reference = self._here()[0]
         assert self._build(reference).revision is None
         found = [self._build(reference, revision) for revision in self.revisions()]
@@ -124,8 +124,8 @@ class ModelContract:
 
     # What it does not have
 
-    def test_it_refuses_in_words_what_is_not_its_own(self) -> None:
-        """Paths are folders' names, and what is no name of a model is nobody's."""
+    def test_it_refuses_references_of_other_sources(self) -> None:
+        """Paths belong to folders, and other texts to no source."""
         offered = self._offered()
         assert not any(map(self._refusal, self._here()))
         for reference in (*PATHS, *NONSENSE):
@@ -137,7 +137,7 @@ class ModelContract:
             assert self._refusal(f"{self.name}-2")
 
     def test_a_model_that_it_does_not_have_is_an_error_with_a_hint(self) -> None:
-        """Also where no network can be reached; a user reads what to do."""
+        """Also without a network; the hint says what to do."""
         absent = self.absent()
         offered = self._offered()
         if self._refusal(absent):
@@ -151,8 +151,8 @@ class ModelContract:
 
     # What is listed
 
-    def test_what_it_lists_is_on_this_disk(self) -> None:
-        """And is had without a network."""
+    def test_listed_models_are_on_this_disk(self) -> None:
+        """They are built without a network."""
         listing = self._offered().list_models
         if listing is None:
             pytest.skip("it is a packaged model, or lists none")
@@ -166,7 +166,7 @@ class ModelContract:
                 assert self._build(reference).has(CONFIGS)
 
     def test_asking_fetches_nothing(self) -> None:
-        """Neither for whose a model is, nor for which there are, nor for one that is here."""
+        """``cannot_serve``, ``list_models`` and models on this disk use no network."""
         offered = self._offered()
         with _no_network() as tried:
             for reference in (*self._here(), *PATHS, self.absent()):
@@ -178,7 +178,7 @@ class ModelContract:
         assert not tried
 
     def test_a_model_on_this_disk_has_no_previews(self) -> None:
-        """They are of models whose weights are yet to be fetched."""
+        """Previews are of models whose weights are not on this disk."""
         if self._offered().previews is None:
             pytest.skip("it shows no model before it is fetched")
         registry = self.registry()
@@ -187,8 +187,8 @@ class ModelContract:
                 context = BuildContext(reference, registries={"models": registry})
                 assert not list(registry.previews(self.name, context))
 
-    def test_it_says_what_it_is(self) -> None:
-        """In a line for a list of models, and by a check of this machine that raises nothing."""
+    def test_it_has_a_description(self) -> None:
+        """One line for lists, and a check of this machine that does not raise."""
         offered = self._offered()
         assert offered.description.strip()
         assert "\n" not in offered.description
@@ -200,7 +200,7 @@ class ModelContract:
         return self.registry().get(self.name)
 
     def _refusal(self, reference: str) -> str | None:
-        """Say why it does not have a model; a packaged one need not say it itself."""
+        """Return why it does not have a model; a packaged model need not say it itself."""
         offered = self._offered()
         if offered.is_by_name:
             return None if reference == self.name else offered.objection(reference)
@@ -212,7 +212,7 @@ class ModelContract:
         return references
 
     def _build(self, reference: str, revision: str | None = None) -> Checkpoint:
-        """Return a model's files as the assembly asks for them."""
+        """Return a model's files as the assembly requests them."""
         registry = self.registry()
         context = BuildContext(reference, revision=revision, registries={"models": registry})
         return registry.build(self.name, {}, context)
@@ -222,7 +222,7 @@ class ModelContract:
 
 
 def _files(checkpoint: Checkpoint) -> Files:
-    """Return the files of a model: what they are called, and their sizes and times."""
+    """Return the names, sizes and times of a model's files."""
     return {
         str(path.relative_to(checkpoint.path)): (path.stat().st_size, path.stat().st_mtime_ns)
         for path in checkpoint.path.rglob("*")
@@ -232,7 +232,7 @@ def _files(checkpoint: Checkpoint) -> Files:
 
 @contextmanager
 def _no_network() -> Iterator[list[object]]:
-    """Let no connection be made, and lend the list of the addresses that were tried."""
+    """Block connections, and yield the list of attempted addresses."""
     tried: list[object] = []
 
     def refuse(*asked: object, **_: object) -> Any:

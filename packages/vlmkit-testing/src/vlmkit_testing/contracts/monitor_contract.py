@@ -45,20 +45,20 @@ NUM_STRANGERS, MAX_GROWTH_BYTES = 300, 2000
 
 
 class MonitorContract:
-    """Inherit, override :meth:`make`, and run pytest.
+    """Inherit it, override :meth:`make`, and run pytest.
 
     Attributes:
-        close_s: the most seconds that its end takes.
+        close_s: the longest time that ``close`` may take.
     """
 
     close_s = 60.0
 
     def make(self) -> Monitor:
-        """Return a fresh monitor."""
+        """Return a new monitor."""
         raise NotImplementedError
 
     def test_it_takes_the_whole_life_of_a_request(self) -> None:
-        """Of one that is answered, one that fails, one whose client is gone, and one of no path."""
+        """Answered, failed, abandoned by its client, and for an unknown path."""
         with self._made() as monitor:
             observer = monitor.observer("model")
             request = self._request()
@@ -77,8 +77,8 @@ class MonitorContract:
             monitor.lagged(0.0)
 
     @pytest.mark.parametrize("text", ODD)
-    def test_whatever_clients_send_is_taken(self, text: str) -> None:
-        """Ids, methods and traces come from outside."""
+    def test_any_values_of_clients_are_accepted(self, text: str) -> None:
+        """Ids, methods and traces are client input."""
         with self._made() as monitor:
             request = HttpRequest(text, text, 1.0, text, text)
             trace = monitor.began(request)
@@ -91,8 +91,8 @@ class MonitorContract:
     # Traces
 
     @pytest.mark.parametrize("sent", NO_TRACES)
-    def test_what_is_no_trace_is_not_passed_on(self, sent: str) -> None:
-        """What is done for a request belongs to a trace as the standard writes it, or to none."""
+    def test_an_invalid_trace_is_not_propagated(self, sent: str) -> None:
+        """Only traces of the W3C format are propagated."""
         with self._made() as monitor:
             request = HttpRequest("req-1", "POST", 1.0, sent, sent)
             trace = monitor.began(request)
@@ -100,7 +100,7 @@ class MonitorContract:
             monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
 
     def test_a_trace_goes_on(self) -> None:
-        """The same one, where any is written."""
+        """The trace id is kept."""
         with self._made() as monitor:
             request = self._request()
             trace = monitor.began(request)
@@ -111,7 +111,7 @@ class MonitorContract:
     # Pages
 
     def test_a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing(self) -> None:
-        """Or there is none, always."""
+        """A monitor without a page never has one."""
         with self._made() as monitor:
             pages = [self._page(monitor, accept) for accept in ("", "*/*", "text/html", "\0;;q=x")]
             request = self._request()
@@ -123,8 +123,8 @@ class MonitorContract:
                 assert page is None or isinstance(page.content, bytes)
                 assert page is None or (page.content and "/" in page.media_type)
 
-    def test_a_server_may_have_nothing_of_anything(self) -> None:
-        """No model, no room and no request, from which no mean can be made."""
+    def test_an_idle_server_has_a_page(self) -> None:
+        """Without models, resources and requests, so that no mean exists."""
         with self._made() as monitor:
             bare = RunnerStats(0, 0, 0, 0, {}, {})
             model = ModelState("", "failed", {}, 0.0, 0, 0, 0, 0, {}, bare)
@@ -134,7 +134,7 @@ class MonitorContract:
             monitor.lagged(0.0)
 
     def test_a_page_does_not_grow_with_its_clients(self) -> None:
-        """What they write is no label: ids, methods and traces would be without number."""
+        """Client input is never a label: ids, methods and traces are unbounded."""
         with self._made() as monitor:
             sizes = []
             for round_ in range(2):
@@ -147,8 +147,8 @@ class MonitorContract:
                 sizes.append(len(page.content) if page else 0)
             assert sizes[1] - sizes[0] < MAX_GROWTH_BYTES
 
-    def test_a_page_may_be_asked_for_while_requests_come(self) -> None:
-        """It is made in a thread of its own, beside the event loop and the observers."""
+    def test_a_page_may_be_requested_while_requests_arrive(self) -> None:
+        """It is rendered in a thread beside the event loop and the observers."""
         monitor, problems = self.make(), []
         is_asked, is_over = threading.Event(), threading.Event()
 
@@ -186,7 +186,7 @@ class MonitorContract:
     # Observers
 
     def test_one_model_may_have_two_observers_while_it_is_replaced(self) -> None:
-        """The end of the old one takes nothing from the new one."""
+        """Closing the old one does not affect the new one."""
         with self._made() as monitor:
             old, new = monitor.observer("model"), monitor.observer("model")
             assert (old is None) == (new is None)
@@ -200,8 +200,8 @@ class MonitorContract:
             new.close()
             self._page(monitor)
 
-    def test_a_request_that_is_over_is_let_go(self) -> None:
-        """A monitor runs for months."""
+    def test_a_finished_request_is_released(self) -> None:
+        """A monitor runs for months, so it must not keep requests."""
         with self._made() as monitor:
             request = self._request()
             gone: list[weakref.ref[object]] = [weakref.ref(request)]
@@ -218,8 +218,8 @@ class MonitorContract:
 
     # The event loop, and the end
 
-    def test_the_event_loop_is_not_held_up(self) -> None:
-        """A request that comes and one that is answered wait for it, with all others."""
+    def test_the_event_loop_is_not_blocked(self) -> None:
+        """Its methods run in the event loop, where all requests would wait."""
         with self._made() as monitor:
             took_s = []
             for _ in range(NUM_TRIES):
@@ -231,8 +231,8 @@ class MonitorContract:
                 took_s.append(time.perf_counter() - began)
             assert min(took_s) < QUICK_S
 
-    def test_it_ends_while_requests_are_under_way(self) -> None:
-        """They are given up when a server has waited for them long enough."""
+    def test_it_closes_while_requests_are_active(self) -> None:
+        """A server that shuts down does not wait for them forever."""
         monitor = self.make()
         for number in range(9):
             monitor.began(HttpRequest(f"req-{number}", "POST", 1.0, TRACEPARENT))
@@ -242,7 +242,7 @@ class MonitorContract:
         assert not closing.is_alive()
 
     def test_closing_twice_is_harmless(self) -> None:
-        """Also of one that saw nothing."""
+        """Also without any event."""
         monitor = self.make()
         monitor.close()
         monitor.close()
@@ -251,7 +251,7 @@ class MonitorContract:
 
     @contextmanager
     def _made(self) -> Iterator[Monitor]:
-        """Lend a fresh monitor, which is closed then."""
+        """Yield a new monitor, and close it."""
         monitor = self.make()
         yield monitor
         monitor.close()
@@ -260,7 +260,7 @@ class MonitorContract:
         return HttpRequest("req-1", "POST", 1.0, TRACEPARENT, "a=b")
 
     def _serve(self, observer: Observer, request_id: str, trace: str = "") -> RequestFacts:
-        """Tell of a request that is answered."""
+        """Report an answered request."""
         params = SamplingParams()
         facts = RequestFacts(request_id, "model", "", params, 7, (4,), prompt_s=0.1, trace=trace)
         observer.accepted(facts, 1.0)

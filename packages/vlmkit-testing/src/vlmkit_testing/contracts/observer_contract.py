@@ -45,14 +45,14 @@ NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 8_000
 
 
 class ObserverContract:
-    """Inherit, override :meth:`make`, and run pytest."""
+    """Inherit it, override :meth:`make`, and run pytest."""
 
     def make(self) -> Observer:
-        """Return a fresh observer."""
+        """Return a new observer."""
         raise NotImplementedError
 
     def test_it_takes_the_whole_life_of_a_request(self) -> None:
-        """Also where an answer has no token, and where choices end for different reasons."""
+        """Also with an empty answer, and with choices that end for different reasons."""
         observer = self.make()
         self._serve(observer, self._request(n=2), reasons=("stop", "length"))
         observer.step(STEP, 5.0)
@@ -62,8 +62,8 @@ class ObserverContract:
         observer.close()
 
     @pytest.mark.parametrize("task", ["generate", "score", "embed"])
-    def test_it_takes_all_that_a_request_may_want(self, task: Task) -> None:
-        """Thoughts, calls and scores come in chunks, and a text that is embedded has none."""
+    def test_it_accepts_every_kind_of_chunk(self, task: Task) -> None:
+        """Reasoning, tool calls and scores come in chunks; an embedding has none."""
         observer = self.make()
         request = RequestFacts("req-1", "model", "", SamplingParams(), 7, task=task, is_chat=False)
         observer.accepted(request, 1.0)
@@ -78,7 +78,7 @@ class ObserverContract:
         observer.close()
 
     def test_a_request_may_fail_at_any_time(self) -> None:
-        """Before it is accepted, before its first token and after it, of whatever error."""
+        """Before its acceptance, before its first token or after it, with any error."""
         observer = self.make()
         for error in ERRORS:
             for num_events in range(4):
@@ -92,8 +92,8 @@ class ObserverContract:
                 observer.failed(request, error, 3.0)
         observer.close()
 
-    def test_a_step_may_have_nothing_of_anything(self) -> None:
-        """And take no time, as far as a clock can tell."""
+    def test_a_step_may_be_empty(self) -> None:
+        """It may also take no measurable time."""
         observer = self.make()
         observer.step(NO_STEP, 1.0)
         observer.step(STEP, 1.0)
@@ -101,7 +101,7 @@ class ObserverContract:
         observer.close()
 
     def test_requests_may_overlap_and_share_an_id(self) -> None:
-        """An id is the client's; a request is told from others by identity."""
+        """Ids are client input; requests are distinguished by object identity."""
         observer = self.make()
         one, other = self._request(), self._request()
         observer.accepted(one, 1.0)
@@ -114,7 +114,7 @@ class ObserverContract:
 
     @pytest.mark.parametrize("text", ODD)
     def test_names_may_hold_any_character(self, text: str) -> None:
-        """Ids, tenants and traces come from outside."""
+        """Ids, tenants and traces are client input."""
         observer = self.make()
         request = RequestFacts(text, text or "model", text, SamplingParams(), 7, trace=text)
         self._serve(observer, request)
@@ -122,7 +122,7 @@ class ObserverContract:
         observer.close()
 
     def test_events_come_in_a_thread_of_its_own(self) -> None:
-        """Not the one that made it; and numbers are asked for in a third."""
+        """Not the thread that built it; its numbers are read in a third."""
         observer = self.make()
         with ThreadPoolExecutor(1) as own, ThreadPoolExecutor(1) as other:
             for _ in range(2):
@@ -136,8 +136,8 @@ class ObserverContract:
 
     # Memory
 
-    def test_a_request_that_is_over_is_let_go(self) -> None:
-        """An observer runs for months. Of one that failed, its error too: much hangs on that."""
+    def test_a_finished_request_is_released(self) -> None:
+        """An observer runs for months. It must release errors, too, which refer to much memory."""
         observer = self.make()
         observer.stats()
         gone: list[weakref.ref[object]] = []
@@ -158,7 +158,7 @@ class ObserverContract:
         observer.close()
 
     def test_memory_does_not_grow_with_the_requests(self) -> None:
-        """Nor with their ids, traces and seeds, of which no two are the same."""
+        """Nor with the number of different ids, traces and seeds."""
         observer = self.make()
         self._serve_many(observer, range(NUM_WARM))
         tracemalloc.start()
@@ -177,7 +177,7 @@ class ObserverContract:
     # Numbers
 
     def test_its_numbers_are_numbers_at_any_time(self) -> None:
-        """From the start until after the end, by names that are texts."""
+        """From the start until after ``close``; their names are strings."""
         observer = self.make()
         numbers = [dict(observer.stats())]
         self._serve(observer, self._request())
@@ -189,8 +189,8 @@ class ObserverContract:
             assert isinstance(number, int | float)
             assert math.isfinite(number)
 
-    def test_numbers_that_were_told_stay_as_they_are(self) -> None:
-        """They are read in another thread than the one in which events are told."""
+    def test_returned_numbers_never_change(self) -> None:
+        """Another thread than that of the events reads them."""
         observer = self.make()
         self._serve(observer, self._request())
         told = observer.stats()

@@ -1,4 +1,4 @@
-"""Small pictures for tests: each is a function of its size and seed."""
+"""Small images for tests; each is a function of its size and seed."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from vlmkit.types.image import Image
 
 
 def picture(height: int = 48, width: int = 64, *, seed: int = 0) -> Image:
-    """Return a picture of smooth colours with a little noise; other seeds differ everywhere."""
+    """Return an image of smooth colours with some noise; other seeds differ everywhere."""
     random = np.random.default_rng(seed)
     corners = random.integers(0, 200, size=(2, 2, 3)).astype(np.float64)
     down = np.linspace(0.0, 1.0, height)[:, None, None]
@@ -18,7 +18,7 @@ def picture(height: int = 48, width: int = 64, *, seed: int = 0) -> Image:
 
 
 def awkward_pictures() -> list[Image]:
-    """Return pictures that processors stumble over: tiny, narrow, wide, odd, of one colour."""
+    """Return images that are hard for processors: tiny, narrow, wide, odd, of one colour."""
     sizes = [(2, 2), (2, 200), (200, 2), (31, 17)]
     plain = Image.open(np.zeros((40, 40, 3), dtype=np.uint8))
     return [*(picture(height, width) for height, width in sizes), plain]

@@ -26,31 +26,31 @@ class RunnerContract:
     """Inherit, override :meth:`make` and :meth:`fail`, and run pytest.
 
     Attributes:
-        timeout_s: how long is waited for what a runner must do without saying when.
-        too_many: long requests that a runner of :meth:`make` has no room for at once, waiting ones
-            included; 0 leaves a full queue untried.
+        timeout_s: how long tests wait for what a runner must do eventually.
+        too_many: long requests that overfill the queue of a runner of :meth:`make`; 0 skips the
+            test of a full queue.
     """
 
     timeout_s = 300.0
     too_many = 0
 
     def make(self) -> Runner:
-        """Return a fresh runner, which is idle and ready."""
+        """Return a new runner, which is idle and ready."""
         raise NotImplementedError
 
     def fail(self, runner: Runner) -> None:
-        """Do to a runner what it cannot recover from, such as crashing every engine that it has."""
+        """Make a runner fail permanently, such as by crashing all its engines."""
         raise NotImplementedError
 
     def request(self, num_tokens: int = 6, **params: object) -> Request:
-        """Return a request whose answer has so many tokens; override if a model needs another."""
+        """Return a request for a number of answer tokens; override it if needed."""
         asked = SamplingParams().replaced(
             {"max_tokens": num_tokens, "ignore_eos": True, "seed": 7} | params
         )
         return Request(messages=[Message.of("user", "Tell me a story.")], params=asked)
 
-    def test_its_facts_are_a_value_that_travels(self) -> None:
-        """Whoever holds a runner may know it from another process, before anything is asked."""
+    def test_its_facts_can_be_serialized(self) -> None:
+        """A server may learn them from another process, before any request."""
         with self._runner() as runner:
             facts = runner.facts
             runner.submit(self.request()).result()
@@ -61,7 +61,7 @@ class RunnerContract:
             assert facts.eos_ids, "no token ends an answer"
 
     def test_its_facts_name_the_tokens_that_end_an_answer(self) -> None:
-        """What ends by itself ends with one of them."""
+        """An answer that ends by itself ends with one of them."""
         with self._runner() as runner:
             asked = self.request(runner.facts.limits.max_sequence_tokens // 2, ignore_eos=False)
             choice = runner.submit(asked).result().choices[0]
@@ -69,8 +69,8 @@ class RunnerContract:
                 pytest.skip("its answer does not end by itself")
             assert choice.token_ids[-1] in runner.facts.eos_ids
 
-    def test_an_answer_is_the_same_in_whatever_way_it_is_read(self) -> None:
-        """Whole or in chunks, with an event loop and without."""
+    def test_an_answer_is_the_same_however_it_is_read(self) -> None:
+        """As a whole or in chunks, in async code or not."""
         request = self.request(n=2)
 
         async def read(runner: Runner) -> list[list[list[int]]]:
@@ -95,8 +95,8 @@ class RunnerContract:
             assert _gathered(runner.submit(request)) == whole
             assert asyncio.run(read(runner)) == [whole] * 3
 
-    def test_what_is_told_of_an_answer_grows_with_it(self) -> None:
-        """Usage, timings and why choices ended: so far, and at the end."""
+    def test_usage_and_timings_grow_with_the_answer(self) -> None:
+        """Usage, timings and finish reasons, while it runs and at the end."""
         with self._runner() as runner:
             stream = self._endless(runner)
             num_read = 0
@@ -116,7 +116,7 @@ class RunnerContract:
             assert done.timings.first_token_s + done.timings.decode_s > 0
 
     def test_its_tokens_have_the_bytes_of_its_texts(self) -> None:
-        """Log-probabilities are told with them."""
+        """Log-probabilities are reported with them."""
         with self._runner() as runner:
             ends = runner.facts.eos_ids
             choice = runner.submit(self.request()).result().choices[0]
@@ -124,8 +124,8 @@ class RunnerContract:
             said = b"".join(tokens).decode(errors="replace")
             assert said.strip() == choice.text.strip()
 
-    def test_a_prompt_can_be_counted_and_told_without_being_answered(self) -> None:
-        """Its tokens are as many as its answer's usage says, and may be asked as they are."""
+    def test_a_prompt_can_be_tokenized_without_an_answer(self) -> None:
+        """Its tokens agree with the usage of an answer, and may be sent as a prompt."""
         plain = Request(text="Once upon a time", task="embed")
 
         async def counted(runner: Runner, request: Request) -> PromptTokens:
@@ -146,8 +146,8 @@ class RunnerContract:
             with pytest.raises(RequestError):
                 asyncio.run(counted(runner, Request()))
 
-    def test_what_is_not_in_the_vocabulary_has_no_text(self) -> None:
-        """A number that is no token is refused, beside tokens that are."""
+    def test_a_token_beyond_the_vocabulary_is_refused(self) -> None:
+        """Also beside known tokens."""
         with self._runner() as runner:
             ids = runner.submit(self.request()).result().choices[0].token_ids
             for beside in (-1, runner.facts.limits.vocab_size):
@@ -155,7 +155,7 @@ class RunnerContract:
                     runner.detokenize([*ids, beside])
 
     def test_a_prompt_beyond_the_context_is_counted_and_not_answered(self) -> None:
-        """Nor cut: another prompt would be answered."""
+        """It is not truncated, which would answer another prompt."""
 
         async def counted(runner: Runner, request: Request) -> int:
             return len((await runner.atokenize(request)).token_ids)
@@ -170,7 +170,7 @@ class RunnerContract:
                 runner.submit(asked).result()
 
     def test_a_wrong_request_is_refused_and_harms_no_other(self) -> None:
-        """At once where somebody waits for its being accepted."""
+        """The error comes at once if the caller waits for acceptance."""
 
         async def refused(runner: Runner) -> None:
             with pytest.raises(RequestError):
@@ -183,8 +183,8 @@ class RunnerContract:
             asyncio.run(refused(runner))
             assert len(running.result().choices[0].token_ids) == 6
 
-    def test_who_admits_a_request_is_told_what_it_comes_to_and_may_refuse(self) -> None:
-        """Once, before anything is computed; what is refused leaves nothing behind."""
+    def test_admission_sees_the_demand_and_may_refuse(self) -> None:
+        """It runs once, before any computation; a refused request leaves nothing behind."""
         told: list[Demand] = []
 
         def refuse(_: Demand) -> None:
@@ -204,8 +204,8 @@ class RunnerContract:
             travelled = pickle.loads(pickle.dumps(replace(request, admit=refuse)))  # noqa: S301
             runner.submit(travelled).result()
 
-    def test_an_answer_keeps_to_its_constraint_or_is_refused(self) -> None:
-        """As its facts say; a constraint is never left out."""
+    def test_a_constraint_is_enforced_or_refused(self) -> None:
+        """As the facts state; a constraint is never ignored."""
         asked = self.request(16, ignore_eos=False)
         with self._runner() as runner:
             request = replace(asked, constraint=OneOf(("a", "b")))
@@ -216,8 +216,8 @@ class RunnerContract:
                 runner.submit(request).result()
 
     @pytest.mark.parametrize("how", ["aborted", "dropped"])
-    def test_a_request_that_nobody_wants_any_more_leaves(self, how: str) -> None:
-        """And what it took is there for others."""
+    def test_an_abandoned_request_frees_its_resources(self, how: str) -> None:
+        """Others can use what it held."""
         with self._runner() as runner:
             stream = self._endless(runner)
             assert self._eventually(lambda: self._num_open(runner) == 1)
@@ -228,8 +228,8 @@ class RunnerContract:
             gc.collect()
             assert self._eventually(lambda: not self._num_open(runner))
 
-    def test_an_answer_that_is_over_may_be_aborted(self) -> None:
-        """Harmless then, and when it was aborted before."""
+    def test_a_finished_answer_may_be_aborted(self) -> None:
+        """Neither an abort after the end nor a second one has an effect."""
         with self._runner() as runner:
             stream = runner.submit(self.request())
             stream.result()
@@ -237,8 +237,8 @@ class RunnerContract:
             stream.abort()
             assert list(stream.reasons) == ["length"]
 
-    def test_any_thread_may_ask(self) -> None:
-        """Several at once, for answers and for all else."""
+    def test_requests_may_come_from_any_thread(self) -> None:
+        """Concurrently, for answers and everything else."""
 
         def ask(runner: Runner) -> list[list[int]]:
             assert runner.is_ready
@@ -251,8 +251,8 @@ class RunnerContract:
                 answers = [others.submit(ask, runner) for _ in range(8)]
                 assert [answer.result() for answer in answers] == [expected] * 8
 
-    def test_a_full_queue_refuses_and_says_so(self) -> None:
-        """Whoever would only wait is told at once, and goes elsewhere."""
+    def test_a_full_queue_refuses_at_once(self) -> None:
+        """A request that would only wait fails at once."""
         if not self.too_many:
             pytest.skip("too_many was not given")
 
@@ -271,14 +271,14 @@ class RunnerContract:
             assert self._eventually(lambda: not runner.is_full)
 
     def test_an_idle_runner_takes_requests(self) -> None:
-        """It is ready, is not full and has nothing to do."""
+        """It is ready, not full and without work."""
         with self._runner() as runner:
             assert runner.is_ready
             assert not runner.is_full
             assert not self._num_open(runner)
 
     def test_a_drain_lets_answers_end_and_takes_no_more(self) -> None:
-        """It tells whether all of them ended in time."""
+        """It returns whether all ended in time."""
         with self._runner() as runner:
             held = self._endless(runner)
             running = runner.submit(self.request())
@@ -290,7 +290,7 @@ class RunnerContract:
             assert runner.drain(self.timeout_s)
 
     def test_closing_ends_everything(self) -> None:
-        """Harmless when done twice."""
+        """A second call has no effect."""
         with self._runner() as runner:
             stream = self._endless(runner)
             runner.close()
@@ -301,14 +301,14 @@ class RunnerContract:
             runner.close()
 
     def test_closing_is_no_failure(self) -> None:
-        """Who watches for failures would start another one."""
+        """Otherwise a server would start another runner."""
         told: list[BaseException] = []
         with self._runner() as runner:
             runner.on_failure(told.append)
         assert not told
 
-    def test_a_failure_is_told_once_and_to_those_who_ask_later(self) -> None:
-        """Every request has its error by then, and no later one is answered."""
+    def test_a_failure_is_reported_once_and_fails_later_requests(self) -> None:
+        """Every request has its error by then, and later ones fail."""
         told: list[BaseException] = []
         late: list[BaseException] = []
         with self._runner() as runner:
@@ -321,8 +321,8 @@ class RunnerContract:
             with pytest.raises(EngineError):
                 runner.submit(self.request()).result()
 
-    def test_whoever_reads_is_told_of_a_failure(self) -> None:
-        """In whatever way it is read: an answer that breaks off is none."""
+    def test_every_reader_gets_the_error_of_a_failure(self) -> None:
+        """However the answer is read; a partial answer is never complete."""
 
         async def in_lots(stream: AnswerStream) -> None:
             while await stream.next_chunks():
@@ -356,7 +356,7 @@ class RunnerContract:
             yield runner
 
     def _endless(self, runner: Runner) -> AnswerStream:
-        """Start an answer that cannot end while nobody reads it: it is held long before."""
+        """Start an answer that cannot end unread, because the loop holds it long before."""
         num_tokens = runner.facts.limits.max_sequence_tokens // 2
         if num_tokens <= 2 * runner.facts.bounds.max_unread_tokens:
             pytest.skip("this model's context ends before a reader is behind")

@@ -1,6 +1,6 @@
-"""What every sampler must do: what a choice may depend on, and what it may not.
+"""What every sampler must do: what a choice depends on, and what not.
 
-The rows are nearly flat, so that whatever reaches a draw changes it.
+The rows are nearly flat, so that any influence on a draw changes it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ NUM_STEPS = 40
 
 
 def flat_rows(num_rows: int) -> list[list[float]]:
-    """Return rows that leave most to chance, each another one."""
+    """Return different rows that are nearly flat."""
     rows = np.random.default_rng(11).normal(size=(num_rows, VOCAB_SIZE)) * 0.3
     found: list[list[float]] = rows.astype(np.float32).tolist()
     return found
@@ -54,14 +54,14 @@ def mixed_sequences(num: int) -> list[Sequence]:
 
 
 class SamplerBatchContract(SamplerSubject):
-    """The part of the contract about neighbours, earlier calls, and tokens that are ahead."""
+    """The part of the contract about neighbours, earlier calls and drafts."""
 
     @examples
     @given(row=logit_rows, params=some_params, seed=st.integers(-(2**63), 2**63 - 1))
     def test_a_seed_determines_the_choice(
         self, row: list[float], params: SamplingParams, seed: int
     ) -> None:
-        """Another sampler chooses the same, and always a token of the vocabulary."""
+        """A second sampler chooses the same tokens, all within the vocabulary."""
         first = self.choose(row, params, seed=seed)
         assert first == self.choose(row, params, seed=seed)
         assert 0 <= first < len(row)
@@ -69,7 +69,7 @@ class SamplerBatchContract(SamplerSubject):
     # Neighbours
 
     def test_neighbours_never_change_a_choice(self) -> None:
-        """A sequence alone, among 64 in any order, and in batches of every size choose alike."""
+        """A sequence gets the same token alone, among 64 in any order, and at every batch size."""
         rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
         alone = [self._one(row, each) for row, each in zip(rows, sequences, strict=True)]
         orders = [range(NUM_ROWS), range(NUM_ROWS)[::-1]]
@@ -93,8 +93,8 @@ class SamplerBatchContract(SamplerSubject):
         ],
         ids=["plain", "top-p", "top-k and min-p"],
     )
-    def test_rows_that_are_alike_draw_by_their_seeds_alone(self, params: SamplingParams) -> None:
-        """The same logits in every row: each row has its own chance, wherever it stands."""
+    def test_equal_rows_differ_by_their_seeds_alone(self, params: SamplingParams) -> None:
+        """Equal logits in every row: each row draws on its own, at any index."""
         self.needs("temperature")
         row = flat_rows(1)[0]
         sequences = [new_sequence(params=params, seed=seed) for seed in range(NUM_ROWS)]
@@ -105,8 +105,8 @@ class SamplerBatchContract(SamplerSubject):
         twins = [new_sequence(params=params, seed=5) for _ in range(NUM_ROWS)]
         assert set(self.sample([row] * NUM_ROWS, twins)) == {alone[5]}
 
-    def test_nothing_else_of_a_sequence_counts(self) -> None:
-        """Two requests that ask for the same get the same, whoever they are."""
+    def test_a_choice_depends_on_nothing_else_of_a_sequence(self) -> None:
+        """Equal requests get equal tokens."""
         rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
         others = [
             dataclasses.replace(
@@ -126,7 +126,7 @@ class SamplerBatchContract(SamplerSubject):
     # Earlier calls
 
     def test_earlier_calls_never_change_a_choice(self) -> None:
-        """Answers come, grow by several tokens or none, have drafts, are given up: no trace."""
+        """Answers that start, grow, have drafts or are aborted leave no trace."""
         chance, sampler = np.random.default_rng(14), self.make()
         living: list[Sequence] = []
         for _ in range(NUM_STEPS):
@@ -142,7 +142,7 @@ class SamplerBatchContract(SamplerSubject):
             del living[: int(chance.integers(0, 3))]
 
     def test_a_preempted_sequence_chooses_as_before(self) -> None:
-        """State that a sampler keeps is a help, never a need."""
+        """A sampler's state is a cache, and not needed."""
         params = SamplingParams(temperature=1.5, frequency_penalty=0.5, presence_penalty=0.5)
         kept, sampler = new_sequence((0, 1), params=params), self.make()
         for _ in range(20):
@@ -152,7 +152,7 @@ class SamplerBatchContract(SamplerSubject):
             kept.output_ids.append(chosen)
 
     def test_a_sequence_stays_as_it_is(self) -> None:
-        """But for what the sampler keeps in ``kept``."""
+        """Except for the sampler's own state in ``kept``."""
         rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
         before = [_values(each) for each in sequences]
         ahead = [Row(each, (1, 2)) for each in sequences]
@@ -169,7 +169,7 @@ class SamplerBatchContract(SamplerSubject):
         ahead=few_tokens,
         seed=st.integers(-(2**63), 2**63 - 1),
     )
-    def test_what_is_ahead_counts_as_if_it_were_in_the_answer(
+    def test_drafts_count_as_if_they_were_in_the_answer(
         self,
         row: list[float],
         params: SamplingParams,
@@ -177,7 +177,7 @@ class SamplerBatchContract(SamplerSubject):
         ahead: list[int],
         seed: int,
     ) -> None:
-        """Noise, penalties and the least length are those of the position, for every draft."""
+        """Noise, penalties and minimum length are those of the position, for every draft."""
         fields: dict[str, Any] = {"params": params, "seed": seed, "banned_ids": (3,)}
         fields["eos_ids"] = frozenset({0})
         drafting = new_sequence((2,), output_ids=output_ids, **fields)
@@ -185,8 +185,8 @@ class SamplerBatchContract(SamplerSubject):
         logits = [row[num:] + row[:num] for num in range(len(rows))]
         assert self.pick(self.make(), logits, rows) == self._fresh(logits, rows)
 
-    def test_what_was_ahead_leaves_no_trace(self) -> None:
-        """Drafts may be rejected: what comes instead is chosen as if they had never been there."""
+    def test_rejected_drafts_leave_no_trace(self) -> None:
+        """After rejected drafts the choice is as if they had never been there."""
         chance, sampler, logits = np.random.default_rng(15), self.make(), flat_rows(1)
         for sequence in mixed_sequences(NUM_ROWS):
             expected = self._one(logits[0], _anew(sequence))
@@ -201,7 +201,7 @@ class SamplerBatchContract(SamplerSubject):
         return self.sample([row], [_anew(sequence)])[0]
 
     def _fresh(self, logits: Seq[Seq[float]], rows: Seq[Row]) -> list[int]:
-        """Return what is chosen for answers that hold what was ahead, each by a fresh sampler."""
+        """Return the choices for answers that contain the drafts, each of a new sampler."""
         return [
             self._one(own, _anew(row.sequence, row.ahead))
             for own, row in zip(logits, rows, strict=True)
@@ -209,20 +209,20 @@ class SamplerBatchContract(SamplerSubject):
 
 
 def _anew(sequence: Sequence, ahead: Seq[int] = ()) -> Sequence:
-    """Return an equal sequence that no sampler has seen."""
+    """Return an equal new sequence."""
     output_ids = [*sequence.output_ids, *ahead]
     return dataclasses.replace(sequence, output_ids=output_ids)
 
 
 def _with_drafts(sequence: Sequence, chance: np.random.Generator) -> list[Row]:
-    """Return the rows of a sequence: one, or more where it has drafts."""
+    """Return the rows of a sequence: one, and one more for each draft."""
     num_drafts = int(chance.choice([0, 0, 1, 3]))
     drafts = tuple(chance.integers(0, VOCAB_SIZE, num_drafts).tolist())
     return [Row(sequence, drafts[:num]) for num in range(num_drafts + 1)]
 
 
 def _values(sequence: Sequence) -> dict[str, Any]:
-    """Return what a sequence holds, copied where it could change in place."""
+    """Return a sequence's values, as copies where they are mutable."""
     fields = {field.name for field in dataclasses.fields(sequence)} - {"kept"}
     values = {name: getattr(sequence, name) for name in fields}
     return values | {"output_ids": list(sequence.output_ids), "features": dict(sequence.features)}

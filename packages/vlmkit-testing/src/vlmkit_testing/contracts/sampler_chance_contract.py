@@ -1,6 +1,6 @@
-"""What every sampler must do: draw as often as the logits say, each time anew.
+"""What every sampler must do: draw by the distribution, independently each time.
 
-Seeds are fixed, and every bound is one that an honest draw meets, so nothing here flakes.
+Seeds are fixed, and a correct sampler meets every bound, so the tests are stable.
 """
 
 import math
@@ -28,7 +28,7 @@ class SamplerChanceContract(SamplerSubject):
     # Each draw anew
 
     def test_each_position_draws_anew(self) -> None:
-        """One seed does not give one token for ever."""
+        """One seed gives different tokens at different positions."""
         self.needs("temperature")
         chosen = {
             self.choose(FLAT, PLAIN, prompt=(63,), output_ids=list(range(position)))
@@ -36,10 +36,10 @@ class SamplerChanceContract(SamplerSubject):
         }
         assert len(chosen) > (10 if self.is_exact else 1)
 
-    def test_no_draw_is_that_of_another_seed_or_place(self) -> None:
-        """Tokens agree as often as chance has it: ``seed + position`` would repeat its neighbours.
+    def test_draws_of_other_seeds_and_positions_are_independent(self) -> None:
+        """Tokens agree as often as by chance: ``seed + position`` would repeat its neighbours.
 
-        The seeds of several answers to one prompt follow each other.
+        The seeds of several answers to one prompt are consecutive.
         """
         self.needs("temperature")
         num_seeds, num_places = 192, 6
@@ -56,7 +56,7 @@ class SamplerChanceContract(SamplerSubject):
             check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
 
     def test_draws_far_apart_are_not_alike(self) -> None:
-        """A place is counted in more than a byte."""
+        """Positions beyond one byte count."""
         self.needs("temperature")
         answer = np.random.default_rng(0).integers(0, 60, 257).tolist()
         near, far = (
@@ -88,34 +88,34 @@ class SamplerChanceContract(SamplerSubject):
 
     @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
     def test_draws_follow_the_distribution(self, temperature: float) -> None:
-        """The softmax at this temperature."""
+        """It is the softmax at the temperature."""
         self.needs_exactness()
         weights = [math.exp(logit / temperature) for logit in ROW]
         self._check_draws(ROW, SamplingParams(temperature=temperature), weights)
 
     def test_flat_logits_leave_all_to_chance(self) -> None:
-        """Every token of a row comes up as often as another."""
+        """Every token of a flat row is equally frequent."""
         self.needs_exactness()
         self._check_draws(FLAT, PLAIN, [1.0] * len(FLAT))
 
     @pytest.mark.parametrize(("field", "value"), [("top_k", 3), ("top_p", 0.4), ("min_p", 0.5)])
-    def test_what_a_filter_keeps_is_drawn_as_the_logits_say(self, field: str, value: float) -> None:
-        """The probability of what is dropped goes to all that is kept, and not to the first."""
+    def test_filtered_tokens_are_drawn_by_their_logits(self, field: str, value: float) -> None:
+        """The probability of dropped tokens goes to all kept ones in proportion."""
         self.needs(field)
         self.needs_exactness()
         row = [1.0, 0.9, 0.8] + [0.0] * 9  # three of which a half is left
         weights = [math.exp(logit) for logit in row[:3]]
         self._check_draws(row, PLAIN.replaced({field: value}), weights)
 
-    def test_what_is_added_to_a_logit_changes_its_odds(self) -> None:
-        """Before the temperature divides them: a bias of 2 at temperature 2 counts as 1."""
+    def test_a_bias_changes_the_odds(self) -> None:
+        """It is added before the temperature: a bias of 2 at temperature 2 counts as 1."""
         self.needs("logit_bias")
         self.needs_exactness()
         weights = [math.exp((logit + 2.0 * (i == 4)) / 2) for i, logit in enumerate(ROW)]
         self._check_draws(ROW, SamplingParams(temperature=2.0, logit_bias={4: 2.0}), weights)
 
     def test_drafts_do_not_change_how_often_a_token_comes(self) -> None:
-        """The row after a draft draws as any other does."""
+        """The row after a draft draws like any other."""
         self.needs_exactness()
         weights = [math.exp(logit) for logit in ROW]
         rows = [
@@ -130,7 +130,7 @@ class SamplerChanceContract(SamplerSubject):
 
 
 def _check(drawn: Seq[int], weights: Seq[float]) -> None:
-    """Fail unless tokens were drawn as often as their weights say, and no other was."""
+    """Fail unless tokens were drawn in proportion to their weights, and no others."""
     assert max(drawn) < len(weights), "a token was drawn that has no chance"
     counts = np.bincount(drawn, minlength=len(weights)).tolist()
     for token_id, (count, weight) in enumerate(zip(counts, weights, strict=True)):
@@ -138,7 +138,7 @@ def _check(drawn: Seq[int], weights: Seq[float]) -> None:
 
 
 def _shifted(drawn: Drawn, seeds: int, places: int) -> tuple[Drawn, Drawn]:
-    """Return two views of a table whose places are so many rows and columns apart."""
+    """Return two views of a table, shifted by rows and columns."""
     num_rows, num_columns = drawn.shape
     columns, left = num_columns - abs(places), max(0, -places)
     own = drawn[: num_rows - seeds, left : left + columns]
@@ -147,7 +147,7 @@ def _shifted(drawn: Drawn, seeds: int, places: int) -> tuple[Drawn, Drawn]:
 
 
 def _chance_alike(own: Drawn, other: Drawn) -> float:
-    """Return how often two tables agree by chance, column by column, from what each holds."""
+    """Return how often two tables agree by chance, column by column."""
     chances = [
         np.bincount(one, minlength=len(FLAT)) @ np.bincount(another, minlength=len(FLAT))
         for one, another in zip(own.T, other.T, strict=True)

@@ -1,7 +1,6 @@
-"""What every sampler must do: take rows of logits, and give a token for each.
+"""What every sampler must do: take rows of logits, and return a token for each.
 
-What a choice may depend on, how draws are spread, and what parameters do stand in modules of their
-own.
+Further modules hold what a choice depends on, the distribution of draws, and the parameters.
 """
 
 import gc
@@ -38,17 +37,17 @@ EVERYTHING = SamplingParams(
 
 
 class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParamsContract):
-    """Inherit, override :meth:`make`, and run pytest.
+    """Inherit it, override :meth:`make`, and run pytest.
 
-    A sampler that does not follow every parameter says so: its attribute ``ignores`` names fields
-    of :class:`vlmkit.types.sampling.SamplingParams`. One that filters of its own accord has
+    A sampler that does not support every parameter says so: its attribute ``ignores`` names fields
+    of :class:`vlmkit.types.sampling.SamplingParams`. One with filters of its own has
     ``is_exact = False``.
     """
 
     # Shapes
 
     def test_there_is_one_token_for_each_row(self) -> None:
-        """Their ids are integers, and lie where the logits do."""
+        """Ids are integers on the device of the logits."""
         rows = [[0.0, 9.0, 1.0], [9.0, 0.0, 1.0], [0.0, 1.0, 9.0]]
         logits = self.array(rows)
         picked = self.make().prepare([Row(new_sequence()) for _ in rows])(logits)
@@ -71,12 +70,12 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
         np.testing.assert_array_equal(to_numpy(logits), before)
 
     def test_a_small_difference_decides(self) -> None:
-        """Logits are float32, and are compared as such."""
+        """Logits are compared as float32."""
         for row in ([20.0, 20.001, 19.0], [-300.01, -300.0, -301.0]):
             assert self.choose(row) == 1
 
     def test_logits_may_be_a_part_of_something_larger(self) -> None:
-        """An engine may leave out columns that pad its vocabulary, and let nobody write."""
+        """An engine may return a read-only view without the padding of its vocabulary."""
         rows, sequences = flat_rows(64), mixed_sequences(64)
         expected = self.sample(rows, sequences)
         edge = [99.0] * (VOCAB_SIZE + 7)
@@ -103,8 +102,8 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
         [SamplingParams(), EVERYTHING, *FOLLOWED.values()],
         ids=["defaults", "everything", *FOLLOWED],
     )
-    def test_what_a_constraint_leaves_is_chosen(self, params: SamplingParams) -> None:
-        """All else is minus infinity: one token is left, be it one that nothing speaks for."""
+    def test_the_tokens_that_a_constraint_allows_are_chosen(self, params: SamplingParams) -> None:
+        """All other logits are minus infinity; the one token left may be very unlikely."""
         for left in range(len(ROW)):
             row = [-50.0 if token_id == left else -math.inf for token_id in range(len(ROW))]
             fields = {"output_ids": [left, 4, left], "prompt": (left,)}
@@ -115,7 +114,7 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
     def test_a_row_without_a_finite_value_harms_no_other(
         self, value: float, temperature: float
     ) -> None:
-        """It gets a token of the vocabulary, whichever: its request fails anyway."""
+        """It gets any token of the vocabulary, since its request fails."""
         params = SamplingParams(temperature=temperature, top_p=0.9)
         sequences = [new_sequence(params=params, seed=seed) for seed in range(3)]
         good, bad = ROW[::-1], [value] * len(ROW)
@@ -126,8 +125,8 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
 
     # What is kept
 
-    def test_sequences_that_ended_are_let_go(self) -> None:
-        """A sampler keeps what it needs of a sequence in the sequence: nobody tells it of ends."""
+    def test_ended_sequences_are_released(self) -> None:
+        """A sampler is not told of ends, so it keeps its state in the sequence."""
         sampler, ended = self.make(), []
         for number in range(3):
             sequences = [WatchedSequence.of(each) for each in mixed_sequences(8)]

@@ -1,7 +1,7 @@
-"""What every sampler must do: what each parameter of a request does, and what is claimed of it.
+"""What every sampler must do: the effect of each parameter, and the sampler's claims.
 
-Wherever an answer is given, its newest token came only once: what a sampler does of its own accord
-against repetition has nothing to do there.
+The newest token of each given answer occurs once, so a sampler's own measures against repetition
+have no effect.
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ class SamplerParamsContract(SamplerSubject):
 
     # Claims
 
-    def test_only_what_can_be_asked_for_is_ignored(self) -> None:
-        """Bans and logits are no parameters: nothing says that they are passed over."""
+    def test_only_sampling_parameters_are_ignored(self) -> None:
+        """Bans and masks are no parameters and cannot be ignored."""
         assert self.ignores <= set(FOLLOWED), "it ignores what is no parameter of a sampler"
 
     @pytest.mark.parametrize("field", FOLLOWED)
-    def test_what_it_says_it_ignores_changes_nothing(self, field: str) -> None:
-        """A client is told that it was ignored, and believes it."""
+    def test_an_ignored_parameter_changes_nothing(self, field: str) -> None:
+        """Clients are told that it has no effect."""
         if field not in self.ignores:
             pytest.skip(f"this sampler follows {field}")
         params = FOLLOWED[field]
@@ -39,11 +39,11 @@ class SamplerParamsContract(SamplerSubject):
     # Temperature
 
     def test_temperature_zero_takes_the_likeliest(self) -> None:
-        """Whatever the seed."""
+        """With any seed."""
         assert {self.choose(ROW, seed=seed) for seed in range(50)} == {0}
 
     def test_a_temperature_of_next_to_nothing_takes_the_likeliest(self) -> None:
-        """Logits divided by it would leave the numbers of a computer."""
+        """Dividing logits by it would overflow."""
         row = [87.9, 88.0, -70.0, -88.0]
         for temperature in (9e-6, 1e-30, 5e-324):
             params = SamplingParams(temperature=temperature)
@@ -52,13 +52,13 @@ class SamplerParamsContract(SamplerSubject):
     # Filters
 
     def test_top_k_keeps_the_likeliest(self) -> None:
-        """Both of two come up, and no third; one takes the likeliest."""
+        """With 2, both occur and no third; with 1, the likeliest."""
         self.needs("top_k", "temperature")
         self._keeps(ROW, PLAIN.replaced({"top_k": 2}), {0, 1})
         self._keeps(ROW, SamplingParams(temperature=2.0, top_k=1), {0})
 
     def test_top_k_may_be_more_than_there_are(self) -> None:
-        """Zero and as many as there are tokens, or more, keep all."""
+        """Zero, the vocabulary size and more keep all."""
         self.needs("top_k", "temperature")
         row = [0.5, 0.4, 0.3, 0.2]
         for top_k in (0, 4, 5, 1_000_000):
@@ -74,7 +74,7 @@ class SamplerParamsContract(SamplerSubject):
         self._keeps(ROW, SamplingParams(temperature=2.0, top_p=0.7), {0, 1, 2})
 
     def test_top_p_keeps_one_at_least(self) -> None:
-        """However little is asked for."""
+        """At any value."""
         self.needs("top_p", "temperature")
         self._keeps(ROW[::-1], PLAIN.replaced({"top_p": 1e-9}), {5})
 
@@ -126,7 +126,7 @@ class SamplerParamsContract(SamplerSubject):
         self._keeps(ROW, always.replaced({"xtc_threshold": 0.51}), {0, 1, 2, 3, 4, 5})
         assert self.choose(ROW, always.replaced({"temperature": 0.0})) == 0
 
-    def test_xtc_happens_as_often_as_it_is_asked_to(self) -> None:
+    def test_xtc_applies_with_its_probability(self) -> None:
         """The likeliest of two is drawn in the draws without it: 60 % of 88 %."""
         self.needs("xtc_probability")
         self.needs_exactness()
@@ -135,15 +135,15 @@ class SamplerParamsContract(SamplerSubject):
         assert abs(drawn.count(0) / NUM_DRAWS - 0.6 * 0.88) < 0.07  # five deviations
 
     @pytest.mark.parametrize("field", ["top_k", "top_p", "min_p"])
-    def test_equals_are_kept_or_dropped_together(self, field: str) -> None:
-        """Three tokens share the second place, and a filter that keeps one of them keeps all."""
+    def test_equal_logits_are_kept_or_dropped_together(self, field: str) -> None:
+        """Three tokens are second, and a filter that keeps one of them keeps all."""
         self.needs(field, "temperature")
         value = {"top_k": 2, "top_p": 0.6, "min_p": 0.3}[field]
         params = PLAIN.replaced({field: value})
         self._keeps([1.0, 2.0, 1.0, -4.0, 1.0], params, {0, 1, 2, 4})
 
     def test_filters_work_on_rows_of_every_size(self) -> None:
-        """A large vocabulary is not sorted whole, but nothing of it is lost."""
+        """A large vocabulary need not be sorted, but no token is lost."""
         self.needs("top_k", "top_p", "temperature")
         row = [0.0] * 5000
         row[4321] = row[17] = 20.0
@@ -152,7 +152,7 @@ class SamplerParamsContract(SamplerSubject):
 
     @pytest.mark.parametrize("field", ["top_k", "top_p", "min_p", "temperature"])
     def test_a_filter_that_keeps_most_of_many_keeps_the_last_too(self, field: str) -> None:
-        """No number of candidates is enough for all rows: thousands may be as good."""
+        """A fixed number of candidates would not do: thousands may be equally likely."""
         self.needs(field)
         self.needs_exactness()
         row = [-1e-5 * place for place in range(5000)]
@@ -164,7 +164,7 @@ class SamplerParamsContract(SamplerSubject):
     # Adjustments
 
     def test_a_bias_forces_and_forbids(self) -> None:
-        """It is added to the logit, no more and no less."""
+        """It is added to the logit."""
         self.needs("logit_bias")
         assert self.choose(ROW, SamplingParams(logit_bias={5: 100.0})) == 5
         assert self.choose(ROW, SamplingParams(logit_bias={0: -100.0})) == 1
@@ -173,7 +173,7 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose(ROW, SamplingParams(logit_bias={0: -1.1, 2: 0.4})) == 1
 
     def test_a_sequence_bias_needs_what_comes_before(self) -> None:
-        """It is added to the last token where the others are the newest, of the prompt too."""
+        """It is added to the last token if the others are the newest ones, in the prompt, too."""
         self.needs("sequence_bias")
         params = SamplingParams(sequence_bias=(((4, 5), 100.0), ((2, 4, 1), 100.0)))
         assert self.choose(ROW, params) == 0
@@ -185,13 +185,13 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose(ROW, SamplingParams(sequence_bias=(((1,), 0.9),))) == 0
 
     def test_a_sequence_bias_comes_before_penalties(self) -> None:
-        """A penalty of 2 makes 1 of 1 and 1, not 1.5."""
+        """A penalty of 2 makes 1 of a logit and a bias of 1, not 1.5."""
         self.needs("sequence_bias", "repetition_penalty")
         params = SamplingParams(sequence_bias=(((0,), 1.0),), repetition_penalty=2.0)
         assert self.choose([1.0, 1.25, -9.0, -9.0], params, prompt=(0, FRESH)) == 1
 
     def test_bad_words_are_not_completed(self) -> None:
-        """The last token is forbidden where the others are the newest; ends by themselves never."""
+        """The last token is banned if the others are the newest ones; a part alone never is."""
         self.needs("bad_words_ids")
         params = SamplingParams(bad_words_ids=((4, 0), (5, 2, 1)), logit_bias={0: 50.0})
         assert self.choose(ROW, params) == 0
@@ -205,7 +205,7 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose(ROW, params, eos_ids=frozenset({0})) == 0
 
     def test_no_run_of_tokens_comes_again(self) -> None:
-        """Prompt and answer are one text, and a run of one token is the token."""
+        """Prompt and answer are one text; an n-gram of one token is the token."""
         self.needs("no_repeat_ngram_size")
         two, three = (SamplingParams(no_repeat_ngram_size=size) for size in (2, 3))
         tokens = [4, 0, 5, 4]
@@ -218,21 +218,21 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose(ROW, one, prompt=[0, 4], output_ids=[1]) == 2
 
     def test_suppressed_tokens_are_never_chosen(self) -> None:
-        """At no place, whatever is added to them."""
+        """At no position, with any bias."""
         self.needs("suppress_tokens")
         params = SamplingParams(suppress_tokens=(0, 2), logit_bias={0: 100.0})
         assert self.choose(ROW, params) == 1
         assert self.choose(ROW, params, output_ids=[4]) == 1
 
-    def test_tokens_that_are_suppressed_at_the_beginning_may_come_later(self) -> None:
-        """The first token of the answer is another one."""
+    def test_tokens_suppressed_at_the_start_may_come_later(self) -> None:
+        """They are banned as the first token alone."""
         self.needs("begin_suppress_tokens")
         params = SamplingParams(begin_suppress_tokens=(0,), logit_bias={0: 100.0})
         assert self.choose(ROW, params) == 1
         assert self.choose(ROW, params, output_ids=[4]) == 0
 
     def test_banned_tokens_are_never_chosen(self) -> None:
-        """However likely they are, and whatever the request adds to them."""
+        """With any logit and any bias."""
         row = [390.0, 380.0, 1.0, 0.0]
         for params in (
             SamplingParams(),
@@ -245,9 +245,9 @@ class SamplerParamsContract(SamplerSubject):
             assert self.choose(row, params, banned_ids=(0, 1)) not in {0, 1}
 
     def test_the_end_waits_for_the_minimum(self) -> None:
-        """With ``min_tokens`` of 2 the first and second token are no end, the third may be.
+        """With ``min_tokens`` of 2, neither the first nor the second token ends the answer.
 
-        No bias brings one earlier, and of several ends each waits.
+        No bias changes that, and it holds for each of several end tokens.
         """
         self.needs("min_tokens")
         for params, ends, instead in (
@@ -262,7 +262,7 @@ class SamplerParamsContract(SamplerSubject):
             assert chosen == [instead, instead, 0]
 
     def test_a_presence_penalty_counts_once_and_only_in_the_answer(self) -> None:
-        """A token of the prompt is not punished, and one that came often no more than one."""
+        """Prompt tokens have no penalty, and repeated ones no greater one."""
         self.needs("presence_penalty")
         params, row = SamplingParams(presence_penalty=0.5), [1.0, 0.75, 0.0, -5.0, -5.0, -5.0]
         assert self.choose(row, params, prompt=(0, FRESH)) == 0
@@ -272,7 +272,7 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose([1.0, 0.75, -9.0, -9.0, -9.0, -9.0], params, output_ids=often) == 1
 
     def test_a_frequency_penalty_counts_every_time(self) -> None:
-        """Once is not enough here, twice is."""
+        """One occurrence does not suffice here, two do."""
         self.needs("frequency_penalty")
         params, row = SamplingParams(frequency_penalty=0.5), [1.0, 0.25, -9.0, -9.0, -9.0, -9.0]
         assert self.choose(row, params, prompt=(0, 2, 0, 5, 0, FRESH)) == 0
@@ -291,7 +291,7 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose([1.0, 0.4, *rest], params, prompt=often) == 0
 
     def test_penalties_add_up_and_turn_round(self) -> None:
-        """Each has its part, and one below zero asks for what was said before."""
+        """Penalties are summed, and negative ones favour repetition."""
         self.needs("presence_penalty", "frequency_penalty", "logit_bias")
         params = SamplingParams(
             presence_penalty=-0.5, frequency_penalty=-0.25, logit_bias={1: 0.25}
@@ -301,8 +301,8 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose([1.0, -0.2, *rest], params, output_ids=answer) == 1
         assert self.choose([1.0, -0.3, *rest], params, output_ids=answer) == 0
 
-    def test_penalties_look_back_to_the_beginning(self) -> None:
-        """However long ago a token came, and however often."""
+    def test_penalties_cover_the_whole_sequence(self) -> None:
+        """At any distance and frequency."""
         self.needs("repetition_penalty", "frequency_penalty")
         chance, rest = np.random.default_rng(0), [-90.0] * 4
         long = chance.integers(3, 6, 300).tolist()
@@ -313,8 +313,8 @@ class SamplerParamsContract(SamplerSubject):
         often = chance.permutation([0, 4] * 300).tolist()
         assert self.choose([2.0, 0.0, *rest], params, output_ids=often) == 1
 
-    def test_penalties_look_back_as_far_as_they_are_asked_to(self) -> None:
-        """Within some newest tokens, those of the prompt count as those of the answer do."""
+    def test_penalties_cover_the_requested_window(self) -> None:
+        """Within the window, prompt and answer tokens count alike."""
         self.needs("repeat_last_n", "repetition_penalty", "frequency_penalty")
         row = [1.0, 0.75, -90.0, -90.0, -90.0, -90.0]
         for params, without_window in (
@@ -327,7 +327,7 @@ class SamplerParamsContract(SamplerSubject):
             assert self.choose(row, own[3], output_ids=[0, 5, 4]) == 0
 
     def test_dry_weakens_what_would_go_on_with_a_run_that_came_before(self) -> None:
-        """The more, the longer the run; runs end at breakers, which are not weakened."""
+        """The penalty grows with the run; runs end at breakers, which have none."""
         self.needs("dry_multiplier")
         self.needs_exactness()
         params, rest = SamplingParams(dry_multiplier=1.0, dry_base=2.0), [-90.0] * 4
@@ -347,7 +347,7 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose([1.0, 0.5, *rest], longer, prompt=run) == 0
 
     def test_tokens_of_a_prompt_may_have_no_logit(self) -> None:
-        """Some models read tokens that they never say, such as one that stands for a picture."""
+        """Some models read tokens that have no logit, such as image placeholders."""
         self.needs("repetition_penalty")
         params = SamplingParams(repetition_penalty=1.5)
         for prompt, chosen in (((0, 9, 4), 1), ((9, 4), 0)):
@@ -356,7 +356,7 @@ class SamplerParamsContract(SamplerSubject):
     def _keeps(
         self, row: list[float], params: SamplingParams, kept: set[int], num_draws: int = NUM_DRAWS
     ) -> None:
-        """Fail if another token comes up, or one of these never, where nothing else filters."""
+        """Fail if another token is drawn, or one of these never."""
         drawn = set(self.draw(row, params, num_draws))
         assert drawn <= kept, f"{params} keeps {sorted(drawn - kept)} too"
         assert drawn == kept or not self.is_exact, f"{params} drops {sorted(kept - drawn)}"

@@ -1,4 +1,4 @@
-"""What the contract of a sampler is tried on, and how its tests choose; no test is here."""
+"""The subject of the sampler contract, and shared helpers. No tests."""
 
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -76,7 +76,7 @@ few_tokens = st.lists(st.integers(0, 3), max_size=5)
 
 
 def mixed_params(chance: np.random.Generator) -> SamplingParams:
-    """Return parameters of any kind: greedy, filtered, penalised, or several of these."""
+    """Return parameters of any kind: greedy, filtered, penalised, or combined."""
     return SamplingParams(
         temperature=float(chance.choice([0.0, 0.5, 1.0, 2.0])),
         top_p=float(chance.choice([0.5, 0.9, 1.0, 1.0])),
@@ -102,23 +102,23 @@ def mixed_params(chance: np.random.Generator) -> SamplingParams:
 
 
 class SamplerSubject:
-    """What a sampler's author gives, and what its tests share."""
+    """What a sampler's author provides, and what the tests share."""
 
     @property
     def ignores(self) -> frozenset[str]:
-        """Fields of SamplingParams that it says it does not follow; what the sampler says."""
+        """The fields of SamplingParams that the sampler states it ignores."""
         return frozenset(getattr(self.make(), "ignores", ()))
 
     @property
     def is_exact(self) -> bool:
-        """Whether plain sampling follows the softmax of the logits; what the sampler says.
+        """Whether the sampler states that plain sampling follows the softmax.
 
-        One that filters of its own accord does not.
+        A sampler with filters of its own does not.
         """
         return bool(getattr(self.make(), "is_exact", True))
 
     def make(self) -> Sampler:
-        """Return a fresh sampler."""
+        """Return a new sampler."""
         raise NotImplementedError
 
     def array(self, rows: Seq[Seq[float]]) -> Array:
@@ -128,12 +128,12 @@ class SamplerSubject:
     # Helpers
 
     def needs(self, *fields: str) -> None:
-        """Skip a test where the sampler does not follow some fields."""
+        """Skip a test if the sampler ignores some fields."""
         if ignored := self.ignores.intersection(fields):
             pytest.skip(f"this sampler says that it ignores {', '.join(sorted(ignored))}")
 
     def needs_exactness(self) -> None:
-        """Skip a test where the sampler filters of its own accord, or never draws."""
+        """Skip a test if the sampler is not exact."""
         self.needs("temperature")
         if not self.is_exact:
             pytest.skip("this sampler says that it is not exact")
@@ -144,7 +144,7 @@ class SamplerSubject:
         return [int(token_id) for token_id in to_numpy(picked)]
 
     def sample(self, rows: Seq[Seq[float]], sequences: Seq[Sequence]) -> list[int]:
-        """Return the tokens that a fresh sampler chooses for sequences without drafts."""
+        """Return the tokens that a new sampler chooses for sequences without drafts."""
         return self.pick(self.make(), rows, [Row(sequence) for sequence in sequences])
 
     def choose(
@@ -155,13 +155,13 @@ class SamplerSubject:
         prompt: Seq[int] = (FRESH,),
         **fields: Any,
     ) -> int:
-        """Return the token that a fresh sampler chooses for a sequence alone."""
+        """Return the token that a new sampler chooses for a sequence alone."""
         return self.sample([row], [new_sequence(prompt, params=params, **fields)])[0]
 
     def draw(
         self, row: Seq[float], params: SamplingParams, num_draws: int, **fields: Any
     ) -> list[int]:
-        """Return the tokens that a fresh sampler chooses for as many seeds, in one batch."""
+        """Return the tokens that a new sampler chooses for a number of seeds, in one batch."""
         sequences = [
             new_sequence((FRESH,), params=params, seed=seed, **fields) for seed in range(num_draws)
         ]

@@ -1,6 +1,6 @@
 """What every scheduler must do.
 
-Whose turn it is, and what is shared, stand in modules of their own.
+Order and shared prefixes are in further modules.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
+from vlmkit_testing.contracts.scheduler_order_contract import SchedulerOrderContract
 from vlmkit_testing.contracts.scheduler_sharing_contract import SchedulerSharingContract
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.scheduler_subject import (
@@ -28,15 +29,14 @@ from vlmkit_testing.contracts.scheduler_subject import (
     jobs,
     wants_rows,
 )
-from vlmkit_testing.contracts.scheduler_turns_contract import SchedulerTurnsContract
 from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
 from vlmkit_testing.contracts.strict_cache import StrictCache
 
 
-class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
-    """Inherit, override :meth:`make`, and run pytest.
+class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract):
+    """Inherit it, override :meth:`make`, and run pytest.
 
-    A scheduler that does not serve by priority, or of equals not by arrival, says so: its attribute
+    A scheduler that does not order by priority, or by arrival, says so: its attribute
     ``ignores`` names ``priority``, ``arrival`` or both.
     """
 
@@ -46,7 +46,7 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         assert (step.encodes, step.items, step.preempted) == ((), (), ())
 
     def test_a_full_queue_refuses_and_keeps_what_it_has(self) -> None:
-        """The bound is the one that it states; who was refused leaves no trace."""
+        """At the stated bound; a refused sequence leaves no trace."""
         simulation = self.simulation()
         bound = simulation.scheduler.max_waiting
         for _ in range(bound):
@@ -67,7 +67,7 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
     def test_every_sequence_finishes(
         self, work: list[Job], limits: EngineLimits, atomic: bool, encoder_steps: int
     ) -> None:
-        """The simulation checks every rule in every step; nobody starves and nothing is left."""
+        """The simulation checks every rule; no sequence starves and nothing is left."""
         finish(self.simulation(limits, encoder_steps=encoder_steps), work, atomic=atomic)
 
     @examples
@@ -77,10 +77,10 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         num_drafts=st.integers(1, 5),
         max_draft_tokens=st.integers(0, 3),
     )
-    def test_drafts_take_nobodys_place(
+    def test_drafts_displace_no_sequence(
         self, work: list[Job], limits: EngineLimits, num_drafts: int, max_draft_tokens: int
     ) -> None:
-        """They may be taken or left; whoever ran without them runs with them."""
+        """Drafts are optional; every sequence that runs without them runs with them."""
         max_draft_tokens = min(max_draft_tokens, limits.max_chunk_tokens - 1)
         limits = replace(
             limits, max_draft_tokens=max_draft_tokens, max_item_rows=1 + max_draft_tokens
@@ -98,14 +98,14 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         max_item_rows=st.integers(1, NUM_SLOT_TOKENS),
         atomic=st.booleans(),
     )
-    def test_who_ends_with_the_prefill_gets_each_wanted_row_once(
+    def test_a_sequence_without_an_answer_gets_each_wanted_row_once(
         self,
         work: list[tuple[Job, str]],
         limits: EngineLimits,
         max_item_rows: int,
         atomic: bool,
     ) -> None:
-        """Beside answers, in small pieces if the engine gives few rows, and preempted like them."""
+        """Beside answers, in small chunks for few rows, and preempted like them."""
         simulation = self.simulation(replace(limits, max_item_rows=max_item_rows))
         for job, kind in work:
             sequence = job.make(atomic=atomic)
@@ -123,7 +123,7 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
     def test_a_plan_is_a_function_of_what_was_added(
         self, work: list[tuple[Job, int]], limits: EngineLimits
     ) -> None:
-        """No clock and no chance: the same arrivals and durations give the same steps."""
+        """The same arrivals and durations give the same steps."""
         traces = []
         for _ in range(2):
             simulation = self.simulation(limits)
@@ -142,10 +142,10 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         limits=engine_limits(),
         encoder_steps=st.sampled_from([0, 3]),
     )
-    def test_whoever_is_taken_out_leaves_nothing_behind(
+    def test_a_removed_sequence_leaves_nothing_behind(
         self, work: list[tuple[Job, int]], limits: EngineLimits, encoder_steps: int
     ) -> None:
-        """At any moment: waiting, reading, or in the middle of an answer."""
+        """At any stage: waiting, in prefill, or while it decodes."""
         simulation = self.simulation(limits, encoder_steps=encoder_steps)
         sequences = [job.make(atomic=True) for job, _ in work]
         for sequence in sequences:
@@ -160,7 +160,7 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
     @examples
     @given(work=st.lists(jobs(), min_size=1, max_size=8))
     def test_a_step_keeps_to_its_budget(self, work: list[Job]) -> None:
-        """Checked only where there is one."""
+        """If there is one."""
         if self.max_step_tokens is None:
             pytest.skip("this scheduler has no bound on the tokens of a step")
         simulation = self.simulation()
@@ -169,8 +169,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         while simulation.unfinished:
             assert 1 <= simulation.step().num_tokens <= self.max_step_tokens
 
-    def test_a_held_sequence_rests_until_it_is_let_go(self) -> None:
-        """Its reader is behind; others go on."""
+    def test_a_held_sequence_does_not_run_until_it_is_released(self) -> None:
+        """Its reader is behind; others continue."""
         simulation = self.simulation()
         held, other = (new_sequence(range(5), max_tokens=20) for _ in range(2))
         simulation.add(held)
@@ -187,8 +187,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         simulation.run()
         assert len(held.output_ids) == 20
 
-    def test_a_full_cache_delays_but_loses_nobody(self) -> None:
-        """Room for two answers, asked by four."""
+    def test_a_full_cache_delays_but_loses_no_sequence(self) -> None:
+        """The cache holds two of four answers."""
         limits = dataclasses.replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0)
         simulation = self.simulation(limits)
         sequences = [new_sequence([n] * 20, max_tokens=20) for n in range(4)]
@@ -198,8 +198,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         assert [len(s.output_ids) for s in sequences] == [20] * 4
         simulation.check_empty()
 
-    def test_a_full_queue_takes_those_back_who_lose_their_room(self) -> None:
-        """Its bound is for newcomers."""
+    def test_a_full_queue_accepts_preempted_sequences(self) -> None:
+        """The bound is for new sequences."""
         limits = replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0, max_sequences=3)
         simulation = self.simulation(limits)
         answers = [new_sequence([n] * 18, max_tokens=30) for n in range(3)]
@@ -213,8 +213,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         assert [len(sequence.output_ids) for sequence in answers] == [30] * 3
         simulation.check_empty()
 
-    def test_one_that_loses_its_room_begins_anew(self) -> None:
-        """In the middle of an image, which is encoded again; the simulation looks at its books."""
+    def test_a_preempted_sequence_starts_again(self) -> None:
+        """Also within an image, which is encoded again; the simulation checks its state."""
         limits = replace(
             LIMITS, capacity_tokens=50, prefix_block_tokens=0, max_chunk_tokens=NUM_SLOT_TOKENS
         )
@@ -231,8 +231,10 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         simulation.check_empty()
 
     @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(64, 1), (50, 30)])
-    def test_one_that_never_fits_gets_an_empty_step(self, num_prompt: int, max_tokens: int) -> None:
-        """Alone, and yet without room: the loop ends it, once a step is empty."""
+    def test_a_sequence_that_never_fits_gets_an_empty_step(
+        self, num_prompt: int, max_tokens: int
+    ) -> None:
+        """It is alone and does not fit; the loop fails it after an empty step."""
         simulation = self.simulation(replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0))
         too_long = new_sequence(range(num_prompt), max_tokens=max_tokens)
         simulation.add(too_long)
@@ -247,8 +249,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         simulation.run()
         simulation.check_empty()
 
-    def test_drafts_send_nobody_away(self) -> None:
-        """There is room for two answers, and for the drafts of one at most."""
+    def test_drafts_preempt_no_sequence(self) -> None:
+        """The cache holds two answers, and the drafts of one at most."""
         limits = replace(
             LIMITS,
             capacity_tokens=44,
@@ -263,8 +265,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
             assert not simulation.step().preempted, "an answer lost its room for another's drafts"
         simulation.check_empty()
 
-    def test_a_held_sequence_gives_its_place_to_whoever_needs_it(self) -> None:
-        """One after the other; it comes back when its reader has caught up."""
+    def test_a_held_sequence_gives_up_its_slot_when_needed(self) -> None:
+        """It runs again when its reader has caught up."""
         simulation = self.simulation(replace(LIMITS, max_sequences=1))
         held = new_sequence([7] * 5, max_tokens=20)
         simulation.add(held)
@@ -283,8 +285,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         simulation.check_empty()
 
     @pytest.mark.parametrize("num_output", [0, 3])
-    def test_one_that_fails_harms_nobody(self, num_output: int) -> None:
-        """Alone in its step or not: what failed is removed, and no part of the commit."""
+    def test_a_failed_sequence_harms_no_other(self, num_output: int) -> None:
+        """A failed sequence is removed and not committed, alone in its step or not."""
         for num_others in (0, 3):
             failing = new_sequence([9] * 5, max_tokens=10)
 
@@ -300,8 +302,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
             assert len(failing.output_ids) == num_output
             simulation.check_empty()
 
-    def test_whoever_ended_is_let_go(self) -> None:
-        """Finished, taken out while it ran or waited, or refused: nothing holds it any more."""
+    def test_an_ended_sequence_is_released(self) -> None:
+        """Finished, removed or refused: nothing refers to it."""
         limits = replace(LIMITS, max_sequences=2, capacity_tokens=64)
         simulation = self.simulation(limits)
         refs = []
@@ -329,8 +331,8 @@ class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
         num_kept = sum(ref() is not None for ref in refs)
         assert not num_kept, f"the scheduler keeps {num_kept} sequences that ended"
 
-    def test_those_who_leave_a_queue_do_not_pile_up(self) -> None:
-        """Clients that ask and go, while the queue does not move."""
+    def test_removed_sequences_do_not_accumulate(self) -> None:
+        """Clients come and go while the queue does not move."""
         simulation = self.simulation(replace(LIMITS, max_sequences=1))
         simulation.add(new_sequence([1] * 5, max_tokens=20))
         simulation.step()

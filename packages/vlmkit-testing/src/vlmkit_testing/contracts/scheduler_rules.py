@@ -32,7 +32,7 @@ def state_of(sequence: Sequence) -> tuple[Any, ...]:
 
 
 def check_step(step: Step, cache: StrictCache) -> None:
-    """Fail if the items of a step do not go together, or one breaks a rule of its own."""
+    """Fail if the items of a step break a rule."""
     runs = [item.sequence for item in step.items]
     assert len(set(runs)) == len(runs), "a sequence has two items in one step"
     assert not set(runs) & set(step.preempted), "a preempted sequence runs"
@@ -45,7 +45,7 @@ def check_step(step: Step, cache: StrictCache) -> None:
 
 
 def check_preempted(step: Step, had_room: Iterable[SequenceView], cache: StrictCache) -> None:
-    """Fail if a step does not name who gave its room up, or names who did not."""
+    """Fail if a step does not name exactly the sequences that it preempted."""
     named = set(step.preempted)
     assert len(named) == len(step.preempted), "a sequence is preempted twice"
     assert named <= set(cache.released), "a preempted sequence keeps its room"
@@ -57,7 +57,7 @@ def check_preempted(step: Step, had_room: Iterable[SequenceView], cache: StrictC
 
 
 def check_encodes(encodes: Seq[EncodeItem], cache: StrictCache) -> None:
-    """Fail if a step names a medium that is no one's, is there, or is on its way."""
+    """Fail if a step names a medium that is unknown, encoded, or being encoded."""
     assert len(set(encodes)) == len(encodes), "a step names a medium twice"
     for encode in encodes:
         sequence, index = encode.sequence, encode.index
@@ -70,7 +70,7 @@ def check_encodes(encodes: Seq[EncodeItem], cache: StrictCache) -> None:
 
 
 def check_books(sequences: Iterable[Sequence], cache: StrictCache) -> None:
-    """Fail if the scheduler's books of its sequences say something else than the cache's."""
+    """Fail if the state of the sequences disagrees with the cache."""
     for sequence in sequences:
         assert sequence.num_computed_tokens == cache.computed.get(sequence, 0), (
             "num_computed_tokens is not what the cache holds"

@@ -1,4 +1,4 @@
-"""What every scheduler must do: let nobody compute twice, and nobody wait for what is not his."""
+"""What every scheduler must do: compute shared prefixes once, and delay no other sequence."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from vlmkit_testing.contracts.sequences import new_sequence
 
 
 class SchedulerSharingContract(SchedulerSubject):
-    """The part of the contract about beginnings that are shared, and media that are encoded."""
+    """The part of the contract about shared prefixes and encoded media."""
 
     def test_a_cached_prefix_is_not_computed_again(self) -> None:
-        """What the engine found in its cache is left out of the plan."""
+        """Cached tokens are not in the plan."""
         simulation = self.simulation()
         for _ in range(2):
             simulation.add(sequence := new_sequence(range(33), max_tokens=1))
@@ -22,7 +22,7 @@ class SchedulerSharingContract(SchedulerSubject):
         assert simulation.trace[-1] == [(1, 32, 33)]
 
     def test_a_common_beginning_is_computed_once(self) -> None:
-        """Those who ask at once share it too, whatever they ask after it."""
+        """Concurrent requests share it, too."""
         for mixes in (True, False):
             limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
             simulation = self.simulation(limits)
@@ -35,8 +35,8 @@ class SchedulerSharingContract(SchedulerSubject):
             )
             simulation.check_empty()
 
-    def test_others_overtake_those_who_wait_to_share(self) -> None:
-        """What is shared is no reason for anybody else to wait."""
+    def test_others_overtake_sequences_that_wait_to_share(self) -> None:
+        """A shared prefix delays no other sequence."""
         simulation = self.simulation(encoder_steps=40)
         slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
         prompt = Prompt(tuple(range(33)), (slot,))
@@ -52,8 +52,8 @@ class SchedulerSharingContract(SchedulerSubject):
         simulation.check_empty()
 
     @pytest.mark.parametrize("fate", ["ends", "is held", "waits for an image"])
-    def test_who_waits_to_share_outlives_the_one_who_computes(self, fate: str) -> None:
-        """One that is taken out, or does not go on, frees those who wait for it."""
+    def test_waiting_to_share_ends_with_the_computing_sequence(self, fate: str) -> None:
+        """A sequence that is removed or held frees those that wait for it."""
         limits = dataclasses.replace(LIMITS, max_chunk_tokens=17)
         simulation = self.simulation(limits, encoder_steps=40)
         slots = (MediaSlot(50, 56, bytes(32), {}, 4),) if fate == "waits for an image" else ()
@@ -73,8 +73,8 @@ class SchedulerSharingContract(SchedulerSubject):
         simulation.run()
         simulation.check_empty()
 
-    def test_an_image_that_is_being_encoded_keeps_nobody_waiting(self) -> None:
-        """Who shows it waits; who came before and who comes later goes on."""
+    def test_an_encoding_delays_no_other_sequence(self) -> None:
+        """Only the sequence with the image waits."""
         for mixes in (True, False):
             limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
             simulation = self.simulation(limits, encoder_steps=40)

@@ -1,4 +1,4 @@
-"""A loop without an engine: plans, checks every rule of a step, and answers with made-up tokens."""
+"""A loop with a simulated engine, which checks every rule of a step."""
 
 from collections.abc import Callable, Sequence as Seq
 
@@ -13,7 +13,6 @@ from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.running.engine_loop.encoder_queue import waits
-from vlmkit_testing.contracts.played_time import Waits, no_time
 from vlmkit_testing.contracts.scheduler_rules import (
     check_books,
     check_encodes,
@@ -22,13 +21,14 @@ from vlmkit_testing.contracts.scheduler_rules import (
     check_step,
     state_of,
 )
+from vlmkit_testing.contracts.simulated_time import Waits, no_time
 from vlmkit_testing.contracts.strict_cache import StrictCache
 
 MOST_STEPS = 20_000
 
 
 def goes_well(item: WorkItem) -> bool:  # noqa: ARG001 - as any other fate
-    """Tell that an item does not fail."""
+    """Return that an item does not fail."""
     return True
 
 
@@ -78,7 +78,7 @@ class Simulation:
         self._encoding: dict[EncodeItem, int] = {}  # the steps that are left for each medium
 
     def add(self, sequence: Sequence) -> None:
-        """Hand a sequence to the scheduler."""
+        """Add a sequence to the scheduler."""
         self._numbers[sequence] = self._num_added
         self._num_added += 1
         self.unfinished.append(sequence)
@@ -86,7 +86,7 @@ class Simulation:
         self.scheduler.add(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Take a sequence out, finished or not."""
+        """Remove a sequence, finished or not."""
         self.unfinished.remove(sequence)
         self.scheduler.remove(sequence, self.cache)
         self._forget(sequence)
@@ -95,7 +95,7 @@ class Simulation:
         assert sequence not in self.cache.reserved, "a sequence that ended keeps its room"
 
     def step(self) -> Step:
-        """Plan one step, check it, play it, and end who is done."""
+        """Plan, check and run one step, and end finished sequences."""
         for sequence in self.unfinished:
             most = min(self.num_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
             sequence.drafts = tuple(range(500, 500 + most))
@@ -128,16 +128,16 @@ class Simulation:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens that were computed so far, those computed twice included."""
+        """Tokens computed so far, with repeats."""
         return sum(stop - start for items in self.trace for _, start, stop in items)
 
     def check_empty(self) -> None:
-        """Fail unless nothing is left of anyone."""
+        """Fail unless no state of any sequence is left."""
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert self.cache.pool.num_free_blocks == self.cache.pool.num_blocks
 
     def _plan(self) -> Step:
-        """Have a step planned, and check all that can be seen of it."""
+        """Plan a step, and check it."""
         cache, states = self.cache, [(s, state_of(s), set(s.features)) for s in self.unfinished]
         had_room = list(cache.reserved)
         cache.released.clear()
@@ -158,7 +158,7 @@ class Simulation:
         return step
 
     def _forward(self, items: tuple[WorkItem, ...]) -> tuple[WorkItem, ...]:
-        """Compute items; return those that went well, once the others have ended."""
+        """Compute items; end the failed ones and return the others."""
         for item in items:
             check_features(item)
             self.cache.compute(item)
@@ -169,7 +169,7 @@ class Simulation:
         return done
 
     def _take(self, item: WorkItem, kept: WorkItem) -> None:
-        """Let the engine keep what stands of an item, and its sequence grow."""
+        """Commit the accepted part of an item, and append its tokens."""
         sequence = item.sequence
         if kept.stop < item.stop:
             self.cache.truncate(sequence, kept.stop)
@@ -185,14 +185,14 @@ class Simulation:
             self._answer(sequence)
 
     def _stands(self, item: WorkItem) -> WorkItem:
-        """Return an item without the drafts that are wrong: fewer or more of them in turn."""
+        """Return an item without its rejected drafts, which vary in number."""
         num_drafts = len(item.drafts)
         num_wrong = (len(self.trace) + item.start) % (num_drafts + 1)
         num_wrong = num_wrong if self.drafts_stand else num_drafts
         return replace(item, num_tokens=item.num_tokens - num_wrong, drafts=())
 
     def _encode(self, step: Step) -> None:
-        """Let the encoder go on, and let it begin with the step's media."""
+        """Advance the encoder, and start the step's media."""
         for encode in step.encodes:
             sequence, index = encode.sequence, encode.index
             if index not in sequence.features:

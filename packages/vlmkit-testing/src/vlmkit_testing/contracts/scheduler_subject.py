@@ -1,4 +1,4 @@
-"""What the contract of a scheduler is tried on: sequences to be, and engines to run them."""
+"""The subject of the scheduler contract: jobs, and engine limits to run them with."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ examples = settings(
 
 @dataclass(frozen=True)
 class Job:
-    """A sequence to be, so that it can be made twice."""
+    """A description of a sequence, so that it can be created twice."""
 
     num_tokens: int
     max_tokens: int
@@ -46,7 +46,7 @@ class Job:
     first_token: int
 
     def make(self, *, atomic: bool) -> Sequence:
-        """Return a fresh sequence; its images are atomic spans if wanted."""
+        """Return a new sequence; its images may be atomic spans."""
         spans = [Span(start, start + NUM_SLOT_TOKENS) for start in self.image_starts]
         slots = [MediaSlot(*span, bytes([i]) * 32, {}, 4) for i, span in enumerate(spans)]
         token_ids = (self.first_token, *range(1, self.num_tokens))
@@ -75,7 +75,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @st.composite
 def engine_limits(draw: st.DrawFn) -> EngineLimits:
-    """Engines that have room for any one job, and not for many."""
+    """Engines whose cache holds any one job, and not many."""
     return dataclasses.replace(
         LIMITS,
         max_sequences=draw(st.integers(1, 6)),
@@ -87,7 +87,7 @@ def engine_limits(draw: st.DrawFn) -> EngineLimits:
 
 
 def wants_rows(sequence: Sequence, kind: str) -> None:
-    """Let a sequence end with its prefill, for the rows that a kind of reading is after."""
+    """Make a sequence end with its prefill, for the rows of embeddings or scores."""
     length, num_given = len(sequence), sequence.max_tokens
     sequence.task, sequence.max_tokens = ("score" if kind == "score" else "embed"), 0
     if kind == "score":
@@ -98,7 +98,7 @@ def wants_rows(sequence: Sequence, kind: str) -> None:
 
 
 def finish(simulation: Simulation, work: list[Job], *, atomic: bool = False) -> None:
-    """Run jobs together; fail unless each has its whole answer in the end, and nothing is left."""
+    """Run jobs together; fail unless each gets its whole answer, and nothing is left."""
     sequences = [job.make(atomic=atomic) for job in work]
     for sequence in sequences:
         simulation.add(sequence)
@@ -108,12 +108,12 @@ def finish(simulation: Simulation, work: list[Job], *, atomic: bool = False) -> 
 
 
 class SchedulerSubject:
-    """What a scheduler's author gives; no test is here.
+    """What a scheduler's author provides. No tests.
 
     Attributes:
-        max_step_tokens: what :meth:`make` was told to compute at most in a step; None if it has no
-            such bound.
-        step_budget_s: how long answers may wait for prompts, likewise.
+        max_step_tokens: the largest number of tokens that :meth:`make` allows in a step; None if
+            there is no bound.
+        step_budget_s: how long answers may wait for prompts; None if there is no bound.
     """
 
     max_step_tokens: int | None = None
@@ -121,18 +121,18 @@ class SchedulerSubject:
 
     @property
     def ignores(self) -> frozenset[str]:
-        """What of the order it says it does not keep: ``priority``, ``arrival``, or both."""
+        """The orders that the scheduler states it ignores: ``priority``, ``arrival``, or both."""
         return frozenset(getattr(self.make(), "ignores", ()))
 
     def make(self) -> Scheduler:
-        """Return a fresh scheduler whose queue holds at least 16."""
+        """Return a new scheduler whose queue holds at least 16 sequences."""
         raise NotImplementedError
 
     def simulation(self, limits: EngineLimits = LIMITS, *, encoder_steps: int = 0) -> Simulation:
-        """Return a loop around a fresh scheduler."""
+        """Return a simulation with a new scheduler."""
         return Simulation(self.make(), limits, encoder_steps=encoder_steps)
 
     def keeps(self, order: str) -> None:
-        """Skip a test where the scheduler says that it does not keep an order."""
+        """Skip a test if the scheduler ignores an order."""
         if order in self.ignores:
             pytest.skip(f"this scheduler says that it ignores {order}")

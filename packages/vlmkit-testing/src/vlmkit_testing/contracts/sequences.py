@@ -1,4 +1,4 @@
-"""Sequences as the pipeline would make them, for tests that have no pipeline."""
+"""Sequences as a pipeline would create them, for tests without a pipeline."""
 
 import dataclasses
 import secrets
@@ -22,7 +22,7 @@ def new_sequence(
     Args:
         prompt: a prompt, or the token ids of one without images.
         params: greedy when None.
-        output_ids: tokens that it has generated already.
+        output_ids: tokens that it has generated.
         **fields: other fields of :class:`vlmkit.interfaces.sequence.Sequence`.
     """
     return Sequence(
@@ -35,7 +35,7 @@ def new_sequence(
 
 
 class WatchedSequence(Sequence):
-    """One that weak references can be made to: they tell who keeps what ended."""
+    """A sequence that supports weak references, to find what keeps an ended one."""
 
     @classmethod
     def of(cls, sequence: Sequence) -> "WatchedSequence":

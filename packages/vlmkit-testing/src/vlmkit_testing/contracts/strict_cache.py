@@ -1,4 +1,4 @@
-"""A cache without an engine, which counts room exactly and knows what is in it."""
+"""A cache without an engine, which tracks every token of its capacity."""
 
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.step import WorkItem
@@ -7,7 +7,7 @@ from vlmkit.kit.block_pool import BlockPool
 
 
 class StrictCache:
-    """A cache of no content that counts room exactly; see :class:`vlmkit.interfaces.engine.Cache`.
+    """A :class:`vlmkit.interfaces.engine.Cache` without content that tracks its capacity.
 
     Attributes:
         reserved: tokens that each admitted sequence has room for.
@@ -33,11 +33,11 @@ class StrictCache:
 
     @property
     def limits(self) -> EngineLimits:
-        """What was given at the start."""
+        """The limits as given."""
         return self._limits
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for all present tokens and one more."""
+        """Reserve all present tokens and one more."""
         if len(self.reserved) == self._limits.max_sequences:
             return None
         if (admission := self.pool.admit(sequence)) is None:
@@ -48,30 +48,30 @@ class StrictCache:
         return admission
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens``."""
+        """Reserve the first ``num_tokens``."""
         if not self.pool.reserve(sequence, num_tokens):
             return False
         self.reserved[sequence] = max(num_tokens, self.reserved[sequence])
         return True
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Let the first ``num_tokens`` be shared."""
+        """Share the first ``num_tokens``."""
         assert not self.is_planning, "a scheduler does not commit tokens: the loop does"
         assert num_tokens <= min(len(sequence), self.computed[sequence]), "too much is committed"
         self.pool.commit(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget everything after the first ``num_tokens``."""
+        """Drop everything after the first ``num_tokens``."""
         assert not self.is_planning, "a scheduler does not truncate: the loop does"
         self.pool.truncate(sequence, num_tokens)
         self.computed[sequence] = self.reserved[sequence] = num_tokens
 
     def release(self, sequence: SequenceView) -> None:
-        """Give up a sequence's room."""
+        """Free a sequence's capacity."""
         self.pool.release(sequence)
         del self.reserved[sequence], self.computed[sequence]
         self.released.append(sequence)
 
     def compute(self, item: WorkItem) -> None:
-        """Note that an item's tokens are in the cache."""
+        """Record that an item's tokens are in the cache."""
         self.computed[item.sequence] = item.stop

@@ -46,15 +46,15 @@ class TokenizerContract(
 ):
     """Inherit, override :meth:`make` and :meth:`special_texts`, and run pytest.
 
-    What else may be said of the model stands in
+    Further attributes describe the model:
     :class:`vlmkit_testing.contracts.tokenizer_subject.TokenizerSubject`.
     """
 
     # Text
 
     @pytest.mark.parametrize("text", TEXTS)
-    def test_text_comes_back(self, text: str) -> None:
-        """At the latest the second time, where the tokenizer normalises."""
+    def test_decoding_restores_the_text(self, text: str) -> None:
+        """After one round trip at the latest, if the tokenizer normalises."""
         tokenizer = self.make()
         decoded = tokenizer.decode(tokenizer.encode(text))
         if self.is_lossless:
@@ -62,35 +62,35 @@ class TokenizerContract(
         assert tokenizer.decode(tokenizer.encode(decoded)) == decoded
 
     def test_a_space_at_the_end_of_a_text_stays(self) -> None:
-        """Also where a tokenizer normalises: what goes on from there begins with no other."""
+        """Also if the tokenizer normalises: a continuation does not start with another space."""
         tokenizer = self.make()
         said = tokenizer.encode("so it is ")
         assert tokenizer.decode(said).endswith("is ")
         assert b"".join(map(tokenizer.token_bytes, said)).endswith(b"is ")
 
     def test_a_long_text_is_never_cut(self) -> None:
-        """What does not fit a model is refused by who knows its length."""
+        """The pipeline, which knows the model's length, refuses long prompts."""
         tokenizer, text = self.make(), "It was a fox. " * 3000 + "The end"
         assert tokenizer.decode(tokenizer.encode(text)).endswith("The end")
         decoded = tokenizer.decode(self._prompt([self._asked(text)]).token_ids)
         assert decoded.count("fox") == 3000
         assert "The end" in decoded
 
-    def test_what_is_put_around_a_text_adds_no_text(self) -> None:
-        """A text that is read as a whole says the same as its tokens alone."""
+    def test_tokens_around_a_text_add_no_text(self) -> None:
+        """Decoding the whole prompt gives the same text."""
         tokenizer = self.make()
         for text in TEXTS:
             alone, whole = tokenizer.encode(text), tokenizer.encode(text, adds_special=True)
             assert len(whole) >= len(alone)
             assert tokenizer.decode(whole) == tokenizer.decode(alone)
 
-    def test_nothing_is_put_around_a_text_unasked(self) -> None:
-        """A mark of a beginning in the middle of a prompt is what a model was never shown."""
+    def test_no_tokens_are_added_around_a_text_by_default(self) -> None:
+        """Models are not trained on a start token within a prompt."""
         assert self.make().encode("") == []
 
     @pytest.mark.parametrize("text", TEXTS)
     def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(self, text: str) -> None:
-        """But for a space that some tokenizers put before the first word."""
+        """Except for a space that some tokenizers add before the first word."""
         tokenizer = self.make()
         token_ids = tokenizer.encode(text)
         content = b"".join(map(tokenizer.token_bytes, token_ids))
@@ -98,7 +98,7 @@ class TokenizerContract(
         assert content in (decoded, b" " + decoded)
 
     def test_half_a_surrogate_pair_is_refused_or_replaced(self) -> None:
-        """A client's JSON may hold one; it must not take the server down."""
+        """A client's JSON may contain one; it must not crash the server."""
         try:
             token_ids = self.make().encode("a\ud83dz")
         except RequestError:
@@ -106,7 +106,7 @@ class TokenizerContract(
         assert all(isinstance(i, int) for i in token_ids)
 
     def test_every_token_of_a_text_is_in_the_vocabulary(self) -> None:
-        """As a plain integer, which a sampler may choose: what is banned could never be said."""
+        """As a plain integer, and not banned, so that a sampler may choose it."""
         tokenizer = self.make()
         for text in TEXTS:
             token_ids = tokenizer.encode(text)
@@ -114,7 +114,7 @@ class TokenizerContract(
             assert not self._special_ids().intersection(token_ids)
 
     def test_every_token_of_the_vocabulary_can_be_decoded(self) -> None:
-        """A model may say any of them, the first and the last too."""
+        """A model may generate any of them, the first and the last, too."""
         tokenizer = self.make()
         last = tokenizer.vocab_size - 1
         for token_id in {0, last // 2, last, *self._special_ids()}:
@@ -124,14 +124,14 @@ class TokenizerContract(
     # Special tokens
 
     def test_special_ids_are_in_the_vocabulary(self) -> None:
-        """The end is a token that may be sampled; placeholders are not."""
+        """End tokens may be sampled; placeholders may not."""
         tokenizer = self.make()
         assert tokenizer.eos_ids
         assert not tokenizer.eos_ids & tokenizer.banned_ids
         assert all(0 <= i < tokenizer.vocab_size for i in tokenizer.eos_ids | tokenizer.banned_ids)
 
     def test_decoded_text_is_without_special_tokens(self) -> None:
-        """Neither the end of an answer, nor what stands between turns."""
+        """Neither end tokens nor those between turns."""
         tokenizer = self.make()
         said = tokenizer.encode("so it is")
         for token_id in self._special_ids():
@@ -140,7 +140,7 @@ class TokenizerContract(
         assert not [text for text in self.special_texts() if text in decoded]
 
     def test_no_text_becomes_a_special_token(self) -> None:
-        """A special token's own spelling is ordinary text when a user types it."""
+        """A special token's spelling is ordinary text if a user types it."""
         tokenizer = self.make()
         assert self.special_texts()
         for text in self.special_texts():
@@ -151,12 +151,12 @@ class TokenizerContract(
 
     # Options
 
-    def test_only_what_a_request_may_ask_for_is_honoured(self) -> None:
-        """Other names would never be asked about."""
+    def test_only_known_options_are_honoured(self) -> None:
+        """Other names would never be looked up."""
         assert self.make().honours <= set(get_args(Option))
 
     def test_a_prompt_may_end_where_no_answer_begins(self) -> None:
-        """But for its own last mark, it is the beginning of the one where an answer begins."""
+        """Without its last special token, it is a prefix of the prompt with an answer's start."""
         tokenizer = self._honouring("add_generation_prompt")
         turns = self._conversation()
         prompt = tokenizer.prompt(turns)
@@ -165,8 +165,8 @@ class TokenizerContract(
         if self.marks_answers:
             assert ended.token_ids != prompt.token_ids
 
-    def test_a_prompt_may_end_inside_the_last_message(self) -> None:
-        """Right behind what that says, which is text like any other."""
+    def test_a_prompt_may_end_within_the_last_message(self) -> None:
+        """Directly after its text, which is ordinary text."""
         tokenizer = self._honouring("continue_final_message")
         goes_on = PromptOptions(continue_final_message=True)
         said = Message.of("assistant", "it is so")
@@ -180,8 +180,8 @@ class TokenizerContract(
             prompt = tokenizer.prompt([*turns, marked], options=goes_on)
             assert tokenizer.decode(prompt.token_ids).endswith("so")
 
-    def test_variables_that_no_template_asks_for_change_nothing(self) -> None:
-        """And those that one has of its own cannot be set."""
+    def test_unused_template_variables_change_nothing(self) -> None:
+        """The template's own variables cannot be set."""
         tokenizer = self._honouring("chat_template_kwargs")
         turns = self._conversation()
         options = PromptOptions(chat_template_kwargs={"nobody_asks_for_this": True})
@@ -189,8 +189,8 @@ class TokenizerContract(
             tokenizer.prompt(turns).token_ids
         )
 
-    def test_an_effort_is_said_to_the_model(self) -> None:
-        """Not all efforts are the same prompt."""
+    def test_the_reasoning_effort_changes_the_prompt(self) -> None:
+        """Different efforts give different prompts."""
         tokenizer = self._honouring("reasoning_effort")
         turns = self._conversation()
         made: set[tuple[int, ...]] = set()
@@ -203,7 +203,7 @@ class TokenizerContract(
     # Threads
 
     def test_a_prompt_is_a_function_of_its_conversation(self) -> None:
-        """Also when several threads ask at once, each for another."""
+        """Also in concurrent threads."""
         tokenizer, asked = self.make(), [[self._asked(f"What is this? {i}")] for i in range(4)]
         expected = [_told(tokenizer.prompt(messages)) for messages in asked]
         assert len(set(expected)) == len(asked)
@@ -214,7 +214,7 @@ class TokenizerContract(
 
 @contextlib.contextmanager
 def _many_turns() -> Iterator[None]:
-    """Let threads take turns so often that they meet in the middle of everything."""
+    """Make threads switch so often that they interleave everywhere."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
@@ -224,11 +224,11 @@ def _many_turns() -> Iterator[None]:
 
 
 def _told(prompt: Prompt) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-    """Return what tells prompts apart."""
+    """Return what distinguishes prompts."""
     return prompt.token_ids, tuple(slot.digest for slot in prompt.media)
 
 
 def _begins(prompt: Prompt, token_ids: Sequence[int]) -> bool:
-    """Tell whether a prompt is longer than some tokens, and begins with them."""
+    """Return whether some tokens are a proper prefix of a prompt."""
     num = len(token_ids)
     return num < len(prompt) and prompt.token_ids[:num] == tuple(token_ids)

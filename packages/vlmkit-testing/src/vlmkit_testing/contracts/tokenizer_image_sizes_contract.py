@@ -1,4 +1,4 @@
-"""What a tokenizer must do with images that are wanted smaller, and with places in them."""
+"""What a tokenizer must do with image size limits, and with grounding."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,14 +18,14 @@ from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
 
 
 class TokenizerImageSizesContract(TokenizerSubject):
-    """Bounds that are kept to or refused, wishes that never are, and sizes that are told apart."""
+    """Bounds are met or refused, preferences never refused, and sizes have different digests."""
 
     def smaller(self) -> Mapping[str, Any]:
-        """Return limits, by the processor's names, under which a picture has fewer tokens."""
+        """Return limits, by the processor's names, under which an image has fewer tokens."""
         return {}
 
     def test_an_image_keeps_to_its_tokens_or_is_refused(self) -> None:
-        """Whatever the bound is: nothing that asks for ten tokens gets eleven."""
+        """For any bound."""
         self._needs("max_image_tokens")
         for image in self._pictures():
             num_tokens = self._slot(image).num_features
@@ -38,7 +38,7 @@ class TokenizerImageSizesContract(TokenizerSubject):
                 assert 0 < slot.num_features <= bound
 
     def test_a_bound_that_is_large_enough_changes_nothing(self) -> None:
-        """Neither the prompt nor the digest: caches find what they have."""
+        """Neither the prompt nor the digest."""
         self._needs("max_image_tokens")
         for image in self._pictures():
             plain = self._slot(image)
@@ -54,8 +54,8 @@ class TokenizerImageSizesContract(TokenizerSubject):
             self._prompt([Message.of("user", "?", [picture(seed=1), ImagePart(image, bounded)])])
         assert caught.value.index == 1
 
-    def test_a_wish_is_never_refused(self) -> None:
-        """What cannot be made so small is made as small as it can be."""
+    def test_a_preferred_size_is_never_refused(self) -> None:
+        """The image is made as small as possible."""
         self._needs_pictures()
         for image in self._pictures():
             plain, wanted = self._slot(image), self._slot(image, wanted_tokens=1)
@@ -63,8 +63,8 @@ class TokenizerImageSizesContract(TokenizerSubject):
             if wanted.num_features == plain.num_features:
                 assert wanted.digest == plain.digest
 
-    def test_a_wish_makes_pictures_smaller(self) -> None:
-        """Some picture: those that are small already stay as they are."""
+    def test_a_preferred_size_makes_images_smaller(self) -> None:
+        """Some image; small ones stay as they are."""
         self._needs("image_detail")
         nums = [
             (self._slot(image, wanted_tokens=1).num_features, self._slot(image).num_features)
@@ -72,8 +72,8 @@ class TokenizerImageSizesContract(TokenizerSubject):
         ]
         assert any(wanted < plain for wanted, plain in nums)
 
-    def test_one_picture_in_two_sizes_is_two_pictures(self) -> None:
-        """To all caches, in one conversation as in two."""
+    def test_one_image_in_two_sizes_has_two_digests(self) -> None:
+        """In one conversation and in two."""
         self._needs("image_detail")
         image = self._shrinking()
         small = ImageOptions(wanted_tokens=1)
@@ -85,7 +85,7 @@ class TokenizerImageSizesContract(TokenizerSubject):
             _check_equal(slot, other)
 
     def test_limits_by_the_processors_names_are_taken_or_refused(self) -> None:
-        """One that it does not know is not passed over."""
+        """Unknown ones are not ignored."""
         self._needs("mm_processor_kwargs")
         with pytest.raises(RequestError) as caught:
             self._slot(picture(), processor={"nobody_knows_this": 1})
@@ -97,8 +97,8 @@ class TokenizerImageSizesContract(TokenizerSubject):
             assert small.num_features < plain.num_features
             assert small.digest != plain.digest
 
-    def test_who_knows_how_places_are_written_says_it(self) -> None:
-        """With each prompt that shows a picture."""
+    def test_a_known_grounding_format_is_stated(self) -> None:
+        """With each prompt that has an image."""
         self._needs("return_places")
         assert self._prompt(self._conversation()).place_format is not None
 
@@ -117,7 +117,7 @@ class TokenizerImageSizesContract(TokenizerSubject):
         return [picture(), picture(64, 48), picture(96, 40), picture(20, 400)]
 
     def _shrinking(self) -> Image:
-        """Return a picture that a wish makes smaller."""
+        """Return an image that a preferred size makes smaller."""
         return next(
             image
             for image in self._pictures()
@@ -125,7 +125,7 @@ class TokenizerImageSizesContract(TokenizerSubject):
         )
 
     def _least(self) -> tuple[Image, ImageOptions]:
-        """Return a picture, and a bound that it does not keep."""
+        """Return an image, and a bound that it exceeds."""
         for image in self._pictures():
             least = self._slot(image, wanted_tokens=1).num_features
             if least > 1:

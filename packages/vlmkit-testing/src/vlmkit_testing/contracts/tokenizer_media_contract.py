@@ -15,22 +15,22 @@ from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
 
 
 class Unheard:
-    """A medium that no model takes."""
+    """A medium that no model supports."""
 
     digest = bytes(32)
     num_bytes = 1
 
 
 class TokenizerMediaContract(TokenizerSubject):
-    """Slots that a prompt has for them, and refusals by name."""
+    """The slots of a prompt, and refusals."""
 
-    def test_a_file_that_nobody_opened_is_refused(self) -> None:
-        """What is in it is not known, and an answer must not be given without it."""
+    def test_a_file_without_a_loader_is_refused(self) -> None:
+        """Its content is unknown, so there must be no answer."""
         with pytest.raises(RequestError):
             self._prompt([Message("user", (FilePart(b"fox"), TextPart("hello")))])
 
-    def test_a_model_without_eyes_refuses_images(self) -> None:
-        """With an error that the client gets to see."""
+    def test_a_text_model_refuses_images(self) -> None:
+        """The error is one that clients see."""
         if self.takes_images:
             pytest.skip("this model takes images")
         with pytest.raises(RequestError):
@@ -39,17 +39,17 @@ class TokenizerMediaContract(TokenizerSubject):
     # Media
 
     def media(self) -> list[MediaPart]:
-        """Return media of other kinds that this model takes, all different; none by default."""
+        """Return different media of other kinds that the model supports; none by default."""
         return []
 
     def test_media_of_unknown_kinds_are_refused_by_name(self) -> None:
-        """Rather than left out, or taken for something else."""
+        """They are neither left out nor treated as another kind."""
         unknown = MediaPart("unheard_of", Unheard())
         with pytest.raises(RequestError, match="unheard_of"):
             self._prompt([Message("user", (unknown, TextPart("hello")))])
 
     def test_slots_of_media_have_their_kind_and_tell_them_apart(self) -> None:
-        """Their digests are the same wherever they stand, and each has room in the prompt."""
+        """Digests do not depend on the position, and each slot has tokens in the prompt."""
         parts = self.media()
         if not parts:
             pytest.skip("this model takes no media but images")
@@ -64,7 +64,7 @@ class TokenizerMediaContract(TokenizerSubject):
 
     # Images
 
-    def test_slots_are_ordered_disjoint_and_inside_the_prompt(self) -> None:
+    def test_slots_are_ordered_disjoint_and_within_the_prompt(self) -> None:
         """Each has at least as many tokens as feature rows."""
         self._needs_images()
         prompt = self._prompt([Message.of("user", "hello", [picture(seed=i) for i in range(3)])])
@@ -73,13 +73,13 @@ class TokenizerMediaContract(TokenizerSubject):
         self._check_places(prompt)
 
     def test_placeholders_are_never_sampled(self) -> None:
-        """A token that stands for a row of features means nothing in an answer."""
+        """A placeholder for features has no meaning in an answer."""
         self._needs_images()
         self._check_banned(self._prompt([Message.of("user", "?", [picture(), picture(64, 48)])]))
 
     @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
     def test_images_of_any_role_have_their_slots_or_are_refused(self, role: Role) -> None:
-        """None is left out, and none is shown twice."""
+        """None is left out or repeated."""
         self._needs_images()
         shown = (ImagePart(picture(seed=1)), TextPart("so"), ImagePart(picture(seed=2)))
         *called, result = self._called("a")
@@ -117,15 +117,15 @@ class TokenizerMediaContract(TokenizerSubject):
         two_turns = self._prompt([*turns, Message.of("user", "?", [b])])
         assert [slot.digest for slot in two_turns.media] == digests
 
-    def test_digests_tell_pictures_apart_and_nothing_else(self) -> None:
-        """Equal pictures are equal wherever they stand; others are not."""
+    def test_digests_depend_on_the_image_alone(self) -> None:
+        """Equal images have equal digests at any position; different ones do not."""
         self._needs_images()
         digests = [self._digest(picture(seed=seed)) for seed in (1, 2, 1)]
         assert digests[0] == digests[2] != digests[1]
         assert self._digest(picture(48, 64)) != self._digest(picture(64, 48))
 
     def test_equal_pictures_have_equal_inputs(self) -> None:
-        """What else is in the conversation does not change what the encoder gets."""
+        """The rest of the conversation does not change the encoder's inputs."""
         self._needs_images()
         alone = self._prompt([Message.of("user", "?", [picture()])]).media[0]
         images = [picture(96, 40, seed=3), picture()]
@@ -134,8 +134,8 @@ class TokenizerMediaContract(TokenizerSubject):
         for name, array in alone.inputs.items():
             np.testing.assert_array_equal(to_numpy(array), to_numpy(among.inputs[name]))
 
-    def test_a_digest_is_of_every_pixel(self) -> None:
-        """One that differs by one step of one colour is another: caches find by digests alone."""
+    def test_a_digest_covers_every_pixel(self) -> None:
+        """One step of one colour changes it: caches compare digests alone."""
         self._needs_images()
         pixels = np.asarray(picture(200, 240).to_pil())
         digests = {self._digest(Image.open(pixels))}
@@ -146,7 +146,7 @@ class TokenizerMediaContract(TokenizerSubject):
         assert len(digests) == 4
 
     def test_the_encoder_gets_the_picture(self) -> None:
-        """Another picture has other inputs, in one prompt as in two."""
+        """Different images have different inputs, in one prompt and in two."""
         self._needs_images()
         one, other = picture(seed=1), picture(seed=2)
         slots = self._prompt([Message.of("user", "?", [one, other])]).media
@@ -154,7 +154,7 @@ class TokenizerMediaContract(TokenizerSubject):
         assert not _equal(self._slot_of(one), self._slot_of(other))
 
     def test_inputs_of_an_earlier_prompt_stay_as_they_are(self) -> None:
-        """They wait for their turn, while others are made."""
+        """They may wait while other prompts are built."""
         self._needs_images()
         slot = self._slot_of(picture(seed=1))
         before = {name: to_numpy(array) for name, array in slot.inputs.items()}
@@ -162,8 +162,8 @@ class TokenizerMediaContract(TokenizerSubject):
         for name, array in slot.inputs.items():
             np.testing.assert_array_equal(to_numpy(array), before[name])
 
-    def test_a_transform_says_what_was_done_to_the_picture(self) -> None:
-        """Places in answers are told in the picture's own pixels by it."""
+    def test_a_transform_maps_the_image_to_its_tokens(self) -> None:
+        """It converts regions of answers to the image's own pixels."""
         self._needs_images()
         for image in (picture(), picture(64, 48), picture(200, 31)):
             size = (image.height, image.width)
@@ -177,7 +177,7 @@ class TokenizerMediaContract(TokenizerSubject):
             assert transform.scale == pytest.approx(used, rel=0.05, abs=0.02)
 
     def test_awkward_pictures_are_taken_or_refused(self) -> None:
-        """An ImageError is an answer; any other exception is a crash."""
+        """The only exception is an ImageError."""
         self._needs_images()
         for image in awkward_pictures():
             try:
@@ -188,7 +188,7 @@ class TokenizerMediaContract(TokenizerSubject):
             assert prompt.media[0].num_features > 0
 
     def test_sizes_alone_give_a_light_prompt_the_same_tokens(self) -> None:
-        """And the same places, but nothing that an encoder could take."""
+        """And the same slots, without inputs for an encoder."""
         self._needs_images()
         if "light" not in self.make().honours:
             pytest.skip("this tokenizer does not honour light")
@@ -241,7 +241,7 @@ class TokenizerMediaContract(TokenizerSubject):
 
 
 def _equal(slot: MediaSlot, other: MediaSlot) -> bool:
-    """Tell whether an encoder gets the same of two slots."""
+    """Return whether two slots have equal encoder inputs."""
     return slot.inputs.keys() == other.inputs.keys() and all(
         np.array_equal(to_numpy(array), to_numpy(other.inputs[name]))
         for name, array in slot.inputs.items()

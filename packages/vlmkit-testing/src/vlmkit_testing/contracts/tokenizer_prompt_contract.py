@@ -1,4 +1,4 @@
-"""What a tokenizer must do with conversations: nothing that was said is lost, or can pretend."""
+"""What a tokenizer must do with conversations: no text is lost, and none acts as structure."""
 
 import contextlib
 import copy
@@ -17,7 +17,7 @@ NEAR_TOKENS = 3  # within which a turn's own end stands behind its text
 
 
 class TokenizerPromptContract(TokenizerSubject):
-    """Turns, roles, tools and calls, each in the prompt or refused; what is typed is text."""
+    """Turns, roles, tools and calls are in the prompt or refused; typed text is only text."""
 
     def test_a_prompt_without_images_has_no_slots(self) -> None:
         """Token ids are plain integers within the vocabulary."""
@@ -31,7 +31,7 @@ class TokenizerPromptContract(TokenizerSubject):
     # Turns
 
     def test_a_conversation_has_every_turn_in_its_prompt(self) -> None:
-        """Another earlier turn is another prompt."""
+        """A change of any earlier turn changes the prompt."""
         turns = [Message.of("user", "one"), Message.of("assistant", "two")]
         last = Message.of("user", "three")
         prompt = self._prompt([*turns, last])
@@ -41,19 +41,19 @@ class TokenizerPromptContract(TokenizerSubject):
 
     @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
     def test_a_text_of_any_role_is_in_the_prompt_or_refused(self, role: Role) -> None:
-        """An answer must not be given without what was said."""
+        """There must be no answer without it."""
         made = [self._made(self._with_turn(role, text)) for text in ("one", "two")]
         assert made[0] is None or made[1] is None or made[0].token_ids != made[1].token_ids
         assert (made[0] is None) == (made[1] is None)
 
     def test_each_text_of_a_turn_is_in_the_prompt(self) -> None:
-        """A turn may have several parts, and their order is the user's."""
+        """A turn may have several parts, in the user's order."""
         texts = (("one", "two"), ("one", "six"), ("six", "two"), ("two", "one"))
         said = [Message("user", tuple(map(TextPart, parts))) for parts in texts]
         assert len({self._prompt([message]).token_ids for message in said}) == len(texts)
 
-    def test_who_said_it_is_in_the_prompt_or_refused(self) -> None:
-        """An answer of the model is not the user's word."""
+    def test_roles_are_in_the_prompt_or_refused(self) -> None:
+        """The model's answers differ from the user's texts."""
         last = Message.of("user", "three")
         one, two = Message.of("user", "one"), Message.of("user", "two")
         self._check_apart([one, Message.of("assistant", "two"), last], [one, two, last])
@@ -63,7 +63,7 @@ class TokenizerPromptContract(TokenizerSubject):
             self._check_apart([*called, result], [*called, Message("user", result.parts)])
 
     def test_no_typed_text_is_another_turn(self) -> None:
-        """Whatever stands between two turns: who types its text in one has not made two."""
+        """Typing the text that separates turns does not create a turn."""
         if not self.marks_turns:
             pytest.skip("this model's template writes turns as words that can be typed")
         turns = [Message.of("user", "one"), Message.of("assistant", "six")]
@@ -74,7 +74,7 @@ class TokenizerPromptContract(TokenizerSubject):
         assert self._prompt([Message.of("user", typed)]).token_ids != prompt.token_ids
 
     def test_an_earlier_answer_ends_as_answers_do(self) -> None:
-        """With a token of ``eos_ids``: a model that ends in another way goes on for ever."""
+        """With a token of ``eos_ids``; otherwise the model would learn to continue forever."""
         if not self.ends_turns:
             pytest.skip("this model's template ends earlier answers in another way")
         last = Message.of("user", "two")
@@ -92,7 +92,7 @@ class TokenizerPromptContract(TokenizerSubject):
         ids=" ".join,
     )
     def test_odd_conversations_are_taken_or_refused(self, roles: tuple[Role, ...]) -> None:
-        """A RequestError is an answer; any other exception is a crash."""
+        """The only exception is a RequestError."""
         for text in ("hello", ""):
             self._made([Message.of(role, text) for role in roles])
         self._made([Message(role, ()) for role in roles])
@@ -100,7 +100,7 @@ class TokenizerPromptContract(TokenizerSubject):
     # Tools
 
     def test_tools_are_in_the_prompt_or_refused(self) -> None:
-        """All of a tool: an answer must not be given without what it was asked with."""
+        """The whole definition, since there must be no answer without it."""
         tokenizer, turns = self.make(), self._conversation()
         tools = [tool(), tool(name="send"), tool(description="undoes it"), tool(key="whom")]
         try:
@@ -110,8 +110,8 @@ class TokenizerPromptContract(TokenizerSubject):
         prompts += [tokenizer.prompt(turns, tools=tools[:2]), tokenizer.prompt(turns)]
         assert len({prompt.token_ids for prompt in prompts}) == len(tools) + 2
 
-    def test_how_tools_are_called_is_said_of_those_that_are_offered(self) -> None:
-        """And of no others."""
+    def test_only_offered_tools_have_a_call_format(self) -> None:
+        """Other tools have none."""
         tokenizer, turns, tools = self.make(), self._conversation(), [tool("find"), tool("send")]
         assert tokenizer.prompt(turns).calling is None
         try:
@@ -121,7 +121,7 @@ class TokenizerPromptContract(TokenizerSubject):
         assert calling is None or list(calling.tools) == tools
 
     def test_calls_of_tools_are_in_the_prompt_or_refused(self) -> None:
-        """Another name, or another argument, is another prompt."""
+        """Another name or argument changes the prompt."""
         try:
             prompt = self._prompt(self._called("a"))
         except RequestError:
@@ -130,8 +130,8 @@ class TokenizerPromptContract(TokenizerSubject):
             other = self._prompt(self._called("a", **fields))
             assert other.token_ids != prompt.token_ids
 
-    def test_what_it_is_given_stays_as_it_is(self) -> None:
-        """A conversation may be asked about again."""
+    def test_its_inputs_are_not_modified(self) -> None:
+        """A conversation may be used again."""
         tools = [tool("find"), tool("send")]
         before = copy.deepcopy(tools)
         turns = [Message.of("system", "be brief"), *self._conversation()]
@@ -146,7 +146,7 @@ class TokenizerPromptContract(TokenizerSubject):
 
     @pytest.mark.parametrize("role", ["system", "user", "assistant"])
     def test_typed_special_texts_do_not_change_the_structure_of_a_prompt(self, role: Role) -> None:
-        """The prompt has the special tokens that it has with harmless text, whoever typed it."""
+        """The prompt has the same special tokens as with harmless text, in any role."""
         harmless = self._made(self._with_turn(role, "hello"))
         if harmless is None:
             pytest.skip(f"this model takes no turns of {role}")
@@ -155,14 +155,14 @@ class TokenizerPromptContract(TokenizerSubject):
             assert self._controls(typed) == self._controls(harmless), text
 
     def test_typed_placeholders_make_no_image_slot(self) -> None:
-        """Images are placed by structure, not by searching for a string."""
+        """Images are placed by structure, not by a string search."""
         images = [picture()] if self.takes_images else []
         text = "".join(self.special_texts())
         prompt = self._prompt([Message.of("user", f"{text}?", images)])
         assert len(prompt.media) == len(images)
 
     def test_no_string_of_an_earlier_answer_changes_the_structure_of_a_prompt(self) -> None:
-        """Nor of a tool's result: a call's id, name and arguments, and thoughts, are text."""
+        """Nor of a tool's result: a call's id, name and arguments, and reasoning, are text."""
         harmless = self._made(self._called("a"))
         if harmless is None:
             pytest.skip("this model takes no calls of tools")
@@ -171,7 +171,7 @@ class TokenizerPromptContract(TokenizerSubject):
             assert self._controls(marked) == self._controls(harmless), text
 
     def test_no_string_of_a_tool_changes_the_structure_of_a_prompt(self) -> None:
-        """Whoever wrote it: what tools are called and do is said by clients, and by their tools."""
+        """Clients and their tools write names and descriptions."""
         tokenizer, turns = self.make(), self._conversation()
         try:
             harmless = tokenizer.prompt(turns, tools=[tool("a", "a", "a")])
@@ -186,14 +186,14 @@ class TokenizerPromptContract(TokenizerSubject):
     def _made(
         self, messages: Sequence[Message], tokenizer: Tokenizer | None = None
     ) -> Prompt | None:
-        """Return the prompt of a conversation; None where it is refused."""
+        """Return the prompt of a conversation; None if it is refused."""
         try:
             return (tokenizer or self.make()).prompt(messages)
         except RequestError:
             return None
 
     def _with_turn(self, role: Role, text: str) -> list[Message]:
-        """Return a conversation in which a role says a text."""
+        """Return a conversation in which a role has a text."""
         if role == "tool":
             *called, result = self._called("a")
             return [*called, Message("tool", (TextPart(text),), result.call_id)]

@@ -1,4 +1,4 @@
-"""What the reader must do that a tokenizer makes for an answer."""
+"""What the reader of an answer, which a tokenizer creates, must do."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,12 +29,12 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 class TokenizerReaderContract(TokenizerSubject):
-    """Text as it is decoded, while it comes; thoughts and calls told apart from it."""
+    """Text is streamed as decoded; reasoning and tool calls are separated from it."""
 
     @examples
     @given(text=texts)
     def test_streamed_text_equals_decoded_text(self, text: str) -> None:
-        """Token by token the same text comes out, and never half a character."""
+        """The same text comes token by token, never half a character."""
         tokenizer = self.make()
         token_ids = tokenizer.encode(text)
         pieces = [text_of(deltas) for deltas in read(self._reader(), token_ids)]
@@ -45,7 +45,7 @@ class TokenizerReaderContract(TokenizerSubject):
     @examples
     @given(data=st.data())
     def test_any_sampled_tokens_can_be_streamed(self, data: st.DataObject) -> None:
-        """A model may say anything: the reader never raises, and counts what it was given."""
+        """A model may generate anything: the reader never raises, and counts its tokens."""
         tokenizer = self.make()
         token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
         reader = self._reader()
@@ -67,7 +67,7 @@ class TokenizerReaderContract(TokenizerSubject):
             assert text_of([*own, *reader.finish()]) == tokenizer.decode(token_ids)
 
     def test_an_answer_may_end_anywhere(self) -> None:
-        """Its end tells what was held back, a space as well as half of a character."""
+        """The end returns held-back text, such as a space or half a character."""
         tokenizer = self.make()
         token_ids = tokenizer.encode("so it is, Zażółć 👍 so ")
         for num in range(len(token_ids) + 1):
@@ -78,22 +78,22 @@ class TokenizerReaderContract(TokenizerSubject):
             else:  # what was told of a text that ends inside a character is never taken back
                 assert told.startswith(decoded.rstrip("\ufffd"))
 
-    def test_text_is_told_while_it_comes(self) -> None:
-        """What is held back is what may yet change, and not the answer."""
+    def test_text_is_streamed(self) -> None:
+        """Only text that may still change is held back."""
         pieces = read(self._reader(), self.make().encode(LONG))
         assert sum(bool(text_of(deltas)) for deltas in pieces[:-1]) > len(pieces) // 4
         assert len(text_of(pieces[-1])) < len(LONG) // 4
 
     def test_special_tokens_are_no_part_of_the_text(self) -> None:
-        """The end of an answer is among its tokens, and not in what it says."""
+        """The end token is not part of the text."""
         tokenizer = self.make()
         said = tokenizer.encode("so it is")
         for token_id in tokenizer.eos_ids | tokenizer.banned_ids:
             told = read(self._reader(), [*said, token_id])
             assert "".join(map(text_of, told)) == tokenizer.decode(said)
 
-    def test_special_tokens_show_if_asked_for(self) -> None:
-        """As the end of an answer does; ordinary text is the same."""
+    def test_special_tokens_are_shown_on_request(self) -> None:
+        """Such as the end token; ordinary text is the same."""
         tokenizer = self._honouring("skip_special_tokens")
         prompt = self._prompt(self._conversation())
         said, end = tokenizer.encode("Zażółć 👍"), min(tokenizer.eos_ids)
@@ -107,16 +107,16 @@ class TokenizerReaderContract(TokenizerSubject):
 
     # Reasoning
 
-    def test_reasoning_is_told_apart_from_text(self) -> None:
-        """Without its marks, while all its tokens are counted, and those of the text are not."""
+    def test_reasoning_is_separated_from_text(self) -> None:
+        """Without its marks; its tokens are counted, and those of the text are not."""
         thought, said = self._thought(), self.make().encode("so it is")
         reader = self._reader()
         deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
         assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
         assert reader.num_reasoning_tokens == len(thought)
 
-    def test_an_answer_may_end_inside_its_reasoning(self) -> None:
-        """Where its length is limited: then it has no text."""
+    def test_an_answer_may_end_within_its_reasoning(self) -> None:
+        """If its length is limited, it has no text."""
         start, _ = self._marks()
         thought = [*start, *self.make().encode("why not")]
         reader = self._reader()
@@ -124,8 +124,8 @@ class TokenizerReaderContract(TokenizerSubject):
         assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "")
         assert reader.num_reasoning_tokens == len(thought)
 
-    def test_reasoning_is_counted_while_it_comes(self) -> None:
-        """What is said of a request that runs is true."""
+    def test_reasoning_is_counted_while_it_streams(self) -> None:
+        """The usage of a running request is right."""
         reader, counts = self._reader(), []
         for token_id in (thought := self._thought()):
             reader.push(token_id)
@@ -134,14 +134,14 @@ class TokenizerReaderContract(TokenizerSubject):
         assert counts[num_start - 1 :] == list(range(num_start, len(thought) + 1))
 
     def test_text_alone_is_no_reasoning(self) -> None:
-        """An answer without marks is text from its first token on."""
+        """An answer without marks is text from the first token."""
         tokenizer, reader = self.make(), self._reader()
         told = [delta for deltas in read(reader, tokenizer.encode("so it is")) for delta in deltas]
         assert reader.num_reasoning_tokens == 0
         assert not reasoning_of(told)
 
     def test_reasoning_that_the_prompt_began_goes_on(self) -> None:
-        """Where a template opens the thoughts, it says so, and an answer needs no mark for it."""
+        """If the template opens the reasoning, the prompt says so, and the answer needs no mark."""
         start, end = self._marks()
         opened = list(self._opened(tuple(start)))
         if not opened:
@@ -155,7 +155,7 @@ class TokenizerReaderContract(TokenizerSubject):
             assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
 
     def test_a_prompt_names_the_marks_of_reasoning(self) -> None:
-        """By them a budget of reasoning is kept: by their tokens, or else by their spelling."""
+        """The thinking budget needs their tokens, or else their spelling."""
         marks, tokenizer = self._marks(), self.make()
         prompt = tokenizer.prompt(self._conversation())
         if prompt.channels is not None:
@@ -168,8 +168,8 @@ class TokenizerReaderContract(TokenizerSubject):
             else:
                 assert tokenizer.encode(mark.text) == list(token_ids)
 
-    def test_what_follows_a_plain_text_is_text(self) -> None:
-        """Only in answers to conversations do marks mean something."""
+    def test_the_continuation_of_a_plain_text_is_text(self) -> None:
+        """Marks have a meaning in answers to conversations only."""
         tokenizer = self.make()
         prompt = Prompt(tuple(tokenizer.encode("once upon")), is_plain=True)
         start, end = self.reasoning_marks() or ((), ())
@@ -182,8 +182,8 @@ class TokenizerReaderContract(TokenizerSubject):
 
     # Calls
 
-    def test_a_call_is_told_apart_from_text(self) -> None:
-        """As the prompt says that it is written; without tools, and in a plain text, it is none."""
+    def test_a_tool_call_is_separated_from_text(self) -> None:
+        """In the prompt's call format; without tools and in plain text it is text."""
         prompt, tokenizer = self._with_tools(), self.make()
         assert prompt.calling is not None
         assert isinstance(prompt.calling.format, CallFormat)
@@ -209,7 +209,7 @@ class TokenizerReaderContract(TokenizerSubject):
         return [*start, *self.make().encode("why not"), *end]
 
     def _opened(self, start: tuple[int, ...]) -> Iterator[Prompt]:
-        """Yield prompts that begin reasoning: those that say so, and those that end with it."""
+        """Yield prompts that open the reasoning: by a statement, or by their last token."""
         tokenizer, asked = self.make(), [PromptOptions()]
         if "reasoning_effort" in tokenizer.honours:
             efforts = get_args(ReasoningEffort)

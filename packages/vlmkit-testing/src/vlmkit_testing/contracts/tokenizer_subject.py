@@ -1,4 +1,4 @@
-"""What contracts of tokenizers start from: the tokenizer, and what its model takes."""
+"""The subject of the tokenizer contracts: the tokenizer, and what its model supports."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +16,14 @@ from vlmkit_testing.contracts.pictures import picture
 
 
 class TokenizerSubject:
-    """Who writes a test fills this in.
+    """What a tokenizer's author provides.
 
     Attributes:
-        takes_images: whether the model takes images.
-        keeps_places: whether an image stands where its message puts it; templates that put images
-            before all text do not keep them there.
-        is_lossless: whether ``decode(encode(text)) == text`` for every text; a tokenizer that
-            normalises text, say, is not.
+        takes_images: whether the model supports images.
+        keeps_places: whether images stay at their positions in a message; templates that put them
+            before all text do not keep them.
+        is_lossless: whether ``decode(encode(text)) == text`` for every text; not for a tokenizer
+            that normalises.
         marks_answers: whether a prompt says where an answer begins; some templates do not.
         marks_turns: whether turns are told apart by tokens that no text can spell; some templates
             write words that a user can type.
@@ -50,7 +50,7 @@ class TokenizerSubject:
         raise NotImplementedError
 
     def reasoning_marks(self) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Return the tokens that begin an answer's reasoning, and that end it; None without any."""
+        """Return the tokens that open and close an answer's reasoning; None without any."""
         return None
 
     # Helpers
@@ -62,13 +62,13 @@ class TokenizerSubject:
         return [self._asked("hello")]
 
     def _asked(self, text: str) -> Message:
-        """Return a question, with a picture where the model takes any: some need one."""
+        """Return a question, with an image if the model supports any, since some need one."""
         return Message.of("user", text, [picture()] if self.takes_images else [])
 
     def _called(
         self, text: str, *, name: str | None = None, arguments: str | None = None
     ) -> list[Message]:
-        """Return a conversation with a call and its result; every string in it is ``text``."""
+        """Return a conversation with a tool call and its result; every string in it is ``text``."""
         arguments = arguments or msgspec.json.encode({text: [text, 1]}).decode()
         call = ToolCallPart(text, name or text, arguments)
         return [
@@ -91,7 +91,7 @@ class TokenizerSubject:
         return self.make().eos_ids | self.make().banned_ids
 
     def _controls(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of a prompt that are no text, in their order."""
+        """Return the special tokens of a prompt, in order."""
         tokenizer = self.make()
         letter = tokenizer.encode("a")
         alone = tokenizer.decode(letter)
@@ -100,12 +100,12 @@ class TokenizerSubject:
 
 
 def read(reader: AnswerReader, token_ids: Sequence[int]) -> list[tuple[Delta, ...]]:
-    """Return what each token of an answer added, and last what its end did."""
+    """Return the deltas of each token of an answer, and last those of its end."""
     return [*map(reader.push, token_ids), reader.finish()]
 
 
 def tool(name: str = "find", description: str = "does it", key: str = "what") -> dict[str, Any]:
-    """Return a tool as a client describes it."""
+    """Return a tool as a client defines it."""
     takes = {"type": "object", "properties": {key: {"type": "string", "description": "what"}}}
     function = {"name": name, "description": description, "parameters": takes}
     return {"type": "function", "function": function}

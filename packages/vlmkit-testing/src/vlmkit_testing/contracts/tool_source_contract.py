@@ -31,24 +31,24 @@ Result = Seq[TextPart | ImagePart]
 
 
 class ToolSourceContract:
-    """Inherit, override :meth:`make`, and run pytest.
+    """Inherit it, override :meth:`make`, and run pytest.
 
     Attributes:
-        max_call_s: the most seconds that a call of these tools takes, however it goes.
+        max_call_s: the longest time that a call of these tools may take.
     """
 
     max_call_s = 60.0
 
     def make(self) -> ToolSource:
-        """Return a source that has at least one tool."""
+        """Return a source with at least one tool."""
         raise NotImplementedError
 
     def arguments(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return arguments with which a tool works, for each that is to be tried so."""
+        """Return arguments with which a call succeeds, for each tool to try."""
         return {}
 
     def test_its_tools_have_names_that_models_can_write(self) -> None:
-        """Which are known before anything is started, and stay the same."""
+        """They are known before the source is started, and never change."""
         source = self.make()
         assert source.names
         assert isinstance(source.names, frozenset)
@@ -63,7 +63,7 @@ class ToolSourceContract:
         assert self._with(used) == source.names
 
     def test_each_tool_is_described_under_its_name(self) -> None:
-        """As a function whose arguments are an object, in JSON; each time the same."""
+        """As a function with a JSON object of arguments, the same each time."""
 
         async def described(source: ToolSource) -> list[list[Mapping[str, Any]]]:
             names = sorted(source.names)
@@ -79,10 +79,10 @@ class ToolSourceContract:
     # Calls
 
     @pytest.mark.parametrize("arguments", NONSENSE)
-    def test_whatever_a_model_writes_gets_a_result_or_an_error_of_ours(
+    def test_any_arguments_give_a_result_or_a_vlmkit_error(
         self, arguments: Mapping[str, Any]
     ) -> None:
-        """A VlmkitError is told to the model; any other exception is a crash."""
+        """The only exception is a VlmkitError, which the model gets as a result."""
         given = copy.deepcopy(arguments)
 
         async def called(source: ToolSource) -> list[Result]:
@@ -97,8 +97,8 @@ class ToolSourceContract:
         _check_parts(self._with(called))
         assert given == arguments
 
-    def test_what_works_gives_parts_of_a_message(self) -> None:
-        """Text and images, in a sequence."""
+    def test_a_successful_call_returns_message_parts(self) -> None:
+        """Text and images, in order."""
         known = self._known()
 
         async def called(source: ToolSource) -> list[Result]:
@@ -108,8 +108,8 @@ class ToolSourceContract:
         _check_parts(results)
         assert all(len(result) > 0 for result in results)
 
-    def test_no_image_is_over_the_limits(self) -> None:
-        """It is refused, and the model told so."""
+    def test_no_image_exceeds_the_limits(self) -> None:
+        """It is refused, and the model gets the error."""
         known = self._known()
 
         async def called(source: ToolSource) -> list[Result]:
@@ -126,8 +126,8 @@ class ToolSourceContract:
         images = [p.image for parts in results for p in parts if isinstance(p, ImagePart)]
         assert all(image.width * image.height <= TINY.max_pixels for image in images)
 
-    def test_no_call_takes_longer_than_it_may(self) -> None:
-        """Nobody else gives it up."""
+    def test_no_call_exceeds_its_time_limit(self) -> None:
+        """The server does not cancel it."""
 
         async def called(source: ToolSource) -> None:
             for name in source.names:
@@ -138,8 +138,8 @@ class ToolSourceContract:
 
         self._with(called)
 
-    def test_a_call_holds_up_nobody_else(self) -> None:
-        """It waits in the event loop, and computes in a thread: the server goes on answering."""
+    def test_a_call_blocks_no_other(self) -> None:
+        """It awaits in the event loop and computes in a thread, so the server keeps answering."""
 
         async def longest(source: ToolSource) -> float:
             """Return the loop's longest pause, less a thread's: a busy machine delays both."""
@@ -172,8 +172,8 @@ class ToolSourceContract:
 
         assert any(self._with(longest) < HELD_S for _ in range(NUM_TRIES))
 
-    def test_calls_side_by_side_end_and_who_is_cancelled_harms_no_other(self) -> None:
-        """Each request has its own; and the next call goes as the first one did."""
+    def test_concurrent_calls_end_and_a_cancelled_one_harms_no_other(self) -> None:
+        """Later calls succeed like the first."""
 
         async def called(source: ToolSource) -> tuple[bool, list[Any], bool]:
             name = min(self.arguments() or source.names)
@@ -197,7 +197,7 @@ class ToolSourceContract:
     # The end
 
     def test_closing_twice_is_harmless(self) -> None:
-        """Also of a source that was never used."""
+        """Also if it was never used."""
 
         async def closed() -> None:
             source = self.make()
@@ -206,8 +206,8 @@ class ToolSourceContract:
 
         asyncio.run(closed())
 
-    def test_closing_ends_whatever_runs(self) -> None:
-        """Calls that are under way, and what the source began beside them."""
+    def test_closing_ends_running_calls(self) -> None:
+        """And everything that the source started beside them."""
 
         async def closed() -> None:
             before = asyncio.all_tasks()
@@ -228,7 +228,7 @@ class ToolSourceContract:
     # Helpers
 
     def _with(self, work: Callable[[ToolSource], Awaitable[Any]]) -> Any:
-        """Return what comes of some work with a fresh source, which is closed then."""
+        """Return the result of some work with a new source, and close it."""
 
         async def run() -> Any:
             source = self.make()

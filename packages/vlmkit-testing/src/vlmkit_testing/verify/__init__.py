@@ -1,4 +1,4 @@
-"""Checks that parts which should agree do: encoders with each other, answers with themselves.
+"""Checks that components agree: encoders with each other, answers with themselves.
 
-Speaks to registries and runners only, as everybody may, and prints nothing.
+It uses registries and runners through their public interfaces, and prints nothing.
 """

@@ -1,4 +1,4 @@
-"""Whether a runner answers alike from an empty cache, from a full one, and in a batch."""
+"""Checks that a runner answers alike without a cache, from the cache, and in a batch."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ FOLLOW_UPS = ("", " Answer in one word.", " Say it in other words, and tell me w
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How one way to answer compares with answering alone and from nothing.
+    """How answers compare with those computed alone, without a cache.
 
     Attributes:
         way: ``cached`` or ``batch``.
-        num_answers: answers that were compared.
+        num_answers: compared answers.
         num_cached_tokens: prompt tokens that were found in the cache, over all of them.
         first_differences: for each answer that differs, its first token that does.
         is_promised: whether the engine claims that they never differ.
@@ -36,7 +36,7 @@ class Agreement:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all tokens are equal, or the engine never said that they would be."""
+        """Whether all tokens are equal, or the engine does not claim that they are."""
         return self.agrees or not self.is_promised
 
 
@@ -45,8 +45,7 @@ def agreements(
 ) -> list[Agreement]:
     """Answer greedily: alone, again from the cache, and several prompts in one batch.
 
-    Tenants of their own keep each way out of the caches of the others, and the answers of a batch
-    out of each other's.
+    Different tenants keep the comparisons, and the answers of a batch, out of each other's caches.
     """
     params = runner.facts.defaults.replaced({"temperature": 0.0, "max_tokens": max_tokens})
     requests = [
@@ -69,7 +68,7 @@ def _of_tenant(request: Request, tenant: str) -> Request:
 
 
 def _answers(runner: Runner, requests: Seq[Request]) -> list[tuple[list[int], int]]:
-    """Answer requests together; return the tokens of each and how much of it was cached."""
+    """Answer requests together; return the tokens of each and its number of cached tokens."""
     streams = [runner.submit(request) for request in requests]
     done = [stream.result() for stream in streams]
     return [(answer.choices[0].token_ids, answer.usage.cached_tokens) for answer in done]
@@ -89,6 +88,6 @@ def _agreement(
 
 
 def _first_difference(a: Seq[int], b: Seq[int]) -> int:
-    """Return the first place where two answers differ; one may go on where the other ends."""
+    """Return the first index at which two answers differ; one may be longer."""
     shared = min(len(a), len(b))
     return next((i for i in range(shared) if a[i] != b[i]), shared)

@@ -1,8 +1,7 @@
-"""Runs the contracts of :mod:`vlmkit_testing` on a provider that is installed.
+"""Runs the contracts of :mod:`vlmkit_testing` on an installed provider.
 
-Each contract is inherited as a plugin's own tests would, and pytest runs it in this process. What
-only a plugin's author could say of a component, such as what is special to its tokenizer, is drawn
-from the model that it is tried on, or skipped.
+Each contract is inherited as in a plugin's own tests, and pytest runs it in this process. What an
+author would provide, such as a tokenizer's special tokens, is derived from the model, or skipped.
 """
 
 import contextlib

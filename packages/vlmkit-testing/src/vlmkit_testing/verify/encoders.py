@@ -1,4 +1,4 @@
-"""Every media encoder's features of the same images, one encoder in memory at a time."""
+"""Compares the features of all media encoders, with one encoder in memory at a time."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from vlmkit_testing.verify.subjects import ModelParts
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two encoders and how far they lie apart."""
+    """Two encoders and the differences of their features."""
 
     one: str
     other: str
@@ -28,12 +28,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class EncoderReport:
-    """What became of the comparison.
+    """The result of a comparison.
 
     Attributes:
-        names: the encoders that gave features.
-        pairs: every two of them.
-        failures: what went wrong with others, by name.
+        names: the encoders that returned features.
+        pairs: all pairs of them.
+        failures: the errors of other encoders, by name.
     """
 
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class EncoderReport:
     failures: Mapping[str, str] = field(default_factory=dict)
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether every encoder gave features, and all agree."""
+        """Whether every encoder returned features, and all agree."""
         levels = [level for pair in self.pairs for level in pair.levels]
         return not self.failures and all(level.is_within(tolerance) for level in levels)
 
@@ -108,7 +108,7 @@ class EncoderComparison:
         return self._model.tokenizer.prompt([Message.of("user", "What is this?", images)]).media
 
     def _levels(self, name: str, slots: Seq[MediaSlot]) -> list[Levels]:
-        """Load one encoder, use it and close it, so that the next one has its room."""
+        """Load one encoder, use it and close it, so that the next one has its memory."""
         chosen, settings = self._model.choice["media_encoder"]
         encoder = self._plugins.of(MEDIA_ENCODER).build(
             name, settings if name == chosen else {}, self._model.context(beside_tokenizer=True)

@@ -1,4 +1,4 @@
-"""How far two encoders' features of the same images lie apart. Knows no encoder."""
+"""The difference of two encoders' features for the same images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Levels = Mapping[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one level of two encoders' features lies apart, at worst over all images.
+    """The largest difference of one level of two encoders' features over all images.
 
     Attributes:
         level: ``embeddings``, or the name of an extra array.
@@ -89,7 +89,7 @@ def _image_difference(name: str, a: Any, b: Any) -> Difference:
 
 
 def _ratio(above: Any, below: Any, *, of_nothing: float) -> Any:
-    """Divide, with a value of its own where a row is nothing but zeros."""
+    """Divide, with a defined value for a row of zeros."""
     import numpy as np
 
     return np.where(below > 0, above / np.where(below > 0, below, 1.0), of_nothing)

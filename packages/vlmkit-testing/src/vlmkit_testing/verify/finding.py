@@ -1,4 +1,4 @@
-"""What became of one sentence of a contract: what was promised, and where to read of it."""
+"""The result of one test of a contract, and where its rule is documented."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,10 +15,10 @@ Outcome = Literal["held", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one sentence.
+    """The result of one test.
 
     Attributes:
-        kind: the kind of component that it is about.
+        kind: the kind of the component.
         sentence: the test's name in words.
         outcome: whether it held.
         reason: why it failed or was skipped.
@@ -36,19 +36,19 @@ class Finding:
     read: str = ""
 
     def told(self) -> str:
-        """Return all of it in lines, for people."""
+        """Return the finding as lines of text."""
         told = ((name, getattr(self, name)) for name in ("promise", "reason", "test", "read"))
         lines = (f"  {name:8}{text}" for name, text in told if text)
         return "\n".join((f"{self.kind}: {self.sentence}", *lines))
 
 
 def of_the_whole(kind: Kind[Any], reason: str) -> Finding:
-    """Return why nothing of a contract was tried."""
+    """Return the reason why no test of a contract ran."""
     return Finding(kind.name, "the whole contract", "skipped", reason, read=_read(kind))
 
 
 def found(kind: Kind[Any], report: Any, promise: str) -> Finding:
-    """Return what pytest reports of a test.
+    """Return the finding of a test's report.
 
     Args:
         kind: what was tried.

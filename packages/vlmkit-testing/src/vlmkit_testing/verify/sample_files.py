@@ -1,4 +1,4 @@
-"""Small files of usual formats, two of each, on which a loader of any of them can be tried."""
+"""Small files of common formats, two of each, to try media loaders with."""
 
 import io
 import wave
@@ -11,7 +11,7 @@ PAGED = ("TIFF", "PDF")
 
 
 def sample_files(loader: MediaLoader) -> list[bytes]:
-    """Return those that a loader recognises; none where it opens other formats."""
+    """Return the files that a loader recognises; none if it opens other formats."""
     return [data for data in _every() if loader.recognises(data)]
 
 

@@ -1,4 +1,4 @@
-"""A model's parts, to try one of its components with: prompts, pictures and features."""
+"""The components of a model with which one of them is tried: prompts, images and features."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ ANSWER = "The capital of France is Paris, and it always was."
 
 
 class ModelParts:
-    """A model's parts around the one that is tried: built when they are needed, each once.
+    """A model's components around the tried one, each built once, when it is needed.
 
     Args:
         entry: the model that was asked for.
@@ -149,7 +149,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What components are tried on.
+    """What components are tried with.
 
     Attributes:
         model: for tokenizers, encoders and engines.
@@ -171,7 +171,7 @@ def subject_of(
     given: Given,
     plugins: Plugins,
 ) -> dict[str, Any] | str:
-    """Return what stands in for the members of a contract's class, or why it cannot be run."""
+    """Return the members of a contract's class, or why it cannot run."""
     if kind.name == "constraint":
         return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
     if kind.name == "model":

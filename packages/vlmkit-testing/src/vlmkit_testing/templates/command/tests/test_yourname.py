@@ -46,7 +46,7 @@ def test_each_picture_gets_a_line(tmp_path: Path) -> None:
     assert "image" in broken["error"]
 
 
-def test_a_folder_without_pictures_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     done = run("mock", str(tmp_path))
     assert done.returncode == 1
     assert "has no pictures" in done.stderr

@@ -36,7 +36,7 @@ class TestProcessEncoder(MediaEncoderContract):
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit", "import time; time.sleep(600)"])
-def test_a_process_that_fails_is_told_and_replaced(program: str) -> None:
+def test_a_failed_process_is_reported_and_replaced(program: str) -> None:
     encoder = ProcessEncoder(0.5, (sys.executable, "-c", program))
     for _ in range(2):
         with pytest.raises(EngineError, match="ended, or took too long"):

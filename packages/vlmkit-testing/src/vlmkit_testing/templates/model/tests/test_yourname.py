@@ -33,7 +33,7 @@ def test_a_model_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/tiny", "Tiny"])
-def test_what_is_not_there_is_told_with_what_is(name: str) -> None:
+def test_a_missing_model_is_an_error_with_the_known_ones(name: str) -> None:
     with pytest.raises(vlmkit.VlmkitError) as error:
         vlmkit.fetch(f"yourname://{name}")
     assert "yourname://tiny" in error.value.hint

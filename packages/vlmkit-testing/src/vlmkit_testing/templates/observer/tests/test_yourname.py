@@ -43,6 +43,6 @@ def test_each_request_is_a_line_and_the_header_is_written_once(tmp_path: Path) -
     assert others == [first, second]
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         CsvObserver(CsvSettings(file=str(tmp_path / "nowhere" / "requests.csv")))

@@ -10,7 +10,7 @@ class TestEchoProposer(ProposerContract):
         return EchoProposer()
 
 
-def test_what_followed_the_same_tokens_is_guessed() -> None:
+def test_it_drafts_the_tokens_after_the_last_occurrence() -> None:
     proposer, sequence = EchoProposer(), new_sequence([1, 2, 3, 4, 5], output_ids=[1, 2])
     assert list(proposer.propose(sequence, 8)) == [3]
 

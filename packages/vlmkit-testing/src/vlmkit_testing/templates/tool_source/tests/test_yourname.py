@@ -40,7 +40,7 @@ def test_decimals_are_exact(expression: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("expression", ["9**9**9**9", "1/0", "0**0"])
-def test_what_has_no_value_is_told(expression: str) -> None:
+def test_an_expression_without_a_value_is_an_error(expression: str) -> None:
     with pytest.raises(RequestError, match="has no value"):
         value(expression)
 

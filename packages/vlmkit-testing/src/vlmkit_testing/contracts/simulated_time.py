@@ -1,4 +1,4 @@
-"""Time as it is played: what steps take on an engine that is not there, what readers wait for."""
+"""Simulated time: how long steps take on a simulated engine, and how long readers wait."""
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ from vlmkit.interfaces.step import WorkItem
 
 
 def no_time(items: Seq[WorkItem]) -> float:  # noqa: ARG001 - as any other cost
-    """Return the seconds of a step on an engine that takes none."""
+    """Return the duration of a step that takes no time."""
     return 0.0
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What steps take on an engine that reads its weights once for each.
+    """The duration of a step on an engine that reads its weights once for each step.
 
     Attributes:
-        fixed_s: for anything at all.
-        row_s: for each answer that grows.
-        token_s: for each token of a prompt.
+        fixed_s: for each step.
+        row_s: for each decoded token.
+        token_s: for each prompt token.
         noise: returns a factor for each step; none by default.
     """
 
@@ -38,10 +38,10 @@ class StepCost:
 
 @dataclass
 class Waits:
-    """What readers wait for, by the played clock.
+    """How long readers wait, by the simulated clock.
 
     Attributes:
-        first_s: until the first token of each answer, from when it was asked for.
+        first_s: from the request until the first token of each answer.
         longest_gap_s: between two tokens of one answer.
     """
 
@@ -51,11 +51,11 @@ class Waits:
     _last_s: dict[Sequence, float] = field(default_factory=dict)
 
     def ask(self, sequence: Sequence, now_s: float) -> None:
-        """Note that an answer is asked for."""
+        """Record a request."""
         self._asked_s[sequence] = now_s
 
     def token(self, sequence: Sequence, now_s: float) -> None:
-        """Note that a token of it is handed out."""
+        """Record a token."""
         self.first_s.setdefault(sequence, now_s - self._asked_s[sequence])
         gap_s = now_s - self._last_s.get(sequence, now_s)
         self.longest_gap_s = max(self.longest_gap_s, gap_s)

@@ -1,4 +1,4 @@
-"""What every scheduler must do: let all have their turn, in the order that it claims."""
+"""What every scheduler must do: run all sequences, in the order that it claims."""
 
 import dataclasses
 import itertools
@@ -8,19 +8,19 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit_testing.contracts.played_time import StepCost
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.scheduler_subject import LIMITS, ORDERS, SchedulerSubject
 from vlmkit_testing.contracts.sequences import new_sequence
+from vlmkit_testing.contracts.simulated_time import StepCost
 
 MOST_STEPS = 400  # for answers of 40 tokens
 
 
-class SchedulerTurnsContract(SchedulerSubject):
-    """The part of the contract about whose turn it is."""
+class SchedulerOrderContract(SchedulerSubject):
+    """The part of the contract about order and fairness."""
 
-    def test_several_sequences_run_together(self) -> None:
-        """Batching is what a scheduler is for."""
+    def test_sequences_are_batched(self) -> None:
+        """A step has items of several sequences."""
         simulation = self.simulation()
         for _ in range(4):
             simulation.add(new_sequence(range(5), max_tokens=10))
@@ -29,7 +29,7 @@ class SchedulerTurnsContract(SchedulerSubject):
 
     @pytest.mark.parametrize("mixes", [True, False])
     def test_a_newcomer_does_not_wait_for_the_others_to_finish(self, mixes: bool) -> None:
-        """Continuous batching: who comes later joins, and the first goes on."""
+        """Continuous batching: a new sequence joins while the first continues."""
         simulation = self.simulation(dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes))
         first, later = (new_sequence([n] * 5, max_tokens=50) for n in range(2))
         simulation.add(first)
@@ -42,8 +42,8 @@ class SchedulerTurnsContract(SchedulerSubject):
         assert len(first.output_ids) > 5
 
     @pytest.mark.parametrize("mixes", [True, False])
-    def test_answers_go_on_however_many_prompts_come(self, mixes: bool) -> None:
-        """A new prompt in every step is no reason to leave those in the middle of an answer."""
+    def test_answers_continue_while_prompts_arrive(self, mixes: bool) -> None:
+        """Answers continue although a new prompt arrives in every step."""
         limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
         simulation = Simulation(self.make(), limits, cost=StepCost())
         answers = [new_sequence([n] * 5, max_tokens=40) for n in range(3)]
@@ -63,31 +63,31 @@ class SchedulerTurnsContract(SchedulerSubject):
     # In what order
 
     def test_only_order_is_ignored(self) -> None:
-        """That is all that a scheduler may leave out."""
+        """Nothing else may be ignored."""
         assert self.ignores <= ORDERS, "it ignores what is neither priority nor arrival"
 
-    def test_the_more_urgent_are_served_first(self) -> None:
+    def test_higher_priority_runs_first(self) -> None:
         """The smaller the number."""
         self.keeps("priority")
         priorities = [3, 1, 2, 1, 0, 3, 2, 0]
         found = [priorities[number] for number in self._served(priorities)]
         assert found == sorted(found), "smaller priorities run first: or name it in `ignores`"
 
-    def test_of_equals_the_first_to_come_is_served_first(self) -> None:
-        """Whatever they ask."""
+    def test_equal_priorities_run_in_order_of_arrival(self) -> None:
+        """Whatever their prompts."""
         self.keeps("arrival")
         found = self._served([0] * 8)
         assert found == sorted(found), "the first come is served first: or name it in `ignores`"
 
     def test_priorities_that_it_says_it_ignores_change_nothing(self) -> None:
-        """Whoever asked for one is told so, and believes it."""
+        """Clients are told that it has no effect."""
         if "priority" not in self.ignores:
             pytest.skip("this scheduler serves by priority")
         orders = [self._served(priorities) for priorities in ([0] * 8, [*range(8)][::-1], range(8))]
         assert orders[1] == orders[2] == orders[0]
 
-    def test_no_clock_has_a_part_in_a_plan(self) -> None:
-        """An hour at every look changes nothing: all that a scheduler knows of time is told."""
+    def test_plans_do_not_read_a_clock(self) -> None:
+        """A clock that jumps by an hour changes nothing: durations come with ``commit``."""
         orders = []
         for pace_s in (0, 3600):
             look = map(float, itertools.count(10**6, pace_s)).__next__
@@ -98,7 +98,7 @@ class SchedulerTurnsContract(SchedulerSubject):
         assert orders[0] == orders[1]
 
     def _served(self, priorities: Seq[int]) -> list[int]:
-        """Return sequences by number as their first tokens come, where there is room for one."""
+        """Return the indexes of sequences in the order of their first tokens, with one slot."""
         simulation = self.simulation(dataclasses.replace(LIMITS, max_sequences=1))
         simulation.add(new_sequence([99] * 5, max_tokens=10))
         simulation.step()
@@ -119,7 +119,7 @@ class SchedulerTurnsContract(SchedulerSubject):
 
     @pytest.mark.parametrize("mixes", [True, False])
     def test_a_long_prompt_stops_no_answer(self, mixes: bool) -> None:
-        """Checked only where a step has a budget of time: a reader waits for few such steps."""
+        """If steps have a time budget: a reader waits for few such steps."""
         if self.step_budget_s is None:
             pytest.skip("this scheduler has no bound on the time of a step")
         limits = dataclasses.replace(
