@@ -12,7 +12,7 @@ import time
 from vlmkit.interfaces.observer import Observer, RequestFacts
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.wakeups import Wakeups
-from vlmkit.running.observers.counters import Counters
+from vlmkit.running.observers.builtin import Counters
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.types.completion import Chunk
 from vlmkit.types.delta import TextDelta

@@ -21,8 +21,7 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt, LocalPromptBuilder
 from vlmkit.running.prompting.renderers import messages
 from vlmkit.running.prompting.renderers.messages import Frame
-from vlmkit.running.prompting.renderers.pool import RendererPool
-from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
+from vlmkit.running.prompting.renderers.pool import RendererPool, RendererPromptBuilder
 from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
@@ -108,7 +107,7 @@ def outcome(
     prompts: LocalPromptBuilder | RendererPromptBuilder, request: Request
 ) -> BuiltPrompt | VlmkitError:
     try:
-        return prompts.made(request, ROOM.ask("", 0))
+        return prompts.build(request, ROOM.lease("", 0))
     except VlmkitError as error:
         return error
 
@@ -145,7 +144,7 @@ def check(made: TextSide) -> None:
             assert comparable(mine) == comparable(theirs)
             kinds.add(type(theirs))
             if isinstance(mine, BuiltPrompt):
-                place = ROOM.ask("", 0)
+                place = ROOM.lease("", 0)
                 assert here.tokens(request, place) == rendered.tokens(request, place)
         assert BuiltPrompt in kinds
         assert kinds & {ImageError, RequestError}

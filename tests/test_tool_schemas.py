@@ -20,7 +20,7 @@ from tool_schemas import KEYWORDS, tool_schemas  # noqa: E402
 from vlmkit.errors import ConstraintError  # noqa: E402
 from vlmkit.interfaces.constraint import Vocabulary  # noqa: E402
 from vlmkit.running.constraints.limits import check_limits  # noqa: E402
-from vlmkit.running.constraints.relaxation import compiled  # noqa: E402
+from vlmkit.running.constraints.relaxation import compile_relaxed  # noqa: E402
 from vlmkit.running.constraints.schema_reduction import rewritten  # noqa: E402
 from vlmkit.types.constraint import JsonSchema  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
@@ -264,7 +264,9 @@ def strictly(compiler, schema):
         check_limits(constraint)
         return compiler.compile(constraint)
 
-    return compiled(JsonSchema.of(schema, tool="t0"), compiler.schema_support, attempt, attempt)
+    return compile_relaxed(
+        JsonSchema.of(schema, tool="t0"), compiler.schema_support, attempt, attempt
+    )
 
 
 def answer_within(matcher, token_bytes, chance):

@@ -556,4 +556,4 @@ def test_a_thousand_cancelled_requests_leave_no_object_behind():
         del streams, stream
         wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_waiting == 0)
         wait_until(lambda: count_objects() == before)
-        assert model.runner._loop._scheduler._waiting == []
+        assert model.runner._loop._scheduler._queue._heap == []

@@ -9,7 +9,7 @@ import pytest
 from vlmkit.errors import RequestError
 from vlmkit.model import Model
 from vlmkit.running.pipeline.pipeline import Pipeline
-from vlmkit.running.prompting.image_detail import sized
+from vlmkit.running.prompting.media import resolve_detail
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image
@@ -87,7 +87,9 @@ def test_an_answer_tells_how_each_image_was_shown() -> None:
 def test_a_tokenizer_gets_a_number_for_a_detail(
     asked: ImageOptions, tokens: ImageTokens, most: int | None
 ) -> None:
-    ((part, _),) = (m.parts for m in sized([Message.of("user", "?", [pair(asked)])], tokens))
+    ((part, _),) = (
+        m.parts for m in resolve_detail([Message.of("user", "?", [pair(asked)])], tokens)
+    )
 
     assert isinstance(part, ImagePart)
     assert (part.options.detail, part.options.most_tokens) == ("auto", most)

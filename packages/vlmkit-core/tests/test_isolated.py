@@ -187,7 +187,7 @@ def test_a_decoder_that_never_ends_is_killed(here, monkeypatch):
 
 def test_a_cancelled_request_kills_the_decoder(here):
     workers = FairExecutor(1, "test", 1)
-    place = DecodeMemoryLimiter(2**30, 2**30).ask("", 2**20)
+    place = DecodeMemoryLimiter(2**30, 2**30).lease("", 2**20)
     threading.Timer(1.0, place.cancellation.cancel).start()
     try:
         with (

@@ -15,9 +15,8 @@ from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin
 from vlmkit.interfaces.observer import Observer
 from vlmkit.model import Model
 from vlmkit.running.observers import dispatch as running_observers
-from vlmkit.running.observers.counters import Counters
+from vlmkit.running.observers.builtin import Counters, RequestLog
 from vlmkit.running.observers.dispatch import ObserverDispatch
-from vlmkit.running.observers.request_log import RequestLog
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.plugins import PluginSettings
@@ -143,13 +142,13 @@ def test_a_request_that_the_scheduler_refuses_fails_without_being_accepted():
 
 def test_only_what_an_observer_wrote_is_noted_for_it(monkeypatch):
     noted = []
-    note = running_observers._Listener.note
+    note = running_observers._ObserverThread.enqueue
 
     def noting(self, event, facts):
         noted.append(event)
         note(self, event, facts)
 
-    monkeypatch.setattr(running_observers._Listener, "note", noting)
+    monkeypatch.setattr(running_observers._ObserverThread, "enqueue", noting)
     with served({"counters": Counters()}) as model:
         model.submit(ask()).result()
     assert noted == ["accepted", "finished"]
@@ -158,7 +157,7 @@ def test_only_what_an_observer_wrote_is_noted_for_it(monkeypatch):
 def test_without_observers_there_is_nobody_to_tell():
     before = threading.active_count()
     observers = ObserverDispatch({})
-    assert not any(map(observers.hears, running_observers.EVENTS))
+    assert not any(map(observers.handles, running_observers.EVENTS))
     assert threading.active_count() == before
     with served({}) as model:
         assert model.runner._observers is None
@@ -190,7 +189,7 @@ def test_an_observer_that_raises_is_switched_off_and_told_of_once(caplog):
 
 
 def test_an_observer_that_is_stuck_loses_events_and_holds_nobody_up(monkeypatch, caplog):
-    monkeypatch.setattr(running_observers, "MAX_UNREAD", 60)
+    monkeypatch.setattr(running_observers, "MAX_QUEUED_EVENTS", 60)
     go_on = threading.Event()
 
     class Stuck(Notes):
@@ -225,7 +224,7 @@ def test_an_observer_that_never_returns_does_not_keep_a_pipeline_from_closing(mo
     with served({"stuck": Stuck()}) as model:
         model.submit(ask()).result()
         wait_until(lambda: model.stats().observed["stuck"])
-    assert "observer 'stuck' is left behind" in caplog.text
+    assert "observer 'stuck' did not close in time" in caplog.text
     go_on.set()
 
 

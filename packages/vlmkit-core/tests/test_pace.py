@@ -1,31 +1,31 @@
-"""The pace: chunks settle where a step takes what it may, whatever the engine and its hiccups."""
+"""The budget: chunks settle where a step takes what it may, whatever the engine and its hiccups."""
 
 import random
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.running.scheduling.prefill_budget import LEAST_TOKENS, PrefillBudget
+from vlmkit.running.scheduling.prefill_budget import MIN_CHUNK_TOKENS, PrefillBudget
 from vlmkit.settings.scheduler import SchedulerSettings
 
 BUDGET_S = 0.2
 
 
-def new_pace():
+def new_budget():
     return PrefillBudget(SchedulerSettings(step_budget_ms=200))
 
 
-def chunk(pace):
-    return max(LEAST_TOKENS, pace.num_prompt_tokens())
+def chunk(budget):
+    return max(MIN_CHUNK_TOKENS, budget.num_prompt_tokens())
 
 
-def run(pace, cost, num_steps=30):
-    """Run chunks as the pace says; return what each step took."""
+def run(budget, cost, num_steps=30):
+    """Run chunks as the budget says; return what each step took."""
     seconds = []
     for _ in range(num_steps):
-        num_tokens = chunk(pace)
+        num_tokens = chunk(budget)
         seconds.append(cost(num_tokens))
-        pace.note(num_tokens, seconds[-1])
+        budget.record(num_tokens, seconds[-1])
     return seconds
 
 
@@ -40,62 +40,62 @@ def run(pace, cost, num_steps=30):
 def test_chunks_settle_where_a_step_takes_what_it_may(fixed_s, token_s, first, slowness, seed):
     """Whatever the first step was, and although each takes up to a fifth more or less."""
     chance = random.Random(seed)
-    pace = new_pace()
-    pace.note(0, fixed_s)
-    pace.note(first, slowness * (fixed_s + first * token_s))
-    seconds = run(pace, lambda n: (fixed_s + n * token_s) * chance.uniform(0.8, 1.2))[-10:]
+    budget = new_budget()
+    budget.record(0, fixed_s)
+    budget.record(first, slowness * (fixed_s + first * token_s))
+    seconds = run(budget, lambda n: (fixed_s + n * token_s) * chance.uniform(0.8, 1.2))[-10:]
     typical = sorted(seconds)[5]
-    assert 0.5 * pace.most_s < typical < 1.5 * pace.most_s
+    assert 0.5 * budget.max_s < typical < 1.5 * budget.max_s
 
 
 def test_a_hiccup_is_forgotten():
-    pace = new_pace()
-    pace.note(0, 0.01)
-    run(pace, lambda n: 0.01 + 0.001 * n)
-    before = chunk(pace)
-    pace.note(before, 20.0)
-    assert chunk(pace) >= before // 2
-    run(pace, lambda n: 0.01 + 0.001 * n, 4)
-    assert chunk(pace) > 0.8 * before
+    budget = new_budget()
+    budget.record(0, 0.01)
+    run(budget, lambda n: 0.01 + 0.001 * n)
+    before = chunk(budget)
+    budget.record(before, 20.0)
+    assert chunk(budget) >= before // 2
+    run(budget, lambda n: 0.01 + 0.001 * n, 4)
+    assert chunk(budget) > 0.8 * before
 
 
 @pytest.mark.parametrize("factor", [10, 0.1])
 def test_an_engine_that_changes_its_speed_is_followed_in_a_few_steps(factor):
-    pace = new_pace()
-    pace.note(0, 0.001)
-    run(pace, lambda n: 0.001 * n)
-    seconds = run(pace, lambda n: 0.001 * factor * n, 6)
+    budget = new_budget()
+    budget.record(0, 0.001)
+    run(budget, lambda n: 0.001 * n)
+    seconds = run(budget, lambda n: 0.001 * factor * n, 6)
     assert 0.7 * BUDGET_S < seconds[-1] < 1.4 * BUDGET_S
 
 
 def test_a_short_chunk_tells_nothing_of_long_ones():
-    pace = new_pace()
-    pace.note(0, 0.02)
-    run(pace, lambda n: 0.02 + 0.001 * n)
-    before = chunk(pace)
+    budget = new_budget()
+    budget.record(0, 0.02)
+    run(budget, lambda n: 0.02 + 0.001 * n)
+    before = chunk(budget)
     for num_tokens in range(1, 60):
-        pace.note(num_tokens, 0.02 + 0.001 * num_tokens)
-    assert chunk(pace) == before
+        budget.record(num_tokens, 0.02 + 0.001 * num_tokens)
+    assert chunk(budget) == before
 
 
 @pytest.mark.parametrize("answers_s", [0.0, 0.01, 0.19, 0.21, 3.0])
 def test_a_step_takes_less_than_three_of_answers_or_three_budgets(answers_s):
-    pace = new_pace()
-    pace.note(0, answers_s)
-    assert pace.most_s == pytest.approx(BUDGET_S + 2 * answers_s)
-    assert pace.most_s < 3 * max(BUDGET_S, answers_s)
-    assert run(pace, lambda n: answers_s + 0.001 * n)[-1] == pytest.approx(pace.most_s, rel=0.05)
+    budget = new_budget()
+    budget.record(0, answers_s)
+    assert budget.max_s == pytest.approx(BUDGET_S + 2 * answers_s)
+    assert budget.max_s < 3 * max(BUDGET_S, answers_s)
+    assert run(budget, lambda n: answers_s + 0.001 * n)[-1] == pytest.approx(budget.max_s, rel=0.05)
 
 
 def test_what_answers_have_waited_is_taken_off():
-    pace = new_pace()
-    pace.note(100, 0.1)
-    assert pace.num_prompt_tokens(0.05) == pytest.approx(150, abs=1)
-    assert pace.num_prompt_tokens(0.14) == 0, "what is left is too short for a chunk"
-    assert pace.num_prompt_tokens(9.0) == 0
+    budget = new_budget()
+    budget.record(100, 0.1)
+    assert budget.num_prompt_tokens(0.05) == pytest.approx(150, abs=1)
+    assert budget.num_prompt_tokens(0.14) == 0, "what is left is too short for a chunk"
+    assert budget.num_prompt_tokens(9.0) == 0
 
 
 def test_an_engine_that_takes_no_time_has_no_bound():
-    pace = new_pace()
-    pace.note(10, 0.0)
-    assert pace.num_prompt_tokens() > 10**6
+    budget = new_budget()
+    budget.record(10, 0.0)
+    assert budget.num_prompt_tokens() > 10**6

@@ -31,10 +31,10 @@ def test_files_that_need_memory_once_opened_do_not_stop_those_that_have_it(num_w
     )
     preparation = RequestWorkers(bounds, 0)
 
-    def work(request, place):
+    def work(request, lease):
         time.sleep(0.005)  # a file is opened
-        place.enlarge(MOST, bounds.prepare_timeout_s)
-        return place.granted.done() and place.num_bytes
+        lease.enlarge(MOST, bounds.prepare_timeout_s)
+        return lease.granted.done() and lease.num_bytes
 
     async def all_of_them():
         requests = [request_of(part, tenant) for tenant in tenants for part in PARTS] * 5
@@ -43,4 +43,4 @@ def test_files_that_need_memory_once_opened_do_not_stop_those_that_have_it(num_w
     started = time.monotonic()
     assert set(asyncio.run(all_of_them())) == {MOST}
     assert time.monotonic() - started < bounds.prepare_timeout_s
-    assert preparation._room.decoding_bytes == 0
+    assert preparation._decode_memory.decoding_bytes == 0

@@ -31,7 +31,7 @@ def allowed(mask):
 
 def masks(rules, sequence, drafts=()):
     guide = RuledGrammarState(rules, VOCAB)
-    made = guide.new_masks(1 + len(drafts))
+    made = guide.allocate_bitmask(1 + len(drafts))
     guide.fill(sequence, drafts, made)
     return [allowed(mask) for mask in made]
 

@@ -332,7 +332,7 @@ def test_cancelled_waiting_requests_leave_nothing_behind():
         w.add(seq)
         w.end(seq)
     assert w.scheduler.num_waiting == 0
-    assert len(w.scheduler._waiting) < 200
+    assert len(w.scheduler._queue) < 200
 
 
 def test_an_engine_that_cannot_mix_gets_prefills_and_decodes_in_turn():

@@ -87,7 +87,7 @@ MODELS = {
 
 
 def allowed(guide, sequence, drafts=()):
-    masks = guide.new_masks(1 + len(drafts))
+    masks = guide.allocate_bitmask(1 + len(drafts))
     guide.fill(sequence, drafts, masks)
     return [{i for i in range(16) if holds(mask, i)} for mask in masks]
 

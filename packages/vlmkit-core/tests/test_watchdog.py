@@ -10,7 +10,7 @@ from vlmkit.errors import EngineFailed
 from vlmkit.model import Model
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.faults import watchdog
-from vlmkit.running.faults.watchdog import Watchdog, WatchedWork, shown
+from vlmkit.running.faults.watchdog import MonitoredTask, Watchdog, listed
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_mock.engine import MockEngine
@@ -77,7 +77,7 @@ def test_a_slow_step_is_told_once_by_its_request_and_counted(caplog):
         stream = model.submit(request)
         try:
             wait_until(lambda: model.stats().counters["num_slow_steps"] == 1)
-            wait_until(lambda: "a step goes on" in caplog.text)
+            wait_until(lambda: "a step is still running" in caplog.text)
         finally:
             engine.gate.set()
         stream.result()
@@ -93,15 +93,15 @@ def looked_at(ages, slow_s=1.0, stuck_s=3.0):
     """Return what was told of pieces of work that took so long, one after the other."""
     now = {"since": 0.0}
     counted, stuck = [], []
-    work = WatchedWork(
+    work = MonitoredTask(
         "work", lambda: now["since"], lambda: "", lambda: None, lambda: counted.append(now)
     )
     dog = Watchdog([work], stuck.append, slow_s, stuck_s)
     dog.stop()
-    (seen,) = dog._seen
+    (seen,) = dog._monitors
     for number, age_s in enumerate(ages):
         now["since"] = 1000.0 * (number + 1)
-        looks = [seen.look(now["since"] + age_s * tenth / 10) for tenth in range(1, 11)]
+        looks = [seen.check(now["since"] + age_s * tenth / 10) for tenth in range(1, 11)]
         stuck += [error for error in looks if error is not None]
     return len(counted), len(stuck)
 
@@ -144,6 +144,6 @@ def test_a_request_that_cannot_be_told_keeps_nobody_from_being_told(monkeypatch)
 
 
 def test_ids_are_shown_within_bounds():
-    assert shown([]) == "none"
-    assert shown(map(str, range(100))).endswith(" and 84 more")
-    assert watchdog.where(None) == "  no Python code"
+    assert listed([]) == "none"
+    assert listed(map(str, range(100))).endswith(" and 84 more")
+    assert watchdog.stack_of(None) == "  no Python code"

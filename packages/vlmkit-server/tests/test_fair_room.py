@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.running.scheduling.fair_share import LEFT_TO_OTHERS
+from vlmkit.running.scheduling.fair_share import RESERVE_DIVISOR
 from vlmkit_server.http.errors import Overloaded
 from vlmkit_server.http.quota import LOOKS, Quota
 
@@ -225,7 +225,7 @@ def test_of_what_is_claimed_nobody_has_all_while_there_is_more_to_share(most, mo
             except Overloaded:
                 # It does not fit, or it would leave too little to others who come.
                 left = most - room.num_held - amount
-                assert left < 0 or (left < most // LEFT_TO_OTHERS and own + amount > most // 6)
+                assert left < 0 or (left < most // RESERVE_DIVISOR and own + amount > most // 6)
                 continue
             inside.append((amount, all_of_them.enter_context(claim)))
             assert room.num_held == sum(each for each, _ in inside) <= most

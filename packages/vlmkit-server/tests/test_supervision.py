@@ -114,7 +114,7 @@ def test_an_encoder_that_hangs_is_told_with_its_request_and_ends_the_process(tmp
         assert (refused.value.status_code, refused.value.code) == (503, "model_failed")
         assert server.process.wait(60) == 3
     told = server.log.read_text()
-    assert "an encoding goes on after" in told
+    assert "an encoding is still running after" in told
     assert "an encoding is given up after" in told
     assert "media: 1, tokens: 4, requests: chatcmpl-" in told
     assert "private" not in told

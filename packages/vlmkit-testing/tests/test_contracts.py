@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.running.observers.counters import Counters
-from vlmkit.running.observers.request_log import RequestLog
+from vlmkit.running.observers.builtin import Counters, RequestLog
 from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler

@@ -10,7 +10,7 @@ from typing import Any
 from broken.broken import Broken, Table
 from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
-from vlmkit.running.observers.counters import Counters
+from vlmkit.running.observers.builtin import Counters
 from vlmkit.types.completion import Chunk
 from vlmkit_testing import ObserverContract
 

@@ -15,13 +15,14 @@ from vlmkit.interfaces.engine import Cache, EngineLimits
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
+from vlmkit.running.scheduling.waiting_queue import WaitingQueue
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_testing import SchedulerContract
 
 
 class KeepsThePlace(ContinuousScheduler):
     def remove(self, sequence: Sequence, cache: Cache) -> None:
-        self._ranks.pop(sequence, None)
+        self._queue.ranks.pop(sequence, None)
 
 
 class ServesOneAtATime(ContinuousScheduler):
@@ -57,7 +58,7 @@ class ReadsAgain(ContinuousScheduler):
 
 
 class TakesEveryDraft(ContinuousScheduler):
-    def _with_drafts(self, item: WorkItem, draft: Any, cache: Cache) -> WorkItem:
+    def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
         drafts = item.sequence.drafts
         return WorkItem(item.sequence, item.start, 1 + len(drafts), 1 + len(drafts), drafts)
 
@@ -65,19 +66,25 @@ class TakesEveryDraft(ContinuousScheduler):
 class SharesNothing(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
-        self._beginnings.follow = lambda *_: False  # type: ignore[method-assign]
+        self._prefix_sharing.follow = lambda *_: False  # type: ignore[method-assign]
 
 
 class NeverLetsGo(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
-        self._beginnings.let_go = list  # type: ignore[method-assign]
+        self._prefix_sharing.release_ready = list  # type: ignore[method-assign]
 
 
 class QueuesBehindThoseWhoShare(ContinuousScheduler):
-    def _head(self, limits: EngineLimits, most_followers: int = 1) -> Sequence | None:
-        head = super()._head(limits, most_followers)
-        return None if self._beginnings._leaders else head
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue = QueueThatFollowersBlock(self._prefix_sharing)
+
+
+class QueueThatFollowersBlock(WaitingQueue):
+    def head(self, limits: EngineLimits, max_followers: int = 1) -> Sequence | None:
+        head = super().head(limits, max_followers)
+        return None if self._prefix_sharing._leaders else head
 
 
 class KnowsNoTime(ContinuousScheduler):
@@ -109,21 +116,21 @@ class WithLimits:
 
 
 class SendsOthersAwayForDrafts(ContinuousScheduler):
-    def _with_drafts(self, item: WorkItem, draft: Any, cache: Cache) -> WorkItem:
-        made = super()._with_drafts(item, draft, cache)
+    def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
+        made = super()._with_drafts(item, plan, cache)
         if made is item and self._running[-1] is not item.sequence:
-            self._preempt(self._running[-1], draft, cache)
-            draft.items = [i for i in draft.items if i.sequence not in draft.preempted]
+            self._preempt(self._running[-1], plan, cache)
+            plan.items = [i for i in plan.items if i.sequence not in plan.preempted]
         return made
 
-    def _plan_decodes(self, draft: Any, cache: Cache) -> None:
-        super()._plan_decodes(draft, cache)
-        draft.items = [i for i in draft.items if i.sequence not in draft.preempted]
+    def _plan_decodes(self, plan: Any, cache: Cache) -> None:
+        super()._plan_decodes(plan, cache)
+        plan.items = [i for i in plan.items if i.sequence not in plan.preempted]
 
 
 class MakesDraftsUp(ContinuousScheduler):
-    def _with_drafts(self, item: WorkItem, draft: Any, cache: Cache) -> WorkItem:
-        made = super()._with_drafts(item, draft, cache)
+    def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
+        made = super()._with_drafts(item, plan, cache)
         return structs.replace(made, drafts=(1,) * len(made.drafts))
 
 
@@ -149,10 +156,11 @@ class Ranks(ContinuousScheduler):
 
     def add(self, sequence: Sequence) -> None:
         super().add(sequence)
-        self._waiting.remove((self._ranks[sequence], sequence))
-        number = self._ranks[sequence][1]
-        self._ranks[sequence] = self.rank(sequence, number)  # type: ignore[assignment]
-        self._wait(sequence)
+        queue = self._queue
+        queue._heap.remove((queue.ranks[sequence], sequence))
+        number = queue.ranks[sequence][1]
+        queue.ranks[sequence] = self.rank(sequence, number)  # type: ignore[assignment]
+        queue._push(sequence)
 
 
 class ServesTheLastFirst(Ranks):
@@ -186,8 +194,9 @@ class LooksAtTheClock(Ranks):
 
 
 class KeepsWhoLeft(ContinuousScheduler):
-    def _compact(self) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue._compact = lambda: None  # type: ignore[method-assign]
 
 
 class KeepsWhoEnded(ContinuousScheduler):
@@ -235,8 +244,8 @@ class NamesMediaOfTheQueue(ContinuousScheduler):
         step = super().plan(cache)
         ahead = [
             EncodeItem(sequence, 0)
-            for _, sequence in self._waiting
-            if sequence in self._ranks and sequence.prompt.media and not sequence.encoding
+            for _, sequence in self._queue._heap
+            if sequence in self._queue.ranks and sequence.prompt.media and not sequence.encoding
         ]
         return dataclasses.replace(step, encodes=(*step.encodes, *ahead))
 
@@ -247,25 +256,25 @@ class HidesPreemptions(ContinuousScheduler):
 
 
 class KeepsFeatures(ContinuousScheduler):
-    def _preempt(self, sequence: Sequence, draft: Any, cache: Cache) -> None:
+    def _preempt(self, sequence: Sequence, plan: Any, cache: Cache) -> None:
         kept = dict(sequence.features)
-        super()._preempt(sequence, draft, cache)
+        super()._preempt(sequence, plan, cache)
         sequence.features.update(kept)
 
 
 class CountsOnAfterPreemptions(ContinuousScheduler):
-    def _preempt(self, sequence: Sequence, draft: Any, cache: Cache) -> None:
+    def _preempt(self, sequence: Sequence, plan: Any, cache: Cache) -> None:
         num_computed = sequence.num_computed_tokens
-        super()._preempt(sequence, draft, cache)
+        super()._preempt(sequence, plan, cache)
         sequence.num_computed_tokens = num_computed
 
 
 class CountsEveryAdmission(ContinuousScheduler):
-    def _place(self, sequence: Sequence, draft: Any, cache: Cache) -> bool:
-        is_placed = super()._place(sequence, draft, cache)
-        if is_placed:
+    def _try_admit(self, sequence: Sequence, plan: Any, cache: Cache) -> bool:
+        is_admitted = super()._try_admit(sequence, plan, cache)
+        if is_admitted:
             sequence.num_cached_tokens = sequence.num_computed_tokens
-        return is_placed
+        return is_admitted
 
 
 class KeepsPlacesForTheHeld(ContinuousScheduler):

@@ -27,7 +27,7 @@ from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder
 from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of
-from vlmkit.running.prompting.renderers.server import bound_memory, say, serve
+from vlmkit.running.prompting.renderers.server import bound_memory, send_answer, serve
 from vlmkit.running.prompting.renderers.shared_arena import SharedArena
 from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
 from vlmkit.running.scheduling.fair_executor import FairExecutor
@@ -43,13 +43,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     log_of_worker()
-    sheet = SharedArena.at(sys.argv[1])
+    sheet = SharedArena.open(sys.argv[1])
     asked = sys.stdin.buffer
     plan = msgspec.msgpack.decode(read_frame(asked).head, type=TextSide)
     try:
         prompts = built(plan)
     except VlmkitError as error:
-        say(answers, refusal_of(error))
+        send_answer(answers, refusal_of(error))
         return
     bound_memory(plan.memory_bytes)
     room = DecodeMemoryLimiter(plan.bounds.max_decoding_bytes, UNBOUNDED)

@@ -154,7 +154,7 @@ def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FileP
         opener = FileOpener(media_loaders(target.config, target.plugins), bounds)
         for file in files:
             try:
-                opener.check(file)
+                opener.loader_name(file)
             except MediaError as error:
                 raise named(error, file.name) from error
     return parts

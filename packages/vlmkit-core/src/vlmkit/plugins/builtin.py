@@ -37,13 +37,13 @@ def _build_ngram(context: BuildContext) -> Proposer:
 
 
 def _build_log(context: BuildContext) -> Observer:
-    from vlmkit.running.observers.request_log import RequestLog
+    from vlmkit.running.observers.builtin import RequestLog
 
     return RequestLog(context.settings)
 
 
 def _build_counters(_: BuildContext) -> Observer:
-    from vlmkit.running.observers.counters import Counters
+    from vlmkit.running.observers.builtin import Counters
 
     return Counters()
 

@@ -129,7 +129,7 @@ class Quota:
         own = self.held_by(caller)
         num_accounts = len(self._by_caller) + (not own)
         return may_acquire(
-            amount, most=self.most, held=self.num_held, own=own, num_accounts=num_accounts
+            amount, limit=self.most, used=self.num_held, own_used=own, num_tenants=num_accounts
         )
 
     def claim(self, caller: str, amount: int = 1) -> Permit:

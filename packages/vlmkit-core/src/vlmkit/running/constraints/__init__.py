@@ -1,1 +1,1 @@
-"""Constraints of an answer: compilers, grammar states, token rules, limits, the sandbox."""
+"""Constraints on answers: their limits, their compilation, and the grammar state of each answer."""

@@ -1,8 +1,8 @@
-"""From a constraint to what keeps each answer within it: compiled once, and cached.
+"""Compiles constraints once, caches them, and makes the grammar states of answers.
 
-The compiler wants the bytes of each token, and may let no other thread run while it is made: it is
-made when the first constraint is asked for, or before, by whoever must not stand still then. Runs
-in the threads that read prompts; knows no request and no answer.
+Building the compiler needs the bytes of every token, and may block all other threads. It is built
+for the first constraint, or in advance by a server that must not stall then. The code runs in the
+threads that prepare requests. It knows no request and no answer.
 """
 
 import threading
@@ -22,7 +22,7 @@ from vlmkit.interfaces.constraint import (
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.running.constraints.grammar_state import GrammarState
 from vlmkit.running.constraints.limits import check_limits, num_chars_of
-from vlmkit.running.constraints.relaxation import Compiled, compiled
+from vlmkit.running.constraints.relaxation import Compiled, compile_relaxed
 from vlmkit.running.constraints.sandbox.worker import ConstraintWorker, SandboxBudget
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.running.faults.isolation import engine_error
@@ -32,43 +32,40 @@ from vlmkit.types.constraint import Constraint, Lark
 
 MakeCompiler = Callable[[Vocabulary], ConstraintCompiler]
 
-ENTRY_BYTES = (
-    2**20
-)  # of a compiled constraint; what answers add to it while they follow it included
-CHAR_BYTES = 64  # and of each of its characters
+ENTRY_BYTES = 2**20  # estimate for a compiled constraint, with what its answers add to it
+CHAR_BYTES = 64  # and for each of its characters
 MAX_ENTRIES = 4096
-MAX_CHECKED_CHARS = 2048  # a longer constraint takes milliseconds to check: its trial does it
+MAX_CHECKED_CHARS = 2048  # a longer one takes milliseconds to check, and is checked in its trial
 
 
 class _Entry(NamedTuple):
     compiled: Compiled
-    account: str
+    tenant: str
     num_bytes: int
 
 
 class ConstraintCache:
-    """Keeps compiled constraints within a bound of bytes, which tenants share fairly.
+    """A cache of compiled constraints, whose memory tenants share fairly. Thread-safe.
 
-    Where there is no room, the least recently used constraint of the tenant that holds most is
-    evicted. All methods may be called in any thread.
+    When it is full, it evicts the least recently used constraint of the tenant that holds most.
 
     Args:
-        max_bytes: of all of them; 0 keeps none.
+        max_bytes: memory of all constraints; 0 keeps none.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._holdings = EvictionPolicy(MAX_ENTRIES, max_bytes)
+        self._eviction = EvictionPolicy(MAX_ENTRIES, max_bytes)
         self._entries: OrderedDict[tuple[bytes, Constraint], _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the cached constraints are counted with."""
-        return self._holdings.num_bytes
+        """Estimated memory of the cached constraints."""
+        return self._eviction.num_bytes
 
     def get(self, scope: bytes, constraint: Constraint) -> Compiled | None:
-        """Return what was compiled before in a scope, or None."""
+        """Return a constraint that was compiled in the same scope, or None."""
         with self._lock:
             entry = self._entries.get((scope, constraint))
             if entry is None:
@@ -77,43 +74,43 @@ class ConstraintCache:
             return entry.compiled
 
     def put(
-        self, scope: bytes, constraint: Constraint, made: Compiled, account: str, num_bytes: int
+        self, scope: bytes, constraint: Constraint, made: Compiled, tenant: str, num_bytes: int
     ) -> None:
-        """Keep a compiled constraint, unless it alone is over the bound."""
+        """Cache a compiled constraint, unless it alone exceeds the bound."""
         if num_bytes > self._max_bytes:
             return
         with self._lock:
             if (scope, constraint) in self._entries:
                 return
-            while not self._holdings.has_room(1, num_bytes):
-                self._evict(account, num_bytes)
-            self._entries[scope, constraint] = _Entry(made, account, num_bytes)
-            self._holdings.add(account, 1, num_bytes)
+            while not self._eviction.fits(1, num_bytes):
+                self._evict(tenant, num_bytes)
+            self._entries[scope, constraint] = _Entry(made, tenant, num_bytes)
+            self._eviction.add(tenant, 1, num_bytes)
 
-    def _evict(self, account: str, num_bytes: int) -> None:
-        """Drop one constraint, of the first in the order of eviction that has any."""
-        for holder in [*self._holdings.who_forgets(account, 1, num_bytes)]:
-            key = next((k for k, entry in self._entries.items() if entry.account == holder), None)
+    def _evict(self, tenant: str, num_bytes: int) -> None:
+        """Evict one constraint of the first tenant in the order of eviction that has any."""
+        for holder in [*self._eviction.tenants_to_evict(tenant, 1, num_bytes)]:
+            key = next((k for k, entry in self._entries.items() if entry.tenant == holder), None)
             if key is not None:
                 break
         else:
             key = next(iter(self._entries))
         entry = self._entries.pop(key)
-        self._holdings.add(entry.account, -1, -entry.num_bytes)
+        self._eviction.add(entry.tenant, -1, -entry.num_bytes)
 
 
 class Constraints:
     """Compiles constraints for one model.
 
     Args:
-        make: makes the compiler.
-        tokenizer: knows the tokens.
+        make: builds the compiler.
+        tokenizer: the tokenizer of the model.
         vocab_size: columns of the logits.
         eos_ids: tokens that end an answer.
         banned_ids: tokens that must never be chosen.
-        max_bytes: memory for compiled constraints that may be asked for again.
-        worker: tries constraints before they are compiled here; None compiles them at once.
-        component_names: who made the compiler.
+        max_bytes: memory of the cache of compiled constraints.
+        worker: tries constraints before they are compiled here; without it, they are not tried.
+        component_names: the name of the compiler's provider.
     """
 
     def __init__(
@@ -132,21 +129,21 @@ class Constraints:
         self._component_names = component_names
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._silent = eos_ids.union(banned_ids)
+        self._textless_ids = eos_ids.union(banned_ids)
         self._ends = words_of(eos_ids, vocab_size)
-        self._free = self._ends
+        self._allowed = self._ends
         self._compiler: ConstraintCompiler | None = None
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
         self._token_bytes: Seq[bytes] = ()
         self._worker = worker
         self.cache = ConstraintCache(max_bytes)
 
     def prepare(self) -> None:
-        """Make the compiler now; harmless when it is there.
+        """Build the compiler now; harmless when it is there.
 
         Raises:
-            EngineError: what it is made of could not be had.
-            PluginError: it could not be built.
+            EngineError: the tokenizer or the compiler failed.
+            PluginError: the compiler cannot be built.
         """
         try:
             self._ready_compiler()
@@ -154,49 +151,51 @@ class Constraints:
             raise
         except Exception as error:  # a tokenizer may raise anything
             raise engine_error(
-                "the compiler of constraints could not be made", error, repeats=True
+                "the constraint compiler could not be built", error, may_quote_input=True
             ) from error
 
-    def guides(
+    def grammar_states(
         self,
         constraint: Constraint,
         num: int,
         scope: bytes = b"",
-        account: str = "",
+        tenant: str = "",
         cancellation: Cancellation | None = None,
     ) -> list[GrammarState]:
-        """Return what keeps so many answers within a constraint, each by itself.
+        """Return the grammar states that keep some answers within a constraint.
 
         Args:
-            constraint: what answers must keep to.
-            num: of the answers.
-            scope: whose it is: no tenant learns from the time that it takes what others sent.
-            account: the tenant that it is cached for.
-            cancellation: of the request; kills a trial.
+            constraint: the constraint of the answers.
+            num: how many answers there are.
+            scope: separates cache entries, so that timing reveals nothing of other tenants.
+            tenant: the tenant whose share of the cache is used.
+            cancellation: of the request; it kills a trial.
 
         Raises:
-            ConstraintError: the constraint makes no sense, or is too large or too complex.
+            ConstraintError: the constraint is invalid, too large or too complex.
             RequestCancelled: the request was cancelled.
             EngineError: the compiler failed.
-            PluginError: it could not be built.
+            PluginError: the compiler cannot be built.
         """
         try:
-            made = self._compiled(constraint, scope, account, cancellation or Cancellation())
-            free = self._free
+            made = self._compiled(constraint, scope, tenant, cancellation or Cancellation())
+            allowed = self._allowed
             if isinstance(constraint, Lark) and constraint.tokens:
                 named = (token_id for _, token_id in constraint.tokens)
-                free = free | words_of(named, self._vocab_size)
+                allowed = allowed | words_of(named, self._vocab_size)
             return [
-                GrammarState(made.make, free, self._ends, made.unconstrained) for _ in range(num)
+                GrammarState(made.make, allowed, self._ends, made.unenforced) for _ in range(num)
             ]
         except VlmkitError:
             raise
         except Exception as error:  # a compiler may raise anything
-            who = self._component_names.of("constraint")
-            raise engine_error(f"{who} could not be compiled", error, repeats=True) from error
+            name = self._component_names.of("constraint")
+            raise engine_error(
+                f"{name} could not be compiled", error, may_quote_input=True
+            ) from error
 
     def _compiled(
-        self, constraint: Constraint, scope: bytes, account: str, cancellation: Cancellation
+        self, constraint: Constraint, scope: bytes, tenant: str, cancellation: Cancellation
     ) -> Compiled:
         if (made := self.cache.get(scope, constraint)) is not None:
             return made
@@ -212,10 +211,10 @@ class Constraints:
             if self._worker is None or num_chars_of(reduced) <= MAX_CHECKED_CHARS:
                 check_limits(reduced)
             if self._worker is not None:
-                taken = self._worker.tried(
+                used_bytes = self._worker.check(
                     reduced, self._token_bytes, cancellation, budget, is_part=is_part
                 )
-                num_bytes = max(num_bytes, taken)
+                num_bytes = max(num_bytes, used_bytes)
 
         def compile_whole(reduced: Constraint) -> MakeMatcher:
             try_one(reduced, is_part=False)
@@ -226,32 +225,32 @@ class Constraints:
             if self._worker is None:
                 compiler.compile(reduced)
 
-        made = compiled(constraint, support, compile_whole, try_part)
-        self.cache.put(scope, constraint, made, account, num_bytes)
+        made = compile_relaxed(constraint, support, compile_whole, try_part)
+        self.cache.put(scope, constraint, made, tenant, num_bytes)
         return made
 
     def _ready_compiler(self) -> ConstraintCompiler:
-        with self._making:
+        with self._lock:
             if self._compiler is None:
                 self._compiler = self._new_compiler()
             return self._compiler
 
     def _new_compiler(self) -> ConstraintCompiler:
-        token_bytes = [self._added_by(token_id) for token_id in range(self._vocab_size)]
-        spoken = (token_id for token_id, added in enumerate(token_bytes) if added)
-        self._free = words_of(spoken, self._vocab_size)
+        token_bytes = [self._added_bytes(token_id) for token_id in range(self._vocab_size)]
+        with_text = (token_id for token_id, added in enumerate(token_bytes) if added)
+        self._allowed = words_of(with_text, self._vocab_size)
         self._token_bytes = token_bytes
         if self._worker is not None:
             self._worker.start(token_bytes)  # it builds its compiler while this process does
         return self._make(Vocabulary(token_bytes, self._tokenizer.encode))
 
-    def _added_by(self, token_id: int) -> bytes:
-        """Return what a token adds to an answer's text; special ones stand for words that do not.
+    def _added_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to an answer's text; special tokens add none.
 
-        A space at the beginning of a text may be dropped, so it says nothing of a token.
+        A tokenizer may drop white space at the start of a text, so a white token counts as text.
         """
-        if token_id in self._silent or token_id >= self._tokenizer.vocab_size:
+        if token_id in self._textless_ids or token_id >= self._tokenizer.vocab_size:
             return b""
         added = self._tokenizer.token_bytes(token_id)
-        is_heard = added.isspace() or self._tokenizer.decode([token_id])
-        return added if is_heard else b""
+        has_text = added.isspace() or self._tokenizer.decode([token_id])
+        return added if has_text else b""

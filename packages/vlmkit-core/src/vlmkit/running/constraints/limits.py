@@ -1,7 +1,7 @@
-"""Refuses constraints that state large numbers, before any library reads them.
+"""Limits on constraints, checked before any library reads them.
 
-Counts what is written: numbers, repetitions, alternatives and characters. Does not look at whether
-a constraint makes sense, nor at what it costs to follow.
+They bound numbers, repetitions, alternatives and characters as they are written. Whether a
+constraint is valid, or expensive to follow, is not checked here.
 """
 
 import json
@@ -17,13 +17,13 @@ from vlmkit.types.constraint import MAX_TEXTS, Constraint, JsonSchema, Lark, One
 MAX_MULTIPLE = 20_000
 MAX_REPEATS = 100_000
 MAX_MINIMUM = 100_000  # of items, characters and properties
-MAX_MAXIMUM = 2**53 - 1  # generated schemas state such where they mean any number
+MAX_MAXIMUM = 2**53 - 1  # generated schemas use it for "any number"
 MAX_MAX_LENGTH = 2**32 - 1  # it becomes a repetition in a pattern
 MAX_BRANCHES = 1_000
 MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_EXPONENT = 400  # of ten
-MAX_ALL_CHARS = 2**18  # of a grammar and all its schemas, as tools make one
+MAX_ALL_CHARS = 2**18  # of a grammar and all its schemas; tools are compiled to one grammar
 
 _NUMBERS = {
     **dict.fromkeys(("minItems", "minLength", "minProperties", "minContains"), MAX_MINIMUM),
@@ -55,10 +55,10 @@ _IN_SET = re.compile(r"\\.|[\[\]]", re.DOTALL)
 
 
 def check_limits(constraint: Constraint) -> None:
-    """Refuse a constraint that states more than can be compiled in bounded time.
+    """Refuse a constraint that is over a limit, and may not compile in bounded time.
 
     Raises:
-        ConstraintError: it does; the message names the keyword and its limit.
+        ConstraintError: it is; the message names the keyword and its limit.
     """
     multiples = _Multiples([], [])
     match constraint:
@@ -77,7 +77,7 @@ def check_limits(constraint: Constraint) -> None:
 
 
 def num_chars_of(constraint: Constraint) -> int:
-    """Return how many characters a constraint is written in."""
+    """Return how many characters a constraint has."""
     match constraint:
         case JsonSchema(text=text) | Regex(text):
             return len(text)
@@ -94,24 +94,24 @@ def _refuse_over(value: float, limit: int, what: str, keyword: str = "") -> None
 
 
 class _Multiples(NamedTuple):
-    """Values of ``multipleOf``, as whole numbers: their decimal points are left out.
+    """Values of ``multipleOf`` as whole numbers, without their decimal points.
 
     Attributes:
-        all: of them.
-        combined: those of which several may apply to one number. It takes as much time as their
-            least common multiple; others take as much as their sum.
+        all: all values.
+        combined: values of which several may apply to one number. Their cost is their least common
+            multiple; the cost of all others is their sum.
     """
 
     all: list[int]
     combined: list[int]
 
     def add(self, others: "_Multiples") -> None:
-        """Add those of another schema."""
+        """Add the values of another schema."""
         self.all.extend(others.all)
         self.combined.extend(others.combined)
 
     def check(self) -> None:
-        """Refuse values that take too long to compile."""
+        """Refuse values that would take too long to compile."""
         if _common_multiple(self.all) <= MAX_MULTIPLE:
             return
         if _common_multiple(self.combined) > MAX_MULTIPLE or sum({*self.all}) > MAX_MULTIPLE:
@@ -135,7 +135,7 @@ def _common_multiple(values: list[int]) -> int:
 
 
 def _check_schema(schema: Any) -> _Multiples:
-    """Check a schema and those in it; return what ``multipleOf`` says in all of them."""
+    """Check a schema and its subschemas; return all values of ``multipleOf``."""
     multiples, num_nodes, refers = _Multiples([], []), 0, False
     waiting = [(schema, 0, False)]
     while waiting:
@@ -154,7 +154,7 @@ def _check_schema(schema: Any) -> _Multiples:
 
 
 def _combines(node: Mapping[str, Any]) -> bool:
-    """Tell whether one value may have to match several schemas of a node, or one of several."""
+    """Return whether one value may have to match several schemas of a node, or one of several."""
     if "$ref" in node and any(key != "$ref" and key not in _ANNOTATIONS for key in node):
         return True
     return any(
@@ -164,7 +164,7 @@ def _combines(node: Mapping[str, Any]) -> bool:
 
 
 def _inner(node: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas of a schema, those that are no schemas included."""
+    """Yield all values in schema positions of a schema, even if they are no schemas."""
     for key, value in node.items():
         if key in _NAMED and isinstance(value, Mapping):
             yield from value.values()
@@ -207,11 +207,11 @@ def _multiple(value: Any) -> list[int]:
 
 
 class _Repeats:
-    """Multiplies the numbers of repetitions that are nested in each other."""
+    """Multiplies the counts of nested repetitions."""
 
     def __init__(self) -> None:
-        self._most = [1]  # inside each group that is open
-        self._last = 1  # inside what was read last
+        self._most = [1]  # inside each open group
+        self._last = 1  # inside the last item
 
     def open(self) -> None:
         self._most.append(1)
@@ -237,7 +237,7 @@ class _Repeats:
 
 
 def _check_pattern(pattern: str) -> int:
-    """Check a regular expression; return how often the innermost of its parts is repeated."""
+    """Check a regular expression; return the highest number of nested repetitions."""
     repeats, place = _Repeats(), 0
     while place < len(pattern):
         found = _IN_PATTERN.match(pattern, place)
@@ -255,7 +255,7 @@ def _check_pattern(pattern: str) -> int:
 
 
 def _nest(repeats: _Repeats, found: re.Match[str]) -> bool:
-    """Take note of a bracket or a repetition; tell whether it was one."""
+    """Count a bracket or a repetition; return whether the match was one."""
     if found["open"]:
         repeats.open()
     elif found["close"]:
@@ -268,7 +268,7 @@ def _nest(repeats: _Repeats, found: re.Match[str]) -> bool:
 
 
 def _set_end(pattern: str, place: int) -> int:
-    """Return where a set of characters ends whose bracket is before a place."""
+    """Return where a character set ends whose bracket is before a position."""
     depth = 1
     for found in _IN_SET.finditer(pattern, place):
         depth += {"[": 1, "]": -1}.get(found[0], 0)
@@ -278,7 +278,7 @@ def _set_end(pattern: str, place: int) -> int:
 
 
 def _check_grammar(rules: str) -> _Multiples:
-    """Check a grammar in Lark's notation; return what ``multipleOf`` says in its schemas."""
+    """Check a Lark grammar; return the values of ``multipleOf`` in its schemas."""
     multiples, repeats, place = _Multiples([], []), _Repeats(), 0
     while found := _IN_GRAMMAR.search(rules, place):
         place = found.end()

@@ -1,8 +1,9 @@
-"""Compiles a constraint without the parts of its schemas that cannot be enforced and need not be.
+"""Compiles a constraint, and relaxes its schemas where they are not strict and cannot be enforced.
 
-What the compiler declares is left out first. What it refuses nevertheless is found by trying
-schemas in halves, and left out by the keyword that its error names, or else as a whole. The number
-of trials is bounded, and so is the CPU time that they take together.
+Keywords that the compiler declares as unsupported are left out first. If it still refuses, a
+bisection over the schemas finds the faulty ones. Of a faulty schema, the keyword that the error
+names is left out, or else the whole schema. The number of trials is bounded, and so is their CPU
+time.
 """
 
 import json
@@ -16,11 +17,11 @@ from vlmkit.interfaces.constraint import MakeMatcher, SchemaSupport
 from vlmkit.running.constraints.schema_reduction import NARROWING, LeftOut, reduced
 from vlmkit.types.constraint import Constraint, JsonSchema, Lark
 
-MAX_TRIALS = 24  # of parts of one constraint
-MAX_ROUNDS = 4  # for one schema
+MAX_TRIALS = 24  # for one constraint
+MAX_ROUNDS = 4  # keywords left out of one schema
 MAX_SHOWN_CHARS = 256  # of a path
-FREE = '{"type":"object"}'  # the arguments of a tool
-ANYTHING = "true"  # one argument
+ANY_OBJECT = '{"type":"object"}'  # the arguments of a tool
+ANY_VALUE = "true"  # one argument
 
 Compile = Callable[[Constraint], MakeMatcher]
 TryPart = Callable[[Constraint], None]
@@ -31,48 +32,48 @@ class Compiled(NamedTuple):
 
     Attributes:
         make: makes its matchers.
-        unconstrained: what answers are not held to: a tool's name, and a path in its schema.
+        unenforced: the parts of schemas that are not enforced: a tool's name and a path each.
     """
 
     make: MakeMatcher
-    unconstrained: tuple[str, ...] = ()
+    unenforced: tuple[str, ...] = ()
 
 
-def compiled(
+def compile_relaxed(
     constraint: Constraint, support: SchemaSupport, compile_whole: Compile, try_part: TryPart
 ) -> Compiled:
-    """Compile a constraint, without what cannot be enforced of schemas that are not strict.
+    """Compile a constraint, relaxing schemas that are not strict and cannot be enforced.
 
     Args:
-        constraint: what is compiled.
-        support: what the compiler declares.
+        constraint: the constraint.
+        support: the keywords that the compiler declares as supported.
         compile_whole: compiles a constraint.
-        try_part: raises the error that compiling some schemas of it would raise, if any.
+        try_part: raises the error that compiling a part of the constraint raises, if any.
 
     Raises:
-        ConstraintError: what cannot be left out cannot be compiled.
+        ConstraintError: a part that must not be relaxed cannot be compiled.
     """
-    parts = [_Part(schema, support) for schema in _schemas(constraint)]
+    parts = [_SchemaPart(schema, support) for schema in _schemas(constraint)]
     try:
-        return _whole(constraint, parts, compile_whole)
+        return _compile_all(constraint, parts, compile_whole)
     except ConstraintError as error:
         if not parts:
             raise
         first = error
-    trials = _Trials(try_part)
+    search = _SchemaSearch(try_part)
     if isinstance(constraint, JsonSchema):
-        trials.settle_one(parts[0], first)
+        search.relax_one(parts[0], first)
     else:
-        trials.settle(parts)
+        search.relax(parts)
     try:
-        return _whole(constraint, parts, compile_whole)
+        return _compile_all(constraint, parts, compile_whole)
     except ConstraintError:
-        free = [part for part in parts if part.may_be_free]
-        if not free:
+        droppable = [part for part in parts if part.can_be_dropped]
+        if not droppable:
             raise
-        for part in free:
-            part.free("is too complex beside others")
-        return _whole(constraint, parts, compile_whole)
+        for part in droppable:
+            part.drop("is too complex beside others")
+        return _compile_all(constraint, parts, compile_whole)
 
 
 def _schemas(constraint: Constraint) -> list[JsonSchema]:
@@ -81,24 +82,26 @@ def _schemas(constraint: Constraint) -> list[JsonSchema]:
     return [schema for _, schema in constraint.schemas] if isinstance(constraint, Lark) else []
 
 
-def _whole(constraint: Constraint, parts: Seq["_Part"], compile_whole: Compile) -> Compiled:
-    told = [name for part in parts for name in part.unconstrained()]
+def _compile_all(
+    constraint: Constraint, parts: Seq["_SchemaPart"], compile_whole: Compile
+) -> Compiled:
+    unenforced = [name for part in parts for name in part.unenforced()]
     if isinstance(constraint, JsonSchema):
-        return Compiled(compile_whole(parts[0].schema), tuple(told))
+        return Compiled(compile_whole(parts[0].schema), tuple(unenforced))
     if isinstance(constraint, Lark):
         names = [name for name, _ in constraint.schemas]
         schemas = tuple((name, part.schema) for name, part in zip(names, parts, strict=True))
-        told = [*constraint.unconstrained, *told]
+        unenforced = [*constraint.unconstrained, *unenforced]
         constraint = replace(constraint, schemas=schemas, unconstrained=())
-    return Compiled(compile_whole(constraint), tuple(dict.fromkeys(told)))
+    return Compiled(compile_whole(constraint), tuple(dict.fromkeys(unenforced)))
 
 
-class _Part:
+class _SchemaPart:
     """One schema of a constraint.
 
     Attributes:
-        given: what was asked for.
-        schema: what is compiled.
+        given: the schema of the request.
+        schema: the schema to compile.
     """
 
     def __init__(self, given: JsonSchema, support: SchemaSupport) -> None:
@@ -107,22 +110,22 @@ class _Part:
         self._support = support
         self._left_out: list[LeftOut] = []
         self._faulty: set[str] = set()
-        self._is_free = False
+        self._is_dropped = False
         self._reduce()
 
     @property
-    def may_be_free(self) -> bool:
-        """Whether it may be left out as a whole, and is not yet."""
-        return bool(self.given.tool) and not self.given.is_strict and not self._is_free
+    def can_be_dropped(self) -> bool:
+        """Whether the whole schema may be dropped, and is not yet."""
+        return bool(self.given.tool) and not self.given.is_strict and not self._is_dropped
 
-    def free(self, reason: str) -> None:
-        """Leave it out as a whole."""
-        self._is_free = True
-        self.schema = JsonSchema(ANYTHING if self.given.place else FREE)
+    def drop(self, reason: str) -> None:
+        """Replace the whole schema by one that allows anything."""
+        self._is_dropped = True
+        self.schema = JsonSchema(ANY_VALUE if self.given.place else ANY_OBJECT)
         self._left_out = [LeftOut("", "", reason)]
 
     def leave_out(self, error: ConstraintError) -> bool:
-        """Leave out the keyword that an error names; tell whether there is one to leave out."""
+        """Leave out the keyword that an error names; return whether that changed the schema."""
         if self.given.is_strict or not error.keyword or error.keyword in self._faulty:
             return False
         num_before = len(self._left_out)
@@ -131,7 +134,7 @@ class _Part:
         return len(self._left_out) > num_before
 
     def located(self, error: ConstraintError) -> ConstraintError:
-        """Return an error about this schema that says where in it the reason is."""
+        """Return an error that also says where in this schema the cause is."""
         path = ""
         if error.keyword:
             found = reduced(json.loads(self.given.text), SchemaSupport(), {error.keyword}).left_out
@@ -142,8 +145,8 @@ class _Part:
         made.param = "tools" if self.given.tool else error.param
         return made
 
-    def unconstrained(self) -> list[str]:
-        """Return what is left out, as answers tell it."""
+    def unenforced(self) -> list[str]:
+        """Return the parts that are left out, as answers report them."""
         return [
             f"{_quoted(self.given.tool)}#{_quoted(self.given.place + each.path)}"
             for each in self._left_out
@@ -156,9 +159,9 @@ class _Part:
             is_same = json.dumps(schema) == json.dumps(given)
             self.schema = JsonSchema(self.given.text) if is_same else JsonSchema.of(schema)
         except ConstraintError as error:  # it is nested too deeply, or too long
-            if not self.may_be_free:
+            if not self.can_be_dropped:
                 raise self.located(error) from error
-            self.free("is too large")
+            self.drop("is too large")
         for each in self._left_out:
             if self.given.is_strict or not (self.given.tool or each.keyword in NARROWING):
                 raise self._refusal(each)
@@ -175,52 +178,52 @@ class _Part:
         return error
 
     def _where(self, path: str) -> str:
-        """Return where in which schema, as the end of a sentence; empty where nobody knows."""
+        """Return the location of an error, as the end of a sentence; empty if it is unknown."""
         tool = f", in the schema of tool {self.given.tool!r}" if self.given.tool else ""
         path = self.given.place + path
         return f"{tool}, at #{_shown(path)}" if path else tool
 
 
 def _quoted(text: str) -> str:
-    """Return a text in the characters that a header may hold."""
+    """Return a text quoted for an HTTP header."""
     return quote(text, safe="/$~", errors="replace")
 
 
 def _shown(path: str) -> str:
-    """Return a path as errors show it."""
+    """Return a path shortened for an error message."""
     path = path.encode(errors="replace").decode()
     return path if len(path) <= MAX_SHOWN_CHARS else f"{path[:MAX_SHOWN_CHARS]}..."
 
 
-class _Trials:
-    """Finds out which schemas cannot be compiled."""
+class _SchemaSearch:
+    """Finds the schemas that cannot be compiled, and relaxes them."""
 
     def __init__(self, try_part: TryPart) -> None:
         self._try_part = try_part
         self._num_left = MAX_TRIALS
 
-    def settle(self, parts: Seq[_Part]) -> None:
-        """Leave out of some schemas what cannot be compiled."""
+    def relax(self, parts: Seq[_SchemaPart]) -> None:
+        """Relax those of some schemas that cannot be compiled."""
         if self._num_left <= 0:
             for part in parts:
-                if part.may_be_free:
-                    part.free("was not tried")
+                if part.can_be_dropped:
+                    part.drop("was not tried")
             return
         error = self._error(parts)
         if error is None:
             return
         if len(parts) == 1:
-            self.settle_one(parts[0], error)
+            self.relax_one(parts[0], error)
         else:
             middle = len(parts) // 2
-            self.settle(parts[:middle])
-            self.settle(parts[middle:])
+            self.relax(parts[:middle])
+            self.relax(parts[middle:])
 
-    def settle_one(self, part: _Part, error: ConstraintError) -> None:
-        """Leave out of a schema what an error names, and so on; or else the whole schema.
+    def relax_one(self, part: _SchemaPart, error: ConstraintError) -> None:
+        """Leave out the keywords that errors name, one by one, or else drop the whole schema.
 
         Raises:
-            ConstraintError: it may not be left out.
+            ConstraintError: the schema must not be dropped.
         """
         for _ in range(MAX_ROUNDS):
             if not part.leave_out(error):
@@ -229,12 +232,12 @@ class _Trials:
             if found is None:
                 return
             error = found
-        if not part.may_be_free:
+        if not part.can_be_dropped:
             raise part.located(error)
-        part.free("cannot be compiled")
+        part.drop("cannot be compiled")
 
-    def _error(self, parts: Seq[_Part]) -> ConstraintError | None:
-        """Return why some schemas cannot be compiled together, None if they can."""
+    def _error(self, parts: Seq[_SchemaPart]) -> ConstraintError | None:
+        """Return the error of compiling some schemas together, or None."""
         self._num_left -= 1
         schemas = tuple((f"part_{n}", part.schema) for n, part in enumerate(parts))
         ways = " | ".join(f'"{n}:" {name}' for n, (name, _) in enumerate(schemas))

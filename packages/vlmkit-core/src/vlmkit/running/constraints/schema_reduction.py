@@ -1,7 +1,7 @@
-"""Leaves out of a JSON schema what a compiler does not take, keyword by keyword.
+"""Reduces a JSON schema to the keywords that a compiler supports.
 
-What says the same in another way is rewritten first: forms of earlier drafts and of OpenAPI, and
-keywords that say nothing. Compiles nothing; takes time proportional to the schema.
+First, the schema is normalised: forms of earlier drafts and of OpenAPI are rewritten, and keywords
+without effect are dropped. It compiles nothing, and takes time linear in the schema.
 """
 
 import re
@@ -21,7 +21,7 @@ NARROWING = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     }
 )
-"""Keywords without which a value still has the parts that a schema names."""
+"""Keywords that only narrow values: without them, a value keeps the structure of its schema."""
 
 TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
 _NUMBER = (int, float)
@@ -45,28 +45,28 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
 }
-"""Values by which a keyword says what is the case anyway."""
+"""Values with which a keyword has no effect."""
 
 _NEEDS = {
     **dict.fromkeys(("then", "else"), "if"),
     **dict.fromkeys(("minContains", "maxContains"), "contains"),
 }
-"""Keywords that say nothing without another."""
+"""Keywords that have no effect without another one."""
 
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 _NOT_EMPTY = ("anyOf", "oneOf", "enum")
-_IDENTIFIERS = ("$schema", "$id")  # references are within the schema itself
+_IDENTIFIERS = ("$schema", "$id")  # references are resolved within the schema itself
 
 
 class LeftOut(NamedTuple):
     """A keyword that is left out of a schema.
 
     Attributes:
-        path: where it stands, as a JSON pointer.
+        path: its location, as a JSON pointer.
         keyword: its name; empty for a whole schema.
-        reason: why, as the end of a sentence whose subject is the schema.
+        reason: a predicate whose subject is the schema.
     """
 
     path: str
@@ -75,11 +75,11 @@ class LeftOut(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """A schema that a compiler takes, as far as its declaration says.
+    """A schema that a compiler supports, as far as it declares.
 
     Attributes:
-        schema: with what says the same in another way rewritten.
-        left_out: of it.
+        schema: the schema, normalised and reduced.
+        left_out: the keywords that are left out of it.
     """
 
     schema: Any
@@ -87,13 +87,13 @@ class Reduced(NamedTuple):
 
 
 def reduced(schema: Any, support: SchemaSupport, faulty: AbstractSet[str] = frozenset()) -> Reduced:
-    """Return a schema without the keywords that a compiler does not take.
+    """Return a schema without the keywords that a compiler does not support.
 
     Args:
-        schema: as JSON has it.
-        support: what the compiler takes.
-        faulty: more keywords to leave out, wherever they stand; of ``oneOf`` there remains that a
-            value matches one of its schemas at least.
+        schema: the schema, as decoded JSON.
+        support: the keywords that the compiler supports.
+        faulty: more keywords to leave out everywhere. ``oneOf`` then becomes ``anyOf``, unless
+            the schema has that, too.
 
     Raises:
         ConstraintError: the schema is nested too deeply.
@@ -103,12 +103,12 @@ def reduced(schema: Any, support: SchemaSupport, faulty: AbstractSet[str] = froz
 
 
 def escaped(key: str) -> str:
-    """Return a key as a JSON pointer holds it."""
+    """Return a key escaped for a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 class _Reduction:
-    """One schema under way."""
+    """The reduction of one schema."""
 
     def __init__(self, root: Any, support: SchemaSupport, faulty: AbstractSet[str]) -> None:
         self._root = root
@@ -117,7 +117,7 @@ class _Reduction:
         self.left_out: list[LeftOut] = []
 
     def node(self, schema: Any, path: str, depth: int) -> Any:
-        """Return a schema without what is left out of it."""
+        """Return a schema without the keywords that are left out."""
         if depth > MAX_DEPTH:
             raise ConstraintError(f"depth of a schema: it is over the limit of {MAX_DEPTH}")
         if isinstance(schema, bool):
@@ -141,7 +141,7 @@ class _Reduction:
         self.left_out.append(LeftOut(path, keyword, reason))
 
     def _inner(self, key: str, value: Any, place: str, depth: int) -> Any:
-        """Return a keyword's value, the schemas in it reduced."""
+        """Return the value of a keyword, with the schemas in it reduced."""
         if key in _NAMED:
             return {
                 name: self.node(each, f"{place}/{escaped(name)}", depth)
@@ -160,7 +160,7 @@ class _Reduction:
         return False
 
     def _reason(self, key: str, value: Any, node: Mapping[str, Any]) -> str:
-        """Return why a keyword cannot be taken; empty if it can."""
+        """Return why a keyword is not supported; empty if it is."""
         if key in self._support.unsupported:
             return f"uses {key}, which is not supported"
         if key in self._faulty:
@@ -182,7 +182,7 @@ class _Reduction:
         return f"uses a format that is not supported; supported are {', '.join(sorted(formats))}"
 
     def _resolves(self, reference: str) -> bool:
-        """Tell whether a reference leads to a schema of this document."""
+        """Return whether a reference leads to a schema of this document."""
         if reference == "#":
             return True
         if not reference.startswith("#/"):
@@ -204,7 +204,7 @@ class _Reduction:
 
 
 def _malformed(key: str, value: Any) -> str:
-    """Return what is wrong with the value of a keyword, by itself; empty if nothing is."""
+    """Return why the value of a keyword is malformed; empty if it is not."""
     shapes = _SHAPES.get(key)
     is_bool = isinstance(value, bool) and bool not in (shapes or ())
     if shapes and (is_bool or not isinstance(value, shapes)):
@@ -227,7 +227,7 @@ def _is_type(value: Any) -> bool:
 
 
 def rewritten(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a schema in the form of JSON Schema's last draft."""
+    """Return the keywords of a schema in the form of JSON Schema's latest draft."""
     made = {key: value for key, value in node.items() if key not in _IDENTIFIERS}
     for key in [key for key in made if key in _NEUTRAL and _is_neutral(made[key], key)]:
         del made[key]
@@ -253,7 +253,7 @@ def _is_neutral(value: Any, key: str) -> bool:
 
 
 def _rewrite_items(made: dict[str, Any]) -> None:
-    """Rewrite a list of schemas for the first items, and the one for the rest."""
+    """Rewrite ``items`` lists and ``additionalItems`` as ``prefixItems`` and ``items``."""
     more = made.pop("additionalItems", None)
     if isinstance(made.get("items"), list) and "prefixItems" not in made:
         made["prefixItems"] = made.pop("items")
@@ -262,7 +262,7 @@ def _rewrite_items(made: dict[str, Any]) -> None:
 
 
 def _add_null(made: dict[str, Any]) -> None:
-    """Let a value be null as well, as OpenAPI's ``nullable`` does."""
+    """Allow null, too, as OpenAPI's ``nullable`` does."""
     kind = made.get("type")
     if isinstance(kind, str) and kind != "null":
         made["type"] = [kind, "null"]

@@ -1,9 +1,8 @@
-"""Ends an answer's reasoning after a number of tokens.
+"""The thinking budget: ends an answer's reasoning after a number of tokens.
 
-Where the budget is used up, the only token that may follow is the next one of the mark that ends
-reasoning; the answer itself is as long as it likes. As every rule, it clears bits of a step's
-masks, so that it holds for every sampler and for drafts. It does not begin reasoning and does not
-shorten what follows it.
+Once the budget is used up, only the next token of the mark that ends reasoning may follow. Like
+every rule, it clears bits of a step's bitmasks, so it holds for every sampler and for drafts. It
+does not begin reasoning, and does not shorten the text after it.
 """
 
 from abc import abstractmethod
@@ -18,21 +17,21 @@ from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.running.constraints.token_rules import Rule
 from vlmkit.running.sampling.token_sets import BITS, Words, words_of
 
-MAX_HEAD_BYTES = 1024  # of a message in a channel; what is longer is no head
+MAX_HEAD_BYTES = 1024  # of a message in a channel; anything longer is no head
 
 BytesOf = Callable[[int], bytes]
 Phase = Literal["begin", "head", "opened", "thinking", "said"]
 
 
 class _State(NamedTuple):
-    """Where an answer is after some tokens.
+    """The state of an answer after some tokens.
 
     Attributes:
-        phase: ``begin`` is before a first word, ``head`` before the text of a message; ``opened``
-            is reasoning that the prompt began, before a token of it.
-        held: bytes that may be part of a mark, or of a head.
-        num_tokens: of reasoning, without its marks.
-        num_closing: tokens of the mark that ends reasoning which were forced so far.
+        phase: ``begin`` is before any word, ``head`` is in the head of a message, and ``opened`` is
+            before the first token of reasoning that the prompt began.
+        held: bytes that may be part of a mark or a head.
+        num_tokens: tokens of reasoning so far, without marks.
+        num_closing: forced tokens so far of the mark that ends reasoning.
     """
 
     phase: Phase
@@ -42,11 +41,11 @@ class _State(NamedTuple):
 
 
 class ThinkingBudget(Rule):
-    """Bounds the reasoning of one answer; keeps count, so that each answer needs its own.
+    """Bounds the reasoning of one answer. It counts tokens, so each answer needs its own.
 
     Args:
-        max_tokens: of reasoning, without the marks around it.
-        closing: tokens that end reasoning.
+        max_tokens: tokens of reasoning, without the marks around it.
+        closing: the tokens of the mark that ends reasoning.
         first: the state before the first token.
     """
 
@@ -54,10 +53,10 @@ class ThinkingBudget(Rule):
         self._max_tokens = max_tokens
         self._closing = tuple(closing)
         self._first = self._state = first
-        self._num_followed = 0  # tokens of the answer that the state is behind
+        self._num_followed = 0  # tokens of the answer that the state includes
 
     def narrow(self, sequence: Sequence, ahead: Seq[int], mask: Words) -> None:
-        """Clear all tokens but the one that goes on ending the reasoning, where it must end."""
+        """Clear all tokens but the next one of the closing mark, where reasoning must end."""
         state = self._current(sequence)
         for token_id in ahead:
             state = self._after(state, token_id)
@@ -67,7 +66,7 @@ class ThinkingBudget(Rule):
             mask[token_id // BITS] &= ~words_of((token_id % BITS,), BITS)[0]
 
     def forced(self, sequence: Sequence) -> Seq[int]:
-        """Return the tokens that end the reasoning, where it must end."""
+        """Return the tokens of the closing mark, where reasoning must end."""
         state = self._current(sequence)
         return self._closing[state.num_closing :] if self._must_end(state) else ()
 
@@ -95,24 +94,24 @@ class ThinkingBudget(Rule):
 
     @abstractmethod
     def _follow(self, state: _State, token_id: int) -> _State:
-        """Return the state behind one more token that was not forced."""
+        """Return the state after one more token that was not forced."""
 
     def _reopening(self, state: _State) -> Seq[int]:  # noqa: ARG002 - of one format
-        """Return tokens that would begin more reasoning than there is a budget for."""
+        """Return the tokens that would begin reasoning beyond the budget."""
         return ()
 
 
 class MarkedBudget(ThinkingBudget):
-    """Bounds reasoning that stands between two marks at the beginning of an answer.
+    """Bounds reasoning between two marks at the beginning of an answer.
 
-    What is reasoning is decided as :class:`vlmkit.kit.reasoning_parser.ReasoningParser` does.
+    It recognises reasoning as :class:`vlmkit.kit.reasoning_parser.ReasoningParser` does.
 
     Args:
-        max_tokens: of reasoning, without its marks.
-        marks: what begins reasoning, and what ends it.
-        closing: the tokens of the second.
-        bytes_of: returns what a token adds to a text.
-        is_open: whether the prompt began the reasoning already.
+        max_tokens: tokens of reasoning, without marks.
+        marks: the marks that begin and end reasoning.
+        closing: the tokens of the second mark.
+        bytes_of: returns the bytes that a token adds to a text.
+        is_open: whether the prompt already began the reasoning.
     """
 
     def __init__(
@@ -159,16 +158,16 @@ class MarkedBudget(ThinkingBudget):
 
 
 class ChannelBudget(ThinkingBudget):
-    """Bounds reasoning that stands in messages of a channel of its own, all of them together.
+    """Bounds reasoning in messages of a channel of its own, all of them together.
 
-    Where the budget is used up, no further message of that channel may begin.
+    Once the budget is used up, no further message of that channel may begin.
 
     Args:
-        max_tokens: of reasoning, without heads and marks.
-        form: how messages are written; its marks are tokens.
+        max_tokens: tokens of reasoning, without heads and marks.
+        form: the format of messages, whose marks are tokens.
         closing: the token that ends a message.
-        reopening: the first token of the channel's name, where no other channel begins with it.
-        bytes_of: returns what a token adds to a text.
+        reopening: the first token of the channel's name, unless another channel begins with it.
+        bytes_of: returns the bytes that a token adds to a text.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class ChannelBudget(ThinkingBudget):
         return _State("head", held, num_tokens)
 
     def _thinks(self, state: _State) -> bool:
-        """Tell whether a head is of reasoning: not of a call, which may stand in that channel."""
+        """Return whether a head begins reasoning; a call may use the same channel, and does not."""
         before, _, channel = state.held.partition(_CHANNEL)
         recipient = self._form.recipient.strip().encode()
         words = [*before.split(), *channel.split()]
@@ -212,7 +211,7 @@ class ChannelBudget(ThinkingBudget):
         return self._form.reasoning.encode() in channel.split() and not is_call
 
     def _reopening(self, state: _State) -> Seq[int]:
-        """Return the token that would begin the name of the channel of reasoning."""
+        """Return the token that would begin the name of the reasoning channel."""
         is_name = state.phase == "head" and state.held.endswith(_CHANNEL)
         return self._names if is_name and self._is_used_up(state) else ()
 
@@ -223,15 +222,15 @@ _CHANNEL = b"\0"  # stands for the mark before a channel's name in a head
 def thinking_budget(
     max_tokens: int | None, prompt: Prompt, tokenizer: Tokenizer
 ) -> Callable[[], ThinkingBudget] | None:
-    """Return what makes the rule that bounds the reasoning of one answer.
+    """Return a factory of rules that bound the reasoning of one answer each.
 
     Args:
-        max_tokens: of reasoning in each answer; None is no bound.
-        prompt: what is answered, and how its answer is read.
-        tokenizer: whose tokens they are.
+        max_tokens: tokens of reasoning in each answer; unbounded when None.
+        prompt: the prompt, which says how its answer is parsed.
+        tokenizer: the tokenizer of the model.
 
     Returns:
-        A factory, since each answer needs a rule of its own; None where nothing is to be bounded.
+        A factory, since each answer needs its own rule; None if there is nothing to bound.
     """
     if max_tokens is None or prompt.is_plain:
         return None

@@ -1,8 +1,8 @@
-"""Rules that hold an answer to some tokens, beside a constraint or without one.
+"""Rules that restrict the tokens of an answer, with a constraint or without one.
 
-Each clears tokens that may not follow from the masks of a step, before any sampler sees a logit. So
-they hold for every sampler, for drafts and after a preemption: a rule reads the tokens of the
-answer, and keeps nothing of those that are ahead.
+Each rule clears tokens from the bitmasks of a step, before the sampler sees a logit. So the rules
+hold for every sampler, for drafts and after a preemption. A rule reads the tokens of the answer,
+and drafts leave no trace in it.
 """
 
 from abc import ABC, abstractmethod
@@ -19,28 +19,28 @@ from vlmkit.types.sampling import MAX_SEQUENCE_TOKENS
 
 
 class Rule(ABC):
-    """Says which tokens may not follow one answer."""
+    """A rule on the tokens of one answer."""
 
     @abstractmethod
     def narrow(self, sequence: Sequence, ahead: Seq[int], mask: Words) -> None:
         """Clear the bits ``[words]`` of the tokens that may not follow.
 
         Args:
-            sequence: whose answer it is.
-            ahead: tokens that come after the sequence's own and are not in it: drafts.
-            mask: the tokens that other rules allow.
+            sequence: the sequence of the answer.
+            ahead: drafts after the sequence's own tokens, not part of it.
+            mask: the tokens that other rules allow; changed.
         """
 
     def forced(self, sequence: Sequence) -> Seq[int]:  # noqa: ARG002 - of most rules
-        """Return tokens of which the answer cannot but go on; none is always an answer."""
+        """Return the tokens with which the answer must go on; may always be empty."""
         return ()
 
 
 class AllowedTokens(Rule):
-    """Allows some tokens and no other; the mask of vLLM's ``allowed_token_ids``.
+    """Allows only some tokens, as vLLM's ``allowed_token_ids``.
 
     Args:
-        token_ids: those that may be chosen.
+        token_ids: the tokens that may be chosen.
         vocab_size: columns of the logits.
     """
 
@@ -53,12 +53,12 @@ class AllowedTokens(Rule):
 
 
 class BadWords(Rule):
-    """Forbids the last token of a word where the tokens before it are the answer's newest.
+    """Forbids the last token of a word where the answer ends with the tokens before it.
 
     Tokens of the prompt do not count, as in vLLM's ``bad_words``.
 
     Args:
-        words: each the tokens of one spelling.
+        words: the tokens of each spelling.
     """
 
     def __init__(self, words: Iterable[Seq[int]]) -> None:
@@ -73,7 +73,7 @@ class BadWords(Rule):
                 self._behind[word[-2]].append(word)
 
     def narrow(self, sequence: Sequence, ahead: Seq[int], mask: Words) -> None:
-        """Clear tokens that would complete a word; see :meth:`Rule.narrow`."""
+        """Clear the tokens that would complete a word; see :meth:`Rule.narrow`."""
         for token_id in self._completing(sequence, ahead):
             mask[token_id // BITS] &= ~words_of((token_id % BITS,), BITS)[0]
 
@@ -87,47 +87,47 @@ class BadWords(Rule):
 
 
 class RuledGrammarState:
-    """Follows one sequence by rules, as :class:`.grammar_state.GrammarState` does by a grammar.
+    """A grammar state that applies rules, and may wrap the :class:`GrammarState` of a constraint.
 
     Args:
-        rules: all of them hold.
+        rules: the rules, which all hold.
         vocab_size: columns of the logits.
-        within: follows the constraint that the answer keeps to, too; None where there is none.
+        grammar: the grammar state of the answer's constraint; None without a constraint.
 
     Attributes:
-        unconstrained: parts of the constraint's schemas that are not enforced.
+        unenforced: parts of the constraint's schemas that are not enforced.
     """
 
     def __init__(
-        self, rules: Seq[Rule], vocab_size: int, within: GrammarState | None = None
+        self, rules: Seq[Rule], vocab_size: int, grammar: GrammarState | None = None
     ) -> None:
-        self.unconstrained = () if within is None else within.unconstrained
+        self.unenforced = () if grammar is None else grammar.unenforced
         self._rules = rules
-        self._within = within
+        self._grammar = grammar
         self._vocab_size = vocab_size
         self._every = words_of(range(vocab_size), vocab_size)
-        self._free: dict[bool, Words] = {}  # by whether the answer may end
+        self._allowed_by_end: dict[bool, Words] = {}  # by whether the answer may end
 
-    def new_masks(self, num_rows: int) -> Words:
-        """Return masks ``[rows, words]`` that allow nothing."""
+    def allocate_bitmask(self, num_rows: int) -> Words:
+        """Return bitmasks ``[rows, words]`` that allow no token."""
         return np.zeros((num_rows, len(self._every)), np.int32)
 
     def fill(self, sequence: Sequence, drafts: Seq[int], masks: Words) -> None:
         """Set the bits of the tokens that may follow a sequence and each of its drafts.
 
         Args:
-            sequence: whose answer it is.
-            drafts: tokens that may come next; rows behind one that may not follow stay empty.
-            masks: ``[1 + drafts, words]`` zeros, one row for each place.
+            sequence: the sequence of the answer.
+            drafts: tokens that may come next; rows behind one that is not allowed stay empty.
+            masks: ``[1 + drafts, words]`` zeros; filled.
 
         Raises:
-            ConstraintError: nothing may follow the sequence.
+            ConstraintError: no token may follow the sequence.
         """
-        if self._within is not None:
-            self._within.fill(sequence, drafts, masks)
+        if self._grammar is not None:
+            self._grammar.fill(sequence, drafts, masks)
         else:
             for place in range(len(masks)):
-                masks[place] = self._choosable(sequence, place)
+                masks[place] = self._allowed(sequence, place)
         for place, mask in enumerate(masks):
             self._narrow(sequence, drafts[:place], mask)
             if place < len(drafts) and not holds(mask, drafts[place]):
@@ -140,18 +140,18 @@ class RuledGrammarState:
             )
 
     def forced(self, sequence: Sequence) -> list[int]:
-        """Return tokens of which the answer cannot but go on."""
+        """Return the tokens with which the answer must go on."""
         for rule in self._rules:
             if token_ids := rule.forced(sequence):
                 return list(token_ids)
-        return [] if self._within is None else self._within.forced(sequence)
+        return [] if self._grammar is None else self._grammar.forced(sequence)
 
     def num_possible(self, sequence: Sequence, guesses: Seq[int]) -> int:
-        """Return how many guesses may follow a sequence, one after the other."""
-        if self._within is not None:
-            guesses = guesses[: self._within.num_possible(sequence, guesses)]
+        """Return how many of the guesses may follow a sequence, one after the other."""
+        if self._grammar is not None:
+            guesses = guesses[: self._grammar.num_possible(sequence, guesses)]
         for place, token_id in enumerate(guesses):
-            mask = self._choosable(sequence, place).copy()
+            mask = self._allowed(sequence, place).copy()
             self._narrow(sequence, guesses[:place], mask)
             if not holds(mask, token_id):
                 return place
@@ -161,22 +161,23 @@ class RuledGrammarState:
         for rule in self._rules:
             rule.narrow(sequence, ahead, mask)
 
-    def _choosable(self, sequence: Sequence, num_ahead: int) -> Words:
-        """Return the tokens that a sampler may choose of a sequence without rules."""
+    def _allowed(self, sequence: Sequence, num_ahead: int) -> Words:
+        """Return the bitmask of the tokens that may follow where no rule applies."""
         params = sequence.params
         may_end = len(sequence.output_ids) + num_ahead >= params.min_tokens
-        if may_end not in self._free:
+        if may_end not in self._allowed_by_end:
             banned = {*sequence.banned_ids, *params.suppress_tokens}
             banned |= frozenset() if may_end else sequence.eos_ids
             own = (token_id for token_id in banned if token_id < self._vocab_size)
-            self._free[may_end] = self._every & ~words_of(own, self._vocab_size)
-        return self._free[may_end]
+            self._allowed_by_end[may_end] = self._every & ~words_of(own, self._vocab_size)
+        return self._allowed_by_end[may_end]
 
 
 def spellings(words: Iterable[str], encode: Callable[[str], Seq[int]]) -> list[list[int]]:
-    """Return the tokens of words as texts hold them: by themselves, and behind a space.
+    """Return the tokens of each word, at the start of a text and after a space.
 
-    The second is left out where it begins with the same token or is of another length, as in vLLM.
+    The second spelling is left out where it begins with the same token or has another length, as in
+    vLLM.
 
     Raises:
         RequestError: a word has no token, or too many.

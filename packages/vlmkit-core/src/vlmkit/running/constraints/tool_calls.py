@@ -1,7 +1,7 @@
-"""What an answer to a conversation with tools keeps to, and how it is read.
+"""The plan of an answer to a conversation with tools: its constraint, and how it is parsed.
 
-Whether it may call them, must or must not, and what else it was asked to keep to, come to one
-constraint and one prompt. Compiles nothing.
+The tool choice and the constraint of a request are combined into one constraint and one prompt. It
+compiles nothing.
 """
 
 import logging
@@ -18,16 +18,16 @@ from vlmkit.types.request import Request
 log = logging.getLogger(__name__)
 
 GUIDANCE = "vlmkit-guidance"
-"""The distribution that brings a compiler of constraints."""
+"""The distribution with a constraint compiler."""
 
 
 class AnswerPlan(NamedTuple):
     """How a request is answered.
 
     Attributes:
-        prompt: as its answer is read.
-        constraint: what the answer keeps to.
-        banned_ids: tokens that it must not have, besides those that none has.
+        prompt: the prompt, which says how the answer is parsed.
+        constraint: the constraint of the answer, if any.
+        banned_ids: tokens that this answer must not have, beside those that no answer may have.
     """
 
     prompt: Prompt
@@ -35,17 +35,18 @@ class AnswerPlan(NamedTuple):
     banned_ids: frozenset[int] = frozenset()
 
 
-def answer_plan(request: Request, prompt: Prompt, *, holds: bool) -> AnswerPlan:
+def answer_plan(request: Request, prompt: Prompt, *, can_constrain: bool) -> AnswerPlan:
     """Return how a request is answered.
 
     Args:
-        request: what was asked.
-        prompt: what the tokenizer made of it.
-        holds: whether answers can be held to a constraint.
+        request: the request.
+        prompt: its prompt, from the tokenizer.
+        can_constrain: whether there is a constraint compiler.
 
     Raises:
-        RequestError: nobody knows how this model calls tools, or the request contradicts itself.
-        ConstraintError: it asks for what only a constraint can give.
+        RequestError: the format of this model's tool calls is unknown, or the request contradicts
+            itself.
+        ConstraintError: the request needs a constraint compiler, and there is none.
     """
     calling = None if prompt.is_plain else prompt.calling
     if prompt.is_plain and request.tool_choice not in ("auto", "none"):
@@ -60,15 +61,15 @@ def answer_plan(request: Request, prompt: Prompt, *, holds: bool) -> AnswerPlan:
             hint="vlmkit.kit.tool_call_formats has the ways that are known",
         )
     if prompt.channels is not None and not prompt.is_plain:
-        return _in_channels(request, prompt, prompt.channels, holds=holds)
+        return _in_channels(request, prompt, prompt.channels, can_constrain=can_constrain)
     if calling is None or request.tool_choice == "none":
         banned = frozenset() if calling is None else _opening(calling)
-        # An answer within a constraint is text from its first token.
+        # A constrained answer is text from its first token, without reasoning.
         opens = prompt.opens_reasoning and request.constraint is None
         read = replace(prompt, calling=None, opens_reasoning=opens)
         return AnswerPlan(read, request.constraint, banned)
-    if not holds:
-        _check_unheld(request)
+    if not can_constrain:
+        _check_without_compiler(request)
         return AnswerPlan(prompt, request.constraint)
     grammar = tool_call_grammar(
         calling,
@@ -76,61 +77,62 @@ def answer_plan(request: Request, prompt: Prompt, *, holds: bool) -> AnswerPlan:
         is_parallel=request.parallel_tool_calls,
         reasoning=prompt.reasoning_marks,
         opens_reasoning=prompt.opens_reasoning,
-        content=_said_last(request),
+        content=_final_constraint(request),
         strict=request.strict_tools,
     )
     return AnswerPlan(prompt, grammar)
 
 
 def _in_channels(
-    request: Request, prompt: Prompt, channels: ChannelFormat, *, holds: bool
+    request: Request, prompt: Prompt, channels: ChannelFormat, *, can_constrain: bool
 ) -> AnswerPlan:
     """Return how a request is answered by messages in channels.
 
-    There a constraint is of the message that is said last. No mark is of calls alone, so that none
-    can be banned.
+    There the constraint applies to the last message. No mark is used by calls alone, so no token
+    can be banned to prevent calls.
     """
     calling = None if request.tool_choice == "none" else prompt.calling
     read = replace(prompt, calling=calling)
     if request.constraint is None and not request.tools:
         return AnswerPlan(read, None)
-    if not holds:
+    if not can_constrain:
         if calling is not None:
-            _check_unheld(request)
+            _check_without_compiler(request)
         return AnswerPlan(read, request.constraint)
     grammar = tool_call_grammar(
         calling or Calling(channels, ()),
         request.tool_choice if calling is not None else "none",
-        content=_said_last(request),
+        content=_final_constraint(request),
         strict=request.strict_tools,
     )
     return AnswerPlan(read, grammar)
 
 
 def _opening(calling: Calling) -> frozenset[int]:
-    """Return the token that begins calls, if it is one."""
+    """Return the token that begins calls, if the mark is a single token."""
     form = calling.format
     mark = None if isinstance(form, ChannelFormat) else form.open.token_id
     return frozenset() if mark is None else frozenset({mark})
 
 
-def _check_unheld(request: Request) -> None:
-    """Refuse what only a constraint can give: none can be kept to.
+def _check_without_compiler(request: Request) -> None:
+    """Refuse a tool choice that cannot be enforced without a constraint compiler.
 
     Raises:
-        ConstraintError: the request asks for it.
+        ConstraintError: the request asks for one.
     """
     if request.tool_choice == "auto" and request.parallel_tool_calls:
-        log.debug("no plugin holds calls of tools to their schemas; they are read as they come")
+        log.debug("no constraint compiler is in use: the schemas of tool calls are not enforced")
         return
     param = "tool_choice" if request.tool_choice != "auto" else "parallel_tool_calls"
     raise without_compiler(
-        f"{param} cannot be kept to: no plugin is in use here that holds an answer to it", param
+        f"{param} cannot be kept to: no plugin is in use here that holds an answer to it",
+        param,
     )
 
 
 def without_compiler(problem: str, param: str = "constraint") -> ConstraintError:
-    """Return an error about what only a constraint compiler can give."""
+    """Return the error of a request that needs a constraint compiler."""
     error = ConstraintError(
         problem,
         hint=f"install {GUIDANCE} where vlmkit runs, and leave constraint.use as it is",
@@ -139,11 +141,11 @@ def without_compiler(problem: str, param: str = "constraint") -> ConstraintError
     return error
 
 
-def _said_last(request: Request) -> JsonSchema | Regex | OneOf | None:
-    """Return what an answer keeps to in what it says, where it calls nothing.
+def _final_constraint(request: Request) -> JsonSchema | Regex | OneOf | None:
+    """Return the constraint on the text of an answer that calls no tool.
 
     Raises:
-        ConstraintError: it is a grammar, which cannot be part of another one.
+        ConstraintError: it is a grammar, which cannot be part of another grammar.
     """
     if request.constraint is None or request.tool_choice not in ("auto", "none"):
         return None

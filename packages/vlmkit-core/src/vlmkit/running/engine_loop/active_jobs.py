@@ -107,7 +107,7 @@ class ActiveJobs:
             chunks = job.take(outcome)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
             message = f"{self._component_names.of('tokenizer')} failed on this answer"
-            self.fail(job.channel, engine_error(message, error, repeats=True))
+            self.fail(job.channel, engine_error(message, error, may_quote_input=True))
             return
         for chunk in chunks:
             self._put(job, chunk)

@@ -120,7 +120,7 @@ class Channel:
         """Record that the scheduler accepted the request."""
         with self._lock:
             if self._observers is not None and not self._is_accepted:
-                self._observers.tell("accepted", self.facts)
+                self._observers.notify("accepted", self.facts)
             self._is_accepted = True
             self._wake(wakeups)
 
@@ -150,17 +150,17 @@ class Channel:
         with self._lock:
             self.clock.end()
             if self._observers is not None and not self.is_done:
-                self._observers.tell("failed", self.facts, error)
+                self._observers.notify("failed", self.facts, error)
             self._error = self._error or error
             self._wake(wakeups)
 
     def _tell(self, observers: ObserverDispatch, chunk: Chunk) -> None:
         if chunk.samples and self.completion_tokens == len(chunk.samples):
-            observers.tell("first_token", self.facts)
-        observers.tell("tokens", self.facts, chunk)
+            observers.notify("first_token", self.facts)
+        observers.notify("tokens", self.facts, chunk)
         if not self._num_open:
             end = RequestEnd(tuple(self._reasons), self.usage, self.timings)
-            observers.tell("finished", self.facts, end)
+            observers.notify("finished", self.facts, end)
 
     def _wake(self, wakeups: Wakeups) -> None:
         if self._num_waiting:

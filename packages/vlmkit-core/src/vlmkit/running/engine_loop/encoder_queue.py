@@ -67,7 +67,7 @@ class EncoderQueue:
                 kinds = {item.sequence.prompt.media[item.index].kind for item in items}
                 what = f"this {kinds.pop()}" if kinds else "a medium that no request waits for"
                 error = (
-                    result.told(self._component_names)
+                    result.attributed_to(self._component_names)
                     if isinstance(result, Fault)
                     else engine_error(
                         f"{self._component_names.of('media_encoder')} failed on {what}", result

@@ -125,13 +125,13 @@ class Loop:
         most, num_waiting, num_new = self._scheduler.max_waiting, self.num_waiting, len(jobs)
         if num_new > most:
             raise RequestError(f"n is over the {most} places of the queue", param="n")
-        if num_waiting + num_new <= most - most // LEFT_TO_OTHERS:
+        if num_waiting + num_new <= most - most // RESERVE_DIVISOR:
             return
         account, queue = jobs[0].channel.account, self._jobs.queue
         num_own = self._inbox.num_jobs_of(account) + queue.num_waiting_of(account)
         num_accounts = queue.num_accounts + (not num_own)
         if not may_acquire(
-            num_new, most=most, held=num_waiting, own=num_own, num_accounts=num_accounts
+            num_new, limit=most, used=num_waiting, own_used=num_own, num_tenants=num_accounts
         ):
             raise QueueFull("too many requests are waiting already", hint="try again later")
 

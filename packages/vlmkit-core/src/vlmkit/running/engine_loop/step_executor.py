@@ -31,7 +31,7 @@ from vlmkit.running.faults.attribution import (
 )
 from vlmkit.running.faults.isolation import engine_error, isolated
 from vlmkit.running.sampling.grammar_masks import GrammarMasks
-from vlmkit.running.sampling.sampled_tokens import picked, readable, samples
+from vlmkit.running.sampling.sampled_tokens import choose_tokens, readable, samples
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 
@@ -93,10 +93,10 @@ class StepExecutor:
     def _attributed(self, error: Exception) -> VlmkitError:
         """Return the error that a request gets, which names the faulty component."""
         if isinstance(error, Fault):
-            return error.told(self._component_names)
+            return error.attributed_to(self._component_names)
         if isinstance(error, ComponentError):
             return engine_error(
-                f"{self._component_names.of(error.part)} failed on this request", error.cause
+                f"{self._component_names.of(error.component)} failed on this request", error.cause
             )
         return engine_error("the step failed on this request", error)
 
@@ -168,7 +168,7 @@ class StepExecutor:
             finally:
                 self._engine.release(probe)
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
-            part = error.part if isinstance(error, ComponentError | Fault) else ENGINE
+            part = error.component if isinstance(error, ComponentError | Fault) else ENGINE
             raised = cause.cause if isinstance(cause, ComponentError) else cause
             raise ComponentFailed(part, self._component_names) from raised
 
@@ -208,7 +208,7 @@ def _standing(
         chosen = chosen[: num_accepted + 1]
     if masks is not None:
         try:
-            chosen = masks.kept(item.sequence, chosen)
+            chosen = masks.checked(item.sequence, chosen)
         except VlmkitError as error:
             return error
     return Outcome(item, chosen)

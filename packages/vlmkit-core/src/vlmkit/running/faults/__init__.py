@@ -1,1 +1,1 @@
-"""Fault attribution, isolation of faulty requests, and the watchdog."""
+"""Fault attribution, isolation of the requests that fail, and the watchdog for hung work."""

@@ -1,7 +1,7 @@
-"""Which part of a pipeline a fault is laid on, and who made that part.
+"""Fault attribution: which component of a pipeline failed, and which provider it came from.
 
-An error says so itself where it was caught beside the part; elsewhere the traceback does. Nothing
-here is asked for while all goes well.
+An error that is caught beside the component names it. Elsewhere, the traceback does. No code here
+runs while no component fails.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,78 +15,81 @@ from vlmkit.running.faults.isolation import engine_error
 
 @dataclass(frozen=True, slots=True)
 class ComponentNames:
-    """Who made the parts of a pipeline.
+    """The names by which messages call the components of a pipeline.
 
     Attributes:
-        names: how messages call providers, by the kind of what they made, and with a dot by the
-            name of one of several: ``observer.log``. What is not here is called by its kind.
+        names: the name of each component's provider, by the component's kind. One of several
+            components of a kind is under ``kind.name``, such as ``observer.log``. A component
+            without an entry is called by its kind.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, part: str, name: str = "") -> str:
-        """Return how messages call a part, or one of several of a kind."""
-        words = part.replace("_", " ")
+    def of(self, component: str, name: str = "") -> str:
+        """Return the name of a component, or of one of several of its kind."""
+        words = component.replace("_", " ")
         if name:
-            return self.names.get(f"{part}.{name}", f"{words} {name!r}")
-        return self.names.get(part, f"the {words}")
+            return self.names.get(f"{component}.{name}", f"{words} {name!r}")
+        return self.names.get(component, f"the {words}")
 
 
 UNKNOWN = ComponentNames()
 
 
 class Fault(EngineError):  # noqa: N818 - as those of vlmkit.errors
-    """A part returned what its protocol does not allow.
+    """A component returned what its protocol does not allow.
 
     Args:
-        part: the kind of the part.
-        problem: what it did, as the end of a sentence about it.
+        component: the kind of the component.
+        problem: what it did: a predicate whose subject is the component.
     """
 
-    def __init__(self, part: str, problem: str) -> None:
-        super().__init__(f"{UNKNOWN.of(part)} {problem}")
-        self.part = part
+    def __init__(self, component: str, problem: str) -> None:
+        super().__init__(f"{UNKNOWN.of(component)} {problem}")
+        self.component = component
         self.problem = problem
 
-    def told(self, component_names: ComponentNames) -> EngineError:
-        """Return the same of who made the part."""
-        return EngineError(f"{component_names.of(self.part)} {self.problem}")
+    def attributed_to(self, component_names: ComponentNames) -> EngineError:
+        """Return the same error, with the name of the component's provider."""
+        return EngineError(f"{component_names.of(self.component)} {self.problem}")
 
 
 class ComponentError(Exception):
-    """A part raised what it does not explain.
+    """A component raised an error that is not one of vlmkit's.
 
     Args:
-        part: the kind of the part.
-        cause: what it raised.
+        component: the kind of the component.
+        cause: the error that it raised.
     """
 
-    def __init__(self, part: str, cause: Exception) -> None:
-        super().__init__(part)
-        self.part = part
+    def __init__(self, component: str, cause: Exception) -> None:
+        super().__init__(component)
+        self.component = component
         self.cause = cause
 
 
 class ComponentFailed(EngineError):  # noqa: N818 - as those of vlmkit.errors
-    """A part fails whatever it is given.
+    """A component fails on every input.
 
     Args:
-        part: the kind of the part.
-        component_names: who made it.
+        component: the kind of the component.
+        component_names: the names of the components.
     """
 
-    def __init__(self, part: str, component_names: ComponentNames) -> None:
-        super().__init__(f"{component_names.of(part)} can compute nothing any more")
-        self.part = part
+    def __init__(self, component: str, component_names: ComponentNames) -> None:
+        super().__init__(f"{component_names.of(component)} can compute nothing any more")
+        self.component = component
 
 
 @contextmanager
-def attributing(component_names: ComponentNames, part: str, what: str) -> Iterator[None]:
-    """Turn what a part does not explain into an error about it, and keep its words in the log.
+def attributing(component_names: ComponentNames, component: str, what: str) -> Iterator[None]:
+    """Turn an unexpected error of a component into an error that names the component.
+
+    The log gets the traceback without the error's text, which may quote a request.
 
     Raises:
-        EngineError: the part failed on what it was given.
-        OutOfMemory: it found no room for it.
+        EngineError: the component failed on its input.
+        OutOfMemory: there is not enough memory for the input.
     """
     try:
         yield
@@ -94,23 +97,24 @@ def attributing(component_names: ComponentNames, part: str, what: str) -> Iterat
         raise
     except MemoryError as error:
         raise OutOfMemory(what) from error
-    except Exception as error:  # a part may raise anything
+    except Exception as error:  # a component may raise anything
         raise engine_error(
-            f"{component_names.of(part)} failed on {what}", error, repeats=True
+            f"{component_names.of(component)} failed on {what}", error, may_quote_input=True
         ) from error
 
 
-def faulty_component(error: BaseException, parts: Mapping[str, Any]) -> str | None:
-    """Return which part raised an error, by the innermost method of one that it came through.
+def faulty_component(error: BaseException, components: Mapping[str, Any]) -> str | None:
+    """Return the kind of the component that raised an error.
 
-    None where the traceback names no part, as for one that is written in another language.
+    It is the component with the innermost method in the traceback. None if the traceback has no
+    method of a component, as when the component is written in another language.
     """
     if isinstance(error, ComponentFailed):
-        return error.part
+        return error.component
     found, trace = None, error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        named = (name for name, part in parts.items() if part is not None and part is owner)
+        named = (kind for kind, each in components.items() if each is not None and each is owner)
         found = next(named, found)
         trace = trace.tb_next
     return found

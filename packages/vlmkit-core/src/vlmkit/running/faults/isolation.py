@@ -1,7 +1,7 @@
-"""Finding the members of a batch that make it fail, so that nobody else suffers from them.
+"""Isolation of the members of a batch that make the whole batch fail.
 
-What a library says goes to the log; an answer gets an error of our own. Knows nothing of what a
-batch is made of.
+The messages of libraries go to the log, and clients get errors of our own. This module does not
+know what a batch consists of.
 """
 
 import logging
@@ -20,7 +20,11 @@ R = TypeVar("R")
 
 
 def isolated(run: Callable[[Seq[M]], list[R]], members: Seq[M]) -> list[R | Exception]:
-    """Run a batch; if it raises, run its members alone to find out which of them fail."""
+    """Run a batch. If it raises, run each member alone.
+
+    Returns:
+        For each member its result, or the error that it raised alone.
+    """
     try:
         return list(run(members))
     except Exception as error:  # noqa: BLE001 - a component may raise anything
@@ -29,17 +33,18 @@ def isolated(run: Callable[[Seq[M]], list[R]], members: Seq[M]) -> list[R | Exce
     return [result for member in members for result in isolated(run, [member])]
 
 
-def engine_error(message: str, cause: Exception, *, repeats: bool = False) -> VlmkitError:
-    """Keep the library's words out of the answer and in the log.
+def engine_error(message: str, cause: Exception, *, may_quote_input: bool = False) -> VlmkitError:
+    """Log the cause of a failure, and return an error without the cause's text.
 
     Args:
-        message: what the answer says.
-        cause: what was raised.
-        repeats: whether its words may repeat what was sent, and are kept out of the log as well.
+        message: the text of the returned error.
+        cause: the error that was raised. One of vlmkit's is returned as it is.
+        may_quote_input: whether the cause's text may quote a request. Then the log gets its
+            traceback without that text.
     """
     if isinstance(cause, VlmkitError):
         return cause
-    if repeats:
+    if may_quote_input:
         log.error("%s", f"{message}\n{trace_of(cause)}")
     else:
         log.error("%s", message, exc_info=cause)

@@ -1,9 +1,10 @@
-"""Notices work that takes far longer than any did before, and in the end gives it up.
+"""The watchdog: reports work that runs far longer than before, and gives up work that hangs.
 
-Whoever works notes when the present piece of work was begun, and nothing else: this looks at that
-note now and then, in a thread of its own, so that work pays nothing for being watched. What it says
-in the log holds sizes, ids and the lines of code where the work stands; never what a client sent.
-It cannot stop anything: Python has no way to end a thread, nor has a device.
+A monitored thread only records when its current piece of work began. The watchdog polls that time
+in a thread of its own, so the work itself pays nothing. Its log lines hold sizes, ids and a stack
+of code lines, and nothing that a client sent.
+
+The watchdog cannot stop the work: neither Python nor a device can end a thread.
 """
 
 import logging
@@ -18,111 +19,114 @@ from vlmkit.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-SLOW_TIMES, STUCK_TIMES = 10.0, 30.0  # as long as the longest seen, where that is more
-LOOKS = 8  # for each bound of time
-MAX_LOOK_S = 10.0
-MAX_SHOWN = 16
+# Multiples of the longest duration so far; they count where they are longer than the settings.
+SLOW_FACTOR, STUCK_FACTOR = 10.0, 30.0
+CHECKS_PER_LIMIT = 8  # polls within the shortest limit
+MAX_INTERVAL_S = 10.0
+MAX_LISTED = 16
 MAX_FRAMES = 12
 
 
 @dataclass(frozen=True)
-class WatchedWork:
-    """Something that is done again and again in one thread.
+class MonitoredTask:
+    """A kind of work that one thread does again and again.
 
     Attributes:
-        name: what one piece of it is called.
-        since: returns when the present piece was begun, by ``perf_counter``; 0 without one.
-        described: says how large it is and whom it is for.
-        thread: returns the thread's identifier.
-        count: notes that one was slow.
+        name: what messages call one piece of the work.
+        since: returns when the current piece began, by ``perf_counter``; 0 if there is none.
+        describe: returns the size of the current piece, and the requests that it belongs to.
+        thread: returns the identifier of the thread.
+        count_slow: counts one slow piece.
     """
 
     name: str
     since: Callable[[], float]
-    described: Callable[[], str]
+    describe: Callable[[], str]
     thread: Callable[[], int | None]
-    count: Callable[[], None]
+    count_slow: Callable[[], None]
 
 
 class Watchdog:
-    """Looks at some work until it is stopped.
+    """Monitors some tasks until it is stopped.
 
     Args:
-        works: what is looked at.
-        give_up: called with the reason, once, when one of them is stuck.
-        slow_s: how long a piece may take before it is told, unless longer ones were seen.
-        stuck_s: how long before it is stuck; never when None.
+        tasks: the tasks to monitor.
+        give_up: called once, with the reason, when a piece of work is stuck.
+        slow_s: duration after which a piece is reported as slow. Ten times the longest piece so
+            far counts instead if that is more.
+        stuck_s: duration after which a piece is stuck; no piece ever is when None. Thirty times
+            the longest piece so far counts instead if that is more.
     """
 
     def __init__(
         self,
-        works: Seq[WatchedWork],
+        tasks: Seq[MonitoredTask],
         give_up: Callable[[BaseException], None],
         slow_s: float,
         stuck_s: float | None,
     ) -> None:
-        self._seen = [_Seen(work, slow_s, stuck_s) for work in works]
+        self._monitors = [_Monitor(task, slow_s, stuck_s) for task in tasks]
         self._give_up = give_up
-        self._look_s = min(MAX_LOOK_S, min(slow_s, stuck_s or slow_s) / LOOKS)
+        self._interval_s = min(MAX_INTERVAL_S, min(slow_s, stuck_s or slow_s) / CHECKS_PER_LIMIT)
         self._is_stopped = threading.Event()
         thread = threading.Thread(target=self._run, name="vlmkit-watchdog", daemon=True)
         thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop monitoring."""
         self._is_stopped.set()
 
     def _run(self) -> None:
-        while not self._is_stopped.wait(self._look_s):
-            for seen in self._seen:
-                if (error := seen.look(time.perf_counter())) is not None:
+        while not self._is_stopped.wait(self._interval_s):
+            for monitor in self._monitors:
+                if (error := monitor.check(time.perf_counter())) is not None:
                     self._give_up(error)
                     return
 
 
-class _Seen:
-    """What was seen of some work."""
+class _Monitor:
+    """The durations of one task so far."""
 
-    def __init__(self, work: WatchedWork, slow_s: float, stuck_s: float | None) -> None:
-        self._work = work
+    def __init__(self, task: MonitoredTask, slow_s: float, stuck_s: float | None) -> None:
+        self._task = task
         self._slow_s = slow_s
         self._stuck_s = stuck_s
         self._longest_s = self._age_s = self._since = 0.0
-        self._is_told = False
+        self._is_reported = False
 
-    def look(self, now: float) -> EngineError | None:
-        """Tell of the present piece if it is slow; return an error if it is stuck."""
-        since = self._work.since()
+    def check(self, now: float) -> EngineError | None:
+        """Report the current piece if it is slow; return an error if it is stuck."""
+        since = self._task.since()
         if since != self._since:  # the last one has ended
             self._longest_s = max(self._longest_s, self._age_s)
-            self._since, self._age_s, self._is_told = since, 0.0, False
+            self._since, self._age_s, self._is_reported = since, 0.0, False
         if not since:
             return None
         self._age_s = age_s = now - since
-        if self._stuck_s is not None and age_s > max(self._stuck_s, STUCK_TIMES * self._longest_s):
-            self._say(logging.CRITICAL, "is given up")
-            return EngineError(f"{self._work.name} did not end within {age_s:.0f} s")
-        if age_s > max(self._slow_s, SLOW_TIMES * self._longest_s) and not self._is_told:
-            self._is_told = True
-            self._work.count()
-            self._say(logging.WARNING, "goes on")
+        if self._stuck_s is not None and age_s > max(self._stuck_s, STUCK_FACTOR * self._longest_s):
+            self._report(logging.CRITICAL, "is given up")
+            return EngineError(f"{self._task.name} did not end within {age_s:.0f} s")
+        if age_s > max(self._slow_s, SLOW_FACTOR * self._longest_s) and not self._is_reported:
+            self._is_reported = True
+            self._task.count_slow()
+            self._report(logging.WARNING, "is still running")
         return None
 
-    def _say(self, level: int, how: str) -> None:
+    def _report(self, level: int, verdict: str) -> None:
         try:
-            what = self._work.described()
+            description = self._task.describe()
         except RuntimeError:  # it changed meanwhile
-            what = "of unknown size"
+            description = "of unknown size"
         log.log(
             level,
-            "%s %s after %.1f s (longest before: %.1f s): %s; it stands at\n%s",
-            *(self._work.name, how, self._age_s, self._longest_s, what),
-            where(self._work.thread()),
+            "%s %s after %.1f s (longest before: %.1f s): %s; stack:\n%s",
+            *(self._task.name, verdict, self._age_s, self._longest_s, description),
+            stack_of(self._task.thread()),
         )
 
 
-def where(thread: int | None) -> str:
-    """Return the lines of code at which a thread is, the innermost last; no values of variables."""
+def stack_of(thread: int | None) -> str:
+    """Return the stack of a thread as lines of code, innermost last, without any values."""
     frame = sys._current_frames().get(thread or 0)  # noqa: SLF001 - there is no other way
     if frame is None:
         return "  no Python code"
@@ -131,8 +135,8 @@ def where(thread: int | None) -> str:
     return "\n".join(f"  {each.filename}:{each.lineno} {each.name}" for each in reversed(stack))
 
 
-def shown(ids: Iterable[str]) -> str:
+def listed(ids: Iterable[str]) -> str:
     """Return some ids as a text of bounded length."""
     some = sorted(ids)
-    more = f" and {len(some) - MAX_SHOWN} more" if len(some) > MAX_SHOWN else ""
-    return f"{', '.join(some[:MAX_SHOWN]) or 'none'}{more}"
+    more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
+    return f"{', '.join(some[:MAX_LISTED]) or 'none'}{more}"

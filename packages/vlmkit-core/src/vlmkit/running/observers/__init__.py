@@ -1,1 +1,1 @@
-"""Dispatch to observers, and the built-in ones."""
+"""Dispatch of events to observers, and the built-in observers."""

@@ -1,9 +1,9 @@
-"""Tells observers what happens, so that none of them can harm a request.
+"""Dispatch of events to observers, so that no observer can delay or break a request.
 
-Who tells only leaves a note: each observer reads its notes in a thread of its own. One that raises
-is switched off and told of in the log, once; one that has too many notes unread loses new ones,
-which are counted, but no end of a request whose beginning it heard of: what it keeps of one it lets
-go of then. Nothing is noted that no observer listens to.
+Each observer has a queue and a thread, and the caller only appends to queues. An observer that
+raises is disabled, and the log reports it once. A slow observer drops (and counts) events, but
+always receives the end of a request that it saw start, so it can free what it keeps of it. Events
+that no observer handles are not queued.
 """
 
 import logging
@@ -18,131 +18,135 @@ from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 
 log = logging.getLogger(__name__)
 
-MAX_UNREAD = 50_000  # notes of one observer; a second or two of a busy server's tokens
-GATHER_S = 0.02  # notes are read together: a wake-up for each would take the loop's time
-CLOSE_S = 5.0  # for the last notes, until a slow observer is left behind
+MAX_QUEUED_EVENTS = 50_000  # of one observer; a second or two of a busy server's tokens
+BATCH_S = 0.02  # events are delivered in batches: a wake-up for each would slow the loop
+CLOSE_S = 5.0  # for the last events; then a slow observer is abandoned
 
 Event = Literal["accepted", "first_token", "tokens", "finished", "failed", "step"]
 EVENTS: tuple[Event, ...] = ("accepted", "first_token", "tokens", "finished", "failed", "step")
-ENDS = frozenset[Event]({"finished", "failed"})
+END_EVENTS = frozenset[Event]({"finished", "failed"})
 
 
 class ObserverDispatch:
-    """All observers of one pipeline. Told in one thread at a time.
+    """Sends the events of one pipeline to its observers.
+
+    Only one thread at a time may call it.
 
     Args:
-        observers: each by its name.
-        component_names: who made them.
+        observers: the observers, by name.
+        component_names: the names of their providers.
     """
 
     def __init__(
         self, observers: Mapping[str, Observer], component_names: ComponentNames = UNKNOWN
     ) -> None:
-        self._listeners = {
-            name: _Listener(name, o, component_names.of("observer", name))
+        self._threads = {
+            name: _ObserverThread(name, o, component_names.of("observer", name))
             for name, o in observers.items()
         }
         self._by_event = {
-            event: [listener for listener in self._listeners.values() if listener.hears(event)]
+            event: [thread for thread in self._threads.values() if thread.handles(event)]
             for event in EVENTS
         }
 
-    def hears(self, event: Event) -> bool:
-        """Tell whether anybody listens to an event."""
+    def handles(self, event: Event) -> bool:
+        """Return whether any observer handles an event."""
         return bool(self._by_event[event])
 
-    def tell(self, event: Event, *facts: object) -> None:
-        """Note an event for everybody who listens to it; the facts must not change any more."""
-        for listener in self._by_event[event]:
-            listener.note(event, facts)
+    def notify(self, event: Event, *facts: object) -> None:
+        """Queue an event for all observers that handle it; the facts must not change any more."""
+        for thread in self._by_event[event]:
+            thread.enqueue(event, facts)
 
     def stats(self) -> dict[str, dict[str, float]]:
-        """Return the numbers of each observer, by its name."""
-        return {name: listener.stats() for name, listener in self._listeners.items()}
+        """Return the statistics of each observer, by its name."""
+        return {name: thread.stats() for name, thread in self._threads.items()}
 
     def close(self) -> None:
-        """Let every observer read its last notes and close it; nothing may be told any more."""
-        for listener in self._listeners.values():
-            listener.stop()
+        """Deliver the queued events, then close every observer; no event may follow."""
+        for thread in self._threads.values():
+            thread.stop()
         deadline = time.monotonic() + CLOSE_S
-        for listener in self._listeners.values():
-            listener.join(deadline)
+        for thread in self._threads.values():
+            thread.join(deadline)
 
 
-class _Listener:
-    """One observer, its notes and its thread."""
+class _ObserverThread:
+    """One observer with its event queue and its thread."""
 
-    def __init__(self, name: str, observer: Observer, who: str) -> None:
-        self._who = who
+    def __init__(self, name: str, observer: Observer, name_in_log: str) -> None:
+        self._name = name_in_log
         self._observer = observer
-        self._notes: deque[tuple[Event, tuple[object, ...], float]] = deque()
-        self._begun: set[object] = set()  # requests whose end must be told
-        self._minds_ends = all(map(self.hears, ("accepted", *ENDS)))
-        self._num_lost = 0
-        self._is_off = False
-        self._bell = threading.Event()
-        self._end = threading.Event()
+        self._events: deque[tuple[Event, tuple[object, ...], float]] = deque()
+        self._open_requests: set[object] = set()  # requests whose end must be delivered
+        self._tracks_requests = all(map(self.handles, ("accepted", *END_EVENTS)))
+        self._num_dropped = 0
+        self._is_disabled = False
+        self._has_events = threading.Event()
+        self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"vlmkit-{name}", daemon=True)
         self._thread.start()
 
-    def hears(self, event: Event) -> bool:
-        """Tell whether the observer wrote a method for an event."""
+    def handles(self, event: Event) -> bool:
+        """Return whether the observer overrides the method of an event."""
         return getattr(type(self._observer), event, None) is not getattr(Observer, event)
 
-    def note(self, event: Event, facts: tuple[object, ...]) -> None:
-        if self._is_off:
+    def enqueue(self, event: Event, facts: tuple[object, ...]) -> None:
+        if self._is_disabled:
             return
-        is_owed = event in ENDS and facts[0] in self._begun
-        if len(self._notes) >= MAX_UNREAD and not is_owed:
-            if not self._num_lost:
-                log.warning("%s is too slow, and loses events", self._who)
-            self._num_lost += 1
+        must_deliver = event in END_EVENTS and facts[0] in self._open_requests
+        if len(self._events) >= MAX_QUEUED_EVENTS and not must_deliver:
+            if not self._num_dropped:
+                log.warning("%s is too slow and drops events", self._name)
+            self._num_dropped += 1
             return
-        if is_owed:
-            self._begun.remove(facts[0])
-        elif event == "accepted" and self._minds_ends:
-            self._begun.add(facts[0])
-        self._notes.append((event, facts, time.time()))
-        if not self._bell.is_set():
-            self._bell.set()
+        if must_deliver:
+            self._open_requests.remove(facts[0])
+        elif event == "accepted" and self._tracks_requests:
+            self._open_requests.add(facts[0])
+        self._events.append((event, facts, time.time()))
+        if not self._has_events.is_set():
+            self._has_events.set()
 
     def stats(self) -> dict[str, float]:
         numbers: Mapping[str, float] = {}
         try:
             numbers = self._observer.stats()
         except Exception:
-            log.exception("%s cannot say its numbers", self._who)
-        return {**numbers, "num_events_lost": self._num_lost}
+            log.exception("the statistics of %s failed", self._name)
+        return {**numbers, "num_events_lost": self._num_dropped}
 
     def stop(self) -> None:
-        self._end.set()
-        self._bell.set()
+        self._is_stopping.set()
+        self._has_events.set()
 
     def join(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            log.warning("%s is left behind with %d events", self._who, len(self._notes))
+            log.warning(
+                "%s did not close in time; %d events are lost", self._name, len(self._events)
+            )
 
     def _run(self) -> None:
         try:
-            while not self._end.is_set():
-                self._bell.wait()
-                self._end.wait(GATHER_S)
-                self._bell.clear()
-                self._read()
-            self._read()
+            while not self._is_stopping.is_set():
+                self._has_events.wait()
+                self._is_stopping.wait(BATCH_S)
+                self._has_events.clear()
+                self._deliver()
+            self._deliver()
         except BaseException:  # a panic of a Rust library is no Exception
-            self._is_off = True
-            self._notes.clear()
-            self._begun.clear()
-            log.exception("%s failed and is switched off", self._who)
+            self._is_disabled = True
+            self._events.clear()
+            self._open_requests.clear()
+            log.exception("%s failed and is switched off", self._name)
         try:
             self._observer.close()
         except Exception:
-            log.exception("%s could not be closed", self._who)
+            log.exception("%s could not be closed", self._name)
 
-    def _read(self) -> None:
-        while self._notes:
-            event, facts, at_s = self._notes.popleft()
+    def _deliver(self) -> None:
+        while self._events:
+            event, facts, at_s = self._events.popleft()
             method: Any = getattr(self._observer, event)
             method(*facts, at_s)

@@ -40,7 +40,7 @@ from vlmkit.running.pipeline.request_preparation import RequestPreparation
 from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.prompting.media import MediaPreparation
-from vlmkit.running.prompting.parameters import followed
+from vlmkit.running.prompting.parameters import without_ignored
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder, PromptBuilder
 from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
 from vlmkit.running.prompting.request_fields import facts_of
@@ -409,7 +409,7 @@ def _demand(prompt: Prompt, sequences: Seq[Sequence]) -> Demand:
         _image_tokens(prompt),
         num_answer_tokens,
         len(sequences),
-        () if guide is None else guide.unconstrained,
+        () if guide is None else guide.unenforced,
     )
 
 

@@ -1,1 +1,1 @@
-"""From a request to its prompt: media, decoding, tokens, in threads or renderer processes."""
+"""Builds the prompts of requests: opens media, decodes images and tokenizes."""

@@ -1,6 +1,7 @@
-"""Files in a conversation: opened by loaders, in their places, each within what others have left.
+"""Opens the files of a conversation with media loaders, in place.
 
-Runs where a prompt is made. What of it the model takes is looked at afterwards.
+Each file must fit into what earlier files leave of the request's bounds. Whether the model takes
+the opened media is checked later, by :mod:`.media`.
 """
 
 import logging
@@ -28,20 +29,20 @@ class Opened(NamedTuple):
 
     Attributes:
         messages: the conversation.
-        origins: for each of its images, which of the images and files it was that were sent.
+        source_indices: for each of its images, the index of the image or file that was sent.
     """
 
     messages: Seq[Message]
-    origins: Seq[int]
+    source_indices: Seq[int]
 
 
 class FileOpener:
     """Opens the files of conversations.
 
     Args:
-        loaders: open files, by name; the first one that recognises a file opens it.
-        bounds: what is refused of one request.
-        component_names: who made the loaders.
+        loaders: media loaders by name; the first one that recognises a file opens it.
+        bounds: the bounds of one request.
+        component_names: the names of the loaders' providers.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class FileOpener:
         self._loaders = loaders
         self._bounds = bounds
 
-    def opened(self, messages: Seq[Message], cancellation: Cancellation) -> Opened:
-        """Open all files; each may take what those before it have left of bytes and images.
+    def open_files(self, messages: Seq[Message], cancellation: Cancellation) -> Opened:
+        """Open all files; each may use the bytes and images that earlier files leave.
 
         Args:
             messages: the conversation.
@@ -63,13 +64,13 @@ class FileOpener:
 
         Raises:
             RequestCancelled: the request was cancelled.
-            MediaError: a file is refused; ``index`` says which.
-            OutOfMemory: this machine has no room for it now.
+            MediaError: a file is refused; ``index`` says which one.
+            OutOfMemory: there is not enough memory now.
         """
         if not any(isinstance(part, FilePart) for part in parts_of(messages)):
             return Opened(messages, range(sum(1 for _ in image_parts_of(messages))))
-        left = _Left(messages, self._bounds)
-        origins: list[int] = []
+        remaining = _RemainingBounds(messages, self._bounds)
+        source_indices: list[int] = []
         index = 0
         opened = []
         for message in messages:
@@ -78,22 +79,22 @@ class FileOpener:
                 found: Seq[Part] = (part,)
                 if isinstance(part, FilePart):
                     try:
-                        found = self._parts(part, left.bounds, cancellation)
+                        found = self._parts(part, remaining.bounds, cancellation)
                     except MediaError as error:
                         error.index = index
                         raise
-                    left.take(found)
+                    remaining.take(found)
                 parts += found
-                origins += [index for each in found if isinstance(each, ImagePart)]
+                source_indices += [index for each in found if isinstance(each, ImagePart)]
                 index += isinstance(part, ImagePart | FilePart)
             opened.append(replace(message, parts=tuple(parts)))
-        return Opened(opened, origins)
+        return Opened(opened, source_indices)
 
-    def check(self, file: FilePart) -> str:
+    def loader_name(self, file: FilePart) -> str:
         """Return the name of the loader that would open a file.
 
         Raises:
-            MediaError: none recognises it.
+            MediaError: no loader recognises it.
         """
         name = next((name for name in self._loaders if self._recognises(name, file.data)), None)
         if name is None:
@@ -103,7 +104,7 @@ class FileOpener:
     def _parts(
         self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
     ) -> Seq[Part]:
-        """Return what a file holds, its pictures as large as the file says."""
+        """Return the parts of a file; its images share the file's ``max_tokens``."""
         cancellation.check()
         parts = self._loaded(file, bounds, cancellation)
         num_images = _num_images(parts)
@@ -123,7 +124,7 @@ class FileOpener:
     def _loaded(
         self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
     ) -> Seq[Part]:
-        name = self.check(file)
+        name = self.loader_name(file)
         loader = self._loaders[name]
         try:
             if isinstance(loader, CancellableMediaLoader):
@@ -137,9 +138,9 @@ class FileOpener:
         except MemoryError as error:
             raise OutOfMemory("this file") from error
         except Exception as error:
-            # Its text may tell what is in the file.
-            who = self._component_names.of("media_loader", name)
-            log.error("%s failed:\n%s", who, trace_of(error))  # noqa: TRY400
+            # The error's text may quote the file.
+            loader_name = self._component_names.of("media_loader", name)
+            log.error("%s failed:\n%s", loader_name, trace_of(error))  # noqa: TRY400
             raise MediaError(f"media loader {name!r} failed on a file", param="messages") from error
         raise MediaError("pages are chosen of a file that has none", param="messages")
 
@@ -158,18 +159,18 @@ class FileOpener:
         return error
 
     def _recognises(self, name: str, data: bytes) -> bool:
-        """Tell whether a loader takes a file; one that fails at it does not."""
+        """Return whether a loader recognises a file; one that raises does not."""
         try:
             return self._loaders[name].recognises(data)
         except Exception as error:  # noqa: BLE001 - a loader may raise anything
-            who = self._component_names.of("media_loader", name)
-            where = trace_of(error)  # its text may tell what is in the file
-            log.error("%s failed at the beginning of a file:\n%s", who, where)  # noqa: TRY400
+            loader_name = self._component_names.of("media_loader", name)
+            trace = trace_of(error)  # without its text, which may quote the file
+            log.error("%s failed at the beginning of a file:\n%s", loader_name, trace)  # noqa: TRY400
             return False
 
 
-class _Left:
-    """What is left for the next file of a request."""
+class _RemainingBounds:
+    """The bounds for the next file of a request."""
 
     def __init__(self, messages: Seq[Message], bounds: PipelineSettings) -> None:
         num_images = sum(1 for _ in image_parts_of(messages))
@@ -178,7 +179,7 @@ class _Left:
         )
 
     def take(self, parts: Seq[Part]) -> None:
-        """Count what came of a file."""
+        """Count the media of a file."""
         num_images = _num_images(parts)
         self.bounds = msgspec.structs.replace(
             self.bounds,
@@ -192,11 +193,11 @@ def _num_images(parts: Seq[Part]) -> int:
 
 
 def media_sizes(parts: Seq[Part] | Iterator[Part]) -> list[int]:
-    """Return the bytes of each medium that is no image."""
+    """Return the bytes of each medium that is not an image."""
     return [part.media.num_bytes for part in parts if isinstance(part, MediaPart)]
 
 
-def blame_sent(error: RequestError, origins: Seq[int]) -> None:
-    """Let an error about one of the opened images be about what was sent."""
+def map_error_to_source(error: RequestError, source_indices: Seq[int]) -> None:
+    """Change an error about an opened image into one about the image or file that was sent."""
     if isinstance(error, MediaError) and error.index is not None:
-        error.index = origins[error.index] if error.index < len(origins) else None
+        error.index = source_indices[error.index] if error.index < len(source_indices) else None

@@ -1,8 +1,8 @@
 """Decodes the images of one request in parallel.
 
-Runs in the thread that prepares the request; idle worker threads of its pool help. It never waits
-for a worker to become idle: images that no worker started are decoded by the calling thread, so all
-workers may call this at the same time.
+It runs in the thread that prepares the request, and idle worker threads help. It never waits for a
+worker: the calling thread decodes all images that no worker has started. So all workers may call it
+at the same time.
 """
 
 import time
@@ -15,7 +15,7 @@ from vlmkit.errors import ImageError, VlmkitError
 from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.kit import heap
 from vlmkit.running.faults.engine_errors import closing_error
-from vlmkit.running.scheduling.decode_memory import DecodeLease, needed
+from vlmkit.running.scheduling.decode_memory import DecodeLease, memory_needed
 from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.types.image import Image
 from vlmkit.types.stage import Stage
@@ -23,46 +23,47 @@ from vlmkit.types.stage import Stage
 if TYPE_CHECKING:
     import PIL.Image
 
-LARGE_BYTES = 32 * 2**20  # freed memory of which malloc may keep some
+LARGE_BYTES = 32 * 2**20  # of freed memory, of which malloc may keep a part
 
 
 class ImageDecoder:
     """Decodes images.
 
     Args:
-        workers: who helps.
-        num_at_once: images of one request that are decoded at the same time, at most.
-        max_bytes: memory beyond which those of one request are decoded one after the other.
+        workers: the worker threads that help.
+        max_parallel: images of one request that may be decoded at the same time.
+        max_bytes: memory above which the images of one request are decoded one after the other.
     """
 
-    def __init__(self, workers: FairExecutor, num_at_once: int, max_bytes: int) -> None:
+    def __init__(self, workers: FairExecutor, max_parallel: int, max_bytes: int) -> None:
         self._workers = workers
         self._max_bytes = max_bytes
-        self._num_helpers = num_at_once - 1
+        self._num_helpers = max_parallel - 1
 
     @contextmanager
-    def decoded(self, images: Iterable[Image], place: DecodeLease) -> Iterator[Mapping[int, Stage]]:
-        """Decode images and keep their pixels, for as long as the context is open.
+    def decoded(self, images: Iterable[Image], lease: DecodeLease) -> Iterator[Mapping[int, Stage]]:
+        """Decode images, and keep their pixels while the context is open.
 
         Args:
-            images: of one request.
-            place: whose request it is, and whether it was cancelled.
+            images: the images of one request.
+            lease: the lease of the request, with its tenant and cancellation.
 
         Yields:
-            How long that took, by their places; one that is shown twice is decoded once.
+            When each image was decoded, by its index. An image that is shown twice is decoded once,
+            and has the first index.
 
         Raises:
             RequestCancelled: the request was cancelled.
-            ImageError: one cannot be decoded; of several it is the first, and says which it is.
-            OutOfMemory: this machine has no room for them now.
+            ImageError: an image cannot be decoded; the first one with an error is named.
+            OutOfMemory: there is not enough memory now.
             EngineError: the pipeline is closed.
         """
         images = list(images)
-        work = _Work(images, place.cancellation)
-        need = needed(images, self._max_bytes)
-        num_helpers = 0 if need.is_one_by_one else self._num_helpers
+        work = _Work(images, lease.cancellation)
+        need = memory_needed(images, self._max_bytes)
+        num_helpers = 0 if need.is_sequential else self._num_helpers
         try:
-            self._do(work, place.tenant, num_helpers)
+            self._do(work, lease.tenant, num_helpers)
             work.check()
             yield work.stages
         finally:
@@ -83,43 +84,43 @@ class ImageDecoder:
 
 
 class _Work:
-    """What is left to decode, and what came of the rest."""
+    """The images of one request that are left to decode, and the results of the others."""
 
     def __init__(self, images: Iterable[Image], cancellation: Cancellation) -> None:
         self._cancellation = cancellation
-        places: dict[Image, int] = {}
-        for place, image in enumerate(images):
-            places.setdefault(image, place)  # one that is shown twice is decoded once
-        self.left = deque(places.items())
+        indices: dict[Image, int] = {}
+        for index, image in enumerate(images):
+            indices.setdefault(image, index)  # an image that is shown twice is decoded once
+        self.left = deque(indices.items())
         self.pixels: list[PIL.Image.Image] = []
         self.stages: dict[int, Stage] = {}
         self._errors: dict[int, VlmkitError] = {}
 
     def run(self) -> None:
-        """Decode what no other thread has started; after an error or a cancellation, nothing."""
+        """Decode images that no other thread has started, until an error or a cancellation."""
         while self.left and not self._errors and not self._cancellation.is_cancelled:
             try:
-                image, place = self.left.popleft()
-            except IndexError:  # another was faster
+                image, index = self.left.popleft()
+            except IndexError:  # another thread was faster
                 return
             began_s = time.time()
             try:
                 self.pixels.append(image.to_pil(self._cancellation.calling))
-                self.stages[place] = Stage.since(began_s)
+                self.stages[index] = Stage.since(began_s)
             except VlmkitError as error:
-                self._errors[place] = error
+                self._errors[index] = error
 
     def check(self) -> None:
-        """Raise the error of the first image that has one, or that the request was cancelled."""
+        """Raise if the request was cancelled or an image failed; the first error counts."""
         self._cancellation.check()
         if self._errors:
             raise self._first_error()
 
     def _first_error(self) -> VlmkitError:
-        """Return the error to raise; none is kept, since its frames hold what was decoded."""
-        place = min(self._errors)
-        error = self._errors[place]
+        """Return the error to raise, and keep none: their frames hold decoded pixels."""
+        index = min(self._errors)
+        error = self._errors[index]
         self._errors.clear()
         if isinstance(error, ImageError):
-            error.index = place
+            error.index = index
         return error

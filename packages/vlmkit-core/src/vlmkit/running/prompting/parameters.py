@@ -1,4 +1,4 @@
-"""A request's parameters, and whether the model that it asks can honour them."""
+"""Checks whether the model of a request supports its parameters and prompt options."""
 
 from collections.abc import Collection, Iterable
 
@@ -13,14 +13,14 @@ from vlmkit.types.message import TextPart, image_parts_of, parts_of
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
 
-SAYS_NOTHING = SamplingParams()
+DEFAULTS = SamplingParams()
 
 
 def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -> SamplingParams:
-    """Return how tokens are chosen for a request.
+    """Return the sampling parameters of a request.
 
     Raises:
-        RequestError: a value is out of range, or something that this model cannot honour.
+        RequestError: a value is out of range, or this model does not support it.
     """
     if request.task != "generate":
         is_score = request.task == "score"
@@ -30,31 +30,31 @@ def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -
             n=max(1, len(request.continuations)),
         ).checked()
     params = (request.params or facts.defaults).checked()
-    check_followed(params, facts.sampler.ignores)
+    check_sampler_params(params, facts.sampler.ignores)
     check_ids(params.logit_bias, facts.limits, "logit_bias")
     check_ids(params.stop_token_ids, facts.limits, "stop_token_ids")
     check_ids(params.allowed_token_ids, facts.limits, "allowed_token_ids")
     if not params.skip_special_tokens:
-        check_honoured("skip_special_tokens", tokenizer)
+        check_option("skip_special_tokens", tokenizer)
     return params
 
 
 def with_min_length(params: SamplingParams, num_prompt: int) -> SamplingParams:
-    """Return parameters whose ``min_tokens`` says what ``min_length`` does after such a prompt."""
+    """Return parameters whose ``min_tokens`` includes ``min_length``, given the prompt's length."""
     least = max(params.min_tokens, params.min_length - num_prompt)
     if params.max_tokens is not None:
         least = min(least, params.max_tokens)
     return params if least == params.min_tokens else replace(params, min_tokens=least)
 
 
-def check_followed(params: SamplingParams, ignored: Collection[str]) -> None:
-    """Refuse parameters that the model's sampler does not follow, unless they say nothing.
+def check_sampler_params(params: SamplingParams, ignored: Collection[str]) -> None:
+    """Refuse parameters that the model's sampler ignores, unless they have their default.
 
     Raises:
         RequestError: there is one.
     """
     for name in sorted(ignored):
-        if getattr(params, name) != getattr(SAYS_NOTHING, name):
+        if getattr(params, name) != getattr(DEFAULTS, name):
             raise RequestError(
                 f"{name} is not followed by this model's sampler",
                 param=name,
@@ -62,13 +62,13 @@ def check_followed(params: SamplingParams, ignored: Collection[str]) -> None:
             )
 
 
-def followed(params: SamplingParams, ignored: Collection[str]) -> SamplingParams:
-    """Return parameters without those that a sampler does not follow."""
-    return replace(params, **{name: getattr(SAYS_NOTHING, name) for name in ignored})
+def without_ignored(params: SamplingParams, ignored: Collection[str]) -> SamplingParams:
+    """Return parameters in which those that a sampler ignores have their default."""
+    return replace(params, **{name: getattr(DEFAULTS, name) for name in ignored})
 
 
 def check_ids(token_ids: Iterable[int], limits: EngineLimits, param: str) -> None:
-    """Refuse tokens that the model does not have.
+    """Refuse token ids that are not in the vocabulary.
 
     Raises:
         RequestError: there is one.
@@ -81,7 +81,7 @@ def check_ids(token_ids: Iterable[int], limits: EngineLimits, param: str) -> Non
 
 
 def check_options(request: Request, tokenizer: Tokenizer) -> None:
-    """Refuse options of a prompt that have no meaning for a request, or that nobody honours.
+    """Refuse prompt options that do not apply to a request, or that its model does not support.
 
     Raises:
         RequestError: there is one.
@@ -89,9 +89,9 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
     for option in request.options.asked:
         if not request.messages:
             raise RequestError(f"{option} is for messages, not for a text", param=option)
-        check_honoured(option, tokenizer)
+        check_option(option, tokenizer)
     if request.places:
-        check_honoured("return_places", tokenizer)
+        check_option("return_places", tokenizer)
     _check_images(request, tokenizer)
     if request.options.continue_final_message:
         last = request.messages[-1]
@@ -104,23 +104,23 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
 
 
 def _check_images(request: Request, tokenizer: Tokenizer) -> None:
-    """Refuse what is asked of images, and of files that may hold some, and nobody honours."""
+    """Refuse image options that the model does not support; files may hold images, too."""
     files = [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
     shown = [part.options for part in image_parts_of(request.messages)]
     shown += [file.options for file in files]
     shown += [placed.options for placed in request.images]
     bounds = [options.max_tokens for options in shown] + [file.max_tokens for file in files]
     if any(bound is not None for bound in bounds):
-        check_honoured("max_image_tokens", tokenizer)
+        check_option("max_image_tokens", tokenizer)
     if any(options.processor for options in shown):
-        check_honoured("mm_processor_kwargs", tokenizer)
+        check_option("mm_processor_kwargs", tokenizer)
 
 
-def check_honoured(option: Option, tokenizer: Tokenizer) -> None:
-    """Refuse an option that the model's tokenizer does not know.
+def check_option(option: Option, tokenizer: Tokenizer) -> None:
+    """Refuse an option that the model's tokenizer does not support.
 
     Raises:
-        RequestError: it does not.
+        RequestError: the tokenizer does not support it.
     """
     if option not in tokenizer.honours:
         raise RequestError(

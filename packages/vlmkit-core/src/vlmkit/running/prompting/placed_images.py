@@ -1,8 +1,8 @@
-"""Images that stand among tokens which somebody rendered before.
+"""Images among token ids that a client rendered in an earlier request.
 
-Slots are made by the tokenizer as for any conversation, and are then moved to where they are said
-to stand. Nothing of a slot but its place is taken from outside, and there must be the very tokens
-that the image has, so that an engine never meets a prompt which no conversation could have.
+The tokenizer makes the slots as for any conversation. They are then moved to the positions that the
+client states, and nothing else of a slot comes from the client. The tokens at a position must be
+the image's own. So an engine never gets a prompt that no conversation could have.
 """
 
 from collections.abc import Iterator, Sequence as Seq, Set
@@ -14,24 +14,25 @@ from vlmkit.types.message import ImagePart, Message
 from vlmkit.types.placed_image import PlacedImage
 
 
-def showing(images: Seq[PlacedImage]) -> list[Message]:
-    """Return a conversation that shows some images, and of which only their slots matter."""
+def conversation_of(images: Seq[PlacedImage]) -> list[Message]:
+    """Return a conversation that shows some images; only their slots are used."""
     return [Message.of("user", "?", [ImagePart(i.image, i.options, fetch=i.fetch) for i in images])]
 
 
-def placed(
+def place_images(
     images: Seq[PlacedImage], shown: Prompt, token_ids: Seq[int], banned_ids: Set[int]
 ) -> tuple[MediaSlot, ...]:
     """Return the slots of images among tokens.
 
     Args:
-        images: in the order in which they stand there.
+        images: the images, in order of their positions.
         shown: the prompt of a conversation that shows them.
-        token_ids: the tokens.
-        banned_ids: tokens of no answer, such as placeholders.
+        token_ids: the token ids of the request.
+        banned_ids: tokens that no answer may have, such as placeholders.
 
     Raises:
-        RequestError: an image is not what stands there, or something else looks like an image.
+        RequestError: the tokens at a position are not the image's, or there are placeholders
+            elsewhere.
     """
     slots: list[MediaSlot] = []
     for number, (given, slot) in enumerate(zip(images, shown.media, strict=True)):
@@ -52,18 +53,18 @@ def placed(
 
 
 def _tokens_of(shown: Prompt) -> set[int]:
-    """Return the tokens that images are made of."""
+    """Return the tokens that images consist of."""
     return {i for slot in shown.media for i in shown.token_ids[slot.start : slot.stop]}
 
 
 def _check_between(slots: Seq[MediaSlot], token_ids: Seq[int], placeholders: Set[int]) -> None:
-    """Refuse placeholders where no image is: the model would look for features there."""
-    if any(not placeholders.isdisjoint(text) for text in between(slots, token_ids)):
+    """Refuse placeholders outside of images: the model would look for features there."""
+    if any(not placeholders.isdisjoint(text) for text in texts_between(slots, token_ids)):
         raise RequestError("token_ids has tokens of an image where none is", param="token_ids")
 
 
-def between(slots: Seq[MediaSlot], token_ids: Seq[int]) -> Iterator[Seq[int]]:
-    """Yield the tokens before, between and behind some slots."""
+def texts_between(slots: Seq[MediaSlot], token_ids: Seq[int]) -> Iterator[Seq[int]]:
+    """Yield the tokens before, between and after slots."""
     ends = [0, *(slot.stop for slot in slots)]
     starts = [*(slot.start for slot in slots), len(token_ids)]
     for end, start in zip(ends, starts, strict=True):

@@ -1,7 +1,7 @@
-"""From a request to its prompt: media opened, images decoded, tokens made.
+"""Builds the prompt of a request: opens media, decodes images and tokenizes.
 
-Runs in the thread of whoever asks, or in a worker. What the engine makes of a prompt, and whether
-an answer to it fits the context, is the intake's business.
+It runs in the caller's thread or in a worker. What the engine makes of the prompt, and whether an
+answer fits the context, is checked by request preparation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
@@ -17,13 +17,13 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, attributing
-from vlmkit.running.prompting.files import Opened, blame_sent
+from vlmkit.running.prompting.files import Opened, map_error_to_source
 from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.parameters import check_ids, check_options
-from vlmkit.running.prompting.placed_images import between, placed, showing
+from vlmkit.running.prompting.placed_images import conversation_of, place_images, texts_between
 from vlmkit.running.prompting.prompt_info import prompt_info
-from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixels, needed
+from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixels, memory_needed
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.message import (
     Message,
@@ -38,47 +38,47 @@ from vlmkit.types.request import Request
 from vlmkit.types.stage import NO_STAGE, ImageTimings, Stage
 from vlmkit.types.tool_call import ToolCallPart
 
-MAX_SHORT_CHARS = 2**14  # are tokens in milliseconds
+MAX_SHORT_CHARS = 2**14  # are tokenized in milliseconds
 
 
 class BuiltPrompt(NamedTuple):
-    """A prompt, and what it was made of.
+    """A prompt, and what it was built from.
 
     Attributes:
-        prompt: may be too long.
-        messages: the conversation with all of its files opened.
-        decodes: how long decoding took, by the places of images.
-        origins: for each of its images, which of the images and files it was that were sent.
+        prompt: the prompt, which may be too long.
+        messages: the conversation, with all files opened.
+        decodes: when images were decoded, by the index of the image.
+        source_indices: for each of its images, the index of the image or file that was sent.
     """
 
     prompt: Prompt
     messages: Seq[Message]
     decodes: Mapping[int, Stage]
-    origins: Seq[int] = ()
+    source_indices: Seq[int] = ()
 
     def sent_media(self) -> dict[int, int]:
-        """Return which of the images and files that were sent each image is of, by its place."""
-        places = [place for place, slot in enumerate(self.prompt.media) if slot.kind == "image"]
-        return dict(zip(places, self.origins, strict=False))
+        """Return the index of the image or file that was sent, by the index of its slot."""
+        slots = [index for index, slot in enumerate(self.prompt.media) if slot.kind == "image"]
+        return dict(zip(slots, self.source_indices, strict=False))
 
     def image_timings(self) -> Iterator[tuple[int, ImageTimings]]:
-        """Yield where the time of each image went so far, with its place among the media."""
+        """Yield the timings of each image so far, with the index of its slot."""
         parts = list(image_parts_of(self.messages))
-        slots = [(place, s) for place, s in enumerate(self.prompt.media) if s.kind == "image"]
-        for number, (place, slot) in enumerate(slots):
+        slots = [(index, s) for index, s in enumerate(self.prompt.media) if s.kind == "image"]
+        for number, (index, slot) in enumerate(slots):
             fetch = parts[number].fetch if number < len(parts) else NO_STAGE
             decode = self.decodes.get(number, NO_STAGE)
-            yield place, ImageTimings(fetch, decode, slot.preprocess)
+            yield index, ImageTimings(fetch, decode, slot.preprocess)
 
 
 def is_constrained(request: Request) -> bool:
-    """Tell whether a constraint must be compiled: tools that may be called make one."""
+    """Return whether a constraint must be compiled; tools that may be called need one."""
     may_call = bool(request.tools) and request.tool_choice != "none"
     return request.constraint is not None or may_call
 
 
 def is_short(request: Request) -> bool:
-    """Tell whether a request is a short text, which is tokenized in milliseconds."""
+    """Return whether a request is a short text, which is tokenized in milliseconds."""
     if request.images:
         return False
     texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
@@ -94,35 +94,35 @@ def is_short(request: Request) -> bool:
 
 
 class PromptBuilder(Protocol):
-    """Makes prompts of requests, here or elsewhere."""
+    """Builds prompts of requests, in this process or in another one."""
 
-    def made(self, request: Request, place: DecodeLease) -> BuiltPrompt:
+    def build(self, request: Request, lease: DecodeLease) -> BuiltPrompt:
         """Return a request's prompt; see :class:`LocalPromptBuilder`."""
         ...
 
-    def tokens(self, request: Request, place: DecodeLease) -> PromptTokens:
-        """Return what a request's prompt comes to; see :class:`LocalPromptBuilder`."""
+    def tokens(self, request: Request, lease: DecodeLease) -> PromptTokens:
+        """Return the description of a request's prompt; see :class:`LocalPromptBuilder`."""
         ...
 
 
 class LocalPromptBuilder:
-    """Makes prompts for one model.
+    """Builds prompts for one model, in this process.
 
     Args:
-        tokenizer: makes tokens.
-        media: opens and checks what a conversation shows.
-        pictures: decodes images.
+        tokenizer: the tokenizer.
+        media: opens and checks the media of conversations.
+        decoder: decodes images.
         pooling: returns how hidden states become a vector.
-        limits: of the engine.
-        bounds: of one request.
-        component_names: who made the tokenizer.
+        limits: the limits of the engine.
+        bounds: the bounds of one request.
+        component_names: the name of the tokenizer's provider.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         media: MediaPreparation,
-        pictures: ImageDecoder,
+        decoder: ImageDecoder,
         pooling: Callable[[], Pooling],
         limits: EngineLimits,
         bounds: PipelineSettings,
@@ -131,25 +131,25 @@ class LocalPromptBuilder:
         self._component_names = component_names
         self._tokenizer = tokenizer
         self._media = media
-        self._pictures = pictures
+        self._decoder = decoder
         self._pooling = pooling
         self._limits = limits
         self._bounds = bounds
 
-    def made(self, request: Request, place: DecodeLease) -> BuiltPrompt:
-        """Return a request's prompt, and what it was made of.
+    def build(self, request: Request, lease: DecodeLease) -> BuiltPrompt:
+        """Return a request's prompt, and what it was built from.
 
         Args:
-            request: what is asked.
-            place: its room for images, which it has already but for those in files; and whether
-                it was cancelled.
+            request: the request.
+            lease: its lease of decode memory, with its cancellation. The lease is granted, and is
+                enlarged here for images in files.
 
         Raises:
-            RequestCancelled: it was cancelled.
-            RequestError: it is wrong.
-            OutOfMemory: this machine has no room for it now.
+            RequestCancelled: the request was cancelled.
+            RequestError: the request is invalid.
+            OutOfMemory: there is not enough memory now.
         """
-        place.cancellation.check()
+        lease.cancellation.check()
         is_plain = request.text is not None or request.token_ids is not None
         if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
             problem = (
@@ -161,65 +161,71 @@ class LocalPromptBuilder:
         check_options(request, self._tokenizer)
         try:
             if request.images:
-                shown = self._media.read(showing(request.images), place.cancellation).messages
-                made = self._placed(shown, request, place)
+                shown = self._media.read(
+                    conversation_of(request.images), lease.cancellation
+                ).messages
+                made = self._from_token_ids(shown, request, lease)
             elif is_plain:
-                made = BuiltPrompt(Prompt(self._plain(request), is_plain=True), (), {})
+                made = BuiltPrompt(Prompt(self._plain_tokens(request), is_plain=True), (), {})
             else:
-                opened = self._media.read(request.messages, place.cancellation)
-                made = self._written(opened, request, place)
+                opened = self._media.read(request.messages, lease.cancellation)
+                made = self._from_conversation(opened, request, lease)
         except MemoryError as error:
             raise OutOfMemory("this prompt") from error
         if not made.prompt.token_ids:
             raise RequestError("the prompt has no tokens", param="messages")
         return made
 
-    def tokens(self, request: Request, place: DecodeLease) -> PromptTokens:
-        """Return what a request's prompt comes to; arguments and errors as for :meth:`made`."""
-        made = self.made(request, place)
+    def tokens(self, request: Request, lease: DecodeLease) -> PromptTokens:
+        """Return the description of a request's prompt; see :meth:`build`."""
+        made = self.build(request, lease)
         return prompt_info(made.prompt, image_parts_of(made.messages))
 
-    def _written(self, opened: Opened, request: Request, place: DecodeLease) -> BuiltPrompt:
+    def _from_conversation(
+        self, opened: Opened, request: Request, lease: DecodeLease
+    ) -> BuiltPrompt:
         """Return the prompt of a conversation."""
         options = request.options
         messages = opened.messages
         images = () if options.light else list(images_of(messages))
         check_num_pixels(images, self._bounds.max_decoding_pixels)
-        need = needed(images, self._bounds.max_decoding_bytes)
-        place.enlarge(need.num_bytes, self._bounds.prepare_timeout_s)
+        need = memory_needed(images, self._bounds.max_decoding_bytes)
+        lease.enlarge(need.num_bytes, self._bounds.prepare_timeout_s)
         try:
-            with self._pictures.decoded(images, place) as decodes, self._blaming():
+            with self._decoder.decoded(images, lease) as decodes, self._attributing():
                 prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
         except RequestError as error:
-            blame_sent(error, opened.origins)
+            map_error_to_source(error, opened.source_indices)
             raise
         if options.continue_final_message:
             prompt = replace(prompt, is_plain=True)
-        return BuiltPrompt(prompt, messages, decodes, opened.origins)
+        return BuiltPrompt(prompt, messages, decodes, opened.source_indices)
 
-    def _placed(self, shown: Seq[Message], request: Request, place: DecodeLease) -> BuiltPrompt:
-        """Return the prompt of tokens that images stand among."""
+    def _from_token_ids(
+        self, shown: Seq[Message], request: Request, lease: DecodeLease
+    ) -> BuiltPrompt:
+        """Return the prompt of token ids with images among them."""
         if request.token_ids is None:
             raise RequestError("images of their own need token_ids", param="images")
         token_ids = tuple(request.token_ids)
         images = images_of(shown)
-        with self._pictures.decoded(images, place) as decodes, self._blaming():
+        with self._decoder.decoded(images, lease) as decodes, self._attributing():
             prompt = self._tokenizer.prompt(shown)
-        media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
-        for text in between(media, token_ids):  # an image's own tokens may have no logit
+        media = place_images(request.images, prompt, token_ids, self._tokenizer.banned_ids)
+        for text in texts_between(media, token_ids):  # the tokens of an image may have no logit
             check_ids(text, self._limits, "token_ids")
         prompt = Prompt(token_ids, media, is_plain=True)
         return BuiltPrompt(prompt, shown, decodes, range(len(media)))
 
-    def _plain(self, request: Request) -> tuple[int, ...]:
-        """Return the tokens of a text that is no conversation."""
+    def _plain_tokens(self, request: Request) -> tuple[int, ...]:
+        """Return the tokens of a plain text, or the given token ids."""
         if request.token_ids is not None:
             check_ids(request.token_ids, self._limits, "token_ids")
             return tuple(request.token_ids)
         prefix = self._pooling().prefix if request.task == "embed" else ""
         text = prefix + (request.text or "")
-        with self._blaming():
+        with self._attributing():
             return tuple(self._tokenizer.encode(text, adds_special=request.adds_special))
 
-    def _blaming(self) -> AbstractContextManager[None]:
+    def _attributing(self) -> AbstractContextManager[None]:
         return attributing(self._component_names, "tokenizer", "this prompt")

@@ -1,4 +1,4 @@
-"""What a prompt comes to, as it is told to those who ask for its tokens and no answer."""
+"""The description of a prompt for requests that only tokenize."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,11 @@ from vlmkit.types.prompt_tokens import PromptMedium, PromptTokens
 
 
 def prompt_info(prompt: Prompt, images: Iterable[ImagePart]) -> PromptTokens:
-    """Return the tokens of a prompt, and where its media stand among them.
+    """Return the tokens of a prompt and the positions of its media.
 
     Args:
-        prompt: what the tokenizer made.
-        images: what it showed, in order.
+        prompt: the prompt.
+        images: the images of its messages, in order.
     """
     shown = iter(images)
     media = (_medium(s, next(shown) if s.kind == "image" else None) for s in prompt.media)

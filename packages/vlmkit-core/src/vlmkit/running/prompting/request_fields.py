@@ -1,4 +1,4 @@
-"""Fields that plugins add to requests: whether one can work, and what a request says by it."""
+"""Request fields that plugins add: checks their declarations and their values."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -36,15 +36,15 @@ RESERVED = frozenset(
     truncation typical_p user verbosity web_search_options with_pieces xtc_probability xtc_threshold
     """.split()  # noqa: SIM905 - as a list it is three pages
 )
-"""Fields that bodies of vlmkit's own server have already."""
+"""Fields that request bodies of vlmkit's own server already have."""
 
 
 def flaw_of_field(field: object, able: Collection[Changes]) -> str | None:
-    """Say why something cannot be a field of requests; None where it can.
+    """Return why an object cannot be a request field; None if it can.
 
     Args:
-        field: what somebody adds.
-        able: what fields may change that are added there.
+        field: the object that a plugin adds.
+        able: what fields may change that are added in this place.
     """
     if not isinstance(field, RequestField):
         return f"a value of type {type(field).__name__!r} is no RequestField"
@@ -69,22 +69,22 @@ def _flaw_of_shape(field: RequestField[Any]) -> str | None:
     try:
         msgspec.json.Decoder(shape)
         facts_of(field)
-    except Exception as error:  # noqa: BLE001 - msgspec's, or of a type whose plugin it is
+    except Exception as error:  # noqa: BLE001 - an error of msgspec, or of the plugin's type
         text = " ".join(str(error).split())
         return f"the shape of {field.name!r} cannot be read from JSON: {text}"
     return None
 
 
 def facts_of(field: RequestField[Any]) -> FieldFacts:
-    """Return what may be told of a field."""
+    """Return the public description of a field."""
     return FieldFacts(msgspec.json.schema(field.shape), field.changes)
 
 
 def plain_values(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as JSON has them, of such values or of structs.
+    """Return values as JSON types; structs are converted.
 
     Raises:
-        RequestError: one is something else.
+        RequestError: a value cannot be represented in JSON.
     """
     if not isinstance(said, Mapping):
         raise RequestError(
@@ -103,14 +103,14 @@ def plain_values(said: Mapping[str, Any]) -> dict[str, Any]:
 def checked_fields(
     said: Mapping[str, Any], taken: Mapping[str, RequestField[Any]]
 ) -> dict[str, msgspec.Struct]:
-    """Return what a request says by such fields, as their structs.
+    """Return the values of added fields in a request, as structs.
 
     Args:
-        said: values as JSON has them, by names.
-        taken: the fields that the model takes, by the same.
+        said: values as JSON types, by field name.
+        taken: the fields that the model takes, by name.
 
     Raises:
-        RequestError: names the field that is not taken, or the one in it that is wrong.
+        RequestError: the model does not take a field, or its value is invalid.
     """
     made = {}
     for name, value in said.items():
@@ -121,7 +121,7 @@ def checked_fields(
 
 
 def refusal(name: str) -> RequestError:
-    """Return why a field is refused that no component of a model takes."""
+    """Return the error of a field that no component of a model takes."""
     return RequestError(
         f"{name} is taken by no component of this model",
         param=name,
@@ -134,19 +134,19 @@ def _checked(field: RequestField[Any], value: Any) -> msgspec.Struct:
         made: msgspec.Struct = msgspec.convert(value, field.shape)
     except msgspec.ValidationError as error:
         wrong, _, path = str(error).partition(" - at ")
-        place = f"{field.name}{_place(path)}"
+        place = f"{field.name}{_path_in_field(path)}"
         raise RequestError(f"{place}: {_without_values(wrong, field)}", param=place) from None
     return made
 
 
-def _place(path: str) -> str:
-    """Return where in a value something is, as errors name it."""
+def _path_in_field(path: str) -> str:
+    """Return the path of an invalid value within a field, for an error message."""
     found = re.fullmatch(r"(?:`key` in )?`\$([^`]*)`", path)
     return found[1].replace("[...]", "") if found else ""
 
 
 def _without_values(wrong: str, field: RequestField[Any]) -> str:
-    """Return what is wrong without what the client sent."""
+    """Return a validation message without any value that the client sent."""
     if wrong.startswith("Object contains unknown field"):
         known = ", ".join(each.encode_name for each in msgspec.structs.fields(field.shape))
         return f"there is no such field in it; {field.name} has {known}"

@@ -1,13 +1,15 @@
-"""Where requests are prepared: worker threads that tenants share, and memory for their images.
+"""Worker threads that prepare requests, and the memory that the images of requests lease.
 
-No request holds memory while it waits for a thread, nor does it wait for memory in a thread that
-one with memory needs: either would stop all preparation. A request without files knows its images:
-it first gets the memory, and then a thread on which nothing waits for memory. A request with files
-first gets a thread of those for files, and waits for memory there, since it learns from the opened
-files how much it needs.
+Tenants share both fairly. To avoid a deadlock, no request with a lease waits for a thread in which
+another request waits for a lease:
 
-Knows no prompt and no engine. A request that is cancelled, by cancelling its call here or by
-closing this, leaves the queue, or stops at the next place where it checks.
+- A request without files knows its images. It leases memory first, and then gets a thread in which
+  no request waits for memory.
+- A request with files first gets a file thread, and waits for memory there: only the opened files
+  show how much it needs.
+
+A request is cancelled by cancelling its call or by closing the workers. It then leaves the queue,
+or stops at its next check. The module knows no prompt and no engine.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ from vlmkit.running.scheduling.decode_memory import (
     DecodeLease,
     DecodeMemoryLimiter,
     check_num_pixels,
-    needed,
+    memory_needed,
 )
 from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.settings.pipeline import PipelineSettings
@@ -35,103 +37,107 @@ from vlmkit.types.request import Request
 T = TypeVar("T")
 
 NUM_TEXT_WORKERS = 2  # threads for short texts, which take milliseconds
-NUM_CONSTRAINT_WORKERS = 2  # for short texts with a constraint, which may take seconds to try
+NUM_CONSTRAINT_WORKERS = 2  # for short texts with a constraint, whose trial may take seconds
 
 
 class RequestWorkers:
     """Runs the preparation of requests.
 
     Args:
-        bounds: of the pipeline.
-        num_renderers: for each of them a thread waits.
+        bounds: the settings of the pipeline.
+        num_renderers: the number of renderers; one more thread waits for each.
 
     Attributes:
         workers: threads for requests with images or long texts.
-        is_closed: whether no request is prepared any more.
+        is_closed: whether the workers accept no more requests.
     """
 
     def __init__(self, bounds: PipelineSettings, num_renderers: int) -> None:
         num_workers = bounds.num_workers + num_renderers
-        most_each = max(1, num_workers - 1)  # one thread is left to the other tenants
-        self.workers = FairExecutor(num_workers, "vlmkit-prompt", most_each)
-        self._file_workers = FairExecutor(num_workers, "vlmkit-file", most_each)
+        max_running = max(1, num_workers - 1)  # one thread is reserved for other tenants
+        self.workers = FairExecutor(num_workers, "vlmkit-prompt", max_running)
+        self._file_workers = FairExecutor(num_workers, "vlmkit-file", max_running)
         self.is_closed = False
         self._text_workers = FairExecutor(NUM_TEXT_WORKERS, "vlmkit-text")
-        # A tenant has one: trials of constraints take whole processors from all answers.
+        # One per tenant: trials of constraints take whole processors from all answers.
         self._constraint_workers = FairExecutor(NUM_CONSTRAINT_WORKERS, "vlmkit-constraint", 1)
-        self._room = DecodeMemoryLimiter(bounds.max_decoding_bytes, bounds.max_prepared_bytes)
+        self._decode_memory = DecodeMemoryLimiter(
+            bounds.max_decoding_bytes, bounds.max_prepared_bytes
+        )
         self._bounds = bounds
         self._timeout_s = bounds.prepare_timeout_s
-        self._present: set[DecodeLease] = set()
+        self._leases: set[DecodeLease] = set()
 
-    def here(self, work: Callable[[Request, DecodeLease], T], request: Request) -> T:
-        """Run a function in this thread when there is room for a request's images.
+    def in_caller(self, work: Callable[[Request, DecodeLease], T], request: Request) -> T:
+        """Run a function in this thread once the request has memory for its images.
 
         Raises:
             ImageError: the images have too many pixels together.
-            OutOfMemory: there was none in time.
-            EngineError: this was closed meanwhile.
+            OutOfMemory: the memory is not granted in time.
+            EngineError: the workers were closed meanwhile.
         """
         num_bytes = self._first_bytes(request)
-        place = self._room.ask(_tenant(request), 0)
-        self._present.add(place)
+        lease = self._decode_memory.lease(_tenant(request), 0)
+        self._leases.add(lease)
         try:
-            place.enlarge(num_bytes, self._timeout_s)
-            return work(request, place)
+            lease.enlarge(num_bytes, self._timeout_s)
+            return work(request, lease)
         except RequestCancelled as error:
             raise closing_error() from error
         finally:
-            self._leave(place)
+            self._release(lease)
 
     async def in_worker(
         self,
         work: Callable[[Request, DecodeLease], T],
         request: Request,
-        drop: Callable[[T], None] | None = None,
+        discard: Callable[[T], None] | None = None,
     ) -> T:
-        """Run a function in a worker thread when there is room for a request's images.
+        """Run a function in a worker thread once the request has memory for its images.
 
-        Tenants share the threads. Short texts have threads of their own, and so have short texts
-        with a constraint. Cancelling this call cancels the request.
+        Tenants share the threads fairly. Short texts have threads of their own, and so have short
+        texts with a constraint. Cancelling this call cancels the request.
 
         Args:
-            work: gets the request and its place, whose cancellation it obeys.
-            request: what is asked.
-            drop: gets the result if the request was cancelled too late.
+            work: gets the request and its lease, and must obey the lease's cancellation.
+            request: the request.
+            discard: gets the result if the request was cancelled too late.
 
         Raises:
             ImageError: the images have too many pixels together.
-            OutOfMemory: there was none in time.
-            EngineError: this is closed.
+            OutOfMemory: the memory is not granted in time.
+            EngineError: the workers are closed.
         """
         num_bytes = self._first_bytes(request)
         workers = self._workers_for(request)
-        place = self._room.ask(_tenant(request), 0 if workers is self._file_workers else num_bytes)
-        self._present.add(place)
+        lease = self._decode_memory.lease(
+            _tenant(request), 0 if workers is self._file_workers else num_bytes
+        )
+        self._leases.add(lease)
         try:
-            await place.awaited(self._timeout_s)
-            run = partial(self._run, work, request, place, num_bytes)
-            future = workers.submit(place.tenant, run)
+            await lease.wait(self._timeout_s)
+            run = partial(self._run, work, request, lease, num_bytes)
+            future = workers.submit(lease.tenant, run)
         except RuntimeError as error:  # the workers are gone
-            self._leave(place)
+            self._release(lease)
             raise closing_error() from error
         except BaseException:
-            self._leave(place)
+            self._release(lease)
             raise
-        future.add_done_callback(partial(self._leave, place))
+        future.add_done_callback(partial(self._release, lease))
         try:
             return await asyncio.wrap_future(future)
         except RequestCancelled as error:  # by close()
             raise closing_error() from error
         except asyncio.CancelledError:
             future.cancel()
-            place.cancellation.cancel()
-            if drop is not None:
-                future.add_done_callback(partial(_drop_result, drop))
+            lease.cancellation.cancel()
+            if discard is not None:
+                future.add_done_callback(partial(_drop_result, discard))
             raise
 
     def close(self) -> None:
-        """Cancel all requests; those that wait for a thread are refused when their turn comes."""
+        """Cancel all requests; those in the queue fail when a thread takes them."""
         self.is_closed = True
         for workers in (
             self.workers,
@@ -140,8 +146,8 @@ class RequestWorkers:
             self._constraint_workers,
         ):
             workers.shutdown()
-        for place in self._present.copy():
-            place.cancellation.cancel()
+        for lease in self._leases.copy():
+            lease.cancellation.cancel()
 
     def _workers_for(self, request: Request) -> FairExecutor:
         if _files_of(request):
@@ -153,31 +159,31 @@ class RequestWorkers:
     def _first_bytes(self, request: Request) -> int:
         """Return the memory that a request needs before its files are opened.
 
-        Of an image in a file nothing is known then, and it may be opened in a renderer, so it is
-        decoded alone.
+        The cost of an image in a file is still unknown, and a renderer may open it, so the request
+        leases all decode memory.
         """
-        images, most = request.decoded_images, self._bounds.max_decoding_bytes
+        images, max_bytes = request.decoded_images, self._bounds.max_decoding_bytes
         check_num_pixels(images, self._bounds.max_decoding_pixels)
-        num_bytes = needed(images, most).num_bytes
+        num_bytes = memory_needed(images, max_bytes).num_bytes
         if not request.options.light and any(is_image(file.data) for file in _files_of(request)):
-            num_bytes = max(num_bytes, most)
+            num_bytes = max(num_bytes, max_bytes)
         return num_bytes
 
     def _run(
         self,
         work: Callable[[Request, DecodeLease], T],
         request: Request,
-        place: DecodeLease,
+        lease: DecodeLease,
         num_bytes: int,
     ) -> T:
         if self.is_closed:
             raise closing_error()
-        place.enlarge(num_bytes, self._timeout_s)
-        return work(request, place)
+        lease.enlarge(num_bytes, self._timeout_s)
+        return work(request, lease)
 
-    def _leave(self, place: DecodeLease, _: object = None) -> None:
-        self._present.discard(place)
-        place.leave()
+    def _release(self, lease: DecodeLease, _: object = None) -> None:
+        self._leases.discard(lease)
+        lease.release()
 
 
 def _tenant(request: Request) -> str:
@@ -188,7 +194,7 @@ def _files_of(request: Request) -> list[FilePart]:
     return [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
 
 
-def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:
-    """Hand over a result that came too late."""
+def _drop_result(discard: Callable[[T], None], future: Future[T]) -> None:
+    """Pass on a result that came too late."""
     if not future.cancelled() and future.exception() is None:
-        drop(future.result())
+        discard(future.result())

@@ -1,6 +1,6 @@
 """The built-in media loader for TIFF files: each page is an image, in the order of the file.
 
-Nothing is said between the pages, and none is left out in silence: thumbnails and masks are no
+It adds no text between the pages, and never drops a page silently. Thumbnails and masks are no
 pages.
 """
 
@@ -16,14 +16,14 @@ class TiffLoader:
     """Opens TIFF files."""
 
     def recognises(self, data: bytes) -> bool:
-        """Return whether a file begins as a TIFF file."""
+        """Return whether the first bytes are those of a TIFF file."""
         return tiff.is_tiff(data)
 
     def load(self, data: bytes, bounds: PipelineSettings) -> list[ImagePart]:
-        """Return every page.
+        """Return all pages.
 
         Raises:
-            ImageError: the file is broken, or of a kind that is not decoded.
+            ImageError: the file is broken, or of an unsupported kind.
             MediaError: it has more pages than the bounds allow.
         """
         return self._shown(data, None, bounds)

@@ -1,1 +1,1 @@
-"""How the reference sampler chooses: changes of logits, filters, noise; on host and device."""
+"""The reference sampler: edits of logits, filters and Gumbel noise, on the host and on devices."""

@@ -1,4 +1,4 @@
-"""The functions that compute with an array, of whatever library it is."""
+"""The array API namespace of an array, whatever its library."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import numpy as np
 
 
 def namespace_of(array: Any) -> Any:
-    """Return an array's namespace, as the standard has it where this package uses it.
+    """Return the namespace of an array, standard in all that this package uses.
 
-    NumPy is its own: what array_api_compat has in its place copies all of NumPy's names, and with
-    them imports modules that nobody uses, which takes a tenth of a second of each start.
+    NumPy's namespace is NumPy itself. The wrapper of array_api_compat copies all of NumPy's names,
+    which imports unused modules and takes a tenth of a second at each start.
     """
     if array_api_compat.is_numpy_array(array):
         return np

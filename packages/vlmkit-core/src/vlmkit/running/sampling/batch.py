@@ -1,6 +1,6 @@
-"""The rows of a step in numbers: how each is chosen, and the same as arrays.
+"""The sampling parameters of a step's rows, row by row and as arrays for a batch.
 
-Makes NumPy arrays, and sends them to a device; chooses nothing.
+It makes NumPy arrays and sends them to a device. It chooses no token.
 """
 
 import math
@@ -12,33 +12,33 @@ import numpy as np
 from vlmkit.interfaces.sampler import Row
 from vlmkit.running.sampling.logit_changes import LogitChanges
 from vlmkit.running.sampling.logit_edits import EDITS, LogitEdits
-from vlmkit.running.sampling.random_numbers import WORD, chance, keys
+from vlmkit.running.sampling.random_numbers import WORD, keys, uniform
 
-MIN_TEMPERATURE = 1e-5  # below, the likeliest is taken
+MIN_TEMPERATURE = 1e-5  # below it, sampling is greedy
 MAX_XTC_THRESHOLD = 0.5
-ALL = 2.0  # a sum that probabilities do not reach
-FROZEN = 2.0**-400  # divides float32 so that no noise counts, exactly
+ALL = 2.0  # a sum of probabilities that is never reached: the filter is off
+FROZEN = 2.0**-400  # a float32 over it is so large that noise adds exactly nothing
 
 
 class Choice(NamedTuple):
-    """How one row's token is chosen.
+    """How the token of one row is chosen.
 
     Attributes:
-        is_drawn: whether chance has a part.
+        is_drawn: whether the token is drawn at random.
         is_scaled: whether a penalty multiplies logits.
         is_biased: whether something is added before a penalty multiplies.
-        is_plain: nothing but bans stands between the row and its likeliest token.
-        temperature: of rows that are drawn; else one so low that nothing else counts.
+        is_plain: whether the row takes its likeliest token that is not banned.
+        temperature: of rows that are drawn; otherwise so low that noise has no effect.
         top_k: 0 for all tokens.
         top_p: 1 for all tokens.
         depth: how far below the largest logit a token may be: what min-p means; at most 0.
         typical_p: 2 for all tokens.
         epsilon: 0 for all tokens.
         eta: 0 for all tokens.
-        xtc: tokens at least as likely are dropped but for the least likely; 2 drops none.
-        keys: of the row's noise.
+        xtc: all tokens at least this likely are dropped but the least likely one; 2 drops none.
+        keys: the keys of the row's noise.
         banned: tokens that must not be chosen.
-        changes: what to do to single logits.
+        changes: the changes of single logits.
     """
 
     is_drawn: bool
@@ -59,12 +59,12 @@ class Choice(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether tokens are left out by their rank."""
+        """Whether top-k or top-p drops tokens."""
         return self.is_drawn and (self.top_k > 0 or self.top_p < 1.0)
 
     @property
     def is_truncated(self) -> bool:
-        """Whether tokens are left out by the probabilities that other filters leave."""
+        """Whether a filter drops tokens by the probabilities that earlier filters leave."""
         is_cut_off = self.epsilon > 0 or self.eta > 0
         return self.is_drawn and (self.typical_p <= 1.0 or is_cut_off or self.xtc <= 1.0)
 
@@ -75,7 +75,7 @@ class Choice(NamedTuple):
         return self.typical_p <= 1.0 and not is_other
 
     def without_filters(self) -> "Choice":
-        """Return the choice among all tokens that have a logit."""
+        """Return the same choice without any filter."""
         return self._replace(
             top_k=0, top_p=1.0, depth=-math.inf, typical_p=ALL, epsilon=0.0, eta=0.0, xtc=ALL
         )
@@ -119,20 +119,20 @@ def _choice(row: Row, edits: LogitEdits) -> Choice:
 
 
 def _xtc(row: Row) -> float:
-    """Return the threshold above which a row's tokens are dropped; over 1 where none is."""
+    """Return the XTC threshold of a row; over 1 where XTC does not apply."""
     params, sequence = row.sequence.params, row.sequence
     if not params.xtc_probability or params.xtc_threshold > MAX_XTC_THRESHOLD:
         return ALL
-    is_due = chance(sequence.seed, row.num_output, "xtc") <= params.xtc_probability
+    is_due = uniform(sequence.seed, row.num_output, "xtc") <= params.xtc_probability
     return params.xtc_threshold if is_due else ALL
 
 
 class Columns(NamedTuple):
-    """Some rows' choices: arrays ``[rows, 1]``; see :class:`Choice`.
+    """The choices of some rows as arrays ``[rows, 1]``; see :class:`Choice`.
 
     Attributes:
         order: 0, 1, 2...
-        places: where in the step the rows are.
+        places: indices of the rows in the step.
         temperatures: float64: divide the logits.
         top_p: float64, between 0 and 1.
         depths: float64, at most 0.
@@ -140,10 +140,10 @@ class Columns(NamedTuple):
         epsilon: float64.
         eta: float64.
         xtc: float64; over 1 for all tokens.
-        last: place of the last token that top-k keeps.
+        last: index of the last token that top-k keeps, likeliest first.
         first: first words of the rows' keys.
-        second: second words.
-        masks: which bits of the noise count: all, or none in rows that are not drawn.
+        second: second words of the rows' keys.
+        masks: the bits of the noise that count: all, or none in rows that are not drawn.
         half: float64: 0.5.
         lowest: float64: minus infinity.
         floors: float32: minus infinity, to be raised.
@@ -168,11 +168,11 @@ class Columns(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What changes in a batch: arrays ``[changes]``; see :class:`LogitChanges`.
+    """The changes of a batch's logits as arrays ``[changes]``; see :class:`LogitChanges`.
 
     Attributes:
-        rows: where in the batch.
-        token_ids: no pair of row and token comes twice.
+        rows: rows of the batch.
+        token_ids: columns; no pair of row and token occurs twice.
         offsets: float32: added first.
         factors: float32: multiply logits that are not positive.
         inverses: float32: multiply positive logits.
@@ -188,7 +188,7 @@ class Changed(NamedTuple):
 
 
 def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
-    """Return the columns of those choices that are at some places."""
+    """Return the choices of some rows as columns."""
     some = [choices[place] for place in places]
     return Columns(
         order=_column(range(len(some)), np.int64),
@@ -211,9 +211,9 @@ def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
 
 
 def changed(choices: Seq[Choice], vocab_size: int) -> Changed:
-    """Return what changes in a batch of these choices.
+    """Return the changes of a batch's logits.
 
-    A prompt may hold tokens that have no logit, such as one that stands for a picture.
+    Tokens without a logit are left out: a prompt may hold some, such as image placeholders.
     """
     changes = [c.changes for c in choices]
     factors = np.concatenate([own.factors for own in changes])
@@ -230,7 +230,7 @@ def changed(choices: Seq[Choice], vocab_size: int) -> Changed:
 
 
 def apply(xp: Any, logits: Any, changes: Changed, choices: Seq[Choice]) -> None:
-    """Change logits ``[rows, vocab]`` float32, in place, as the choices of these rows need it."""
+    """Change logits ``[rows, vocab]`` float32 in place, as the choices of the rows ask for."""
     where = changes.rows, changes.token_ids
     values = logits[where]
     if any(c.is_biased for c in choices):
@@ -241,7 +241,7 @@ def apply(xp: Any, logits: Any, changes: Changed, choices: Seq[Choice]) -> None:
 
 
 def send(xp: Any, device: Any, *groups: Any) -> list[Any]:
-    """Return the same tuples of NumPy arrays on a device; all go there in one copy."""
+    """Return tuples of NumPy arrays on a device; all are sent in one copy."""
     arrays = [array for group in groups for array in group]
     padded = [np.pad(array.reshape(-1).view(np.uint8), (0, -array.nbytes % 8)) for array in arrays]
     sent = xp.asarray(np.concatenate(padded).view(np.int64), device=device)

@@ -1,8 +1,8 @@
-"""DRY: the longer the run of tokens that a token would repeat, the less likely it becomes.
+"""DRY ("don't repeat yourself"): a penalty that grows with the run that a token would repeat.
 
-The rule is that of llama.cpp's sampler of this name: runs are looked for among the newest tokens of
-prompt and answer, and end at sequence breakers. How long a run each place ends is kept up to date
-by one pass over the window for each token, whatever the text; what is ahead leaves no trace.
+The rule is llama.cpp's. Runs are searched among the newest tokens of prompt and answer, and end at
+sequence breakers. One pass over the window for each new token updates the length of the run that
+ends at each position. Drafts leave no trace in this state.
 """
 
 import math
@@ -22,12 +22,12 @@ NO_CHANGES = changes_of([])
 
 
 class _Runs(NamedTuple):
-    """What a text ends with, and where that came before.
+    """The runs at the end of a text that occurred before.
 
     Attributes:
-        lengths: of the places before the newest token, as far as the window goes: how many tokens
-            that end there are the newest ones, too. Int32.
-        head: the place of the newest token at which a breaker begins; -1 where there is none.
+        lengths: int32, one for each position of the window before the newest token: how many
+            tokens up to there equal the newest tokens.
+        head: the last position at which a breaker begins; -1 if there is none.
     """
 
     lengths: Any
@@ -35,30 +35,30 @@ class _Runs(NamedTuple):
 
 
 class DryRule:
-    """Penalties of one sequence.
+    """The DRY penalties of one sequence.
 
     Args:
-        sequence: whose parameters, breakers and tokens are followed.
+        sequence: the sequence, whose parameters, breakers and tokens count.
     """
 
     def __init__(self, sequence: Sequence) -> None:
         params = sequence.params
-        asked = params.dry_penalty_last_n
-        self._window = MAX_DRY_TOKENS if asked < 0 else min(asked, MAX_DRY_TOKENS)
+        last_n = params.dry_penalty_last_n
+        self._window = MAX_DRY_TOKENS if last_n < 0 else min(last_n, MAX_DRY_TOKENS)
         self._params = params
         self._breakers = sequence.dry_breakers
-        self._held = TokenHistory(sequence)
+        self._history = TokenHistory(sequence)
         self._runs: _Runs | None = None
         self._num_seen = 0
 
     @staticmethod
-    def is_asked(params: SamplingParams) -> bool:
-        """Tell whether parameters ask for it."""
+    def is_enabled(params: SamplingParams) -> bool:
+        """Return whether parameters ask for DRY."""
         return params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
 
     def at(self, row: Row) -> LogitChanges:
-        """Return what is subtracted from the logits of tokens that would repeat a run."""
-        tokens = self._held.at(row)
+        """Return the penalties of the tokens that would repeat a run."""
+        tokens = self._history.at(row)
         num_own = len(tokens) - len(row.ahead)
         if not len(tokens):
             return NO_CHANGES
@@ -74,7 +74,7 @@ class DryRule:
         return self._penalties(runs, tokens)
 
     def _first(self, tokens: Any) -> _Runs:
-        """Return the runs of a prompt, by Z-functions, in time proportional to the window."""
+        """Return the runs of a prompt, by a Z-function, in time linear in the window."""
         reverse = tokens[::-1][: self._window].tolist()
         lengths = np.array(_z_function(reverse)[1:][::-1], np.int32)
         head = -1
@@ -85,7 +85,7 @@ class DryRule:
         return _Runs(lengths, head)
 
     def _next(self, runs: _Runs, tokens: Any) -> _Runs:
-        """Return the runs of tokens of which all but the last gave the runs so far."""
+        """Return the runs after one more token, given those before it."""
         newest = len(tokens) - 1
         start = max(0, len(tokens) - self._window)
         before = runs.lengths if start else np.append(np.int32(0), runs.lengths)
@@ -98,7 +98,7 @@ class DryRule:
         return _Runs(lengths.astype(np.int32, copy=False), head)
 
     def _broken_for(self, tokens: Any, place: int) -> int | None:
-        """Return how many tokens behind a place the longest breaker has that begins there."""
+        """Return how many tokens follow the first one of the longest breaker at a position."""
         token_id = int(tokens[place])
         behind = tuple(tokens[place + 1 : place + 1 + MAX_BREAKER_TOKENS].tolist())
         tails = self._breakers.get(token_id, ())
@@ -123,7 +123,7 @@ class DryRule:
 
 
 def _penalty(params: SamplingParams, exponents: Any) -> Any:
-    """Return what is subtracted, for so many tokens over the allowed length."""
+    """Return the penalties for runs that are so many tokens over the allowed length."""
     if params.dry_base > 1.000001:
         exponents = np.minimum(exponents, int(LARGEST_EXPONENT / math.log(params.dry_base)))
     with np.errstate(over="ignore"):
@@ -132,7 +132,7 @@ def _penalty(params: SamplingParams, exponents: Any) -> Any:
 
 
 def _z_function(tokens: list[int]) -> list[int]:
-    """Return for each place how many tokens from there are those of the beginning.
+    """Return for each position how many tokens from there equal the first tokens.
 
     Gusfield, Algorithms on Strings, Trees and Sequences, 1997, chapter 1.
     """

@@ -1,7 +1,8 @@
-"""Texts that break sequences, as tokens: which tokens hold one, or begin one that others end.
+"""DRY's sequence breakers as tokens: which tokens contain one, or begin one that others complete.
 
-As llama.cpp finds them, over the whole vocabulary: a token that holds the text breaks alone; one
-that ends with its beginning does where the usual tokens of the rest follow.
+They are found as in llama.cpp, over the whole vocabulary. A token that contains the text breaks
+alone. A token that ends with the start of the text breaks where the usual tokens of the rest
+follow.
 """
 
 import threading
@@ -22,10 +23,12 @@ _Groups = tuple[tuple[Tail, Any], ...]
 
 
 class TokenBreakers(Mapping[int, tuple[Tail, ...]]):
-    """By tokens that begin breakers what follows them in one: nothing where they break alone.
+    """Maps each token that begins a breaker to the tails that complete it.
+
+    The tail of a token that breaks alone is empty.
 
     Args:
-        groups: what follows, and the sorted tokens ``[tokens]`` that it follows.
+        groups: each tail, with the sorted tokens ``[tokens]`` before it.
     """
 
     def __init__(self, groups: _Groups) -> None:
@@ -51,7 +54,7 @@ class SequenceBreakers:
     """Finds the breakers of requests in one model's vocabulary.
 
     Args:
-        tokenizer: knows the tokens.
+        tokenizer: the tokenizer of the model.
         vocab_size: columns of the logits.
     """
 
@@ -59,13 +62,13 @@ class SequenceBreakers:
         self._tokenizer = tokenizer
         self._num_tokens = min(vocab_size, tokenizer.vocab_size)
         self._lock = threading.Lock()
-        self._bytes: Any = None  # of all tokens, one behind the other
+        self._bytes: Any = None  # of all tokens, concatenated
         self._ends: Any = None  # [tokens] where each ends
         self._sizes: Any = None
         self._found = lru_cache(MAX_CACHED)(self._find)
 
     def of(self, texts: Seq[str]) -> TokenBreakers:
-        """Return the breakers of some texts; takes milliseconds for each new one."""
+        """Return the breakers of some texts; each new text takes milliseconds."""
         with self._lock:
             if self._bytes is None:
                 self._read()
@@ -93,7 +96,7 @@ class SequenceBreakers:
         return tuple((tail, np.unique(np.concatenate(ids))) for tail, ids in groups.items())
 
     def _holding(self, spelled: bytes) -> Any:
-        """Return the tokens that hold some bytes."""
+        """Return the tokens that contain some bytes."""
         places = np.flatnonzero(self._bytes[: len(self._bytes) - len(spelled) + 1] == spelled[0])
         for number, byte in enumerate(spelled[1:], 1):
             places = places[self._bytes[places + number] == byte]

@@ -1,7 +1,7 @@
-"""Constraints at work on a step: the rows that keep to one lose the logits of all other tokens.
+"""Grammar masks of a step: constrained rows lose the logits of all tokens that may not follow.
 
-Applied before any sampler and looked at again after it, so no sampler can drop one. Whose
-constraint cannot go on gets an error, alone. Rows of others keep their bits.
+Masks are applied before the sampler and checked after it, so no sampler can bypass them. A request
+whose constraint allows no token fails alone. The logits of unconstrained rows do not change.
 """
 
 from collections.abc import Sequence as Seq
@@ -22,11 +22,11 @@ from vlmkit.types.sample import Sample
 
 
 class _Sent(NamedTuple):
-    """What goes to the device: arrays.
+    """The arrays that are sent to the device.
 
     Attributes:
-        places: ``[rows]`` int64: where in the step the rows are.
-        words: ``[rows, words]`` int32: the tokens that they may choose.
+        places: ``[rows]`` int64: indices of the constrained rows in the step.
+        words: ``[rows, words]`` int32: bitmasks of the allowed tokens.
         lowest: ``[1, 1]`` float32: minus infinity.
     """
 
@@ -36,42 +36,44 @@ class _Sent(NamedTuple):
 
 
 class GrammarMasks:
-    """The tokens that each row of a step may choose.
+    """The allowed tokens of each constrained row of a step.
 
     Args:
-        items: those that have rows of logits, in their order.
-        maker: how messages call who compiles constraints.
+        items: the items with rows of logits, in order.
+        compiler_name: the name of the constraint compiler in messages.
     """
 
-    def __init__(self, items: Seq[WorkItem], maker: str = "the constraint") -> None:
-        self._maker = maker
+    def __init__(self, items: Seq[WorkItem], compiler_name: str = "the constraint") -> None:
+        self._compiler_name = compiler_name
         self._masks: dict[Sequence, Words | VlmkitError] = {}
         self._places: list[int] = []
         self._words: list[Words] = []
         first = 0
         for item in items:
             if item.sequence.guide is not None and item.num_rows:
-                self._masks[item.sequence] = self._found(item, first)
+                self._masks[item.sequence] = self._masks_of(item, first)
             first += item.num_rows
 
-    def _found(self, item: WorkItem, first: int) -> Words | VlmkitError:
-        """Return an item's masks ``[rows, words]``, or why there are none."""
+    def _masks_of(self, item: WorkItem, first: int) -> Words | VlmkitError:
+        """Return the bitmasks ``[rows, words]`` of an item, or the error that prevents them."""
         guide = item.sequence.guide
-        masks: Words = guide.new_masks(item.num_rows)
+        masks: Words = guide.allocate_bitmask(item.num_rows)
         try:
             guide.fill(item.sequence, item.drafts, masks)
         except Exception as error:  # noqa: BLE001 - a matcher may raise anything
-            return engine_error(f"{self._maker} failed on this request", error, repeats=True)
+            return engine_error(
+                f"{self._compiler_name} failed on this request", error, may_quote_input=True
+            )
         known = np.flatnonzero(masks.any(axis=1))
         self._places += (first + known).tolist()
         self._words.append(masks[known])
         return masks
 
-    def applied(self, logits: Any) -> Any:
+    def apply(self, logits: Any) -> Any:
         """Return logits ``[rows, vocab]``, minus infinity where a token may not follow.
 
         Args:
-            logits: readable; left as they are.
+            logits: not changed.
         """
         if not self._places:
             return logits
@@ -90,12 +92,12 @@ class GrammarMasks:
         masked[sent.places, :] = xp.where(allowed, logits[sent.places, :], sent.lowest)
         return masked
 
-    def kept(self, sequence: Sequence, chosen: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        """Return what was chosen for a sequence, up to a place of which nothing is known.
+    def checked(self, sequence: Sequence, chosen: tuple[Sample, ...]) -> tuple[Sample, ...]:
+        """Return the tokens chosen for a sequence, up to the first row without a mask.
 
         Raises:
             ConstraintError: nothing may follow the sequence.
-            EngineError: the constraint failed, or the sampler chose what may not follow.
+            EngineError: the constraint failed, or the sampler chose a token that is not allowed.
         """
         masks = self._masks.get(sequence)
         if masks is None:

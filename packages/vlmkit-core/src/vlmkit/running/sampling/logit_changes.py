@@ -1,4 +1,4 @@
-"""What is done to single logits of one row, and how two such lists come to one."""
+"""Changes of single logits of one row, and how two sets of changes combine."""
 
 from typing import Any, NamedTuple
 
@@ -8,12 +8,12 @@ Numbers = np.ndarray[Any, Any]
 
 
 class LogitChanges(NamedTuple):
-    """Changes of one row, each token at most once.
+    """The changes of one row; each token occurs at most once.
 
     Attributes:
         token_ids: ``[changes]`` int64.
         offsets: ``[changes]`` float32: added first.
-        factors: ``[changes]`` float32: positive logits are divided by it, others multiplied.
+        factors: ``[changes]`` float32: divide positive logits, and multiply all others.
         shifts: ``[changes]`` float32: added afterwards.
     """
 
@@ -23,7 +23,7 @@ class LogitChanges(NamedTuple):
     shifts: Numbers
 
     def combined(self, other: "LogitChanges") -> "LogitChanges":
-        """Return both: offsets and shifts are added up, and factors multiplied."""
+        """Return both: offsets and shifts are added, and factors multiplied."""
         if not len(other.token_ids):
             return self
         token_ids = np.union1d(self.token_ids, other.token_ids)
@@ -39,7 +39,7 @@ class LogitChanges(NamedTuple):
 def changes_of(
     token_ids: Any, *, offsets: Any = 0.0, factors: Any = 1.0, shifts: Any = 0.0
 ) -> LogitChanges:
-    """Return changes of some tokens, each number one of a token or of all."""
+    """Return the changes of some tokens; each number is one for all tokens, or an array."""
     ids = np.asarray(token_ids, np.int64)
     numbers = (np.broadcast_to(each, ids.shape) for each in (offsets, factors, shifts))
     return LogitChanges(ids, *(each.astype(np.float32) for each in numbers))

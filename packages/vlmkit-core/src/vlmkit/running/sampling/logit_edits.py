@@ -1,7 +1,7 @@
-"""What a request changes about single tokens: bias, penalties, bans, and an end that must wait.
+"""The logit edits of a request: biases, penalties, bans, and the minimum length.
 
-Says what to do to which logits; does it to none. Counts what a sequence holds as it grows, and
-keeps no trace of tokens that are only ahead of it.
+It says how single logits change, and changes none itself. It counts the tokens of a sequence as it
+grows. Drafts leave no trace in those counts.
 """
 
 import math
@@ -14,21 +14,20 @@ from vlmkit.interfaces.sampler import Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.running.sampling.dry import DryRule
-from vlmkit.running.sampling.logit_changes import LogitChanges
-from vlmkit.running.sampling.penalty_window import window_penalties
+from vlmkit.running.sampling.logit_changes import LogitChanges, changes_of
 from vlmkit.running.sampling.sequence_rules import SequenceRules
 from vlmkit.types.sampling import SamplingParams
 
 
 class LogitEdits:
-    """One sequence's changes, kept up to date.
+    """The logit edits of one sequence, kept up to date.
 
     Args:
-        sequence: whose parameters and tokens they follow.
+        sequence: the sequence, whose parameters and tokens count.
 
     Attributes:
         banned: tokens that must never be chosen.
-        settled: how tokens are chosen from here on, once that is the same for each.
+        settled: the choice of all further tokens, once it is the same for each.
     """
 
     settled: Any = None
@@ -50,7 +49,7 @@ class LogitEdits:
         self._rules: list[SequenceRules | DryRule] = []
         if SequenceRules.has_any(params):
             self._rules.append(SequenceRules(sequence))
-        if DryRule.is_asked(params):
+        if DryRule.is_enabled(params):
             self._rules.append(DryRule(sequence))
         self._is_counting = has_penalty(params) and not is_windowed
         self._is_windowed = has_penalty(params) and is_windowed
@@ -67,27 +66,27 @@ class LogitEdits:
         self._fixed: LogitChanges | None = None
 
     def is_settled(self, num_output: int) -> bool:
-        """Tell whether what changes is the same for all tokens after so many."""
+        """Return whether the edits are the same for all tokens after so many."""
         is_counting = self._is_counting or self._is_windowed
         return not is_counting and not self._rules and not self._is_beginning(num_output)
 
     def is_plain_at(self, num_output: int) -> bool:
-        """Tell whether nothing changes but that tokens are banned."""
+        """Return whether bans are the only edits."""
         params = self._params
         is_moved = params.logit_bias or params.sequence_bias
         return not is_moved and self.is_settled(num_output)
 
     def _is_beginning(self, num_output: int) -> bool:
-        """Tell whether some tokens are not chosen yet."""
+        """Return whether some tokens are suppressed at the start of the answer."""
         return num_output < self._params.min_tokens or (
             num_output == 0 and bool(self._params.begin_suppress_tokens)
         )
 
     def at(self, row: Row) -> LogitChanges:
-        """Return what to change in a row of this sequence."""
+        """Return the edits of a row of this sequence."""
         changes = self._counted(row) if self._is_counting else self._without_counts(row.num_output)
         if self._is_windowed:
-            changes = changes.combined(window_penalties(row))
+            changes = changes.combined(_window_penalties(row))
         for rule in self._rules:
             changes = changes.combined(rule.at(row))
         return changes
@@ -103,7 +102,7 @@ class LogitEdits:
         return changes
 
     def _without_counts(self, num_output: int) -> LogitChanges:
-        """Return changes that only the length of the answer so far decides."""
+        """Return edits that depend only on the length of the answer so far."""
         if self._is_beginning(num_output):
             return self._changes(num_output)
         if self._fixed is None:
@@ -135,7 +134,7 @@ class LogitEdits:
             self._counts[place] += 1
 
     def _forget(self, token_id: int) -> None:
-        """Take back the newest count of a token, and its place if that was made for it."""
+        """Undo the newest count of a token, and drop its entry if that count added it."""
         place = self._places[token_id]
         self._counts[place] -= 1
         if place >= self._num_fixed and not self._counts[place]:
@@ -148,10 +147,34 @@ class LogitEdits:
 
 
 EDITS = PerSequence(LogitEdits)
-"""A sequence's edits, which any sampler of this kind may go on with: its tokens decide them."""
+"""The edits of each sequence. Samplers share them, since only the sequence's tokens count."""
 
 
 def has_penalty(params: SamplingParams) -> bool:
-    """Tell whether what a sequence holds changes its logits."""
-    is_asked = params.presence_penalty or params.frequency_penalty
-    return bool(is_asked or params.repetition_penalty != 1.0) and params.repeat_last_n != 0
+    """Return whether the tokens of a sequence change its logits."""
+    has_any = params.presence_penalty or params.frequency_penalty
+    return bool(has_any or params.repetition_penalty != 1.0) and params.repeat_last_n != 0
+
+
+def _window(row: Row, num_tokens: int) -> list[int]:
+    """Return the newest tokens of prompt and answer, drafts included."""
+    sequence = row.sequence
+    newest = [*sequence.output_ids[-num_tokens:], *row.ahead][-num_tokens:]
+    num_missing = min(num_tokens - len(newest), sequence.num_prompt_tokens)
+    if num_missing > 0:
+        newest = [*sequence.prompt.token_ids[-num_missing:], *newest]
+    return newest
+
+
+def _window_penalties(row: Row) -> LogitChanges:
+    """Return the three penalties of a row within its window of ``repeat_last_n`` tokens.
+
+    Prompt and answer are counted alike, as in llama.cpp's penalty sampler.
+    """
+    params = row.sequence.params
+    token_ids, counts = np.unique(_window(row, params.repeat_last_n), return_counts=True)
+    return changes_of(
+        token_ids,
+        factors=params.repetition_penalty,
+        shifts=-(counts * params.frequency_penalty + params.presence_penalty),
+    )

@@ -1,9 +1,9 @@
-"""Choosing on a device: nothing is read, all rows go through the same operations at once.
+"""Sampling on a device: nothing is read back, and all rows go through the same operations.
 
-Rows that ask for top-k or top-p have their likeliest logits ordered: as many as the largest top-k
-among them, or the whole vocabulary if one of them states none. All the rest is one look at every
-logit. Rows that take the likeliest token are copied if tokens are banned: it cannot be seen here
-whether one of those is the likeliest.
+Rows with top-k or top-p have their likeliest logits sorted: as many as the largest top-k among
+them, or the whole vocabulary if one of them has none. Everything else reads each logit once. Rows
+that take the likeliest token are copied if tokens are banned: without reading, it is unknown
+whether a banned token is the likeliest.
 """
 
 import math
@@ -13,18 +13,18 @@ from typing import Any
 import array_api_compat
 
 from vlmkit.running.sampling.batch import Choice, Columns, apply, changed, columns, send
-from vlmkit.running.sampling.random_numbers import bits, exponentials, noisy
-from vlmkit.running.sampling.top_k_top_p import min_kept_logit, share, truncated
+from vlmkit.running.sampling.random_numbers import add_gumbel_noise, bits, exponentials
+from vlmkit.running.sampling.top_k_top_p import cutoff_logit, top_p_target, truncated
 
 
 def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice]) -> Any:
     """Return token ids ``[rows]``.
 
     Args:
-        xp: the arrays' namespace.
-        logits: ``[rows, vocab]`` float32, left as they are.
+        xp: the namespace of the arrays.
+        logits: ``[rows, vocab]`` float32, not changed.
         token_ids: ``[vocab]`` int64: 0, 1, 2...
-        choices: of each row.
+        choices: one for each row.
     """
     num_rows, vocab_size = logits.shape
     device = array_api_compat.device(logits)
@@ -42,7 +42,7 @@ def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice])
     if not any(c.is_drawn for c in choices):
         return xp.argmax(logits, axis=-1)
     drawn = exponentials(xp, bits(token_ids, every.first, every.second, every.masks), every.half)
-    sums = noisy(xp, logits, every.temperatures, drawn)
+    sums = add_gumbel_noise(xp, logits, every.temperatures, drawn)
     floors: Any = None
     if cut:
         num = max(choices[place].top_k or vocab_size for place in cut)
@@ -59,10 +59,10 @@ def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice])
 
 
 def _floors(xp: Any, logits: Any, floors: Any, cut: Columns, num: int) -> Any:
-    """Return floors, raised to the least logits that top-k and top-p keep of the likeliest."""
+    """Return floors, raised to the least logits that top-k and top-p keep."""
     is_all = cut.places.shape[0] == logits.shape[0]
     rows = logits if is_all else logits[cut.places[:, 0], :]
-    found = min_kept_logit(xp, _likeliest(xp, rows, num), cut, share(cut))
+    found = cutoff_logit(xp, _likeliest(xp, rows, num), cut, top_p_target(cut))
     if is_all:
         return found
     floors[cut.places[:, 0], :] = found
@@ -70,7 +70,7 @@ def _floors(xp: Any, logits: Any, floors: Any, cut: Columns, num: int) -> Any:
 
 
 def _likeliest(xp: Any, rows: Any, num: int) -> Any:
-    """Return the largest values of each row, largest first."""
+    """Return the largest logits of each row, largest first."""
     if num < rows.shape[-1] and array_api_compat.is_torch_array(rows):
         return rows.topk(num, dim=-1).values
     return xp.sort(rows, axis=-1, descending=True)[:, :num]

@@ -1,15 +1,17 @@
-"""Samples in host memory, row by row; gives what :mod:`on_device` gives, and sorts no vocabulary.
+"""Samples in host memory, row by row, with the results of :mod:`.on_device` and without sorting.
 
-A row is drawn by the Gumbel-max trick, so top-p needs no cut-off: it is enough to know whether the
-token with the largest noisy logit is in the nucleus. It is if all likelier tokens weigh less than
-top-p of the total, which takes one masked sum. Otherwise it and every token below it are out, and
-the next winner is tried: 1.1 sums on average for a top-p of 0.9, and on average no more than the
-harmonic number of the vocabulary size (12.5 for 152,000 tokens), whatever the logits. Typical-p is
-the same with tokens that are nearer to the mean logit in place of likelier ones. Where one of these
-comes before another filter by probability, its cut-off is computed: see :mod:`cuts`.
+A row is drawn by the Gumbel-max trick, so top-p needs no cut-off. It is enough to know whether the
+winner, the token with the largest noisy logit, is in the nucleus. It is if all likelier tokens
+weigh less than top-p of the total, which takes one masked sum. Otherwise the winner and every less
+likely token are out, and the next winner is tested.
 
-Does not trust float32 with near-ties: where rounding could change the nucleus, the row is sorted,
-and where it could change what is typical, the cut-off is computed in float64.
+For a top-p of 0.9 that takes 1.1 sums on average. Whatever the logits, the average is at most the
+harmonic number of the vocabulary size (12.5 for 152,000 tokens). Typical-p works alike, with tokens
+nearer to the mean logit in place of likelier ones. Where one of the two comes before another filter
+by probability, :mod:`.probability_cutoffs` computes its cut-off.
+
+Near-ties are not left to float32. Where rounding could change the nucleus, the row is sorted; where
+it could change the typical set, the cut-off is computed in float64.
 """
 
 import math
@@ -21,23 +23,23 @@ import numpy as np
 from vlmkit.running.sampling.batch import Choice, apply, changed, columns
 from vlmkit.running.sampling.logit_changes import Numbers
 from vlmkit.running.sampling.probability_cutoffs import ProbabilityCutoff
-from vlmkit.running.sampling.random_numbers import bits, exponentials, noisy
-from vlmkit.running.sampling.top_k_top_p import min_kept_logit, share
+from vlmkit.running.sampling.random_numbers import add_gumbel_noise, bits, exponentials
+from vlmkit.running.sampling.top_k_top_p import cutoff_logit, top_p_target
 
-ROWS_AT_ONCE = 4  # copied for their changes; the heap keeps the memory for the next rows
-SLACK = 1.0001  # float32 weights of tokens that have a chance, and their sums, err by less
-SUMMED_AT_ONCE = 256  # weights, of which the order does not matter at that precision
+ROWS_AT_ONCE = 4  # copied to be changed; the heap keeps the memory for the next rows
+SLACK = 1.0001  # float32 weights of tokens that can win, and their sums, err by less
+SUMMED_AT_ONCE = 256  # weights whose order does not matter at that precision
 LEAST_SCALED = np.float32(-110.0)  # its weight is 0
-MAX_TESTS = 32  # of a token's place in the nucleus, before the row is sorted after all
+MAX_TESTS = 32  # of winners, before the row is sorted after all
 
 
 class _Tokens(NamedTuple):
-    """Some tokens of a row: arrays ``[tokens]``, in the order of their ids.
+    """Some tokens of a row: arrays ``[tokens]``, ordered by token id.
 
     Attributes:
         token_ids: uint32.
         logits: float32.
-        weights: float32: probabilities at the temperature, over that of the likeliest token.
+        weights: float32: probabilities at the temperature, relative to the likeliest token's.
     """
 
     token_ids: Numbers
@@ -49,8 +51,8 @@ def sample_on_host(logits: Numbers, choices: Seq[Choice]) -> Numbers:
     """Return token ids ``[rows]``.
 
     Args:
-        logits: ``[rows, vocab]`` float32, left as they are.
-        choices: of each row.
+        logits: ``[rows, vocab]`` float32, not changed.
+        choices: one for each row.
     """
     token_ids = np.zeros(len(choices), np.int64)
     plain = [place for place, c in enumerate(choices) if c.is_plain]
@@ -69,7 +71,7 @@ def sample_on_host(logits: Numbers, choices: Seq[Choice]) -> Numbers:
 
 
 def _choose(logits: Numbers, vocabulary: Numbers, choices: Seq[Choice]) -> Numbers:
-    """Return the tokens of rows that may be written to."""
+    """Return the token of each row; changes the logits."""
     apply(np, logits, changed(choices, logits.shape[-1]), choices)
     token_ids: Numbers = np.argmax(logits, axis=-1)
     for place, choice in enumerate(choices):
@@ -84,7 +86,7 @@ def _choose(logits: Numbers, vocabulary: Numbers, choices: Seq[Choice]) -> Numbe
 
 
 def _draw_truncated(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:
-    """Return the token that is sampled of a row ``[vocab]`` with filters by probability."""
+    """Sample a token of a row ``[vocab]`` with filters by probability."""
     found = -1
     if choice.is_typical_alone:
         found = _draw_typical(logits, vocabulary, choice, likeliest)
@@ -97,7 +99,7 @@ def _draw_truncated(logits: Numbers, vocabulary: Numbers, choice: Choice, likeli
 
 
 def _draw_typical(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:
-    """Return the token that is sampled with typical-p; -1 if rounding could change it."""
+    """Sample a token with typical-p; return -1 if rounding could change the result."""
     top = logits[likeliest]
     floor = _rounded_up(float(top) + choice.depth)
     if 0 < choice.top_k < len(logits):
@@ -126,7 +128,7 @@ def _draw_typical(logits: Numbers, vocabulary: Numbers, choice: Choice, likelies
 
 
 def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:
-    """Return the token id that is sampled of one row ``[vocab]`` whose largest logit is finite."""
+    """Sample a token id of a row ``[vocab]`` whose largest logit is finite."""
     top, floor = logits[likeliest], np.float32(-math.inf)
     num_ranked = min(choice.top_k or len(logits), len(logits))
     if num_ranked < len(logits):
@@ -155,13 +157,13 @@ def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) 
 
 
 def _in_nucleus(found: int, kept: _Tokens, noise: "_Noise", limit: float) -> int:
-    """Return the place of the largest noisy logit in the nucleus; -1 if rounding could change it.
+    """Return the index of the winner in the nucleus; -1 if rounding could change it.
 
     Args:
-        found: the place of the largest noisy logit.
+        found: index of the largest noisy logit.
         kept: all tokens that may be in the nucleus.
-        noise: theirs; loses tokens that are not in it.
-        limit: tokens are in it while those that are likelier weigh less than this.
+        noise: the noise of those tokens; drops tokens outside of the nucleus.
+        limit: a token is in the nucleus while all likelier ones weigh less than this.
     """
     for _ in range(MAX_TESTS):
         is_likelier = kept.logits > kept.logits[found]
@@ -176,7 +178,7 @@ def _in_nucleus(found: int, kept: _Tokens, noise: "_Noise", limit: float) -> int
 
 
 def _only(is_kept: Numbers, *columns: Numbers) -> Seq[Numbers]:
-    """Return columns without what is not kept, if that is most: else a mask costs less."""
+    """Return columns without dropped tokens, if most are dropped; otherwise a mask is cheaper."""
     if np.count_nonzero(is_kept) > len(is_kept) // 8:
         return columns
     places = np.flatnonzero(is_kept)
@@ -184,20 +186,20 @@ def _only(is_kept: Numbers, *columns: Numbers) -> Seq[Numbers]:
 
 
 def _least_weight(top_p: float, total: float, num: int) -> float:
-    """Return a weight such that no lighter token of ``num`` can be in the nucleus.
+    """Return a weight below which none of ``num`` tokens can be in the nucleus.
 
-    All of the lighter ones together weigh less than what top-p leaves out.
+    All lighter tokens together weigh less than top-p leaves out.
     """
     left_out = 1.0 - top_p
     return left_out * total / (1.01 * num) if left_out > 1e-7 else 0.0  # rounding counts below
 
 
 class _Noise:
-    """The Gumbel noise of some tokens of a row, computed for those alone that can win.
+    """The Gumbel noise of some tokens of a row, computed only for tokens that can win.
 
     Args:
-        tokens: the likeliest of the row is one of them.
-        choice: has the keys and the temperature.
+        tokens: some tokens, the likeliest of the row among them.
+        choice: the keys and the temperature.
     """
 
     def __init__(self, tokens: _Tokens, choice: Choice) -> None:
@@ -205,28 +207,30 @@ class _Noise:
         self._bits = bits(tokens.token_ids, np.uint32(first), np.uint32(second))
         self._tokens = tokens
         self._temperature = np.array([choice.temperature])
-        # A token's noisy logit is the larger, the smaller its exponential number over its weight.
-        # That number is never less than one minus its uniform number, and nearly so where small.
+        # The smaller a token's exponential number over its weight, the larger its noisy logit. The
+        # exponential number is at least one minus its uniform number, and close to it where small.
         self._least = np.invert(self._bits).astype(np.float32)
         self._least += np.float32(0.5)
         self._least /= tokens.weights
 
     def keep(self, is_kept: Numbers) -> None:
-        """Drop all tokens but those of a mask; dividing is quicker than choosing."""
+        """Keep only the tokens of a mask; a division is faster than a selection."""
         self._least /= is_kept
 
     def winner(self) -> int:
-        """Return the place of the largest noisy logit, of equals the first."""
+        """Return the index of the largest noisy logit, the first of equals."""
         guess = int(self._least.argmin())
         bound = exponentials(np, self._bits[guess : guess + 1]) * (2.0**32 * SLACK)
         bound /= self._tokens.weights[guess]
         some = np.flatnonzero(self._least <= bound.astype(np.float32))
         drawn = exponentials(np, self._bits[some])
-        return int(some[noisy(np, self._tokens.logits[some], self._temperature, drawn).argmax()])
+        return int(
+            some[add_gumbel_noise(np, self._tokens.logits[some], self._temperature, drawn).argmax()]
+        )
 
 
 def _mass(ranked: _Tokens, last: np.float32, num: int) -> float:
-    """Return the summed weights of the ``num`` likeliest tokens, where the last may be tied."""
+    """Return the summed weights of the ``num`` likeliest tokens; the last may be tied."""
     if num >= len(ranked.logits):
         return float(ranked.weights.sum())
     is_likelier = ranked.logits > last
@@ -236,9 +240,9 @@ def _mass(ranked: _Tokens, last: np.float32, num: int) -> float:
 
 
 def _sum(weights: Numbers, factors: Numbers) -> float:
-    """Return the sum of weights times factors, such as whether each counts.
+    """Return the sum of weights times factors; a factor may be a boolean.
 
-    Quicker than a selection, which branches at each.
+    It is faster than a selection, which branches at each weight.
     """
     wanted = factors.astype(np.float32, copy=False)
     whole = len(weights) // SUMMED_AT_ONCE * SUMMED_AT_ONCE
@@ -248,16 +252,16 @@ def _sum(weights: Numbers, factors: Numbers) -> float:
 
 
 def _nucleus_floor(logits: Numbers, top: np.float32, choice: Choice, num: int) -> np.float32:
-    """Return the least logit that top-p keeps, by sorting those that have any weight in float64."""
+    """Return the least logit that top-p keeps, by sorting all logits with any float64 weight."""
     # exp(-746) is 0 in float64: such a logit changes no sum.
     heavy = logits[logits.astype(np.float64) - top >= -746.0 * choice.temperature]
     ordered = np.sort(heavy)[::-1][None, :num]
     own = columns([choice._replace(top_k=0)], [0], ordered.shape[-1])
-    floor: np.float32 = min_kept_logit(np, ordered, own, share(own))[0, 0]
+    floor: np.float32 = cutoff_logit(np, ordered, own, top_p_target(own))[0, 0]
     return floor
 
 
 def _rounded_up(value: float) -> np.float32:
-    """Return the least float32 that is no less."""
+    """Return the least float32 that is not below a value."""
     near = np.float32(value)
     return near if float(near) >= value else np.nextafter(near, np.float32(math.inf))

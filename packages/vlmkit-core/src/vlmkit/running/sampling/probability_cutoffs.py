@@ -1,8 +1,8 @@
-"""What filters by probability leave of one row in host memory, found without sorting it.
+"""The cut-offs of filters by probability for one row in host memory, found without sorting it.
 
-Every filter keeps the tokens up to some distance from a centre (top-p: from the likeliest token,
-typical-p: from the mean logit), the nearest ones until their weights reach a sum. Where that is, is
-found by sharing the distances out into buckets and looking into one of them only.
+Every filter keeps the tokens up to some distance from a centre: top-p measures from the likeliest
+token, typical-p from the mean logit. The nearest tokens stay until their weights reach a sum. To
+find that distance, the tokens are put into buckets by distance, and only one bucket is searched.
 """
 
 import math
@@ -20,12 +20,12 @@ SORTED_AT_MOST = 1024  # distances of one bucket
 def distance_reached(distances: Numbers, weights: Numbers, wanted: float) -> float:
     """Return the least distance up to which weights reach a sum; the largest if none does.
 
-    Takes two looks at each distance, and more at the few in the bucket where the sum is reached.
+    It reads each distance twice, and those of one bucket more often.
 
     Args:
         distances: ``[tokens]`` finite.
         weights: ``[tokens]`` not negative.
-        wanted: the sum.
+        wanted: the sum to reach.
     """
     while len(distances) > SORTED_AT_MOST:
         buckets = distances - (low := distances.min())
@@ -44,14 +44,14 @@ def distance_reached(distances: Numbers, weights: Numbers, wanted: float) -> flo
 
 
 class ProbabilityCutoff:
-    """The tokens of a row that filters leave, each filter working on what those before it left.
+    """The tokens of a row that filters keep; each filter sees what the earlier ones kept.
 
     Args:
         logits: ``[vocab]`` float32, the largest of them finite.
-        temperature: divides them.
+        temperature: divides the logits.
 
     Attributes:
-        is_kept: ``[vocab]`` which tokens are left.
+        is_kept: ``[vocab]`` which tokens are kept.
     """
 
     def __init__(self, logits: Numbers, temperature: float) -> None:
@@ -87,7 +87,7 @@ class ProbabilityCutoff:
             return self._logits + np.log(self.is_kept.astype(np.float32))
 
     def keep_typical(self, mass: float) -> None:
-        """Keep the tokens whose surprise is nearest to the mean, until they weigh this share.
+        """Keep the tokens whose surprise is nearest to the mean, until their mass reaches a share.
 
         Surprise falls with the logit, so these are the tokens nearest to the mean logit (Meister et
         al., 2023, arXiv:2202.00666).
@@ -112,7 +112,7 @@ class ProbabilityCutoff:
         return floor
 
     def _keep_likely(self, least: float) -> None:
-        """Drop tokens that are less likely than this, but for the likeliest.
+        """Drop tokens below a probability, except the likeliest token.
 
         Hewitt et al., 2022, arXiv:2210.15191.
         """
@@ -120,14 +120,14 @@ class ProbabilityCutoff:
         self._keep(self._weights >= min(least * total, largest))
 
     def _drop_likely(self, threshold: float) -> None:
-        """Drop all tokens that are at least as likely but the least likely of them: XTC."""
+        """Drop all tokens at or above a threshold but the least likely of them: XTC."""
         is_top = self._weights >= threshold * float(self._weights.sum())
         is_top &= self._weights > 0
         if is_top.any():
             self._keep(self._scaled <= self._scaled[is_top].min())
 
     def _moments(self) -> tuple[float, float]:
-        """Return the sum of the weights of what is left, and the mean of its scaled logits."""
+        """Return the sum of the kept weights, and the mean of the kept scaled logits."""
         total = float(self._weights.sum())
         return total, float((self._weights * self._scaled).sum()) / total
 

@@ -1,10 +1,10 @@
-"""Random numbers that are looked up, not generated: a function of seed, position and token id.
+"""Counter-based random numbers: functions of seed, position and token id.
 
-Gumbel noise is added to the logits, and the largest sum is drawn: that follows their softmax
-(Maddison et al., 2014, arXiv:1411.0030). Noise is a hash (a counter-based generator: Salmon et al.,
-2011), so no generator state exists: neither the rest of a batch nor a preemption changes a choice.
+Adding Gumbel noise to logits and taking the largest sum samples from their softmax (Maddison et
+al., 2014, arXiv:1411.0030). The noise is a hash (a counter-based generator: Salmon et al., 2011).
+There is no generator state, so neither the rest of a batch nor a preemption changes a choice.
 
-Computes on arrays of any library, where they are, without reading them.
+The functions compute on arrays of any library, on their device, without reading them back.
 """
 
 import hashlib
@@ -12,27 +12,30 @@ import math
 from typing import Any
 
 WORD = 2**32 - 1
-MULTIPLIERS = (0x21F0AAAD, 0x7FEB352D)  # of finalisers that C. Wellons searched for; under 2**31
+MULTIPLIERS = (
+    0x21F0AAAD,
+    0x7FEB352D,
+)  # from a search for integer hashes by C. Wellons; under 2**31
 LOG_RANGE = 32 * math.log(2)
 
 
 def keys(seed: int, position: int) -> tuple[int, int]:
-    """Return two words of 32 bits that tell the noise of an answer's position from all other."""
+    """Return two 32-bit words that key the noise of one position of an answer."""
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def chance(seed: int, position: int, what: str) -> float:
-    """Return a uniform number in [0, 1) of an answer's position, apart from all noise of tokens."""
+def uniform(seed: int, position: int, what: str) -> float:
+    """Return a uniform number in [0, 1) for a position, independent of the noise of tokens."""
     text = f"{seed}:{position}".encode()
     digest = hashlib.blake2b(text, digest_size=8, person=what.encode()).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2.0**53
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Return the seed of one of several choices, 64 bits: independent of other seeds' choices.
+    """Return the 64-bit seed of one of several choices, independent of those of other seeds.
 
-    The first choice has the request's own seed, so it is the answer of a request for one.
+    The first choice has the seed of the request, so it equals the answer to a request for one.
     """
     if index == 0:
         return seed
@@ -41,13 +44,13 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def bits(token_ids: Any, first: Any, second: Any, mask: Any = WORD) -> Any:
-    """Return 32 random bits for each token: the high ones of two rounds of multiplication.
+    """Return 32 random bits for each token: the high bits of two rounds of multiplication.
 
     Args:
-        token_ids: int64; or uint32, whose products wrap by themselves.
+        token_ids: int64, or uint32, whose products wrap.
         first: the first words of the keys, of the same type; broadcast against the ids.
         second: the second words.
-        mask: bits to keep of int64; 0 gives all tokens the same noise.
+        mask: the bits to keep of int64; 0 gives all tokens the same noise.
     """
     is_wide = token_ids.dtype.itemsize > 4
     mixed = token_ids ^ first
@@ -66,20 +69,20 @@ def exponentials(xp: Any, random_bits: Any, half: Any = 0.5) -> Any:
     """Return exponentially distributed numbers, float64, from 1.1e-10 to 22.9.
 
     Args:
-        xp: the arrays' namespace.
-        random_bits: of 32 bits; uniform numbers are ``(random_bits + 0.5) / 2**32``.
-        half: 0.5, as a float64 array where the library would make float32 of an integer.
+        xp: the namespace of the arrays.
+        random_bits: 32 bits each; the uniform numbers are ``(random_bits + 0.5) / 2**32``.
+        half: 0.5, as a float64 array where the library would promote integers to float32.
     """
     return LOG_RANGE - xp.log(random_bits + half)
 
 
-def noisy(xp: Any, logits: Any, temperatures: Any, exponential: Any) -> Any:
+def add_gumbel_noise(xp: Any, logits: Any, temperatures: Any, exponential: Any) -> Any:
     """Return logits over temperature plus Gumbel noise, float64.
 
     Args:
-        xp: the arrays' namespace.
+        xp: the namespace of the arrays.
         logits: float32.
         temperatures: float64, broadcast against the logits.
-        exponential: less their logarithm is the noise.
+        exponential: exponentially distributed numbers; the noise is minus their logarithm.
     """
     return logits / temperatures - xp.log(exponential)

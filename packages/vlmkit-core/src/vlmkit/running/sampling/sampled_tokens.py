@@ -1,7 +1,7 @@
-"""What was picked in a step: the tokens, and the log-probabilities that clients asked for.
+"""The sampled batch: the chosen tokens of a step, with the log-probabilities that clients want.
 
-These are the model's own, of the logits as the engine gave them. Everything is read from the
-device at once. Knows nothing of how tokens are chosen.
+Log-probabilities are the model's own, from the logits as the engine returned them. Everything is
+read from the device in one copy. How tokens are chosen is the sampler's business.
 """
 
 import math
@@ -25,7 +25,7 @@ HOST, METAL = 1, 8  # DLPack's numbers of the CPU and of Apple's GPU
 def readable(logits: Array) -> Any:
     """Return logits as float32, and as a NumPy array if they are in host memory.
 
-    From Apple's GPU, which has no float64, they are brought there.
+    Logits on Apple's GPU are copied to host memory, since that GPU has no float64.
     """
     xp: Any = namespace_of(logits)
     floats = xp.astype(logits, xp.float32, copy=False)
@@ -35,13 +35,13 @@ def readable(logits: Array) -> Any:
     return np.from_dlpack(floats) if place in (HOST, METAL) else floats
 
 
-def picked(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> Any:
-    """Return token ids ``[rows]``: the given ones, and what is picked for all other rows.
+def choose_tokens(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> Any:
+    """Return token ids ``[rows]``: the given ones, and sampled ones for all other rows.
 
     Args:
-        logits: ``[rows, vocab]``, readable.
-        pick: of the rows without a given token; None if there are none.
-        given: by row.
+        logits: ``[rows, vocab]``, as :func:`readable` returns them.
+        pick: chooses the tokens of the rows without a given one; None if there are none.
+        given: the given token ids, by row.
 
     Raises:
         EngineError: the sampler returned another number of tokens.
@@ -66,21 +66,21 @@ def samples(
     params: Seq[SamplingParams],
     given: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Sample]:
-    """Return what was picked, with what each request wants to know of it.
+    """Return the chosen tokens, with the log-probabilities that each request asks for.
 
     Args:
-        logits: ``[rows, vocab]``, readable.
+        logits: ``[rows, vocab]``, as :func:`readable` returns them.
         token_ids: ``[rows]`` integers, on the same device.
-        params: ``[rows]``.
-        given: by row, as in :func:`picked`; such a token has a rank, too.
+        params: the parameters of each row.
+        given: by row, as in :func:`choose_tokens`; these tokens also get a rank.
 
     Raises:
-        EngineError: there are not that many token ids, or one has no logit, or none that is finite.
+        EngineError: there are more or fewer token ids, or one has no finite logit.
     """
     xp: Any = namespace_of(logits)
     vocab_size = logits.shape[-1]
     token_ids = _checked(logits, token_ids, len(params))
-    inside = token_ids % vocab_size  # one that is outside is refused once it was read
+    inside = token_ids % vocab_size  # ids outside of the vocabulary are refused once they are read
     device = array_api_compat.device(logits)
     parts = [token_ids, logits[xp.arange(len(params), device=device), inside]]
     wanted = [place for place, own in enumerate(params) if own.logprobs]
@@ -102,14 +102,14 @@ def samples(
 
 
 def _checked(logits: Any, token_ids: Any, num_rows: int) -> Any:
-    """Return a sampler's token ids, as an array of the logits' kind."""
+    """Return a sampler's token ids, as an array of the logits' library."""
     if getattr(token_ids, "shape", None) != (num_rows,):
         raise Fault("sampler", f"returned something other than {num_rows} token ids")
     return np.from_dlpack(token_ids) if array_api_compat.is_numpy_array(logits) else token_ids
 
 
 def _check(token_ids: Seq[float], logits: Seq[float], vocab_size: int) -> None:
-    """Raise if a sampler or an engine gave what is no token."""
+    """Raise if a token id is out of range, or its logit is not finite."""
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
             raise Fault("sampler", f"returned the token id {token_id:.0f} of {vocab_size}")
@@ -118,9 +118,10 @@ def _check(token_ids: Seq[float], logits: Seq[float], vocab_size: int) -> None:
 
 
 def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any]:
-    """Return for some rows what turns logits into log-probabilities, and the likeliest tokens.
+    """Return for some rows the log of their summed exponentials, and the likeliest tokens.
 
-    These are always as many, so that no neighbour's wish changes which of equals come first.
+    The number of likeliest tokens is always the same, so that no other row of the batch changes the
+    order of equals.
     """
     rows = _rows(xp, logits, wanted)
     largest = xp.max(rows, axis=-1, keepdims=True)
@@ -133,7 +134,7 @@ def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any
 
 
 def _ranks(xp: Any, logits: Any, token_ids: Any, places: list[int]) -> Any:
-    """Return the ranks of some rows' tokens among all: counted, so exact, and each by itself."""
+    """Return the exact ranks of some rows' tokens, by counting; each row is independent."""
     rows, chosen = _rows(xp, logits, places), _rows(xp, token_ids, places)[:, None]
     own = xp.take_along_axis(rows, xp.astype(chosen, xp.int64), axis=-1)
     others = xp.arange(rows.shape[-1], device=array_api_compat.device(logits))[None, :]
@@ -142,7 +143,7 @@ def _ranks(xp: Any, logits: Any, token_ids: Any, places: list[int]) -> Any:
 
 
 def _rows(xp: Any, array: Any, places: list[int]) -> Any:
-    """Return some rows of an array, which is not copied if they are all."""
+    """Return some rows of an array; no copy is made if they are all rows."""
     if len(places) == array.shape[0]:
         return array
     return array[xp.asarray(places, device=array_api_compat.device(array)), ...]
@@ -159,7 +160,7 @@ def _likeliest(xp: Any, rows: Any, num: int) -> Any:
 
 
 def _read(xp: Any, parts: list[Any]) -> list[Any]:
-    """Return arrays as lists; all come from the device in one copy."""
+    """Return arrays as lists, read from the device in one copy."""
     if array_api_compat.is_numpy_array(parts[0]):
         return [part.tolist() for part in parts]
     flat = xp.concat([xp.astype(xp.reshape(part, (-1,)), xp.float64) for part in parts]).tolist()

@@ -1,8 +1,8 @@
 """The reference sampler: OpenAI's parameters and the usual filters, on any array library.
 
-What a row's token is, is decided by numbers alone (logits, parameters, tokens, seed, position), so
-that no neighbour, no preemption and no library changes it. A temperature under 1e-5 and a top-k of
-1 take the likeliest token, of equals the first; chance is Gumbel noise, see
+The token of a row depends on its own logits, parameters, tokens, seed and position alone. So no
+other row, no preemption and no array library changes it. A temperature below 1e-5 or a top-k of 1
+takes the likeliest token, the first of equals. Randomness is Gumbel noise: see
 :mod:`vlmkit.running.sampling.random_numbers`.
 """
 
@@ -18,13 +18,13 @@ from vlmkit.running.sampling.on_host import sample_on_host
 
 
 class ArraySampler:
-    """Chooses by greedy, temperature, top-k, top-p, min-p, penalties and bias."""
+    """Samples with temperature, filters, penalties and biases, or greedily."""
 
     def __init__(self) -> None:
         self._token_ids: dict[tuple[int, Any], Any] = {}  # by number and device
 
     def prepare(self, rows: Seq[Row]) -> Pick:
-        """Count tokens and look seeds up; see :meth:`Sampler.prepare`."""
+        """Compute the choice of each row; see :meth:`Sampler.prepare`."""
         choices = [choice(row) for row in rows]
 
         def pick(logits: Any) -> Any:
@@ -37,8 +37,8 @@ class ArraySampler:
         return pick
 
     def _ids(self, xp: Any, logits: Any) -> Any:
-        """Return all token ids on the logits' device; they are the same at every step."""
-        place = logits.shape[-1], array_api_compat.device(logits)
-        if place not in self._token_ids:
-            self._token_ids[place] = xp.arange(place[0], dtype=xp.int64, device=place[1])
-        return self._token_ids[place]
+        """Return all token ids on the device of the logits, cached across steps."""
+        key = logits.shape[-1], array_api_compat.device(logits)
+        if key not in self._token_ids:
+            self._token_ids[key] = xp.arange(key[0], dtype=xp.int64, device=key[1])
+        return self._token_ids[key]

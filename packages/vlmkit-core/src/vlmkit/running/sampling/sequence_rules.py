@@ -1,6 +1,6 @@
-"""Changes that depend on the order of the newest tokens: biased and forbidden sequences, n-grams.
+"""Logit edits by the order of the newest tokens: biased and forbidden sequences, and n-grams.
 
-Reads prompt and answer, and tokens that are ahead, of which it keeps nothing.
+It reads prompt, answer and drafts. Drafts leave no trace in its state.
 """
 
 import math
@@ -17,10 +17,10 @@ from vlmkit.types.sampling import SamplingParams
 
 
 class SequenceRules:
-    """What one sequence's newest tokens forbid, and what they make likelier.
+    """The tokens that a sequence's newest tokens forbid or make likelier.
 
     Args:
-        sequence: whose parameters and tokens are followed.
+        sequence: the sequence, whose parameters and tokens count.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -34,16 +34,16 @@ class SequenceRules:
         for ids in params.bad_words_ids:
             if len(ids) > 1:
                 self._forbidden[ids[-2]].append(ids)
-        self._held = TokenHistory(sequence)
+        self._history = TokenHistory(sequence)
 
     @staticmethod
     def has_any(params: SamplingParams) -> bool:
-        """Tell whether parameters depend on the order of tokens."""
+        """Return whether parameters depend on the order of tokens."""
         sequences = [*params.bad_words_ids, *(ids for ids, _ in params.sequence_bias)]
         return params.no_repeat_ngram_size > 0 or any(len(ids) > 1 for ids in sequences)
 
     def at(self, row: Row) -> LogitChanges:
-        """Return what is added to logits of tokens; tokens that are forbidden get no chance."""
+        """Return the biases of a row; forbidden tokens get minus infinity."""
         offsets, forbidden = self._found(row)
         token_ids = [*{*offsets, *forbidden}]
         return changes_of(
@@ -53,7 +53,7 @@ class SequenceRules:
         )
 
     def _found(self, row: Row) -> tuple[dict[int, float], set[int]]:
-        tokens = self._held.at(row)
+        tokens = self._history.at(row)
         if not len(tokens):
             return {}, set()
         newest = int(tokens[-1])
@@ -68,12 +68,12 @@ class SequenceRules:
 
 
 def _ends(tokens: Any, ids: tuple[int, ...]) -> bool:
-    """Tell whether tokens end with others."""
+    """Return whether tokens end with other tokens."""
     return len(ids) <= len(tokens) and bool((tokens[len(tokens) - len(ids) :] == ids).all())
 
 
 def _repeats(tokens: Any, size: int) -> list[int]:
-    """Return the tokens that would complete a run of this size that came before."""
+    """Return the tokens that would repeat an n-gram of this size."""
     num_runs = len(tokens) - size + 1
     starts = np.arange(max(num_runs, 0))
     for place in reversed(range(size - 1)):

@@ -1,4 +1,4 @@
-"""All tokens of a sequence as one array, with those that are ahead."""
+"""All tokens of a sequence as one array, drafts included."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from vlmkit.interfaces.sequence import Sequence
 
 
 class TokenHistory:
-    """Grows with a sequence; only new tokens are copied.
+    """An array that grows with a sequence; only new tokens are copied.
 
     Args:
-        sequence: whose tokens they are.
+        sequence: the sequence of the tokens.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -20,7 +20,7 @@ class TokenHistory:
         self._num_prompt = self._num_tokens = len(self._tokens)
 
     def at(self, row: Row) -> Any:
-        """Return the tokens ``[tokens]`` int64 of a row: an array that is soon overwritten."""
+        """Return the tokens ``[tokens]`` int64 of a row: the next call may overwrite it."""
         own = row.sequence.output_ids
         num_tokens = self._num_prompt + len(own)
         stop = num_tokens + len(row.ahead)

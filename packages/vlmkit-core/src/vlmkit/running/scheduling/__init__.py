@@ -1,1 +1,1 @@
-"""Who gets which resource: the scheduler, fair queues, memory for decoding, eviction."""
+"""Scheduling of shared resources: the scheduler, fair executors, decode memory and eviction."""

@@ -1,15 +1,23 @@
-"""What accounts keep in a bounded store, and who forgets where there is no room for more."""
+"""Eviction from a bounded store that tenants share fairly.
+
+It counts what each tenant keeps, and says which tenants must lose something. The items themselves
+are the store's.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
 
 
 class EvictionPolicy:
-    """Counts what is kept, in number and bytes, of each account and in all.
+    """Counts the items and bytes that each tenant keeps, and those of all tenants.
 
     Args:
-        max_num: things.
-        max_bytes: of all of them.
+        max_num: items of all tenants.
+        max_bytes: bytes of all tenants.
+
+    Attributes:
+        num: items of all tenants now.
+        num_bytes: bytes of all tenants now.
     """
 
     def __init__(self, max_num: int, max_bytes: int) -> None:
@@ -20,36 +28,36 @@ class EvictionPolicy:
         self.num = self.num_bytes = 0
 
     def copy(self) -> "EvictionPolicy":
-        """Return the same, to try something out."""
+        """Return a copy in which a caller can try an eviction."""
         other = EvictionPolicy(self._max_num, self._max_bytes)
         other.num, other.num_bytes = self.num, self.num_bytes
         other._nums, other._bytes = self._nums.copy(), self._bytes.copy()
         return other
 
-    def add(self, account: str, num: int, num_bytes: int) -> None:
-        """Count more, or less, of an account."""
+    def add(self, tenant: str, num: int, num_bytes: int) -> None:
+        """Add items and bytes to the counts of a tenant; negative numbers remove some."""
         self.num += num
         self.num_bytes += num_bytes
         for counts, change in ((self._nums, num), (self._bytes, num_bytes)):
-            counts[account] += change
-            if not counts[account]:
-                del counts[account]
+            counts[tenant] += change
+            if not counts[tenant]:
+                del counts[tenant]
 
-    def has_room(self, num: int = 0, num_bytes: int = 0) -> bool:
-        """Tell whether so much more is within the bounds."""
+    def fits(self, num: int = 0, num_bytes: int = 0) -> bool:
+        """Return whether so many more items and bytes are within the bounds."""
         return self.num + num <= self._max_num and self.num_bytes + num_bytes <= self._max_bytes
 
-    def who_forgets(self, account: str, num: int = 0, num_bytes: int = 0) -> Iterator[str]:
-        """Yield who has to forget something so that an account can keep more, best first.
+    def tenants_to_evict(self, tenant: str, num: int = 0, num_bytes: int = 0) -> Iterator[str]:
+        """Yield the tenants that must lose something before a tenant can keep more, in order.
 
-        It is those that have more than it would have, of that of which there is not enough, whoever
-        has most first; and then the account itself.
+        First come the tenants that hold more of the scarce resource (items or bytes) than this one
+        would hold, largest first. This tenant itself is last.
         """
         is_by_number = self.num + num > self._max_num
         held, more = (self._nums, num) if is_by_number else (self._bytes, num_bytes)
-        wanted = held[account] + more
+        wanted = held[tenant] + more
         for other, amount in held.most_common():
-            if other == account or amount <= wanted:
+            if other == tenant or amount <= wanted:
                 break
             yield other
-        yield account
+        yield tenant

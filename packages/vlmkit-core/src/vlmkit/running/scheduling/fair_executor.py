@@ -1,8 +1,8 @@
-"""Worker threads that tenants share: a burst of one tenant never delays the work of another.
+"""Worker threads that tenants share fairly: a burst of one tenant never delays another's work.
 
-Work is started by tenant: first the tenant with the least work running, then the one whose work was
-started longest ago; first come, first served within a tenant. Nothing is interrupted here: work
-that takes long checks its own cancellation. The threads end with the process.
+The next task is one of the tenant with the fewest running tasks. Among equals, it is of the tenant
+whose last start is longest ago. Within a tenant, it is first come, first served. Nothing is
+interrupted: long tasks check their own cancellation. The threads end with the process.
 """
 
 import itertools
@@ -18,30 +18,30 @@ T = TypeVar("T")
 
 
 class FairTaskQueue(Generic[T]):
-    """A queue that tenants share. Not thread-safe.
+    """A queue that tenants share fairly. Not thread-safe.
 
     Args:
-        max_running: items of one tenant that run at the same time; None bounds nothing.
+        max_running: items of one tenant that may run at the same time; unbounded when None.
 
     Attributes:
-        num_waiting: items that were not started.
+        num_waiting: items that have not started.
     """
 
     def __init__(self, max_running: int | None = None) -> None:
         self._max_running = max_running
         self._waiting: dict[str, dict[T, None]] = {}
         self._running: dict[str, int] = {}
-        self._started: dict[str, int] = {}  # when the last item was started, of present tenants
+        self._started: dict[str, int] = {}  # number of the last start of each present tenant
         self._numbers = itertools.count(1)
         self.num_waiting = 0
 
     def put(self, tenant: str, item: T) -> None:
-        """Append an item, which is hashable and different from all others."""
+        """Append an item, which must be hashable and differ from all others."""
         self._waiting.setdefault(tenant, {})[item] = None
         self.num_waiting += 1
 
     def remove(self, tenant: str, item: T) -> None:
-        """Remove an item if it is still waiting."""
+        """Remove an item if it still waits."""
         waiting = self._waiting.get(tenant)
         if waiting is None or item not in waiting:
             return
@@ -65,7 +65,7 @@ class FairTaskQueue(Generic[T]):
         return item
 
     def finish(self, tenant: str) -> None:
-        """Note that a running item of a tenant has ended."""
+        """Record that a running item of a tenant has ended."""
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
@@ -89,11 +89,11 @@ class _Work:
 
 
 class FairExecutor:
-    """Runs functions in threads, which are started when they are needed.
+    """Runs functions in worker threads, which start on demand.
 
     Args:
-        num_threads: how many there may be.
-        name: of the threads.
+        num_threads: the maximum number of threads.
+        name: prefix of the threads' names.
         max_running: threads that one tenant may use at the same time; all when None.
     """
 
@@ -106,7 +106,7 @@ class FairExecutor:
         self._is_shut_down = False
 
     def submit(self, tenant: str, run: Callable[[], T]) -> "Future[T]":
-        """Run a function in a thread; a future that is cancelled first leaves the queue.
+        """Run a function in a thread; cancelling the future in time takes it out of the queue.
 
         Raises:
             RuntimeError: the executor was shut down.
@@ -123,12 +123,12 @@ class FairExecutor:
                 thread_name = f"{self._name}-{self._num_started}"
                 threading.Thread(target=self._serve, name=thread_name, daemon=True).start()
             self._has_work.notify()
-        # A future that held its work would be a cycle with all that the work was made of.
+        # A future that held its work would be a reference cycle with everything the work holds.
         future.add_done_callback(partial(self._remove_cancelled, weakref.ref(work)))
         return future
 
     def shutdown(self) -> None:
-        """Take no more work; what waits is still run. Returns at once."""
+        """Take no more work, and return at once; queued work still runs."""
         with self._has_work:
             self._is_shut_down = True
             self._has_work.notify_all()
@@ -143,7 +143,7 @@ class FairExecutor:
         while (work := self._next()) is not None:
             _run(work)
             tenant = work.tenant
-            del work  # what it was made of, such as a request's body, ends with it
+            del work  # and with it what it holds, such as a request's body
             with self._has_work:
                 self._queue.finish(tenant)
                 self._has_work.notify()
@@ -158,7 +158,7 @@ class FairExecutor:
 
 
 def _run(work: _Work) -> None:
-    """Run a function unless its future was cancelled, and give the future what comes of it."""
+    """Run a function unless its future was cancelled, and set the future's result or error."""
     if not work.future.set_running_or_notify_cancel():
         return
     try:

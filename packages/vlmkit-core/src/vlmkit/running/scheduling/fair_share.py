@@ -1,23 +1,23 @@
-"""How much of a bounded thing one may claim that cannot be taken back: a rule, without books."""
+"""The fair share of a bounded resource that cannot be preempted. A rule that keeps no state."""
 
-LEFT_TO_OTHERS = 8  # one part in so many
+RESERVE_DIVISOR = 8  # one part in eight is reserved for tenants below their share
 
 
-def may_acquire(amount: int, *, most: int, held: int, own: int, num_accounts: int) -> bool:
-    """Tell whether an account may have so much more.
+def may_acquire(amount: int, *, limit: int, used: int, own_used: int, num_tenants: int) -> bool:
+    """Return whether a tenant may acquire more of a resource.
 
-    Alone, it may have all but an eighth; that is left to those who have less than their share, as
-    if one more came. What is too small to be divided can be had whole, and what would be over that
-    by itself, when nothing is held.
+    A lone tenant may have all but an eighth. That eighth is reserved for tenants below their
+    share, which is computed as if one more tenant came. Where nothing is in use, any amount up to
+    the limit may be had, even one above the share.
 
     Args:
-        amount: what is wanted.
-        most: the bound.
-        held: by all.
-        own: by this account.
-        num_accounts: that hold something, this one included.
+        amount: the amount that the tenant wants.
+        limit: the amount that exists.
+        used: the amount in use by all tenants.
+        own_used: the amount in use by this tenant.
+        num_tenants: tenants that use some of it, this one included.
     """
-    left = most - held - amount
-    if left < 0 or not held:
+    left = limit - used - amount
+    if left < 0 or not used:
         return left >= 0
-    return own + amount <= most // (num_accounts + 1) or left >= most // LEFT_TO_OTHERS
+    return own_used + amount <= limit // (num_tenants + 1) or left >= limit // RESERVE_DIVISOR

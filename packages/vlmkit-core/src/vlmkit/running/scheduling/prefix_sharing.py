@@ -1,8 +1,8 @@
-"""Beginnings that are being computed, and who waits to share them.
+"""In-flight prefix sharing: a sequence waits while another one computes a prefix that both have.
 
-A newcomer that begins as a sequence does whose prompt is being read would compute the same tokens
-beside it; it waits instead until they are in the cache, and no longer. Knows no queue: whoever is
-let go is queued by the scheduler.
+Without it, both would compute the same tokens side by side. A follower waits until the shared
+tokens of its leader are in the cache, and no longer. The queue is the scheduler's: it queues the
+followers that are released here.
 """
 
 from collections.abc import Hashable
@@ -11,53 +11,56 @@ from itertools import islice
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit import prefix
 
-LEAST_SHARED_TOKENS = 16  # what is worth waiting for
-MOST_COMPARED = 16  # of those who begin alike: comparing takes time, and the first share the most
+MIN_SHARED_TOKENS = 16  # fewer are not worth waiting for
+MAX_COMPARED = 16  # leaders with one prefix: comparing takes time, and the first share the most
 
 
 class PrefixSharing:
-    """Knows who reads a prompt with room in the cache, and who waits for which of them."""
+    """The sequences that prefill (leaders), and the sequences that wait for them (followers)."""
 
     def __init__(self) -> None:
-        self._readers: dict[Hashable, dict[Sequence, None]] = {}  # by scope and first tokens
+        self._prefilling: dict[Hashable, dict[Sequence, None]] = {}  # by scope and first tokens
         self._followers: dict[Sequence, dict[Sequence, int]] = {}  # with the tokens they share
         self._leaders: dict[Sequence, Sequence] = {}
 
     def start(self, sequence: Sequence) -> None:
-        """Note that a sequence has room and reads its prompt."""
-        if len(sequence) > LEAST_SHARED_TOKENS:
-            self._readers.setdefault(_start_of(sequence), {})[sequence] = None
+        """Record that an admitted sequence prefills its prompt."""
+        if len(sequence) > MIN_SHARED_TOKENS:
+            self._prefilling.setdefault(_prefix_key(sequence), {})[sequence] = None
 
     def stop(self, sequence: Sequence) -> None:
-        """Note that a sequence reads no more: it is done, has ended, or has lost its room."""
-        group = self._readers.get(_start_of(sequence), {})
+        """Record that a sequence prefills no more: it is done, ended, or preempted."""
+        group = self._prefilling.get(_prefix_key(sequence), {})
         group.pop(sequence, None)
         if not group:
-            self._readers.pop(_start_of(sequence), None)
+            self._prefilling.pop(_prefix_key(sequence), None)
 
     def follow(self, sequence: Sequence, block_tokens: int) -> bool:
-        """Let a newcomer wait if someone computes what it could share; tell whether it does.
+        """Make a sequence wait if another one computes a prefix that it could share.
 
         Args:
-            sequence: without room in the cache.
-            block_tokens: a prefix is shared in multiples of this; 0 shares nothing.
+            sequence: not admitted to the cache.
+            block_tokens: the engine shares prefixes in multiples of this; 0 shares nothing.
+
+        Returns:
+            Whether the sequence waits.
         """
-        if not block_tokens or len(sequence) <= LEAST_SHARED_TOKENS:
+        if not block_tokens or len(sequence) <= MIN_SHARED_TOKENS:
             return False
-        for leader in islice(self._readers.get(_start_of(sequence), ()), MOST_COMPARED):
+        for leader in islice(self._prefilling.get(_prefix_key(sequence), ()), MAX_COMPARED):
             num_left = len(leader) - leader.num_computed_tokens
-            if num_left < LEAST_SHARED_TOKENS or leader.priority > sequence.priority:
+            if num_left < MIN_SHARED_TOKENS or leader.priority > sequence.priority:
                 continue
             num_shared = _num_shared(sequence, leader, block_tokens)
             num_coming = num_shared - leader.num_computed_tokens
-            if num_coming >= LEAST_SHARED_TOKENS and _computes(leader, num_shared):
+            if num_coming >= MIN_SHARED_TOKENS and _will_compute(leader, num_shared):
                 self._followers.setdefault(leader, {})[sequence] = num_shared
                 self._leaders[sequence] = leader
                 return True
         return False
 
     def unfollow(self, sequence: Sequence) -> bool:
-        """Forget one who waits; tell whether it did."""
+        """Forget a follower; return whether the sequence was one."""
         leader = self._leaders.pop(sequence, None)
         if leader is None:
             return False
@@ -67,35 +70,35 @@ class PrefixSharing:
             del self._followers[leader]
         return True
 
-    def let_go(self) -> list[Sequence]:
-        """Return those who wait no longer: what they share is there, or will not come soon."""
-        freed = []
+    def release_ready(self) -> list[Sequence]:
+        """Release and return the followers whose prefix is computed, or will not be soon."""
+        released = []
         for leader, followers in list(self._followers.items()):
-            is_reading = leader in self._readers.get(_start_of(leader), ())
-            coming = {num for num in set(followers.values()) if _computes(leader, num)}
-            ready = [s for s, num in followers.items() if not is_reading or num not in coming]
-            freed += ready
-        for sequence in freed:
+            is_prefilling = leader in self._prefilling.get(_prefix_key(leader), ())
+            coming = {num for num in set(followers.values()) if _will_compute(leader, num)}
+            ready = [s for s, num in followers.items() if not is_prefilling or num not in coming]
+            released += ready
+        for sequence in released:
             self.unfollow(sequence)
-        return freed
+        return released
 
 
-def _start_of(sequence: Sequence) -> Hashable:
-    """Return what sequences that share anything have in common."""
-    return sequence.scope, tuple(sequence.tokens(0, LEAST_SHARED_TOKENS))
+def _prefix_key(sequence: Sequence) -> Hashable:
+    """Return a key that is equal for all sequences that can share anything."""
+    return sequence.scope, tuple(sequence.tokens(0, MIN_SHARED_TOKENS))
 
 
 def _num_shared(sequence: Sequence, leader: Sequence, block_tokens: int) -> int:
-    """Return how many tokens of a newcomer the cache will have: none whose row it wants."""
+    """Return how many tokens a follower will find in the cache, none whose row it wants."""
     num_alike = min(prefix.num_alike(sequence, leader), sequence.first_row)
     return prefix.whole(sequence, num_alike, block_tokens)
 
 
-def _computes(leader: Sequence, num_tokens: int) -> bool:
-    """Tell whether the first tokens of a sequence will be there soon, and are not yet.
+def _will_compute(leader: Sequence, num_tokens: int) -> bool:
+    """Return whether a leader will soon have computed its first tokens, and has not yet.
 
-    One that is held does not run, and one whose chunk waits for a medium further on waits for what
-    a follower has no use for.
+    A held leader does not run. A leader that waits for a medium behind those tokens waits for
+    something that its followers do not need.
     """
     media = leader.prompt.media
     is_waiting = any(media[index].start >= num_tokens for index in leader.encoding)

@@ -169,8 +169,8 @@ class FileStore:
     def _make_room(self, account: str, num_bytes: int) -> None:
         """Forget files until there is room for another one of an account, or none if that fails."""
         left, gone = self._holdings.copy(), dict[str, StoredFile]()
-        while not left.has_room(1, num_bytes):
-            accounts = left.who_forgets(account, 1, num_bytes)
+        while not left.fits(1, num_bytes):
+            accounts = left.tenants_to_evict(account, 1, num_bytes)
             oldest = (self._oldest_of(each, gone) for each in accounts)
             if (file := next(filter(None, oldest), None)) is None:
                 raise Overloaded(

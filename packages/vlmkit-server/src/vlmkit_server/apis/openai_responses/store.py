@@ -260,8 +260,8 @@ class ResponseStore:
 
     def _make_room(self, account: str) -> bool:
         """Forget what there is no room for beside what an account keeps; False if that may stay."""
-        while not self._holdings.has_room():
-            accounts = self._holdings.who_forgets(account)
+        while not self._holdings.fits():
+            accounts = self._holdings.tenants_to_evict(account)
             oldest = (self._oldest_of(each) for each in accounts)
             if (response_id := next(filter(None, oldest), None)) is None:
                 return False

@@ -1,1 +1,1 @@
-"""Constraints tried in processes that can be killed, before the server compiles them itself."""
+"""The constraint sandbox: trials in processes that can be killed, before the server compiles."""

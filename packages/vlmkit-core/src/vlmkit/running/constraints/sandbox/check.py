@@ -1,7 +1,7 @@
-"""One trial: checks a constraint, compiles it and follows an answer of random tokens.
+"""One trial of a constraint: checks its limits, compiles it, and follows a random answer.
 
-Runs in a process of its own, which is killed where it takes more than it may. What passes here is
-compiled again by the server; nothing is handed over.
+It runs in a process of its own, which is killed when it exceeds a limit. A constraint that passes
+is compiled again by the server; the process returns no compiled constraint.
 """
 
 import random
@@ -17,21 +17,20 @@ from vlmkit.running.constraints.sandbox.messages import Passed
 from vlmkit.running.sampling.token_sets import num_words
 from vlmkit.types.constraint import Constraint
 
-MAX_CPU_S = 0.9  # of one trial; its process is killed then. The server compiles once more
-MAX_ALL_CPU_S = 1.8  # of all trials of one constraint, but for a last one of what is sure to pass
-MIN_CPU_S = 0.1  # of that one
+MAX_CPU_S = 0.9  # of one trial, then its process is killed; the server compiles once more
+MAX_ALL_CPU_S = 1.8  # of all trials of one constraint, except the last one, which is likely to pass
+MIN_CPU_S = 0.1  # of that last one
 MAX_BYTES = 192 * 2**20
-MAX_STEP_S = 0.15  # CPU time of computing what may follow one token, in which others may wait
+MAX_STEP_S = 0.15  # CPU time of one bitmask, for which other requests may wait
 NUM_TOKENS = 64
 WALK_S = 0.3  # CPU time after which no further token is followed
 
 
 def checked(compiler: ConstraintCompiler, constraint: Constraint, vocab_size: int) -> Passed:
-    """Compile a constraint and follow an answer of random tokens.
+    """Compile a constraint, and follow an answer of random tokens.
 
     Raises:
-        ConstraintError: it states too large numbers, cannot be compiled, or one step takes too
-            long.
+        ConstraintError: it is over a limit, cannot be compiled, or is too slow for one token.
     """
     check_limits(constraint)
     began_bytes = _resident_bytes()
@@ -45,14 +44,14 @@ def checked(compiler: ConstraintCompiler, constraint: Constraint, vocab_size: in
             f"{MAX_STEP_S} s"
         ) from None
     except ConstraintError:
-        # It ends answers that go this way; others may not.
+        # This random answer cannot go on within the constraint; others may.
         pass
     num_bytes = max(num_bytes, _resident_bytes() - began_bytes, 0)
     return Passed(num_bytes)
 
 
 class _TooSlow(Exception):  # noqa: N818
-    """A step took too long."""
+    """A bitmask took too long."""
 
 
 def _walk(matcher: Matcher, vocab_size: int) -> None:
@@ -74,7 +73,7 @@ def _walk(matcher: Matcher, vocab_size: int) -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the memory that this process has; 0 where the system does not say."""
+    """Return the resident memory of this process; 0 where it is unknown."""
     num_bytes = 0
     if sys.platform == "linux":
         import resource

@@ -1,6 +1,7 @@
-"""What the server and its constraint worker send each other, in frames through pipes.
+"""Messages between the server and its constraint worker, in frames through pipes.
 
-The worker answers by types of a closed list, as renderers do: what it reads was sent by clients.
+The worker's answers are of a closed list of types, as those of renderers: its input comes from
+clients.
 """
 
 from typing import Any
@@ -13,11 +14,11 @@ from vlmkit.types.constraint import Constraint
 
 
 class CheckRequest(msgspec.Struct, tag="try"):
-    """Try a constraint.
+    """A request to try a constraint.
 
     Attributes:
-        number: of the trial.
-        constraint: as plain data.
+        number: the number of the trial.
+        constraint: the constraint, as plain data.
         max_cpu_s: CPU time after which the trial is killed.
     """
 
@@ -27,7 +28,7 @@ class CheckRequest(msgspec.Struct, tag="try"):
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Kill a trial; harmless when it has ended."""
+    """A request to kill a trial; harmless when it has ended."""
 
     number: int
 
@@ -36,7 +37,7 @@ class Passed(msgspec.Struct, tag="passed"):
     """A constraint was compiled and followed within the limits.
 
     Attributes:
-        num_bytes: memory that it took.
+        num_bytes: the memory that it took.
     """
 
     num_bytes: int
@@ -46,7 +47,7 @@ class Killed(msgspec.Struct, tag="killed"):
     """The process of a trial ended without an answer.
 
     Attributes:
-        signal: that ended it, by its number; 0 for none.
+        signal: the number of the signal that ended it; 0 for none.
     """
 
     signal: int
@@ -59,9 +60,9 @@ class CheckResult(msgspec.Struct, tag="tried"):
     """The result of a trial.
 
     Attributes:
-        number: of the trial.
-        result: what came of it.
-        cpu_s: CPU time that it took.
+        number: the number of the trial.
+        result: its result.
+        cpu_s: the CPU time that it took.
     """
 
     number: int
@@ -69,7 +70,9 @@ class CheckResult(msgspec.Struct, tag="tried"):
     cpu_s: float
 
 
-_ORDERS: msgspec.msgpack.Decoder[CheckRequest | Stop] = msgspec.msgpack.Decoder(CheckRequest | Stop)
+_REQUESTS: msgspec.msgpack.Decoder[CheckRequest | Stop] = msgspec.msgpack.Decoder(
+    CheckRequest | Stop
+)
 _ANSWERS: msgspec.msgpack.Decoder[CheckResult | Ready | Refusal] = msgspec.msgpack.Decoder(
     CheckResult | Ready | Refusal
 )
@@ -77,45 +80,45 @@ _RESULTS: msgspec.msgpack.Decoder[Passed | Refusal] = msgspec.msgpack.Decoder(Pa
 
 
 def frame_of(message: msgspec.Struct) -> Frame:
-    """Return a message as it travels."""
+    """Return the frame of a message."""
     return Frame(msgspec.msgpack.encode(message))
 
 
-def try_of(number: int, constraint: Constraint, max_cpu_s: float) -> CheckRequest:
-    """Return the order to try a constraint for so much CPU time."""
+def check_request_of(number: int, constraint: Constraint, max_cpu_s: float) -> CheckRequest:
+    """Return the request to try a constraint."""
     return CheckRequest(number, to_plain(constraint, []), max_cpu_s)
 
 
-def constraint_of(order: CheckRequest) -> Constraint:
-    """Return the constraint of an order.
+def constraint_of(request: CheckRequest) -> Constraint:
+    """Return the constraint of a request.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the request holds something else.
     """
-    constraint = Unpacker().value(order.constraint)
+    constraint = Unpacker().value(request.constraint)
     if not isinstance(constraint, Constraint):
-        raise ValueError("a message from another process makes no sense")  # noqa: TRY004
+        raise ValueError("a message from another process is malformed")  # noqa: TRY004
     return constraint
 
 
-def order_of(frame: Frame) -> CheckRequest | Stop:
-    """Return what the server asks for."""
-    return _ORDERS.decode(frame.head)
+def request_of(frame: Frame) -> CheckRequest | Stop:
+    """Return the server's request."""
+    return _REQUESTS.decode(frame.head)
 
 
 def answer_of(frame: Frame) -> CheckResult | Ready | Refusal:
-    """Return what the worker answers.
+    """Return the worker's answer.
 
     Raises:
-        ValueError: nothing that makes sense.
+        ValueError: it is malformed.
     """
     return _ANSWERS.decode(frame.head)
 
 
 def result_of(content: bytes) -> Passed | Refusal:
-    """Return what the process of a trial wrote.
+    """Return the result that the process of a trial wrote.
 
     Raises:
-        ValueError: nothing that makes sense.
+        ValueError: it is malformed.
     """
     return _RESULTS.decode(content)

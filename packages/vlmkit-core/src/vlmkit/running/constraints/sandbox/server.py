@@ -1,7 +1,7 @@
-"""The loop of a constraint worker: forks a process for each trial, and kills it when told to.
+"""The loop of a constraint worker: forks a process for each trial, and kills it on request.
 
-Single-threaded, so that it can be forked. A trial inherits the compiler, which takes a second to
-build, and gives all memory back when it ends. How the compiler was built is not its business.
+The worker is single-threaded, so that it can fork. A trial inherits the compiler, which takes a
+second to build, and frees all memory when it ends. The compiler is built elsewhere.
 """
 
 import gc
@@ -24,20 +24,20 @@ from vlmkit.running.constraints.sandbox.messages import (
     Result,
     constraint_of,
     frame_of,
-    order_of,
+    request_of,
     result_of,
 )
 from vlmkit.running.prompting.renderers.messages import Ready, read_frame, refusal_of, write_frame
 from vlmkit.running.prompting.renderers.server import bound_memory
 
-NICE = 5  # trials give way to the engine
-LATER_NICE, USUAL_S = 10, 0.05  # and those that take longer than usual, to more
+NICE = 5  # trials have a lower priority than the engine
+LATER_NICE, USUAL_S = 10, 0.05  # and an even lower one once they take longer than usual
 READ_BYTES = 2**16
 MAX_FILES = 4096
 MAX_WALL_S = 300
 
 
-class _Trial(NamedTuple):
+class _RunningCheck(NamedTuple):
     number: int
     pid: int
     pipe: int
@@ -46,103 +46,103 @@ class _Trial(NamedTuple):
 
 
 class SandboxServer:
-    """Serves the orders of one server until its pipe closes.
+    """Serves the requests of one server until its pipe closes.
 
     Args:
-        compiler: what is tried.
+        compiler: the compiler that trials use.
         vocab_size: columns of the logits.
-        asked: where orders come from.
-        answers: where results go.
+        requests: the pipe of requests.
+        answers: the pipe of results.
     """
 
     def __init__(
-        self, compiler: ConstraintCompiler, vocab_size: int, asked: BinaryIO, answers: BinaryIO
+        self, compiler: ConstraintCompiler, vocab_size: int, requests: BinaryIO, answers: BinaryIO
     ) -> None:
         self._compiler = compiler
         self._vocab_size = vocab_size
-        self._asked = asked
+        self._requests = requests
         self._answers = answers
-        self._trials: dict[int, _Trial] = {}
-        self._usual: deque[_Trial] = deque()  # that have run for less than the usual time
+        self._checks: dict[int, _RunningCheck] = {}
+        self._recent: deque[_RunningCheck] = deque()  # trials at the initial priority
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Serve until the server is gone, and kill what runs then."""
+        """Serve until the server is gone, then kill all trials."""
         gc.collect()
-        gc.freeze()  # so that a trial shares these pages
-        self._selector.register(self._asked, selectors.EVENT_READ, None)
+        gc.freeze()  # so that trials share these pages
+        self._selector.register(self._requests, selectors.EVENT_READ, None)
         try:
             write_frame(self._answers, frame_of(Ready()))
             while True:
                 for key, _ in self._selector.select(self._until_next_s()):
                     if key.data is None:
-                        self._obey()
-                    elif key.data.number in self._trials:
+                        self._handle_request()
+                    elif key.data.number in self._checks:
                         self._read(key.data)
         except (EOFError, OSError):
             return
         finally:
-            for trial in self._trials.values():
-                os.kill(trial.pid, signal.SIGKILL)
+            for check in self._checks.values():
+                os.kill(check.pid, signal.SIGKILL)
 
-    def _obey(self) -> None:
-        order = order_of(read_frame(self._asked))
-        if isinstance(order, CheckRequest):
-            self._start(order)
-        elif (trial := self._trials.get(order.number)) is not None:
-            os.kill(trial.pid, signal.SIGKILL)
+    def _handle_request(self) -> None:
+        request = request_of(read_frame(self._requests))
+        if isinstance(request, CheckRequest):
+            self._start(request)
+        elif (check := self._checks.get(request.number)) is not None:
+            os.kill(check.pid, signal.SIGKILL)
 
-    def _start(self, order: CheckRequest) -> None:
+    def _start(self, request: CheckRequest) -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
-            _run(self._compiler, order, self._vocab_size, writing)
+            _run(self._compiler, request, self._vocab_size, writing)
         os.close(writing)
-        trial = _Trial(order.number, pid, reading, [], time.monotonic())
-        self._trials[order.number] = trial
-        self._usual.append(trial)
-        self._selector.register(reading, selectors.EVENT_READ, trial)
+        check = _RunningCheck(request.number, pid, reading, [], time.monotonic())
+        self._checks[request.number] = check
+        self._recent.append(check)
+        self._selector.register(reading, selectors.EVENT_READ, check)
 
     def _until_next_s(self) -> float | None:
-        """Lower the priority of trials that take long; return when the next one has to be."""
-        while self._usual:
-            trial = self._usual[0]
-            left_s = trial.began_s + USUAL_S - time.monotonic()
-            if left_s > 0 and trial.number in self._trials:
+        """Lower the priority of long trials; return the time until the next one is due, if any."""
+        while self._recent:
+            check = self._recent[0]
+            left_s = check.began_s + USUAL_S - time.monotonic()
+            if left_s > 0 and check.number in self._checks:
                 return left_s
-            self._usual.popleft()
-            if trial.number in self._trials:
-                os.setpriority(os.PRIO_PROCESS, trial.pid, LATER_NICE)
+            self._recent.popleft()
+            if check.number in self._checks:
+                os.setpriority(os.PRIO_PROCESS, check.pid, LATER_NICE)
         return None
 
-    def _read(self, trial: _Trial) -> None:
-        """Take what a trial wrote; at its end, send the result."""
-        if part := os.read(trial.pipe, READ_BYTES):
-            trial.parts.append(part)
+    def _read(self, check: _RunningCheck) -> None:
+        """Read the output of a trial; at its end, send the result."""
+        if part := os.read(check.pipe, READ_BYTES):
+            check.parts.append(part)
             return
-        self._selector.unregister(trial.pipe)
-        os.close(trial.pipe)
-        _, status, usage = os.wait4(trial.pid, 0)
-        del self._trials[trial.number]
+        self._selector.unregister(check.pipe)
+        os.close(check.pipe)
+        _, status, usage = os.wait4(check.pid, 0)
+        del self._checks[check.number]
         cpu_s = usage.ru_utime + usage.ru_stime
         write_frame(
-            self._answers, frame_of(CheckResult(trial.number, _result(trial, status), cpu_s))
+            self._answers, frame_of(CheckResult(check.number, _result(check, status), cpu_s))
         )
 
 
-def _result(trial: _Trial, status: int) -> Result:
+def _result(check: _RunningCheck, status: int) -> Result:
     try:
-        return result_of(b"".join(trial.parts))
+        return result_of(b"".join(check.parts))
     except ValueError:  # msgspec's errors are of this kind
         return Killed(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
 
-def _run(compiler: ConstraintCompiler, order: CheckRequest, vocab_size: int, pipe: int) -> None:
-    """Run a trial in this process, which ends with it."""
+def _run(compiler: ConstraintCompiler, request: CheckRequest, vocab_size: int, pipe: int) -> None:
+    """Run a trial in this process, which then ends."""
     try:
         _close_all_but(pipe)
-        _bound(order.max_cpu_s)
-        result: msgspec.Struct = checked(compiler, constraint_of(order), vocab_size)
+        _bound(request.max_cpu_s)
+        result: msgspec.Struct = checked(compiler, constraint_of(request), vocab_size)
     except MemoryError:
         result = refusal_of(OutOfMemory("this constraint"))
     except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
@@ -152,9 +152,9 @@ def _run(compiler: ConstraintCompiler, order: CheckRequest, vocab_size: int, pip
 
 
 def _close_all_but(pipe: int) -> None:
-    """Close what was inherited: a pipe that stays open here would hide the worker's end.
+    """Close all inherited files: a pipe left open here would hide the end of the worker.
 
-    What a library prints goes nowhere: it may quote what a client sent.
+    The output of libraries is discarded, since it may quote what a client sent.
     """
     os.closerange(0, pipe)
     os.closerange(pipe + 1, pipe + MAX_FILES)
@@ -163,11 +163,11 @@ def _close_all_but(pipe: int) -> None:
 
 
 def _bound(max_cpu_s: float) -> None:
-    """Limit this process's time and memory."""
+    """Limit the time and memory of this process."""
     import resource
 
     signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # SIGPROF kills
-    signal.alarm(MAX_WALL_S)  # and SIGALRM, one whose worker was killed
+    signal.alarm(MAX_WALL_S)  # SIGALRM kills a trial whose worker was killed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     bound_memory(MAX_BYTES)
     os.nice(NICE)

@@ -1,8 +1,8 @@
-"""The constraint worker of one model, seen from the server: started with the model's compiler.
+"""The server's side of a model's constraint worker, a process with the model's compiler.
 
-Starting it blocks nobody. A trial blocks the thread that asks, which is one that prepares requests,
-and is killed when its request is cancelled or the time is over. How many run at once is bounded by
-those threads.
+Starting the worker does not block. A trial blocks the calling thread, which prepares requests, and
+is killed when its request is cancelled or its time is over. The number of those threads bounds the
+number of parallel trials.
 """
 
 import itertools
@@ -33,8 +33,8 @@ from vlmkit.running.constraints.sandbox.messages import (
     Result,
     Stop,
     answer_of,
+    check_request_of,
     frame_of,
-    try_of,
 )
 from vlmkit.running.faults.engine_errors import closing_error
 from vlmkit.running.prompting.renderers.messages import (
@@ -52,19 +52,19 @@ log = logging.getLogger(__name__)
 
 MODULE = "vlmkit.assembly.constraint_worker"
 MAX_ANSWER_BYTES = 2**16
-MIN_PART_CPU_S = 0.02  # in less nothing is found out
+MIN_PART_CPU_S = 0.02  # a trial with less proves nothing
 
 MakePlan = Callable[[Seq[bytes]], Frame]
-"""Returns what a worker is to build, for the bytes that each token adds."""
+"""Returns the plan of a worker's compiler, given the bytes that each token adds."""
 
 
 class SandboxBudget:
-    """CPU time that the trials of one constraint may take together.
+    """CPU time of all trials of one constraint.
 
-    What a request costs is bounded by it, however many parts of a constraint are tried one by one.
+    It bounds the cost of a request, however many parts of its constraint are tried one by one.
 
     Attributes:
-        left_s: what is left of it.
+        left_s: the CPU time that is left.
     """
 
     def __init__(self) -> None:
@@ -72,25 +72,25 @@ class SandboxBudget:
 
     @property
     def of_whole_s(self) -> float:
-        """What the next trial of a whole constraint may take."""
+        """CPU time of the next trial of the whole constraint."""
         return max(MIN_CPU_S, min(MAX_CPU_S, self.left_s))
 
     @property
     def of_part_s(self) -> float:
-        """What the next trial of some parts may take: others are left as much."""
+        """CPU time of the next trial of some parts; as much is left for others."""
         return self.left_s / 2
 
     def spend(self, cpu_s: float) -> None:
-        """Take note of what a trial took."""
+        """Count the CPU time of a trial."""
         self.left_s -= cpu_s
 
 
 class ConstraintWorker:
-    """Has constraints tried in processes of their own.
+    """Runs trials of constraints in processes of their own.
 
     Args:
-        make_plan: returns what the worker is to build.
-        timeout_s: for one trial, waiting for the start included.
+        make_plan: returns the plan of the worker's compiler.
+        timeout_s: time for one trial, the start of the worker included.
     """
 
     def __init__(self, make_plan: MakePlan, timeout_s: float) -> None:
@@ -102,24 +102,24 @@ class ConstraintWorker:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process; None while there is none."""
+        """The process id of the worker; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def start(self, token_bytes: Seq[bytes]) -> None:
-        """Start the process, if there is none, and return before it is ready.
+        """Start the process, if it does not run, and return before it is ready.
 
         Args:
-            token_bytes: what each token adds.
+            token_bytes: the bytes that each token adds.
 
         Raises:
             EngineError: the worker is closed.
         """
         try:
-            self._running(token_bytes)
+            self._live_process(token_bytes)
         except PromptNotMade as error:
             log.warning("%s; the next constraint starts it again", error)
 
-    def tried(
+    def check(
         self,
         constraint: Constraint,
         token_bytes: Seq[bytes],
@@ -128,45 +128,45 @@ class ConstraintWorker:
         *,
         is_part: bool = False,
     ) -> int:
-        """Return the memory that a constraint takes, in bytes, if it is within the limits.
+        """Try a constraint, and return the memory that it takes, in bytes.
 
         Args:
-            constraint: what is tried.
-            token_bytes: what each token adds, for a worker that must be started.
+            constraint: the constraint, or a part of one.
+            token_bytes: the bytes that each token adds, to start a worker that does not run.
             cancellation: of the request.
-            budget: of the request's constraint; the trial's CPU time is taken from it.
-            is_part: whether it is a part of that constraint.
+            budget: CPU time for all trials of the request's constraint; this trial is charged.
+            is_part: whether ``constraint`` is only a part of the request's constraint.
 
         Raises:
             ConstraintError: it cannot be compiled, or takes too much CPU time or memory.
             RequestCancelled: the request was cancelled.
-            PromptNotMade: the trial was killed by something else, or not in time.
+            PromptNotMade: another process killed the trial, or it timed out.
             VlmkitError: the worker cannot build the compiler.
         """
         deadline = time.monotonic() + self._timeout_s
-        process = self._running(token_bytes)
+        process = self._live_process(token_bytes)
         try:
             refusal = process.ready.result(self._timeout_s)
         except TimeoutError:
-            raise _late() from None
+            raise _timed_out() from None
         if refusal is not None:
             raise error_of(refusal)
         max_cpu_s = budget.of_part_s if is_part else budget.of_whole_s
         if max_cpu_s < MIN_PART_CPU_S:
             raise _too_slow(max_cpu_s)
-        number, tried = process.start(constraint, max_cpu_s)
+        number, check_result = process.start_check(constraint, max_cpu_s)
         try:
-            with cancellation.calling(partial(process.stop, number)):
-                found = tried.result(max(0.0, deadline - time.monotonic()))
+            with cancellation.calling(partial(process.stop_check, number)):
+                found = check_result.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            process.stop(number)
-            raise _late() from None
+            process.stop_check(number)
+            raise _timed_out() from None
         budget.spend(found.cpu_s)
         cancellation.check()
         return _checked(found.result, max_cpu_s)
 
-    def _running(self, token_bytes: Seq[bytes]) -> "_Process":
-        """Return the process, started anew where it has ended."""
+    def _live_process(self, token_bytes: Seq[bytes]) -> "_Process":
+        """Return the process; start it if it does not run."""
         with self._lock:
             if self._is_closed:
                 raise closing_error()
@@ -205,7 +205,7 @@ def _not_started() -> PromptNotMade:
     return PromptNotMade("the constraint worker could not be started")
 
 
-def _late() -> PromptNotMade:
+def _timed_out() -> PromptNotMade:
     return PromptNotMade("its constraint was not tried in time")
 
 
@@ -223,10 +223,10 @@ def _too_large() -> ConstraintError:
 
 
 class _Process:
-    """One process, and the thread that tells it what to build and reads its answers.
+    """One worker process, and the thread that sends its plan and reads its answers.
 
     Attributes:
-        ready: None when trials can be started, or why the compiler cannot be built.
+        ready: None when trials can start, or the reason why the compiler cannot be built.
     """
 
     def __init__(self, plan: Frame) -> None:
@@ -240,13 +240,13 @@ class _Process:
                 env=child_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is the server's to answer
+                start_new_session=True,  # Ctrl-C is for the server alone
             )
         except OSError:
             raise _not_started() from None
         assert self._popen.stdin is not None  # noqa: S101 - it is a pipe
         assert self._popen.stdout is not None  # noqa: S101 - it is a pipe
-        self._asked: BinaryIO = self._popen.stdin  # type: ignore[assignment]
+        self._requests: BinaryIO = self._popen.stdin  # type: ignore[assignment]
         self._answers: BinaryIO = self._popen.stdout  # type: ignore[assignment]
         threading.Thread(
             target=self._serve, args=(plan,), name="vlmkit-constraints", daemon=True
@@ -264,26 +264,30 @@ class _Process:
     def has_ended(self) -> bool:
         return self._popen.poll() is not None
 
-    def start(self, constraint: Constraint, max_cpu_s: float) -> tuple[int, "Future[CheckResult]"]:
-        """Start a trial; return its number, and what its result will be."""
+    def start_check(
+        self, constraint: Constraint, max_cpu_s: float
+    ) -> tuple[int, "Future[CheckResult]"]:
+        """Start a trial; return its number, and a future of its result."""
         result: Future[CheckResult] = Future()
         with self._lock:
             number = next(self._numbers)
             self._results[number] = result
             try:
-                write_frame(self._asked, frame_of(try_of(number, constraint, max_cpu_s)))
+                write_frame(
+                    self._requests, frame_of(check_request_of(number, constraint, max_cpu_s))
+                )
             except (OSError, ValueError):
                 self._results.pop(number).set_result(CheckResult(number, Killed(0), 0.0))
         if self.has_ended:
             self._fail_all()
         return number, result
 
-    def stop(self, number: int) -> None:
-        """Kill a trial, if it runs; returns at once."""
+    def stop_check(self, number: int) -> None:
+        """Kill a trial, if it runs, and return at once."""
         with self._lock:
             if number in self._results:
                 try:
-                    write_frame(self._asked, frame_of(Stop(number)))
+                    write_frame(self._requests, frame_of(Stop(number)))
                 except (OSError, ValueError):
                     return
 
@@ -295,7 +299,7 @@ class _Process:
             self._popen.kill()
         self._popen.wait()
         with self._lock:
-            for pipe in (self._asked, self._answers):
+            for pipe in (self._requests, self._answers):
                 try:
                     pipe.close()
                 except OSError:
@@ -303,9 +307,9 @@ class _Process:
         self._fail_all()
 
     def _serve(self, plan: Frame) -> None:
-        """Have the compiler built, then pass the results of trials on until the process ends."""
+        """Send the plan, then deliver the results of trials until the process ends."""
         try:
-            write_frame(self._asked, plan)
+            write_frame(self._requests, plan)
             answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
             if isinstance(answer, Refusal):
                 log.error("constraints are refused: %s (%s)", answer.message, answer.hint)

@@ -1,1 +1,1 @@
-"""Prompts made in processes of their own: what travels, who waits for whom, and what ends them."""
+"""Renderers: worker processes that build prompts, with their pool and their messages."""

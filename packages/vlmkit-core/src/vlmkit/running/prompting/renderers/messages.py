@@ -1,7 +1,8 @@
-"""What the server and a renderer say to each other: requests one way, prompts and refusals back.
+"""Messages between the server and a renderer: requests one way, prompts and refusals back.
 
-Frames go through pipes: lengths, a head of plain data, and large bytes as they are. Arrays go by
-the sheet. What a renderer says is checked by type: pictures that strangers send pass through it.
+Frames travel through pipes: lengths, a head of plain data, and large bytes as they are. Arrays
+travel through the shared-memory arena. The server checks the types of all answers, since renderers
+process files from clients.
 """
 
 import math
@@ -25,18 +26,18 @@ from vlmkit.types.request import Request
 from vlmkit.types.stage import Stage
 from vlmkit.types.transform import Transform
 
-NONSENSE = "a message from another process makes no sense"
+MALFORMED = "a message from another process is malformed"
 LENGTH_BYTES = 8
-MAX_HEAD_BYTES = 64 * 2**20  # of a prompt of a million tokens these are a few
+MAX_HEAD_BYTES = 64 * 2**20  # a prompt of a million tokens takes a few
 SENT = (
     *("messages", "text", "token_ids", "images", "adds_special", "task", "tools"),
     *("options", "places"),
 )
-"""What of a request its prompt depends on."""
+"""The fields of a request that its prompt depends on."""
 
 
 class ArrayAt(msgspec.Struct, array_like=True):
-    """An array, whose bytes are on the sheet behind those before it."""
+    """An array, whose bytes follow those of the previous array in the arena."""
 
     name: str
     dtype: str
@@ -44,7 +45,7 @@ class ArrayAt(msgspec.Struct, array_like=True):
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The size of the array."""
         if np.dtype(self.dtype).kind not in "biufc" or min(self.shape, default=0) < 0:
             raise ValueError("an array of no numbers")
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -65,7 +66,7 @@ class SlotAt(msgspec.Struct, array_like=True):
 
 
 class ShownAt(msgspec.Struct, array_like=True):
-    """An image of the conversation: its size upright, and what is known of it besides."""
+    """An image of the conversation: its upright size, its page, and when it was fetched."""
 
     size: tuple[int, int]
     page: int | None
@@ -85,11 +86,11 @@ class Reply(msgspec.Struct, tag="made"):
     reasoning_marks: Any
     shown: list[ShownAt]
     decodes: dict[int, tuple[float, float]]
-    origins: list[int]
+    source_indices: list[int]
 
 
 class Refusal(msgspec.Struct, tag="refused"):
-    """An error; by the name of its class, if that is one of vlmkit's."""
+    """An error, with the name of its class if that is one of vlmkit's."""
 
     kind: str
     message: str
@@ -101,7 +102,7 @@ class Refusal(msgspec.Struct, tag="refused"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The renderer can begin."""
+    """The renderer is ready."""
 
 
 Answer = Reply | Refusal | Ready
@@ -116,7 +117,7 @@ class Frame(NamedTuple):
 
 
 CANCEL = Frame(b"")
-"""What a server sends to have the request before it cancelled."""
+"""The frame that cancels the previous request."""
 
 
 def write_frame(pipe: BinaryIO, frame: Frame) -> None:
@@ -132,7 +133,7 @@ def read_frame(pipe: BinaryIO, max_bytes: int | None = None) -> Frame:
     """Receive a frame.
 
     Raises:
-        EOFError: the other side is gone, or sends more than is allowed.
+        EOFError: the other process ended, or sent more than is allowed.
     """
     num = _number(pipe)
     if max_bytes is not None and num != 1:
@@ -156,10 +157,10 @@ def _exactly(pipe: BinaryIO, num_bytes: int) -> bytes:
 
 
 def request_frame(request: Request) -> Frame:
-    """Return what a renderer must know of a request.
+    """Return a request as a frame for a renderer.
 
     Raises:
-        NotSerializable: it holds what only this process has.
+        NotSerializable: it holds a value that cannot be serialized.
     """
     blobs: list[bytes] = []
     plain = {name: to_plain(getattr(request, name), blobs) for name in SENT}
@@ -171,8 +172,8 @@ def request_of(frame: Frame) -> Request:
     return Request(**Unpacker(frame.blobs).value(msgspec.msgpack.decode(frame.head)))
 
 
-def reply_of(made: BuiltPrompt, sheet: SharedArena) -> Reply:
-    """Return a prompt, whose arrays are written to the sheet."""
+def reply_of(made: BuiltPrompt, arena: SharedArena) -> Reply:
+    """Return the reply with a prompt, and write its arrays to the arena."""
     arrays, slots = [], []
     for slot in made.prompt.media:
         inputs = []
@@ -194,7 +195,7 @@ def reply_of(made: BuiltPrompt, sheet: SharedArena) -> Reply:
                 slot.num_encoded,
             )
         )
-    sheet.write(arrays)
+    arena.write(arrays)
     prompt, nothing = made.prompt, list[bytes]()
     return Reply(
         list(prompt.token_ids),
@@ -210,29 +211,29 @@ def reply_of(made: BuiltPrompt, sheet: SharedArena) -> Reply:
             for part in image_parts_of(made.messages)
         ],
         dict(made.decodes),
-        list(made.origins),
+        list(made.source_indices),
     )
 
 
 def answer_of(frame: Frame) -> Answer:
-    """Return what a renderer said.
+    """Return the answer of a renderer.
 
     Raises:
-        ValueError: it says nothing that makes sense.
+        ValueError: it is malformed.
     """
     return _DECODER.decode(frame.head)
 
 
-def made_of(reply: Reply | Ready, sheet: SharedArena) -> BuiltPrompt:
+def built_prompt_of(reply: Reply | Ready, arena: SharedArena) -> BuiltPrompt:
     """Return the prompt of a reply.
 
     Raises:
-        ValueError: it is none, or makes no sense.
-        EOFError: the sheet does not have its arrays.
+        ValueError: it is no reply with a prompt, or malformed.
+        EOFError: the arena does not hold its arrays.
     """
     if not isinstance(reply, Reply):
-        raise ValueError(NONSENSE)  # noqa: TRY004 - what was sent is wrong, and no program
-    arrays = iter(sheet.read(at.num_bytes for slot in reply.media for at in slot.inputs))
+        raise ValueError(MALFORMED)  # noqa: TRY004 - the message is wrong, not a type in this program
+    arrays = iter(arena.read(at.num_bytes for slot in reply.media for at in slot.inputs))
     media = tuple(
         MediaSlot(
             slot.start,
@@ -262,7 +263,7 @@ def made_of(reply: Reply | Ready, sheet: SharedArena) -> BuiltPrompt:
         for each in reply.shown
     )
     decodes = {place: Stage(*stage) for place, stage in reply.decodes.items()}
-    return BuiltPrompt(prompt, (Message("user", shown),), decodes, reply.origins)
+    return BuiltPrompt(prompt, (Message("user", shown),), decodes, reply.source_indices)
 
 
 def _marks_of(value: Any) -> tuple[Mark, Mark] | None:
@@ -274,12 +275,12 @@ def _marks_of(value: Any) -> tuple[Mark, Mark] | None:
 
 def _one_of(value: Any, *kinds: type[Any]) -> Any:
     if value is not None and not isinstance(value, kinds):
-        raise ValueError(NONSENSE)
+        raise ValueError(MALFORMED)
     return value
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Return an error as it travels; of one that is not vlmkit's own no more than its class."""
+    """Return an error as a refusal; of a foreign error only the name of its class."""
     if not isinstance(error, VlmkitError):
         return Refusal("", type(error).__name__)
     kind = next(each for each in type(error).__mro__ if getattr(errors, each.__name__, 0) is each)

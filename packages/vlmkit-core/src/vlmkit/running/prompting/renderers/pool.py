@@ -1,8 +1,11 @@
-"""All renderers of a model: who is free, who is late, and who takes the place of one that ended.
+"""The renderer pool of a model: assigns free renderers, and replaces renderers that ended.
 
-A request that finds none free waits in the thread that asks; tenants take turns. One that ends
-costs the request that it worked for, and no other. A request that is cancelled is cancelled in its
-renderer, too, which is killed if that does not end it at once.
+A request that finds no free renderer blocks its thread until one is free; tenants share renderers
+fairly. A renderer that ends fails the request that it worked for, and no other. A cancelled request
+is cancelled in its renderer, too; the renderer is killed if that takes too long.
+
+:class:`RendererPromptBuilder` decides which prompts renderers build. The others are built in
+threads of the server.
 """
 
 import logging
@@ -15,20 +18,26 @@ from typing import Self
 
 from vlmkit.errors import PromptNotMade, VlmkitError
 from vlmkit.running.faults.engine_errors import closing_error
-from vlmkit.running.prompting.prompt_builder import BuiltPrompt
-from vlmkit.running.prompting.renderers.messages import Frame
+from vlmkit.running.prompting.prompt_builder import BuiltPrompt, PromptBuilder, is_short
+from vlmkit.running.prompting.prompt_info import prompt_info
+from vlmkit.running.prompting.renderers.messages import Frame, request_frame
 from vlmkit.running.prompting.renderers.process import Renderer
+from vlmkit.running.prompting.renderers.serializer import NotSerializable
 from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.running.scheduling.fair_executor import FairTaskQueue
+from vlmkit.types.media import FilePart, MediaPart
+from vlmkit.types.message import ImagePart, image_parts_of, parts_of
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
+POLL_S = 0.1
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 
 
 @dataclass(eq=False, slots=True)
-class _Turn:
+class _Waiter:
     """A request that waits for a renderer."""
 
     tenant: str
@@ -36,19 +45,19 @@ class _Turn:
 
 
 class RendererPool:
-    """Starts renderers, and returns when all are ready.
+    """The renderers of a model; constructed when all are ready.
 
     Args:
-        plan: what each is to build.
-        num: how many.
-        timeout_s: for one prompt, and for waiting for a free one.
+        plan: the text side that each renderer builds.
+        num: the number of renderers.
+        timeout_s: time for one prompt, and time to wait for a free renderer.
 
     Attributes:
-        num: how many there are.
-        num_lost: those that ended, or were ended, while they worked.
+        num: the number of renderers.
+        num_lost: renderers that ended or were killed while they worked.
 
     Raises:
-        VlmkitError: they cannot build what they need.
+        VlmkitError: the renderers cannot build their text side.
     """
 
     def __init__(self, plan: Frame, num: int, timeout_s: float) -> None:
@@ -58,63 +67,63 @@ class RendererPool:
         self._lock = threading.Lock()
         self._all: set[Renderer] = set()
         self._free: deque[Renderer] = deque()
-        self._waiting: FairTaskQueue[_Turn] = FairTaskQueue()
+        self._waiting: FairTaskQueue[_Waiter] = FairTaskQueue()
         self._has_cancelled = threading.Event()
         self._pause_s = MIN_PAUSE_S
         self._is_closed = threading.Event()
         self.num_lost = 0
         try:
-            for renderer in [self._started() for _ in range(num)]:
+            for renderer in [self._spawn() for _ in range(num)]:
                 renderer.wait()
-                self._put_back(renderer)
+                self._release(renderer)
         except BaseException:
             self.close()
             raise
-        threading.Thread(target=self._look, name="vlmkit-renderers", daemon=True).start()
+        threading.Thread(target=self._supervise, name="vlmkit-renderers", daemon=True).start()
 
     @property
     def pids(self) -> Seq[int]:
-        """The processes."""
+        """The process ids of all renderers."""
         with self._lock:
             return [renderer.pid for renderer in self._all]
 
     @property
     def has_free(self) -> bool:
-        """Whether a renderer waits for work."""
+        """Whether a renderer is free."""
         return bool(self._free)
 
-    def made(self, frame: Frame, place: DecodeLease) -> BuiltPrompt:
-        """Return what a renderer makes of a request.
+    def build(self, frame: Frame, lease: DecodeLease) -> BuiltPrompt:
+        """Have a renderer build the prompt of a request.
 
         Raises:
-            VlmkitError: what was raised there.
+            VlmkitError: the error that the renderer raised.
             RequestCancelled: the request was cancelled.
-            PromptNotMade: none was free in time, or the one that was ended.
+            PromptNotMade: no renderer was free in time, or the renderer ended.
         """
-        with place.cancellation.calling(self._has_cancelled.set):
-            renderer = self._taken(place)
+        with lease.cancellation.calling(self._has_cancelled.set):
+            renderer = self._acquire(lease)
             try:
-                made = renderer.made(frame, place)
+                made = renderer.build(frame, lease)
             except PromptNotMade:
                 self.num_lost += 1
-                self._replace(renderer, place)
-                place.cancellation.check()
+                self._replace(renderer, lease)
+                lease.cancellation.check()
                 raise
             except BaseException:
-                self._put_back(renderer, place)
+                self._release(renderer, lease)
                 raise
             self._pause_s = MIN_PAUSE_S
-            self._put_back(renderer, place)
+            self._release(renderer, lease)
             return made
 
     def close(self) -> None:
-        """End all of them; harmless when done twice."""
+        """End all renderers; harmless when done twice."""
         self._is_closed.set()
         with self._lock:
             ended, self._all = self._all, set()
-            while (turn := self._waiting.start()) is not None:
-                turn.granted.cancel()
-                self._waiting.finish(turn.tenant)
+            while (waiter := self._waiting.start()) is not None:
+                waiter.granted.cancel()
+                self._waiting.finish(waiter.tenant)
         for renderer in ended:
             renderer.close()
 
@@ -124,54 +133,54 @@ class RendererPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _taken(self, place: DecodeLease) -> Renderer:
-        """Return a free renderer, in the turn of the request's tenant.
+    def _acquire(self, lease: DecodeLease) -> Renderer:
+        """Wait for a free renderer, fairly among tenants, and return it.
 
         Raises:
             RequestCancelled: the request was cancelled.
-            PromptNotMade: none was free in time.
+            PromptNotMade: no renderer was free in time.
             EngineError: the pool is closed.
         """
-        turn = _Turn(place.tenant)
+        waiter = _Waiter(lease.tenant)
         with self._lock:
             if self._is_closed.is_set():
                 raise closing_error()
-            self._waiting.put(turn.tenant, turn)
-            self._hand_out()
+            self._waiting.put(waiter.tenant, waiter)
+            self._assign_free()
         try:
-            with place.cancellation.calling(turn.granted.cancel):
-                return turn.granted.result(self._timeout_s)
+            with lease.cancellation.calling(waiter.granted.cancel):
+                return waiter.granted.result(self._timeout_s)
         except TimeoutError:
-            if not turn.granted.cancel():
-                return turn.granted.result()
+            if not waiter.granted.cancel():
+                return waiter.granted.result()
             raise PromptNotMade("no renderer was free in time") from None
         except CancelledError:
-            place.cancellation.check()
+            lease.cancellation.check()
             raise closing_error() from None
         finally:
-            if turn.granted.cancelled():
+            if waiter.granted.cancelled():
                 with self._lock:
-                    self._waiting.remove(turn.tenant, turn)
+                    self._waiting.remove(waiter.tenant, waiter)
 
-    def _hand_out(self) -> None:
-        """Give free renderers to the requests whose turn it is; the lock is held."""
-        while self._free and (turn := self._waiting.start()) is not None:
-            if turn.granted.set_running_or_notify_cancel():
-                turn.granted.set_result(self._free.popleft())
+    def _assign_free(self) -> None:
+        """Assign free renderers to the next waiters; the caller holds the lock."""
+        while self._free and (waiter := self._waiting.start()) is not None:
+            if waiter.granted.set_running_or_notify_cancel():
+                waiter.granted.set_result(self._free.popleft())
             else:
-                self._waiting.finish(turn.tenant)
+                self._waiting.finish(waiter.tenant)
 
-    def _put_back(self, renderer: Renderer, place: DecodeLease | None = None) -> None:
+    def _release(self, renderer: Renderer, lease: DecodeLease | None = None) -> None:
         with self._lock:
-            if place is not None:
-                self._waiting.finish(place.tenant)
+            if lease is not None:
+                self._waiting.finish(lease.tenant)
             self._free.append(renderer)
-            self._hand_out()
+            self._assign_free()
 
-    def _look(self) -> None:
-        """End what is late or not wanted any more, and replace what ended while it was free."""
+    def _supervise(self) -> None:
+        """Enforce deadlines and cancellations, and replace renderers that ended while free."""
         while not self._is_closed.is_set():
-            self._has_cancelled.wait(LOOK_S)
+            self._has_cancelled.wait(POLL_S)
             self._has_cancelled.clear()
             with self._lock:
                 ended = [renderer for renderer in self._free if not renderer.is_alive]
@@ -181,9 +190,9 @@ class RendererPool:
             for renderer in ended:
                 self._replace(renderer)
             for renderer in others:
-                renderer.look()
+                renderer.check_deadline()
 
-    def _started(self) -> Renderer:
+    def _spawn(self) -> Renderer:
         renderer = Renderer(self._plan, self._timeout_s)
         with self._lock:
             if not self._is_closed.is_set():
@@ -192,26 +201,71 @@ class RendererPool:
         renderer.close()
         raise closing_error()
 
-    def _replace(self, renderer: Renderer, place: DecodeLease | None = None) -> None:
-        """Start another one in the background, in the place of one that ended."""
+    def _replace(self, renderer: Renderer, lease: DecodeLease | None = None) -> None:
+        """Start another renderer in the background, in place of one that ended."""
         with self._lock:
-            if place is not None:
-                self._waiting.finish(place.tenant)
+            if lease is not None:
+                self._waiting.finish(lease.tenant)
             self._all.discard(renderer)
         renderer.close()
         if not self._is_closed.is_set():
             log.warning("a renderer ended; another is started")
-            threading.Thread(target=self._start_again, name="vlmkit-renderer", daemon=True).start()
+            threading.Thread(target=self._respawn, name="vlmkit-renderer", daemon=True).start()
 
-    def _start_again(self) -> None:
+    def _respawn(self) -> None:
         while not self._is_closed.wait(self._pause_s):
             self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
             try:
-                renderer = self._started()
+                renderer = self._spawn()
                 renderer.wait()
             except VlmkitError as error:
                 if not self._is_closed.is_set():
                     log.warning("a renderer could not be started: %s", error)
                 continue
-            self._put_back(renderer)
+            self._release(renderer)
             return
+
+
+class RendererPromptBuilder:
+    """Has renderers build prompts with media or long texts.
+
+    A long text is built in this process when no renderer is free, so it never waits for documents.
+
+    Args:
+        local: builds all other prompts, in threads of this process.
+        pool: the renderers.
+    """
+
+    def __init__(self, local: PromptBuilder, pool: RendererPool) -> None:
+        self._local = local
+        self._pool = pool
+
+    def build(self, request: Request, lease: DecodeLease) -> BuiltPrompt:
+        """Return a request's prompt; arguments and errors are those of the local builder.
+
+        Raises:
+            PromptNotMade: the renderer ended, or none was free in time.
+        """
+        has_media = _has_media(request)
+        if not has_media and (is_short(request) or not self._pool.has_free):
+            return self._local.build(request, lease)
+        try:
+            frame = request_frame(request)
+        except NotSerializable:
+            return self._local.build(request, lease)
+        return self._pool.build(frame, lease)
+
+    def tokens(self, request: Request, lease: DecodeLease) -> PromptTokens:
+        """Return the description of a request's prompt; see :meth:`build`."""
+        made = self.build(request, lease)
+        return prompt_info(made.prompt, image_parts_of(made.messages))
+
+
+def _has_media(request: Request) -> bool:
+    """Return whether a request has media that renderers can open."""
+    if request.options.light:
+        return False
+    parts = list(parts_of(request.messages))
+    if any(isinstance(part, MediaPart) for part in parts):
+        return False  # media of plugins cannot be serialized
+    return bool(request.images) or any(isinstance(part, ImagePart | FilePart) for part in parts)

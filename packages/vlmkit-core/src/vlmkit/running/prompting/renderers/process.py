@@ -1,7 +1,7 @@
-"""One renderer, seen from the server: a process that makes one prompt at a time, and can be ended.
+"""The server's side of one renderer: a process that builds one prompt at a time, and can be killed.
 
-It has none of the server's sockets, and none of its environment that is named as a secret. It is no
-sandbox: what takes it over has the rights of the user who runs the server.
+The process inherits no socket of the server, and no environment variable whose name looks like a
+secret. It is no sandbox: code that takes it over has the rights of the server's user.
 """
 
 import os
@@ -22,8 +22,8 @@ from vlmkit.running.prompting.renderers.messages import (
     Frame,
     Refusal,
     answer_of,
+    built_prompt_of,
     error_of,
-    made_of,
     read_frame,
     write_frame,
 )
@@ -32,99 +32,101 @@ from vlmkit.running.scheduling.decode_memory import DecodeLease
 
 MODULE = "vlmkit.assembly.renderer"
 START_S = 600.0  # for a tokenizer whose library takes minutes to import on a slow disk
-CANCEL_S = 0.5  # for a renderer to stop by itself, before it is killed: another takes seconds
+CANCEL_S = (
+    0.5  # for a renderer to stop by itself before it is killed: starting another takes seconds
+)
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 NOT_SECRET = frozenset({"TOKENIZERS_PARALLELISM"})
 
 
 class Renderer:
-    """Starts the process; it is ready when :meth:`wait` returns.
+    """A renderer process, started by the constructor and ready when :meth:`wait` returns.
 
     Args:
-        plan: what it is to build.
-        timeout_s: for one prompt.
+        plan: the text side that it builds.
+        timeout_s: time for one prompt.
     """
 
     def __init__(self, plan: Frame, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._sheet = SharedArena.made()
-        self._place: DecodeLease | None = None
+        self._arena = SharedArena.create()
+        self._lease: DecodeLease | None = None
         self._is_cancel_sent = False
         self._writing = threading.Lock()
         self._began_s = 0.0
-        self._why = ""
+        self._reason = ""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
-            [sys.executable, "-P", "-m", MODULE, self._sheet.address],
+            [sys.executable, "-P", "-m", MODULE, self._arena.address],
             env=child_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the server's to answer
-            pass_fds=self._sheet.inherited,
+            start_new_session=True,  # Ctrl-C is for the server alone
+            pass_fds=self._arena.inherited,
         )
         self._plan = plan
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def wait(self) -> None:
-        """Wait until it can begin.
+        """Wait until the renderer is ready.
 
         Raises:
-            VlmkitError: it cannot build what it needs.
+            VlmkitError: it cannot build its text side.
             PromptNotMade: it ended.
         """
-        clock = threading.Timer(START_S, self.end)
+        clock = threading.Timer(START_S, self.kill)
         clock.daemon = True
         clock.start()
         try:
-            answer = self._exchanged(self._plan)
+            answer = self._exchange(self._plan)
         except (EOFError, OSError, ValueError):
-            raise self._lost() from None
+            raise self._ended_error() from None
         finally:
             clock.cancel()
         if isinstance(answer, Refusal):
             raise error_of(answer)
 
-    def made(self, frame: Frame, place: DecodeLease) -> BuiltPrompt:
-        """Return what it makes of a request.
+    def build(self, frame: Frame, lease: DecodeLease) -> BuiltPrompt:
+        """Have the renderer build the prompt of a request.
 
         Raises:
-            VlmkitError: what was raised there.
-            PromptNotMade: it ended, or was ended; another must take its place.
+            VlmkitError: the error that the renderer raised.
+            PromptNotMade: the renderer ended or was killed, and must be replaced.
         """
         with self._lock:
-            self._place, self._began_s = place, time.monotonic()
+            self._lease, self._began_s = lease, time.monotonic()
             self._is_cancel_sent = False
         try:
-            answer = self._exchanged(frame)
+            answer = self._exchange(frame)
             if isinstance(answer, Refusal):
                 raise error_of(answer)
-            return made_of(answer, self._sheet)
+            return built_prompt_of(answer, self._arena)
         except (EOFError, OSError, ValueError, MemoryError):
-            self.end()
-            raise self._lost() from None
+            self.kill()
+            raise self._ended_error() from None
         finally:
             with self._lock:
-                self._place = None
+                self._lease = None
 
-    def look(self) -> None:
-        """Cancel its request if that was cancelled here; kill it if it is late or does not stop."""
+    def check_deadline(self) -> None:
+        """Pass on a cancellation; kill the process if it is late or does not stop in time."""
         with self._lock:
-            if self._place is None:
+            if self._lease is None:
                 return
             now = time.monotonic()
             is_late = now - self._began_s > self._timeout_s
-            cancelled_s = self._place.cancellation.cancelled_s
+            cancelled_s = self._lease.cancellation.cancelled_s
             if is_late:
-                self._why = f"it took longer than {self._timeout_s:g} s"
+                self._reason = f"it took longer than {self._timeout_s:g} s"
             elif cancelled_s is None:
                 return
             elif now - max(cancelled_s, self._began_s) < CANCEL_S:
@@ -133,7 +135,7 @@ class Renderer:
             self._process.kill()
 
     def _has_sent_cancel(self) -> bool:
-        """Cancel the request in the renderer; False if its pipe is not ready for that now."""
+        """Cancel the request in the renderer; return False if its pipe is not ready now."""
         if not self._writing.acquire(blocking=False):
             return False
         try:
@@ -147,26 +149,26 @@ class Renderer:
             self._writing.release()
         return True
 
-    def end(self) -> None:
-        """End it at once; harmless when done twice."""
+    def kill(self) -> None:
+        """Kill the process; harmless when done twice."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it, and give everything back that it had."""
+        """Kill the process, and free its pipes and its arena."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                _closed(pipe.close)
-        self._sheet.close()
+                _discard(pipe.close)
+        self._arena.close()
 
-    def _exchanged(self, frame: Frame) -> Any:
+    def _exchange(self, frame: Frame) -> Any:
         with self._writing:
             write_frame(_pipe(self._process.stdin), frame)
         return answer_of(read_frame(_pipe(self._process.stdout), MAX_HEAD_BYTES))
 
-    def _lost(self) -> PromptNotMade:
-        return PromptNotMade(self._why or "the process that made it ended")
+    def _ended_error(self) -> PromptNotMade:
+        return PromptNotMade(self._reason or "the process that made it ended")
 
 
 def _pipe(pipe: Any) -> BinaryIO:
@@ -174,8 +176,8 @@ def _pipe(pipe: Any) -> BinaryIO:
     return pipe  # type: ignore[no-any-return]
 
 
-def _closed(close: Callable[[], None]) -> None:
-    """Close a pipe; what it still holds is for nobody."""
+def _discard(close: Callable[[], None]) -> None:
+    """Close a pipe, and discard what it still holds."""
     try:
         close()
     except OSError:
@@ -183,7 +185,7 @@ def _closed(close: Callable[[], None]) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a process that handles what clients sent: without secrets."""
+    """Return the environment, without secrets, of a process that handles data of clients."""
     names = (name for name in os.environ if name in NOT_SECRET or not SECRET.search(name))
     arenas = {"MALLOC_ARENA_MAX": "2"}  # each takes address space, which is bounded there
     return arenas | {name: os.environ[name] for name in names}

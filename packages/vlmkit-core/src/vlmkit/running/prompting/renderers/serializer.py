@@ -1,7 +1,7 @@
-"""Values of a closed list of classes as plain data, and back: nothing that comes names another.
+"""The allow-list serializer: values of a closed list of classes as plain data, and back.
 
-Takes the place of pickle between the server and its renderers and constraint workers. Large bytes
-travel beside the data.
+It replaces pickle between the server and its renderers and constraint workers: no message can name
+any other class. Large bytes travel beside the data.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -31,7 +31,7 @@ from vlmkit.types.stage import Stage
 from vlmkit.types.tool_call import ToolCallPart
 
 SMALL_BYTES = 256
-MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # that MessagePack has; a schema may state more
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # of MessagePack; a schema may hold larger ones
 PLAIN = (type(None), bool, int, float, str)
 CLASSES: dict[str, type[Any]] = {
     each.__name__: each
@@ -45,30 +45,35 @@ CLASSES: dict[str, type[Any]] = {
 }
 
 
-class NotSerializable(Exception):  # noqa: N818 - not an error: it is dealt with where it is
-    """A value is of no class that is listed."""
+class NotSerializable(Exception):  # noqa: N818 - no error for users: callers handle it
+    """A value is of no class on the allow-list."""
 
 
 def to_plain(value: Any, blobs: list[bytes]) -> Any:
     """Return a value as plain data.
 
     Args:
-        value: of the listed classes.
-        blobs: gets what is large.
+        value: a value of classes on the allow-list.
+        blobs: large bytes are appended here.
 
     Raises:
-        NotSerializable: it holds something else.
+        NotSerializable: it holds a value of another class.
     """
     if type(value) is int and not MIN_INTEGER <= value <= MAX_INTEGER:
         return ["integer", hex(value)]
     if type(value) in PLAIN:
         return value
     if isinstance(value, bytes):
-        return value if len(value) <= SMALL_BYTES else ["blob", _place(value, blobs)]
+        return value if len(value) <= SMALL_BYTES else ["blob", _blob_index(value, blobs)]
     if isinstance(value, Image):
         if not value.content or value.decoder:
             raise NotSerializable
-        return ["image", list(value.source_size), _place(value.content, blobs), list(value.cost)]
+        return [
+            "image",
+            list(value.source_size),
+            _blob_index(value.content, blobs),
+            list(value.cost),
+        ]
     name = type(value).__name__
     if CLASSES.get(name) is type(value):
         held = (
@@ -86,19 +91,19 @@ def to_plain(value: Any, blobs: list[bytes]) -> Any:
     raise NotSerializable
 
 
-def _place(content: bytes, blobs: list[bytes]) -> int:
-    """Return where some bytes are among the blobs; what is shown twice travels once."""
-    place = next((place for place, blob in enumerate(blobs) if blob is content), len(blobs))
-    if place == len(blobs):
+def _blob_index(content: bytes, blobs: list[bytes]) -> int:
+    """Return the index of some bytes among the blobs; the same object is appended once."""
+    index = next((index for index, blob in enumerate(blobs) if blob is content), len(blobs))
+    if index == len(blobs):
         blobs.append(content)
-    return place
+    return index
 
 
 class Unpacker:
-    """Makes values of plain data.
+    """Rebuilds values from plain data.
 
     Args:
-        blobs: what is large.
+        blobs: the large bytes of the message.
     """
 
     def __init__(self, blobs: Seq[bytes] = ()) -> None:
@@ -106,10 +111,10 @@ class Unpacker:
         self._images: dict[int, Image] = {}
 
     def value(self, data: Any) -> Any:
-        """Return what plain data stands for; lists come as tuples.
+        """Return the value of plain data; lists are returned as tuples.
 
         Raises:
-            ValueError: it stands for nothing.
+            ValueError: the data is malformed.
         """
         if isinstance(data, Mapping):
             return {key: self.value(each) for key, each in data.items()}
@@ -127,10 +132,10 @@ class Unpacker:
                 return self._image(*rest)
             return CLASSES[kind](**self.value(rest[0]))
         except (LookupError, TypeError) as error:
-            raise ValueError("a message from another process makes no sense") from error
+            raise ValueError("a message from another process is malformed") from error
 
-    def _image(self, size: Seq[int], place: int, cost: Seq[int]) -> Image:
-        if place not in self._images:
-            made = Image((size[0], size[1]), self._blobs[place], cost=DecodeCost(*cost))
-            self._images[place] = made
-        return self._images[place]
+    def _image(self, size: Seq[int], index: int, cost: Seq[int]) -> Image:
+        if index not in self._images:
+            made = Image((size[0], size[1]), self._blobs[index], cost=DecodeCost(*cost))
+            self._images[index] = made
+        return self._images[index]

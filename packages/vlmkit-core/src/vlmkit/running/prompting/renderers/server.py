@@ -1,6 +1,6 @@
-"""What a renderer does: one request after the other, until whoever asks is gone.
+"""The loop of a renderer process: answers one request after the other until the server is gone.
 
-Runs in the process of its own. How it came to its tokenizer is not its business.
+It runs in the renderer's process. The tokenizer is built elsewhere.
 """
 
 import contextlib
@@ -37,50 +37,50 @@ log = logging.getLogger(__name__)
 
 def serve(
     prompts: LocalPromptBuilder,
-    room: DecodeMemoryLimiter,
-    sheet: SharedArena,
-    asked: BinaryIO,
+    limiter: DecodeMemoryLimiter,
+    arena: SharedArena,
+    requests: BinaryIO,
     answers: BinaryIO,
 ) -> None:
-    """Answer requests; never returns: the process ends with whoever asks, whatever it does then.
+    """Answer requests; never returns. The process exits when the server ends, even at work.
 
     Args:
-        prompts: makes them.
-        room: bounds pictures that stand in files.
-        sheet: where arrays go.
-        asked: where requests come from.
-        answers: where answers go.
+        prompts: builds prompts.
+        limiter: bounds the decode memory of images in files.
+        arena: the arena for arrays.
+        requests: the pipe of requests.
+        answers: the pipe of answers.
     """
     frames: queue.SimpleQueue[tuple[Frame, DecodeLease]] = queue.SimpleQueue()
 
     def listen() -> None:
-        place = room.ask("", 0)
+        lease = limiter.lease("", 0)
         with contextlib.suppress(EOFError, OSError):
             while True:
-                frame = read_frame(asked)
+                frame = read_frame(requests)
                 if frame.head == CANCEL.head:
-                    place.cancellation.cancel()
+                    lease.cancellation.cancel()
                     continue
-                place = room.ask("", 0)
-                frames.put((frame, place))
+                lease = limiter.lease("", 0)
+                frames.put((frame, lease))
         os._exit(0)
 
-    threading.Thread(target=listen, name="vlmkit-asked", daemon=True).start()
-    say(answers, Ready())
+    threading.Thread(target=listen, name="vlmkit-requests", daemon=True).start()
+    send_answer(answers, Ready())
     while True:
-        say(answers, _answer(*frames.get(), prompts, sheet))
+        send_answer(answers, _answer(*frames.get(), prompts, arena))
 
 
-def say(answers: BinaryIO, answer: Answer) -> None:
+def send_answer(answers: BinaryIO, answer: Answer) -> None:
     """Send an answer."""
     try:
         write_frame(answers, Frame(msgspec.msgpack.encode(answer)))
-    except OSError:  # nobody listens any more
+    except OSError:  # the server is gone
         os._exit(0)
 
 
 def bound_memory(num_bytes: int) -> None:
-    """Let this process have so much more than it has, where the system can bound it."""
+    """Limit this process to so many more bytes than it has, where the system supports that."""
     if sys.platform == "linux":
         import resource
 
@@ -93,10 +93,10 @@ def bound_memory(num_bytes: int) -> None:
 
 
 def _answer(
-    frame: Frame, place: DecodeLease, prompts: LocalPromptBuilder, sheet: SharedArena
+    frame: Frame, lease: DecodeLease, prompts: LocalPromptBuilder, arena: SharedArena
 ) -> Reply | Refusal:
     try:
-        return reply_of(prompts.made(request_of(frame), place), sheet)
+        return reply_of(prompts.build(request_of(frame), lease), arena)
     except MemoryError:
         return refusal_of(OutOfMemory("this prompt"))
     except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
@@ -105,4 +105,4 @@ def _answer(
             log.error("a prompt could not be made:\n%s", trace_of(error))  # noqa: TRY400
         return refusal
     finally:
-        place.leave()
+        lease.release()

@@ -1,8 +1,9 @@
-"""Memory that the server and one renderer have open: arrays are written there and read from there.
+"""The shared-memory arena of the server and one renderer, in which arrays travel.
 
-It is a file without a name, or one that goes with who holds it, so that nothing stays of it
-whoever is killed when. It is read and written, never mapped: the other side can change what is in
-it, and can do no harm by that.
+It is an unlinked file, so nothing is left behind whichever process dies first. (Where files cannot
+be unlinked while they are open, the system deletes it when it is closed.) The arena is read and
+written, and never mapped. So the other process may change its content at any time, and cannot harm
+this one.
 """
 
 import os
@@ -16,28 +17,28 @@ from numpy.typing import NDArray
 
 
 class SharedArena:
-    """One such file.
+    """A shared-memory arena.
 
     Args:
-        file: opened for reading and writing, without a buffer.
+        file: the file, opened for reading and writing without a buffer.
     """
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     @classmethod
-    def made(cls) -> "SharedArena":
-        """Return a new one."""
+    def create(cls) -> "SharedArena":
+        """Create a new arena."""
         file: Any
         if sys.platform == "linux":
-            file = os.fdopen(os.memfd_create("vlmkit-sheet"), "w+b", buffering=0)
+            file = os.fdopen(os.memfd_create("vlmkit-arena"), "w+b", buffering=0)
         else:
             file = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115 - held as long as this
         return cls(file)
 
     @classmethod
-    def at(cls, address: str) -> "SharedArena":
-        """Return that which another process made for this one."""
+    def open(cls, address: str) -> "SharedArena":
+        """Open the arena that another process created for this one."""
         if sys.platform == "win32":
             descriptor = os.open(address, os.O_RDWR | os.O_BINARY | os.O_TEMPORARY)
         else:
@@ -46,16 +47,16 @@ class SharedArena:
 
     @property
     def address(self) -> str:
-        """What the other process finds it by."""
+        """The address by which the other process opens it."""
         return str(self._file.name if sys.platform == "win32" else self._file.fileno())
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """Descriptors that the other process must get."""
+        """File descriptors that the other process must inherit."""
         return () if sys.platform == "win32" else (self._file.fileno(),)
 
     def write(self, arrays: Iterable[NDArray[Any]]) -> None:
-        """Write arrays, one behind the other, in place of what was there."""
+        """Replace the content by arrays, one after the other."""
         self.clear()
         self._file.seek(0)
         for array in arrays:
@@ -64,10 +65,10 @@ class SharedArena:
                 left = left[self._file.write(left) :]
 
     def read(self, sizes: Iterable[int]) -> list[NDArray[np.uint8]]:
-        """Return so many bytes each, one behind the other, and forget them.
+        """Read arrays of so many bytes, one after the other, and clear the arena.
 
         Raises:
-            EOFError: there are fewer.
+            EOFError: the arena holds fewer bytes.
         """
         sizes = list(sizes)
         if sum(sizes) > os.fstat(self._file.fileno()).st_size:
@@ -87,9 +88,9 @@ class SharedArena:
         return made
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._file.truncate(0)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         self._file.close()
