@@ -169,7 +169,7 @@ def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
     needless += ("clamp_max_tokens", "strict_tools")
     assert {each.name for each in fields(Request)} == {*messages.SENT, *needless}
     assert {each.name for each in fields(MediaSlot)} == {*messages.SlotAt.__struct_fields__}
-    told = {*messages.Reply.__struct_fields__} - {"shown", "decodes", "origins"}
+    told = {*messages.Reply.__struct_fields__} - {"shown", "decodes", "source_indices"}
     assert {each.name for each in fields(Prompt)} == told
 
 
