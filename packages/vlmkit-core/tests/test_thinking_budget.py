@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from test_rules import Guesser
+from test_token_rules import Guesser
 
 from mock_model import answers, hesitant, script
 from vlmkit.interfaces.chat_format import Mark
