@@ -103,7 +103,7 @@ def test_a_number_that_is_too_large_is_refused_by_its_keyword(constraint, named)
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_only_looks_like_a_large_number_is_taken(constraint):
+def test_text_that_only_looks_like_a_large_number_is_accepted(constraint):
     check_limits(constraint)
 
 
@@ -123,7 +123,7 @@ def test_checking_takes_time_in_proportion_to_the_text(text):
     assert time.process_time() - began_s < 20
 
 
-def test_compiled_constraints_are_cached_within_bytes_and_evicted_from_who_holds_most():
+def test_compiled_constraints_are_cached_within_bytes_and_evicted_from_the_largest_tenant():
     cache = ConstraintCache(10 * ENTRY_BYTES)
     for number in range(20):
         cache.put(b"flood", Regex(f"{number}"), object, "flood", ENTRY_BYTES)

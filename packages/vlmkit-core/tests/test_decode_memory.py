@@ -1,4 +1,4 @@
-"""Pictures wait for room before they are decoded, in turns, and what is done is given back."""
+"""The decode memory limiter: its bounds hold, tenants share fairly, and memory is given back."""
 
 import asyncio
 import gc
@@ -25,12 +25,12 @@ def prompt_of(num_bytes):
     return SimpleNamespace(media=(slot,))
 
 
-def is_inside(lease):
+def is_granted(lease):
     return lease.granted.done()
 
 
-class Rooms(RuleBasedStateMachine):
-    """Whatever comes and goes: the bound holds, and nobody waits beside room that is his."""
+class Limiter(RuleBasedStateMachine):
+    """Whatever the order of leases: the bound holds, and no lease waits beside free memory."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Rooms(RuleBasedStateMachine):
     @rule(data=st.data(), num_bytes=st.integers(1, MOST))
     def resize(self, data, num_bytes):
         lease = self.leases[data.draw(st.integers(0, len(self.leases) - 1))]
-        if is_inside(lease):
+        if is_granted(lease):
             self.limiter.resize(lease, num_bytes)
 
     @rule(num_bytes=st.integers(0, 600))
@@ -69,41 +69,41 @@ class Rooms(RuleBasedStateMachine):
         self.kept.pop(0)
 
     @invariant()
-    def what_is_taken_is_what_is_held(self):
-        inside = [lease for lease in self.leases if is_inside(lease)]
+    def counted_bytes_are_the_bytes_in_use(self):
+        inside = [lease for lease in self.leases if is_granted(lease)]
         assert self.limiter.decoding_bytes == sum(lease.num_bytes for lease in inside) <= MOST
         held = sum(p.media[0].inputs["pixels"].nbytes for p in self.kept)
         assert self.limiter.prepared_bytes == held
 
     @invariant()
-    def somebody_is_let_in_where_nobody_is(self):
+    def some_lease_is_granted_where_any_waits(self):
         if self.leases and self.limiter.prepared_bytes <= 1000:
-            assert any(is_inside(lease) for lease in self.leases)
+            assert any(is_granted(lease) for lease in self.leases)
 
 
-TestRooms = Rooms.TestCase
-TestRooms.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLimiter = Limiter.TestCase
+TestLimiter.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_the_turn_is_that_of_who_has_least():
+def test_the_tenant_with_the_least_memory_is_next():
     limiter = DecodeMemoryLimiter(MOST, 1)
     first = [limiter.lease("greedy", 50) for _ in range(10)]
     honest = limiter.lease("honest", 50)
-    assert [is_inside(lease) for lease in first] == [True] * 2 + [False] * 8
+    assert [is_granted(lease) for lease in first] == [True] * 2 + [False] * 8
     first[0].release()
-    assert is_inside(honest)
-    assert sum(map(is_inside, first)) == 2
+    assert is_granted(honest)
+    assert sum(map(is_granted, first)) == 2
 
 
 def test_a_request_that_needs_more_than_there_is_runs_alone():
     limiter = DecodeMemoryLimiter(MOST, 1)
     small = limiter.lease("", 1)
     large, another = limiter.lease("", 5 * MOST), limiter.lease("", 1)
-    assert [is_inside(lease) for lease in (small, large, another)] == [True, False, False]
+    assert [is_granted(lease) for lease in (small, large, another)] == [True, False, False]
     small.release()
-    assert [is_inside(lease) for lease in (large, another)] == [True, False]
+    assert [is_granted(lease) for lease in (large, another)] == [True, False]
     large.release()
-    assert is_inside(another)
+    assert is_granted(another)
     another.enlarge(3 * MOST, 0.1)
     assert limiter.decoding_bytes == 3 * MOST
 
@@ -132,7 +132,7 @@ def test_tenants_take_turns_where_each_request_takes_all_there_is():
     honest = [limiter.lease("honest", MOST) for _ in range(2)]
     order = []
     while inside := [
-        lease for lease in (*greedy, *honest) if is_inside(lease) and lease not in order
+        lease for lease in (*greedy, *honest) if is_granted(lease) and lease not in order
     ]:
         order += inside
         inside[0].release()
@@ -146,7 +146,7 @@ def test_tenants_take_turns_where_each_request_takes_all_there_is():
     assert len(order) == 12
 
 
-def test_turns_of_tenants_that_are_gone_are_not_kept():
+def test_grants_of_absent_tenants_are_forgotten():
     limiter = DecodeMemoryLimiter(MOST, 1)
     for number in range(100):
         limiter.lease(f"tenant {number}", 2 * MOST).release()
@@ -157,7 +157,7 @@ def costing(*costs):
     return [Image((1, 1), bytes([i]), cost=DecodeCost(*cost)) for i, cost in enumerate(costs)]
 
 
-def test_images_of_one_request_are_decoded_one_by_one_where_all_at_once_take_too_much():
+def test_images_are_decoded_sequentially_where_parallel_decoding_needs_too_much_memory():
     assert memory_needed(costing((30, 10), (60, 40)), MOST) == (90, False)
     assert memory_needed(costing((60, 20), (70, 40)), MOST) == (60 + 40, True)
     assert memory_needed(costing((700, 40)), MOST) == (700, True)
@@ -166,7 +166,7 @@ def test_images_of_one_request_are_decoded_one_by_one_where_all_at_once_take_too
     assert memory_needed([], MOST) == (0, False)
 
 
-def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
+def test_a_lease_that_times_out_fails_and_leaves_the_queue():
     limiter = DecodeMemoryLimiter(MOST, 1)
     first, second = limiter.lease("", MOST), limiter.lease("", 1)
     with pytest.raises(OutOfMemory):
@@ -177,16 +177,16 @@ def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
     assert limiter.decoding_bytes == 0
 
 
-def test_nobody_begins_of_whose_pictures_too_much_is_kept():
+def test_a_tenant_with_too_many_prepared_bytes_gets_no_new_lease():
     limiter = DecodeMemoryLimiter(MOST, 10)
     kept = prompt_of(11)
     limiter.lease("", 0).track(kept)
     lease, another = limiter.lease("", 1), limiter.lease("another tenant", 1)
-    assert not is_inside(lease)
-    assert is_inside(another)
+    assert not is_granted(lease)
+    assert is_granted(another)
     del kept
     gc.collect()
-    assert is_inside(lease)
+    assert is_granted(lease)
 
 
 def test_threads_leave_nothing_behind():

@@ -46,7 +46,7 @@ def test_equal_tenants_take_turns_and_a_newcomer_goes_before_a_burst():
     assert rest == ["a2", "b1+", "c1+", "a3"]
 
 
-def test_one_tenant_runs_no_more_than_it_may():
+def test_a_tenant_never_runs_more_tasks_than_its_maximum():
     queue = FairTaskQueue[str](max_running=2)
     for item in ("a1", "a2", "a3", "b1"):
         queue.put(item[0], item)
@@ -55,7 +55,7 @@ def test_one_tenant_runs_no_more_than_it_may():
     assert queue.start() == "a3"
 
 
-def test_what_was_removed_is_never_started_and_nothing_is_kept_of_absent_tenants():
+def test_removed_items_never_start_and_absent_tenants_are_forgotten():
     queue = FairTaskQueue[str]()
     queue.put("a", "a1")
     queue.put("a", "a2")
@@ -112,7 +112,7 @@ def test_work_that_raises_gives_its_error_and_costs_no_thread():
     assert executor.submit("a", lambda: 5).result(300) == 5
 
 
-def test_a_shutdown_runs_what_waits_and_takes_no_more():
+def test_a_shutdown_runs_queued_work_and_refuses_new_work():
     executor = FairExecutor(1, "test")
     go_on, _ = blocked(executor, "a", 1)
     waiting = executor.submit("a", lambda: "done")

@@ -186,7 +186,9 @@ ASKED = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_a_request_fails_by_who_failed_it(case: str, load: Made, tmp_path: Path) -> None:
+def test_the_error_of_a_request_names_the_faulty_component(
+    case: str, load: Made, tmp_path: Path
+) -> None:
     kind, source, problem = ASKED[case]
     with load(kind, source) as model:
         options = {"constraint": OneOf(("a", "b"))} if kind == "constraint" else {}
@@ -241,7 +243,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("case", LOST)
-def test_a_model_ends_by_who_ended_it(
+def test_the_failure_of_a_model_names_the_faulty_component(
     case: str, load: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind, source = LOST[case]
@@ -274,7 +276,7 @@ LOGGED = {
 
 
 @pytest.mark.parametrize("case", LOGGED)
-def test_what_changes_no_answer_is_told_in_the_log(
+def test_faults_that_change_no_answer_are_logged(
     case: str, load: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind, source, problem = LOGGED[case]
@@ -284,7 +286,7 @@ def test_what_changes_no_answer_is_told_in_the_log(
 
 
 @pytest.mark.parametrize(("method", "problem"), [("load", "failed:"), ("recognises", "failed at")])
-def test_a_loader_that_raises_is_told_in_the_log_and_the_client_hears_of_its_file(
+def test_a_loader_that_raises_is_logged_and_the_client_gets_an_error_about_its_file(
     method: str, problem: str, load: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = f"""
@@ -305,7 +307,7 @@ def test_a_loader_that_raises_is_told_in_the_log_and_the_client_hears_of_its_fil
     assert "words of a library" not in caplog.text
 
 
-def test_parts_that_nobody_named_go_by_what_they_are() -> None:
+def test_components_without_a_name_are_called_by_their_kind() -> None:
     component_names = ComponentNames(
         {"engine": "engine 'x' from 'y'", "observer.log": "observer 'log' from 'z'"}
     )
@@ -319,5 +321,5 @@ def test_parts_that_nobody_named_go_by_what_they_are() -> None:
     ]
 
 
-def test_an_error_that_came_through_no_part_is_nobodys() -> None:
+def test_an_error_without_a_component_in_its_traceback_is_attributed_to_none() -> None:
     assert faulty_component(KeyError(), {"engine": object(), "scheduler": None}) is None

@@ -1,4 +1,4 @@
-"""Observers are told what happens, once and in order, and can harm no request."""
+"""Observers get each event once and in order, and cannot delay or break a request."""
 
 import json
 import logging
@@ -76,7 +76,7 @@ def ask(text="abc", name="one", tokens=None, latency_s=0.0, **params):
     return Request(messages=messages, params=SamplingParams(**params), id=name)
 
 
-def test_a_request_is_told_of_from_its_start_to_its_end():
+def test_observers_get_all_events_of_a_request_in_order():
     notes = Notes()
     with served({"notes": notes}) as model:
         done = model.submit(ask(text="abc")).result()
@@ -140,7 +140,7 @@ def test_a_request_that_the_scheduler_refuses_fails_without_being_accepted():
     assert notes.told == [("failed", "one", "no room")]
 
 
-def test_only_what_an_observer_wrote_is_noted_for_it(monkeypatch):
+def test_only_events_that_an_observer_handles_are_queued(monkeypatch):
     noted = []
     note = running_observers._ObserverThread.enqueue
 
@@ -154,7 +154,7 @@ def test_only_what_an_observer_wrote_is_noted_for_it(monkeypatch):
     assert noted == ["accepted", "finished"]
 
 
-def test_without_observers_there_is_nobody_to_tell():
+def test_without_observers_no_event_is_queued():
     before = threading.active_count()
     observers = ObserverDispatch({})
     assert not any(map(observers.handles, running_observers.EVENTS))
@@ -164,7 +164,7 @@ def test_without_observers_there_is_nobody_to_tell():
         assert model.stats().observed == {}
 
 
-def test_an_observer_that_raises_is_switched_off_and_told_of_once(caplog):
+def test_an_observer_that_raises_is_switched_off_and_logged_once(caplog):
     class Raises(Notes):
         def tokens(self, request, chunk, at_s):
             super().tokens(request, chunk, at_s)
@@ -188,7 +188,7 @@ def test_an_observer_that_raises_is_switched_off_and_told_of_once(caplog):
     ]
 
 
-def test_an_observer_that_is_stuck_loses_events_and_holds_nobody_up(monkeypatch, caplog):
+def test_a_stuck_observer_drops_events_and_delays_no_request(monkeypatch, caplog):
     monkeypatch.setattr(running_observers, "MAX_QUEUED_EVENTS", 60)
     go_on = threading.Event()
 
@@ -228,7 +228,7 @@ def test_an_observer_that_never_returns_does_not_keep_a_pipeline_from_closing(mo
     go_on.set()
 
 
-def test_an_observer_reads_its_last_notes_before_it_is_closed():
+def test_an_observer_gets_its_last_events_before_it_is_closed():
     notes = Notes()
     with served({"notes": notes}) as model:
         model.submit(ask())

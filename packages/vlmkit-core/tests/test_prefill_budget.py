@@ -1,4 +1,4 @@
-"""The budget: chunks settle where a step takes what it may, whatever the engine and its hiccups."""
+"""The prefill budget: chunks settle where a step takes the budget, despite hiccups."""
 
 import random
 
@@ -37,7 +37,9 @@ def run(budget, cost, num_steps=30):
     slowness=st.floats(0.01, 100.0),
     seed=st.integers(0, 1000),
 )
-def test_chunks_settle_where_a_step_takes_what_it_may(fixed_s, token_s, first, slowness, seed):
+def test_chunks_settle_at_the_size_whose_step_takes_the_budget(
+    fixed_s, token_s, first, slowness, seed
+):
     """Whatever the first step was, and although each takes up to a fifth more or less."""
     chance = random.Random(seed)
     budget = new_budget()
@@ -60,7 +62,7 @@ def test_a_hiccup_is_forgotten():
 
 
 @pytest.mark.parametrize("factor", [10, 0.1])
-def test_an_engine_that_changes_its_speed_is_followed_in_a_few_steps(factor):
+def test_the_budget_adapts_to_a_new_engine_speed_in_a_few_steps(factor):
     budget = new_budget()
     budget.record(0, 0.001)
     run(budget, lambda n: 0.001 * n)
@@ -68,7 +70,7 @@ def test_an_engine_that_changes_its_speed_is_followed_in_a_few_steps(factor):
     assert 0.7 * BUDGET_S < seconds[-1] < 1.4 * BUDGET_S
 
 
-def test_a_short_chunk_tells_nothing_of_long_ones():
+def test_a_short_chunk_does_not_change_the_estimate_for_long_ones():
     budget = new_budget()
     budget.record(0, 0.02)
     run(budget, lambda n: 0.02 + 0.001 * n)
@@ -79,7 +81,7 @@ def test_a_short_chunk_tells_nothing_of_long_ones():
 
 
 @pytest.mark.parametrize("answers_s", [0.0, 0.01, 0.19, 0.21, 3.0])
-def test_a_step_takes_less_than_three_of_answers_or_three_budgets(answers_s):
+def test_a_step_takes_less_than_three_decode_steps_or_three_budgets(answers_s):
     budget = new_budget()
     budget.record(0, answers_s)
     assert budget.max_s == pytest.approx(BUDGET_S + 2 * answers_s)
@@ -87,7 +89,7 @@ def test_a_step_takes_less_than_three_of_answers_or_three_budgets(answers_s):
     assert run(budget, lambda n: answers_s + 0.001 * n)[-1] == pytest.approx(budget.max_s, rel=0.05)
 
 
-def test_what_answers_have_waited_is_taken_off():
+def test_time_that_answers_have_waited_is_subtracted():
     budget = new_budget()
     budget.record(100, 0.1)
     assert budget.num_prompt_tokens(0.05) == pytest.approx(150, abs=1)

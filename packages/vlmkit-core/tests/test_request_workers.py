@@ -1,4 +1,4 @@
-"""Requests with files and with images are all prepared, however few threads there are."""
+"""All requests with files and images are prepared, however few threads there are."""
 
 import asyncio
 import time
@@ -25,7 +25,9 @@ def request_of(part, tenant=""):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 @pytest.mark.parametrize("tenants", ["a", "ab"])
-def test_files_that_need_memory_once_opened_do_not_stop_those_that_have_it(num_workers, tenants):
+def test_requests_that_need_memory_once_opened_do_not_block_requests_with_a_lease(
+    num_workers, tenants
+):
     bounds = PipelineSettings(
         max_decoding_bytes=MOST, num_workers=num_workers, prepare_timeout_s=20.0
     )

@@ -1,4 +1,4 @@
-"""What clients are told of a choice: the model's own log-probabilities, whoever chooses."""
+"""Sampled tokens come with the model's own log-probabilities, whatever the sampler."""
 
 import math
 
@@ -25,7 +25,7 @@ def asking(num_top=0, **fields):
     return SamplingParams(logprobs=True, top_logprobs=num_top, **fields)
 
 
-def test_log_probabilities_are_the_models_own_whatever_was_asked_of_the_sampler():
+def test_log_probabilities_are_the_models_own_whatever_the_sampling_parameters():
     logits = logits_of(3)
     params = asking(3, temperature=0.5, logit_bias={7: 50.0})
     sample = samples(logits, np.array([7]), [params])[0]
@@ -36,7 +36,7 @@ def test_log_probabilities_are_the_models_own_whatever_was_asked_of_the_sampler(
     assert [top.logprob for top in sample.top] == pytest.approx(np.sort(expected)[:-4:-1], abs=1e-5)
 
 
-def test_log_probabilities_are_given_to_those_alone_who_asked():
+def test_only_rows_that_ask_get_log_probabilities():
     logits = logits_of(4, 3)
     first, second, third = samples(logits, np.array([1, 2, 3]), [asking(), SILENT, asking(2)])
     assert first.logprob == pytest.approx(log_softmax(logits[0])[1], abs=1e-5)
@@ -46,7 +46,7 @@ def test_log_probabilities_are_given_to_those_alone_who_asked():
     assert len(third.top) == 2
 
 
-def test_a_given_token_has_its_rank_among_all_whatever_stands_beside_it():
+def test_the_rank_of_a_given_token_does_not_depend_on_other_rows():
     logits = np.round(logits_of(10, 6, vocab=300))  # with many equals
     tokens = np.array([3, 299, 0, 7, 150, 20])
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -61,7 +61,7 @@ def test_a_given_token_has_its_rank_among_all_whatever_stands_beside_it():
     assert [sample.rank for sample in beside] == told
 
 
-def test_of_equals_the_first_are_told_whatever_the_neighbours_ask():
+def test_the_first_of_equal_tokens_are_reported_whatever_other_rows_ask():
     logits = np.round(logits_of(5, 4, vocab=500) / 3)
     tokens = np.zeros(4, int)
     alone = [samples(logits[i : i + 1], tokens[:1], [asking(4)])[0] for i in range(4)]
@@ -76,7 +76,7 @@ def test_of_equals_the_first_are_told_whatever_the_neighbours_ask():
         )
 
 
-def test_more_likely_tokens_than_there_are_can_be_asked_for():
+def test_a_row_may_ask_for_more_likeliest_tokens_than_the_vocabulary_has():
     sample = samples(logits_of(6, vocab=5), np.array([0]), [asking(20)])[0]
     assert sorted(top.token_id for top in sample.top) == [0, 1, 2, 3, 4]
 
@@ -91,7 +91,7 @@ def test_a_token_without_a_finite_logit_is_an_error(value):
 
 
 @pytest.mark.parametrize("token_ids", [[1, 2], np.array([1]), np.array([[1], [2]]), None])
-def test_other_than_one_token_for_each_row_is_an_error(token_ids):
+def test_a_wrong_number_of_token_ids_is_an_error(token_ids):
     with pytest.raises(EngineError, match="something other than 2 token ids"):
         samples(logits_of(8, 2), token_ids, [SILENT, SILENT])
 

@@ -162,7 +162,7 @@ def test_drafts_are_judged_as_the_tokens_that_they_become(kind, budget, choices,
         sequence.output_ids.append(token_id)
 
 
-def test_a_mark_that_is_spelled_is_forced_whole():
+def test_a_closing_mark_of_several_tokens_is_forced_whole():
     prompt, texts, _ = marked(are_tokens=False)
     guide = guide_of(prompt, texts, 1, len(TEXTS))
     sequence = new_sequence((1,), max_tokens=99)
@@ -190,7 +190,7 @@ def test_a_call_in_the_channel_of_reasoning_is_no_reasoning():
 
 
 @pytest.mark.parametrize("kind", [Prompt((1,), is_plain=True), Prompt((1,))], ids=["plain", "none"])
-def test_what_is_not_marked_is_not_bounded(kind):
+def test_reasoning_without_marks_is_not_bounded(kind):
     assert thinking_budget(0, kind, Spelled(TEXTS)) is None
 
 

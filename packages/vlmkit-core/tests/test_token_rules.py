@@ -1,4 +1,4 @@
-"""Rules beside a constraint: allowed tokens and bad words, with any drafts and any sampler."""
+"""Token rules: allowed tokens and bad words, with or without a constraint, drafts or a sampler."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_bad_words_are_compared_with_the_end_of_the_answer(words, prompt, output
             break
 
 
-def test_rules_hold_together_with_bans_and_an_end_that_must_wait():
+def test_rules_combine_with_bans_and_min_tokens():
     params = SamplingParams(min_tokens=2, suppress_tokens=(7,))
     sequence = new_sequence((1,), params=params, eos_ids=frozenset({2}), banned_ids=(5, 99))
     rules = [AllowedTokens((2, 3, 4, 5, 6, 7), VOCAB), BadWords([(4,), (3, 6)])]
@@ -79,7 +79,7 @@ def test_rules_hold_together_with_bans_and_an_end_that_must_wait():
         masks([AllowedTokens((4,), VOCAB), BadWords([(4,)])], sequence)
 
 
-def test_a_word_is_spelled_by_itself_and_behind_a_space():
+def test_a_word_is_spelled_alone_and_after_a_space():
     made = {"New York": [1, 2], " New York": [3, 2], "a": [4], " a": [9, 4], "b": [5], " b": [5]}
     assert spellings(["New York", " a", "b"], made.__getitem__) == [[1, 2], [3, 2], [4], [5]]
     with pytest.raises(RequestError, match=r"bad_words\[0\] has 0 tokens, not 1 to 64"):
@@ -92,7 +92,7 @@ def text_of(model, text, **params):
     return model.generate(script(text=text), **params).text
 
 
-def test_a_bad_word_is_not_in_the_answer_and_nothing_else_is_lost():
+def test_bad_words_remove_only_the_bad_word():
     with hesitant(engine=MockEngine) as model:
         assert text_of(model, "a red circle") == "a red circle"
         assert "red" not in text_of(model, "a red circle", bad_words=("red",))
@@ -110,7 +110,7 @@ def test_an_answer_is_of_allowed_tokens_only():
 
 
 @pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
-def test_a_rule_needs_nothing_of_the_sampler(field):
+def test_rules_hold_for_a_sampler_that_ignores_them(field):
     class Likeliest:
         ignores = FOLLOWED
 
@@ -126,7 +126,7 @@ def test_a_rule_needs_nothing_of_the_sampler(field):
             assert set(answer.text) <= set("ab")
 
 
-def test_what_leaves_nothing_to_choose_is_refused_at_once():
+def test_rules_that_allow_no_token_are_refused_at_once():
     with hesitant(engine=MockEngine) as model:
         ends = tuple(model.facts.eos_ids)
         with pytest.raises(RequestError, match="none of allowed_token_ids may be chosen") as caught:

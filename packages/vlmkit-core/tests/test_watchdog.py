@@ -1,4 +1,4 @@
-"""Work that takes too long is told and counted, and given up in the end; nobody waits for it."""
+"""The watchdog logs and counts slow work, and gives up work that hangs."""
 
 import logging
 import threading
@@ -41,7 +41,7 @@ def held_model(**settings):
     return engine, Model(Pipeline(tokenizer=MockTokenizer(), engine=engine, settings=bounds))
 
 
-def test_who_waits_for_a_step_that_hangs_is_told_and_what_comes_back_can_be_closed():
+def test_requests_of_a_hanging_step_fail_and_the_model_can_be_closed_once_it_returns():
     engine, model = held_model(slow_step_s=0.1, stuck_step_s=0.4)
     failures = []
     model.runner.on_failure(failures.append)
@@ -57,7 +57,7 @@ def test_who_waits_for_a_step_that_hangs_is_told_and_what_comes_back_can_be_clos
     assert engine.is_closed
 
 
-def test_what_never_comes_back_keeps_its_memory_and_holds_up_nobody():
+def test_closing_a_model_whose_step_never_returns_fails_and_frees_nothing():
     engine, model = held_model(slow_step_s=0.1, stuck_step_s=0.2)
     engine.gate.clear()
     with pytest.raises(EngineFailed):
@@ -68,7 +68,7 @@ def test_what_never_comes_back_keeps_its_memory_and_holds_up_nobody():
     engine.gate.set()
 
 
-def test_a_slow_step_is_told_once_by_its_request_and_counted(caplog):
+def test_a_slow_step_is_logged_once_with_its_request_and_counted(caplog):
     caplog.set_level(logging.WARNING)
     engine, model = held_model(slow_step_s=0.1, stuck_step_s=None)
     with model:
@@ -89,8 +89,8 @@ def test_a_slow_step_is_told_once_by_its_request_and_counted(caplog):
     assert "private" not in told
 
 
-def looked_at(ages, slow_s=1.0, stuck_s=3.0):
-    """Return what was told of pieces of work that took so long, one after the other."""
+def monitored(ages, slow_s=1.0, stuck_s=3.0):
+    """Return how many pieces of work of these durations were slow, and how many were stuck."""
     now = {"since": 0.0}
     counted, stuck = [], []
     work = MonitoredTask(
@@ -98,26 +98,26 @@ def looked_at(ages, slow_s=1.0, stuck_s=3.0):
     )
     dog = Watchdog([work], stuck.append, slow_s, stuck_s)
     dog.stop()
-    (seen,) = dog._monitors
+    (monitor,) = dog._monitors
     for number, age_s in enumerate(ages):
         now["since"] = 1000.0 * (number + 1)
-        looks = [seen.check(now["since"] + age_s * tenth / 10) for tenth in range(1, 11)]
-        stuck += [error for error in looks if error is not None]
+        checks = [monitor.check(now["since"] + age_s * tenth / 10) for tenth in range(1, 11)]
+        stuck += [error for error in checks if error is not None]
     return len(counted), len(stuck)
 
 
-def test_bounds_grow_with_what_was_seen():
-    assert looked_at([0.05, 2.0]) == (1, 0)
-    assert looked_at([0.9, 8.0]) == (0, 0)  # less than ten times the longest
-    assert looked_at([0.9, 10.0]) == (1, 0)  # and this less than thirty times
-    assert looked_at([0.01, 3.5])[1] > 0
+def test_limits_grow_with_the_longest_duration_so_far():
+    assert monitored([0.05, 2.0]) == (1, 0)
+    assert monitored([0.9, 8.0]) == (0, 0)  # less than ten times the longest
+    assert monitored([0.9, 10.0]) == (1, 0)  # and this less than thirty times
+    assert monitored([0.01, 3.5])[1] > 0
 
 
 def test_work_that_ended_is_not_slow():
-    assert looked_at([0.9] * 20) == (0, 0)
+    assert monitored([0.9] * 20) == (0, 0)
 
 
-def test_a_request_that_cannot_be_told_keeps_nobody_from_being_told(monkeypatch):
+def test_a_request_that_cannot_be_failed_does_not_keep_others_from_failing(monkeypatch):
     fail, broken = Channel.fail, []
 
     def failing(self, error, wakeups):
@@ -143,7 +143,7 @@ def test_a_request_that_cannot_be_told_keeps_nobody_from_being_told(monkeypatch)
     model.close()
 
 
-def test_ids_are_shown_within_bounds():
+def test_the_list_of_ids_has_a_bounded_length():
     assert listed([]) == "none"
     assert listed(map(str, range(100))).endswith(" and 84 more")
     assert watchdog.stack_of(None) == "  no Python code"

@@ -30,7 +30,7 @@ from vlmkit.running.faults.attribution import (
     Fault,
 )
 from vlmkit.running.faults.isolation import engine_error, isolated
-from vlmkit.running.sampling.grammar_masks import GrammarMasks
+from vlmkit.running.sampling.grammar_bitmask import GrammarBitmask
 from vlmkit.running.sampling.sampled_tokens import choose_tokens, readable, samples
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
@@ -196,7 +196,7 @@ def _rows(items: Seq[WorkItem]) -> tuple[list[Row], dict[int, int]]:
 
 
 def _standing(
-    item: WorkItem, chosen: tuple[Sample, ...], masks: GrammarMasks | None
+    item: WorkItem, chosen: tuple[Sample, ...], masks: GrammarBitmask | None
 ) -> Outcome | VlmkitError:
     """Accept sampled tokens as far as the drafts before them agree and the grammar allows."""
     if item.drafts:

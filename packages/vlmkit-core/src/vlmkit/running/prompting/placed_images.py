@@ -19,7 +19,7 @@ def conversation_of(images: Seq[PlacedImage]) -> list[Message]:
     return [Message.of("user", "?", [ImagePart(i.image, i.options, fetch=i.fetch) for i in images])]
 
 
-def place_images(
+def image_slots(
     images: Seq[PlacedImage], shown: Prompt, token_ids: Seq[int], banned_ids: Set[int]
 ) -> tuple[MediaSlot, ...]:
     """Return the slots of images among tokens.

@@ -21,7 +21,7 @@ from vlmkit.running.prompting.files import Opened, map_error_to_source
 from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.parameters import check_ids, check_options
-from vlmkit.running.prompting.placed_images import conversation_of, place_images, texts_between
+from vlmkit.running.prompting.placed_images import conversation_of, image_slots, texts_between
 from vlmkit.running.prompting.prompt_info import prompt_info
 from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixels, memory_needed
 from vlmkit.settings.pipeline import PipelineSettings
@@ -211,7 +211,7 @@ class LocalPromptBuilder:
         images = images_of(shown)
         with self._decoder.decoded(images, lease) as decodes, self._attributing():
             prompt = self._tokenizer.prompt(shown)
-        media = place_images(request.images, prompt, token_ids, self._tokenizer.banned_ids)
+        media = image_slots(request.images, prompt, token_ids, self._tokenizer.banned_ids)
         for text in texts_between(media, token_ids):  # the tokens of an image may have no logit
             check_ids(text, self._limits, "token_ids")
         prompt = Prompt(token_ids, media, is_plain=True)

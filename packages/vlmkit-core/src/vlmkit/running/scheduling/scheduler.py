@@ -15,7 +15,7 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import Step, WorkItem
 from vlmkit.running.scheduling.prefill_budget import MIN_CHUNK_TOKENS, PrefillBudget
 from vlmkit.running.scheduling.prefix_sharing import PrefixSharing
-from vlmkit.running.scheduling.step_plan import StepPlan
+from vlmkit.running.scheduling.step_plan import StepPlan, new_plan
 from vlmkit.running.scheduling.waiting_queue import MAX_FOLLOWERS, WaitingQueue
 from vlmkit.settings.scheduler import SchedulerSettings
 
@@ -67,7 +67,7 @@ class ContinuousScheduler:
         one chunk of one prompt. So the tokens of answers are delivered before a chunk runs, and the
         first token of a prompt before the next prompt is prefilled.
         """
-        plan = self._new_plan()
+        plan = new_plan(self.settings, self._running)
         self._queue.requeue_ready()
         mixes = cache.limits.mixes_prefill_and_decode
         self._admit_urgent(plan, cache)
@@ -75,7 +75,8 @@ class ContinuousScheduler:
         if mixes or not is_prefill_turn:
             self._plan_decodes(plan, cache)
         if mixes or not plan.items:
-            self._plan_prefills(plan, cache)
+            if len(plan.items) < len(self._running):  # some prefill
+                plan.add_chunks(self._running, cache.limits)
             self._admit(plan, cache)
         if not plan.items:  # not its turn, or a newcomer whose prompt was cached but for a token
             self._plan_decodes(plan, cache)
@@ -108,17 +109,6 @@ class ContinuousScheduler:
         else:
             self._queue.remove(sequence)
         self._queue.forget(sequence)
-
-    def _new_plan(self) -> StepPlan:
-        """Return an empty step; media under way count against the encoder's budget."""
-        busy = {
-            (sequence.scope, slot.digest): slot.encoder_tokens
-            for sequence in self._running
-            for slot in map(sequence.prompt.media.__getitem__, sequence.encoding)
-        }
-        num_left = self.settings.encoder_budget_tokens - sum(busy.values())
-        num_tokens = self.settings.max_step_tokens
-        return StepPlan(num_tokens, num_tokens, num_left, is_encoder_idle=not busy)
 
     def _limit_prefill(self, plan: StepPlan, *, mixes: bool) -> bool:
         """Limit prompt tokens to the time that answers can spare.
@@ -156,13 +146,6 @@ class ContinuousScheduler:
         plan.num_tokens_left -= len(drafts)
         num_tokens = 1 + len(drafts)
         return WorkItem(sequence, item.start, num_tokens, num_tokens, drafts)
-
-    def _plan_prefills(self, plan: StepPlan, cache: Cache) -> None:
-        if len(plan.items) == len(self._running):  # all decode
-            return
-        for sequence in list(self._running):
-            if sequence.is_prefilling and not sequence.is_held:
-                plan.add_chunk(sequence, cache.limits)
 
     def _admit_urgent(self, plan: StepPlan, cache: Cache) -> None:
         """Admit newcomers in place of less urgent sequences, before those are planned."""

@@ -3,12 +3,14 @@
 It decides how long a chunk of a prompt is and which media it needs. It knows no queue and no clock.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
+from vlmkit.settings.scheduler import SchedulerSettings
 
 
 @dataclass(slots=True)
@@ -50,6 +52,12 @@ class StepPlan:
         self.items.append(WorkItem(sequence, len(sequence) - 1, 1, num_rows=1))
         self.num_tokens_left -= 1
 
+    def add_chunks(self, running: Iterable[Sequence], limits: EngineLimits) -> None:
+        """Add the next chunks of all prompts under way, as far as there is budget."""
+        for sequence in running:
+            if sequence.is_prefilling and not sequence.is_held:
+                self.add_chunk(sequence, limits)
+
     def add_chunk(self, sequence: Sequence, limits: EngineLimits) -> None:
         """Add the next chunk of a prompt, if there is budget for one."""
         if not self.may_prefill(limits):
@@ -88,6 +96,18 @@ class StepPlan:
                 return stop if cut == start and must_run else cut
             is_first = False
         return stop
+
+
+def new_plan(settings: SchedulerSettings, running: Iterable[Sequence]) -> StepPlan:
+    """Return an empty step; media under way count against the encoder's budget."""
+    busy = {
+        (sequence.scope, slot.digest): slot.encoder_tokens
+        for sequence in running
+        for slot in map(sequence.prompt.media.__getitem__, sequence.encoding)
+    }
+    num_left = settings.encoder_budget_tokens - sum(busy.values())
+    num_tokens = settings.max_step_tokens
+    return StepPlan(num_tokens, num_tokens, num_left, is_encoder_idle=not busy)
 
 
 def _extended_to_end(sequence: Sequence, num_tokens: int) -> int:

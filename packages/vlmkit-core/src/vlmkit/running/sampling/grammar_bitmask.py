@@ -1,6 +1,6 @@
-"""Grammar masks of a step: constrained rows lose the logits of all tokens that may not follow.
+"""The grammar bitmask of a step: constrained rows lose the logits of all forbidden tokens.
 
-Masks are applied before the sampler and checked after it, so no sampler can bypass them. A request
+It is applied before the sampler and checked after it, so no sampler can bypass it. A request
 whose constraint allows no token fails alone. The logits of unconstrained rows do not change.
 """
 
@@ -35,7 +35,7 @@ class _Sent(NamedTuple):
     lowest: Any
 
 
-class GrammarMasks:
+class GrammarBitmask:
     """The allowed tokens of each constrained row of a step.
 
     Args:
@@ -51,10 +51,10 @@ class GrammarMasks:
         first = 0
         for item in items:
             if item.sequence.guide is not None and item.num_rows:
-                self._masks[item.sequence] = self._masks_of(item, first)
+                self._masks[item.sequence] = self._bitmask_of(item, first)
             first += item.num_rows
 
-    def _masks_of(self, item: WorkItem, first: int) -> Words | VlmkitError:
+    def _bitmask_of(self, item: WorkItem, first: int) -> Words | VlmkitError:
         """Return the bitmasks ``[rows, words]`` of an item, or the error that prevents them."""
         guide = item.sequence.guide
         masks: Words = guide.allocate_bitmask(item.num_rows)
