@@ -232,26 +232,26 @@ class _Repeats:
         _refuse_over(self._last, MAX_REPEATS, what, "pattern")
 
     @property
-    def most(self) -> int:
+    def largest(self) -> int:
         return max(self._most)
 
 
 def _check_pattern(pattern: str) -> int:
     """Check a regular expression; return the highest number of nested repetitions."""
-    repeats, place = _Repeats(), 0
-    while place < len(pattern):
-        found = _IN_PATTERN.match(pattern, place)
+    repeats, position = _Repeats(), 0
+    while position < len(pattern):
+        found = _IN_PATTERN.match(pattern, position)
         if found is None:
             repeats.atom()
-            place += 1
+            position += 1
             continue
-        place = found.end()
+        position = found.end()
         if found["set"]:
-            place = _set_end(pattern, place)
+            position = _set_end(pattern, position)
             repeats.atom()
         elif not _nest(repeats, found) and found[0].startswith("\\"):
             repeats.atom()
-    return repeats.most
+    return repeats.largest
 
 
 def _nest(repeats: _Repeats, found: re.Match[str]) -> bool:
@@ -267,10 +267,10 @@ def _nest(repeats: _Repeats, found: re.Match[str]) -> bool:
     return True
 
 
-def _set_end(pattern: str, place: int) -> int:
+def _set_end(pattern: str, position: int) -> int:
     """Return where a character set ends whose bracket is before a position."""
     depth = 1
-    for found in _IN_SET.finditer(pattern, place):
+    for found in _IN_SET.finditer(pattern, position):
         depth += {"[": 1, "]": -1}.get(found[0], 0)
         if not depth:
             return found.end()
@@ -279,11 +279,11 @@ def _set_end(pattern: str, place: int) -> int:
 
 def _check_grammar(rules: str) -> _Multiples:
     """Check a Lark grammar; return the values of ``multipleOf`` in its schemas."""
-    multiples, repeats, place = _Multiples([], []), _Repeats(), 0
-    while found := _IN_GRAMMAR.search(rules, place):
-        place = found.end()
+    multiples, repeats, position = _Multiples([], []), _Repeats(), 0
+    while found := _IN_GRAMMAR.search(rules, position):
+        position = found.end()
         if found["json"] is not None:
-            schema, place = _json_at(rules, place)
+            schema, position = _json_at(rules, position)
             multiples.add(_check_schema(schema))
         elif found["pattern"] is not None:
             repeats.atom(_check_pattern(found["pattern"]))
@@ -294,8 +294,8 @@ def _check_grammar(rules: str) -> _Multiples:
     return multiples
 
 
-def _json_at(rules: str, place: int) -> tuple[Any, int]:
+def _json_at(rules: str, position: int) -> tuple[Any, int]:
     try:
-        return json.JSONDecoder().raw_decode(rules, place)
+        return json.JSONDecoder().raw_decode(rules, position)
     except (ValueError, RecursionError):
         raise ConstraintError("a schema in a grammar must be JSON, of bounded depth") from None

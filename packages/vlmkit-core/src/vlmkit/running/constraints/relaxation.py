@@ -167,10 +167,10 @@ class _SchemaPart:
                 raise self._refusal(each)
 
     def _refusal(self, left_out: LeftOut) -> ConstraintError:
-        whose = f"the schema of tool {self.given.tool!r}" if self.given.tool else "it"
+        subject = f"the schema of tool {self.given.tool!r}" if self.given.tool else "it"
         error = ConstraintError(
             f"the constraint cannot be compiled: at #{_shown(self.given.place + left_out.path)}, "
-            f"{whose} {left_out.reason}",
+            f"{subject} {left_out.reason}",
             hint="leave it out, or do not ask for a strict schema" if self.given.is_strict else "",
             keyword=left_out.keyword,
         )

@@ -127,36 +127,36 @@ class _Reduction:
             return True
         made: dict[str, Any] = {}
         for key, value in rewritten(schema).items():
-            place = f"{path}/{escaped(key)}"
+            location = f"{path}/{escaped(key)}"
             reason = self._reason(key, value, schema)
             if reason:
-                self._leave_out(place, key, reason)
+                self._leave_out(location, key, reason)
             if not reason:
-                made[key] = self._inner(key, value, place, depth + 1)
+                made[key] = self._inner(key, value, location, depth + 1)
             elif key == "oneOf" and isinstance(value, list) and value and "anyOf" not in schema:
-                made["anyOf"] = self._inner(key, value, place, depth + 1)
+                made["anyOf"] = self._inner(key, value, location, depth + 1)
         return made
 
     def _leave_out(self, path: str, keyword: str, reason: str) -> None:
         self.left_out.append(LeftOut(path, keyword, reason))
 
-    def _inner(self, key: str, value: Any, place: str, depth: int) -> Any:
+    def _inner(self, key: str, value: Any, location: str, depth: int) -> Any:
         """Return the value of a keyword, with the schemas in it reduced."""
         if key in _NAMED:
             return {
-                name: self.node(each, f"{place}/{escaped(name)}", depth)
+                name: self.node(each, f"{location}/{escaped(name)}", depth)
                 for name, each in value.items()
-                if key != "patternProperties" or self._takes_name(name, place)
+                if key != "patternProperties" or self._takes_name(name, location)
             }
         if key in _LISTED:
-            return [self.node(each, f"{place}/{n}", depth) for n, each in enumerate(value)]
-        return self.node(value, place, depth) if key in _SINGLE else value
+            return [self.node(each, f"{location}/{n}", depth) for n, each in enumerate(value)]
+        return self.node(value, location, depth) if key in _SINGLE else value
 
-    def _takes_name(self, pattern: str, place: str) -> bool:
+    def _takes_name(self, pattern: str, location: str) -> bool:
         if self._support.takes_pattern(pattern):
             return True
         reason = "uses a pattern that is not supported"
-        self._leave_out(f"{place}/{escaped(pattern)}", "patternProperties", reason)
+        self._leave_out(f"{location}/{escaped(pattern)}", "patternProperties", reason)
         return False
 
     def _reason(self, key: str, value: Any, node: Mapping[str, Any]) -> str:

@@ -126,12 +126,12 @@ class RuledGrammarState:
         if self._grammar is not None:
             self._grammar.fill(sequence, drafts, masks)
         else:
-            for place in range(len(masks)):
-                masks[place] = self._allowed(sequence, place)
-        for place, mask in enumerate(masks):
-            self._narrow(sequence, drafts[:place], mask)
-            if place < len(drafts) and not holds(mask, drafts[place]):
-                masks[place + 1 :] = 0
+            for num_ahead in range(len(masks)):
+                masks[num_ahead] = self._allowed(sequence, num_ahead)
+        for num_ahead, mask in enumerate(masks):
+            self._narrow(sequence, drafts[:num_ahead], mask)
+            if num_ahead < len(drafts) and not holds(mask, drafts[num_ahead]):
+                masks[num_ahead + 1 :] = 0
                 break
         if not masks[0].any():
             raise ConstraintError(
@@ -150,11 +150,11 @@ class RuledGrammarState:
         """Return how many of the guesses may follow a sequence, one after the other."""
         if self._grammar is not None:
             guesses = guesses[: self._grammar.num_possible(sequence, guesses)]
-        for place, token_id in enumerate(guesses):
-            mask = self._allowed(sequence, place).copy()
-            self._narrow(sequence, guesses[:place], mask)
+        for num_ahead, token_id in enumerate(guesses):
+            mask = self._allowed(sequence, num_ahead).copy()
+            self._narrow(sequence, guesses[:num_ahead], mask)
             if not holds(mask, token_id):
-                return place
+                return num_ahead
         return len(guesses)
 
     def _narrow(self, sequence: Sequence, ahead: Seq[int], mask: Words) -> None:

@@ -132,7 +132,7 @@ class Columns(NamedTuple):
 
     Attributes:
         order: 0, 1, 2...
-        places: indices of the rows in the step.
+        rows: indices of the rows in the step.
         temperatures: float64: divide the logits.
         top_p: float64, between 0 and 1.
         depths: float64, at most 0.
@@ -150,7 +150,7 @@ class Columns(NamedTuple):
     """
 
     order: Any
-    places: Any
+    rows: Any
     temperatures: Any
     top_p: Any
     depths: Any
@@ -187,12 +187,12 @@ class Changed(NamedTuple):
     shifts: Any
 
 
-def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
+def columns(choices: Seq[Choice], rows: Seq[int], vocab_size: int) -> Columns:
     """Return the choices of some rows as columns."""
-    some = [choices[place] for place in places]
+    some = [choices[row] for row in rows]
     return Columns(
         order=_column(range(len(some)), np.int64),
-        places=_column(places, np.int64),
+        rows=_column(rows, np.int64),
         temperatures=_column([c.temperature for c in some], np.float64),
         top_p=_column([c.top_p for c in some], np.float64),
         depths=_column([c.depth for c in some], np.float64),
@@ -216,14 +216,14 @@ def changed(choices: Seq[Choice], vocab_size: int) -> Changed:
     Tokens without a logit are left out: a prompt may hold some, such as image placeholders.
     """
     changes = [c.changes for c in choices]
-    factors = np.concatenate([own.factors for own in changes])
+    factors = np.concatenate([each.factors for each in changes])
     made = Changed(
-        rows=np.repeat(np.arange(len(choices)), [len(own.token_ids) for own in changes]),
-        token_ids=np.concatenate([own.token_ids for own in changes]),
-        offsets=np.concatenate([own.offsets for own in changes]),
+        rows=np.repeat(np.arange(len(choices)), [len(each.token_ids) for each in changes]),
+        token_ids=np.concatenate([each.token_ids for each in changes]),
+        offsets=np.concatenate([each.offsets for each in changes]),
         factors=factors,
         inverses=1 / factors,
-        shifts=np.concatenate([own.shifts for own in changes]),
+        shifts=np.concatenate([each.shifts for each in changes]),
     )
     has_logit = made.token_ids < vocab_size
     return made if has_logit.all() else Changed(*(array[has_logit] for array in made))

@@ -78,9 +78,9 @@ class DryRule:
         reverse = tokens[::-1][: self._window].tolist()
         lengths = np.array(_z_function(reverse)[1:][::-1], np.int32)
         head = -1
-        for place in reversed(range(max(0, len(tokens) - self._window), len(tokens))):
-            if self._broken_for(tokens, place) is not None:
-                head = place
+        for position in reversed(range(max(0, len(tokens) - self._window), len(tokens))):
+            if self._broken_for(tokens, position) is not None:
+                head = position
                 break
         return _Runs(lengths, head)
 
@@ -91,16 +91,16 @@ class DryRule:
         before = runs.lengths if start else np.append(np.int32(0), runs.lengths)
         lengths = (before + 1) * (tokens[start:newest] == tokens[newest])
         head = runs.head
-        for place in range(newest, max(newest - MAX_BREAKER_TOKENS - 1, head), -1):
-            if self._broken_for(tokens, place) is not None:
-                head = place
+        for position in range(newest, max(newest - MAX_BREAKER_TOKENS - 1, head), -1):
+            if self._broken_for(tokens, position) is not None:
+                head = position
                 break
         return _Runs(lengths.astype(np.int32, copy=False), head)
 
-    def _broken_for(self, tokens: Any, place: int) -> int | None:
+    def _broken_for(self, tokens: Any, position: int) -> int | None:
         """Return how many tokens follow the first one of the longest breaker at a position."""
-        token_id = int(tokens[place])
-        behind = tuple(tokens[place + 1 : place + 1 + MAX_BREAKER_TOKENS].tolist())
+        token_id = int(tokens[position])
+        behind = tuple(tokens[position + 1 : position + 1 + MAX_BREAKER_TOKENS].tolist())
         tails = self._breakers.get(token_id, ())
         return max((len(tail) for tail in tails if behind[: len(tail)] == tail), default=None)
 
@@ -113,10 +113,10 @@ class DryRule:
         if num <= allowed or limit < allowed:
             return NO_CHANGES
         lengths = np.minimum(runs.lengths, np.arange(1, num).clip(max=limit))
-        places = np.flatnonzero(lengths >= allowed)
-        token_ids, of_token = np.unique(tokens[start + 1 + places], return_inverse=True)
+        positions = np.flatnonzero(lengths >= allowed)
+        token_ids, of_token = np.unique(tokens[start + 1 + positions], return_inverse=True)
         longest = np.zeros(len(token_ids), np.int64)
-        np.maximum.at(longest, of_token, lengths[places])
+        np.maximum.at(longest, of_token, lengths[positions])
         is_free = [() in self._breakers.get(each, ()) for each in token_ids.tolist()]
         kept = ~np.array(is_free, np.bool_)
         return changes_of(token_ids[kept], shifts=-_penalty(params, longest[kept] - allowed))
@@ -139,11 +139,11 @@ def _z_function(tokens: list[int]) -> list[int]:
     num = len(tokens)
     lengths = [num] + [0] * (num - 1)
     left = right = 0
-    for place in range(1, num):
-        length = min(lengths[place - left], right - place) if place < right else 0
-        while place + length < num and tokens[length] == tokens[place + length]:
+    for position in range(1, num):
+        length = min(lengths[position - left], right - position) if position < right else 0
+        while position + length < num and tokens[length] == tokens[position + length]:
             length += 1
-        lengths[place] = length
-        if place + length > right:
-            left, right = place, place + length
+        lengths[position] = length
+        if position + length > right:
+            left, right = position, position + length
     return lengths

@@ -97,11 +97,11 @@ class SequenceBreakers:
 
     def _holding(self, spelled: bytes) -> Any:
         """Return the tokens that contain some bytes."""
-        places = np.flatnonzero(self._bytes[: len(self._bytes) - len(spelled) + 1] == spelled[0])
+        positions = np.flatnonzero(self._bytes[: len(self._bytes) - len(spelled) + 1] == spelled[0])
         for number, byte in enumerate(spelled[1:], 1):
-            places = places[self._bytes[places + number] == byte]
-        token_ids = np.searchsorted(self._ends, places, side="right")
-        return np.unique(token_ids[places + len(spelled) <= self._ends[token_ids]])
+            positions = positions[self._bytes[positions + number] == byte]
+        token_ids = np.searchsorted(self._ends, positions, side="right")
+        return np.unique(token_ids[positions + len(spelled) <= self._ends[token_ids]])
 
     def _ending(self, spelled: bytes) -> Any:
         """Return the tokens that end with some bytes."""
@@ -112,5 +112,5 @@ class SequenceBreakers:
 
 
 def _holds(ids: Any, token_id: int) -> bool:
-    place = int(np.searchsorted(ids, token_id))
-    return place < len(ids) and int(ids[place]) == token_id
+    index = int(np.searchsorted(ids, token_id))
+    return index < len(ids) and int(ids[index]) == token_id

@@ -25,12 +25,12 @@ class _Sent(NamedTuple):
     """The arrays that are sent to the device.
 
     Attributes:
-        places: ``[rows]`` int64: indices of the constrained rows in the step.
+        rows: ``[rows]`` int64: indices of the constrained rows in the step.
         words: ``[rows, words]`` int32: bitmasks of the allowed tokens.
         lowest: ``[1, 1]`` float32: minus infinity.
     """
 
-    places: Any
+    rows: Any
     words: Any
     lowest: Any
 
@@ -46,7 +46,7 @@ class GrammarBitmask:
     def __init__(self, items: Seq[WorkItem], compiler_name: str = "the constraint") -> None:
         self._compiler_name = compiler_name
         self._masks: dict[Sequence, Words | VlmkitError] = {}
-        self._places: list[int] = []
+        self._rows: list[int] = []
         self._words: list[Words] = []
         first = 0
         for item in items:
@@ -65,7 +65,7 @@ class GrammarBitmask:
                 f"{self._compiler_name} failed on this request", error, may_quote_input=True
             )
         known = np.flatnonzero(masks.any(axis=1))
-        self._places += (first + known).tolist()
+        self._rows += (first + known).tolist()
         self._words.append(masks[known])
         return masks
 
@@ -75,21 +75,21 @@ class GrammarBitmask:
         Args:
             logits: not changed.
         """
-        if not self._places:
+        if not self._rows:
             return logits
         xp: Any = namespace_of(logits)
         sent = _Sent(
-            np.array(self._places, np.int64),
+            np.array(self._rows, np.int64),
             np.concatenate(self._words),
             np.full((1, 1), -np.inf, np.float32),
         )
         if not array_api_compat.is_numpy_array(logits):
             (sent,) = send(xp, array_api_compat.device(logits), sent)
         allowed = flags(xp, sent.words, logits.shape[-1])
-        if len(self._places) == logits.shape[0]:
+        if len(self._rows) == logits.shape[0]:
             return xp.where(allowed, logits, sent.lowest)
         masked = xp.astype(logits, xp.float32, copy=True)
-        masked[sent.places, :] = xp.where(allowed, logits[sent.places, :], sent.lowest)
+        masked[sent.rows, :] = xp.where(allowed, logits[sent.rows, :], sent.lowest)
         return masked
 
     def checked(self, sequence: Sequence, chosen: tuple[Sample, ...]) -> tuple[Sample, ...]:
@@ -104,9 +104,9 @@ class GrammarBitmask:
             return chosen
         if isinstance(masks, VlmkitError):
             raise masks
-        for place, (sample, mask) in enumerate(zip(chosen, masks, strict=False)):
+        for index, (sample, mask) in enumerate(zip(chosen, masks, strict=False)):
             if not mask.any():
-                return chosen[:place]
+                return chosen[:index]
             if not holds(mask, sample.token_id):
                 raise Fault("sampler", "chose a token that the constraint does not allow")
         return chosen

@@ -29,10 +29,10 @@ class LogitChanges(NamedTuple):
         token_ids = np.union1d(self.token_ids, other.token_ids)
         made = changes_of(token_ids)
         for each in (self, other):
-            places = token_ids.searchsorted(each.token_ids)
-            made.offsets[places] += each.offsets
-            made.factors[places] *= each.factors
-            made.shifts[places] += each.shifts
+            indices = token_ids.searchsorted(each.token_ids)
+            made.offsets[indices] += each.offsets
+            made.factors[indices] *= each.factors
+            made.shifts[indices] += each.shifts
         return made
 
 

@@ -55,14 +55,14 @@ class LogitEdits:
         self._is_windowed = has_penalty(params) and is_windowed
         self._num_counted = 0
         self._num_fixed = len(shifts)
-        self._places = {token_id: place for place, token_id in enumerate(shifts)}
+        self._index_of = {token_id: index for index, token_id in enumerate(shifts)}
         self._token_ids = np.array(list(shifts), dtype=np.int64)
         self._shifts = np.array(list(shifts.values()), dtype=np.float64)
         self._offsets = np.array([offsets.get(i, 0.0) for i in shifts], dtype=np.float64)
         self._counts = np.zeros(len(shifts), dtype=np.int64)
         self._is_in_prompt = np.array([token_id in prompt for token_id in shifts], dtype=np.bool_)
-        self._ends = np.array([self._places[token_id] for token_id in waiting], dtype=np.int64)
-        self._first = np.array([self._places[token_id] for token_id in first], dtype=np.int64)
+        self._ends = np.array([self._index_of[token_id] for token_id in waiting], dtype=np.int64)
+        self._first = np.array([self._index_of[token_id] for token_id in first], dtype=np.int64)
         self._fixed: LogitChanges | None = None
 
     def is_settled(self, num_output: int) -> bool:
@@ -124,21 +124,21 @@ class LogitEdits:
 
     def _count(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
-            place = self._places.setdefault(token_id, len(self._token_ids))
-            if place == len(self._token_ids):
+            index = self._index_of.setdefault(token_id, len(self._token_ids))
+            if index == len(self._token_ids):
                 self._token_ids = np.append(self._token_ids, token_id)
                 self._shifts = np.append(self._shifts, 0.0)
                 self._offsets = np.append(self._offsets, 0.0)
                 self._counts = np.append(self._counts, 0)
                 self._is_in_prompt = np.append(self._is_in_prompt, False)
-            self._counts[place] += 1
+            self._counts[index] += 1
 
     def _forget(self, token_id: int) -> None:
         """Undo the newest count of a token, and drop its entry if that count added it."""
-        place = self._places[token_id]
-        self._counts[place] -= 1
-        if place >= self._num_fixed and not self._counts[place]:
-            del self._places[token_id]
+        index = self._index_of[token_id]
+        self._counts[index] -= 1
+        if index >= self._num_fixed and not self._counts[index]:
+            del self._index_of[token_id]
             self._token_ids = self._token_ids[:-1]
             self._shifts = self._shifts[:-1]
             self._offsets = self._offsets[:-1]

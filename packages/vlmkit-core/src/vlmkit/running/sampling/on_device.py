@@ -28,7 +28,7 @@ def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice])
     """
     num_rows, vocab_size = logits.shape
     device = array_api_compat.device(logits)
-    cut = [place for place, c in enumerate(choices) if c.is_cut]
+    cut = [row for row, c in enumerate(choices) if c.is_cut]
     every, some, changes = send(
         xp,
         device,
@@ -45,7 +45,7 @@ def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice])
     sums = add_gumbel_noise(xp, logits, every.temperatures, drawn)
     floors: Any = None
     if cut:
-        num = max(choices[place].top_k or vocab_size for place in cut)
+        num = max(choices[row].top_k or vocab_size for row in cut)
         floors = _floors(xp, logits, every.floors, some, min(num, vocab_size))
     if any(c.depth > -math.inf for c in choices):
         lowest = xp.max(logits, axis=-1, keepdims=True) + every.depths
@@ -60,12 +60,12 @@ def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice])
 
 def _floors(xp: Any, logits: Any, floors: Any, cut: Columns, num: int) -> Any:
     """Return floors, raised to the least logits that top-k and top-p keep."""
-    is_all = cut.places.shape[0] == logits.shape[0]
-    rows = logits if is_all else logits[cut.places[:, 0], :]
+    is_all = cut.rows.shape[0] == logits.shape[0]
+    rows = logits if is_all else logits[cut.rows[:, 0], :]
     found = cutoff_logit(xp, _likeliest(xp, rows, num), cut, top_p_target(cut))
     if is_all:
         return found
-    floors[cut.places[:, 0], :] = found
+    floors[cut.rows[:, 0], :] = found
     return floors
 
 

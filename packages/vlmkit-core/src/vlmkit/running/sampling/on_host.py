@@ -55,17 +55,17 @@ def sample_on_host(logits: Numbers, choices: Seq[Choice]) -> Numbers:
         choices: one for each row.
     """
     token_ids = np.zeros(len(choices), np.int64)
-    plain = [place for place, c in enumerate(choices) if c.is_plain]
-    rest = [place for place, c in enumerate(choices) if not c.is_plain]
+    plain = [row for row, c in enumerate(choices) if c.is_plain]
+    rest = [row for row, c in enumerate(choices) if not c.is_plain]
     if plain:
         token_ids[plain] = np.argmax(logits[plain] if rest else logits, axis=-1)
         found = zip(plain, token_ids[plain].tolist(), strict=True)
-        rest += [place for place, token_id in found if token_id in choices[place].banned]
+        rest += [row for row, token_id in found if token_id in choices[row].banned]
     vocabulary = np.arange(logits.shape[-1] if rest else 0, dtype=np.uint32)
     for first in range(0, len(rest), ROWS_AT_ONCE):
         block = rest[first : first + ROWS_AT_ONCE]
         with np.errstate(all="ignore"):  # weights underflow, and infinities are differences
-            own = [choices[place] for place in block]
+            own = [choices[row] for row in block]
             token_ids[block] = _choose(logits[block], vocabulary, own)
     return token_ids
 
@@ -74,14 +74,14 @@ def _choose(logits: Numbers, vocabulary: Numbers, choices: Seq[Choice]) -> Numbe
     """Return the token of each row; changes the logits."""
     apply(np, logits, changed(choices, logits.shape[-1]), choices)
     token_ids: Numbers = np.argmax(logits, axis=-1)
-    for place, choice in enumerate(choices):
-        likeliest = token_ids[place]
-        if not choice.is_drawn or not math.isfinite(logits[place, likeliest]):
+    for row, choice in enumerate(choices):
+        likeliest = token_ids[row]
+        if not choice.is_drawn or not math.isfinite(logits[row, likeliest]):
             continue
         if choice.is_truncated:
-            token_ids[place] = _draw_truncated(logits[place], vocabulary, choice, likeliest)
+            token_ids[row] = _draw_truncated(logits[row], vocabulary, choice, likeliest)
         else:
-            token_ids[place] = _draw(logits[place], vocabulary, choice, likeliest)
+            token_ids[row] = _draw(logits[row], vocabulary, choice, likeliest)
     return token_ids
 
 
@@ -181,8 +181,8 @@ def _only(is_kept: Numbers, *columns: Numbers) -> Seq[Numbers]:
     """Return columns without dropped tokens, if most are dropped; otherwise a mask is cheaper."""
     if np.count_nonzero(is_kept) > len(is_kept) // 8:
         return columns
-    places = np.flatnonzero(is_kept)
-    return [column[places] for column in columns]
+    indices = np.flatnonzero(is_kept)
+    return [column[indices] for column in columns]
 
 
 def _least_weight(top_p: float, total: float, num: int) -> float:

@@ -17,7 +17,7 @@ NUM_BUCKETS = 1024
 SORTED_AT_MOST = 1024  # distances of one bucket
 
 
-def distance_reached(distances: Numbers, weights: Numbers, wanted: float) -> float:
+def distance_reached(distances: Numbers, weights: Numbers, target: float) -> float:
     """Return the least distance up to which weights reach a sum; the largest if none does.
 
     It reads each distance twice, and those of one bucket more often.
@@ -25,22 +25,22 @@ def distance_reached(distances: Numbers, weights: Numbers, wanted: float) -> flo
     Args:
         distances: ``[tokens]`` finite.
         weights: ``[tokens]`` not negative.
-        wanted: the sum to reach.
+        target: the sum to reach.
     """
     while len(distances) > SORTED_AT_MOST:
         buckets = distances - (low := distances.min())
         if not (spread := buckets.max()):
             return float(low)
         buckets *= NUM_BUCKETS / spread
-        places = buckets.astype(np.int32)
-        sums = np.bincount(places, weights, NUM_BUCKETS + 1).cumsum()
-        found = min(int(sums.searchsorted(wanted)), NUM_BUCKETS)
-        some = np.flatnonzero(places == found)
-        wanted -= sums[found - 1] if found else 0.0
+        bucket_ids = buckets.astype(np.int32)
+        sums = np.bincount(bucket_ids, weights, NUM_BUCKETS + 1).cumsum()
+        found = min(int(sums.searchsorted(target)), NUM_BUCKETS)
+        some = np.flatnonzero(bucket_ids == found)
+        target -= sums[found - 1] if found else 0.0
         distances, weights = distances[some], weights[some]
     order = np.argsort(distances)
-    place = int(weights[order].cumsum().searchsorted(wanted))
-    return float(distances[order[min(place, len(order) - 1)]])
+    rank = int(weights[order].cumsum().searchsorted(target))
+    return float(distances[order[min(rank, len(order) - 1)]])
 
 
 class ProbabilityCutoff:
@@ -107,8 +107,8 @@ class ProbabilityCutoff:
             total += (top_k - np.count_nonzero(is_above)) * math.exp(floor)
             weights = weights * (scaled >= floor)
         if top_p < 1.0:
-            wanted = top_p * (total or float(weights.sum()))
-            floor = max(floor, -distance_reached(-scaled, weights, wanted))
+            target = top_p * (total or float(weights.sum()))
+            floor = max(floor, -distance_reached(-scaled, weights, target))
         return floor
 
     def _keep_likely(self, least: float) -> None:

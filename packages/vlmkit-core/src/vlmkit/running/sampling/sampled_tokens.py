@@ -29,10 +29,10 @@ def readable(logits: Array) -> Any:
     """
     xp: Any = namespace_of(logits)
     floats = xp.astype(logits, xp.float32, copy=False)
-    place = floats.__dlpack_device__()[0]
-    if place == METAL:
+    device_type = floats.__dlpack_device__()[0]
+    if device_type == METAL:
         floats = array_api_compat.to_device(floats, "cpu")
-    return np.from_dlpack(floats) if place in (HOST, METAL) else floats
+    return np.from_dlpack(floats) if device_type in (HOST, METAL) else floats
 
 
 def choose_tokens(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> Any:
@@ -54,9 +54,9 @@ def choose_tokens(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> A
     token_ids = xp.asarray([given.get(row, 0) for row in rows], dtype=xp.int64, device=device)
     if pick is not None:
         free = [row for row in rows if row not in given]
-        places = xp.asarray(free, device=device)
-        found = _checked(logits, pick(logits[places, :]), len(free))
-        token_ids[places] = xp.astype(found, xp.int64)
+        indices = xp.asarray(free, device=device)
+        found = _checked(logits, pick(logits[indices, :]), len(free))
+        token_ids[indices] = xp.astype(found, xp.int64)
     return token_ids
 
 
@@ -83,21 +83,21 @@ def samples(
     inside = token_ids % vocab_size  # ids outside of the vocabulary are refused once they are read
     device = array_api_compat.device(logits)
     parts = [token_ids, logits[xp.arange(len(params), device=device), inside]]
-    wanted = [place for place, own in enumerate(params) if own.logprobs]
-    if wanted:
-        parts += _reports(xp, logits, wanted, any(own.top_logprobs for own in params))
-    ranked = [place for place in wanted if place in given]
+    reporting = [row for row, own in enumerate(params) if own.logprobs]
+    if reporting:
+        parts += _reports(xp, logits, reporting, any(own.top_logprobs for own in params))
+    ranked = [row for row in reporting if row in given]
     if ranked:
         parts.append(_ranks(xp, logits, inside, ranked))
     picked, values, *reports = _read(xp, parts)
     ranks = dict(zip(ranked, map(int, reports.pop()), strict=True)) if ranked else {}
     _check(picked, values, vocab_size)
     made = list(map(Sample, map(int, picked)))
-    for place, log_sum, *top in zip(wanted, *reports, strict=True):
-        pairs = zip(*(numbers[: params[place].top_logprobs] for numbers in top), strict=True)
+    for row, log_sum, *top in zip(reporting, *reports, strict=True):
+        pairs = zip(*(numbers[: params[row].top_logprobs] for numbers in top), strict=True)
         likeliest = tuple(Logprob(int(token_id), value - log_sum) for token_id, value in pairs)
-        token_id, logprob = made[place].token_id, values[place] - log_sum
-        made[place] = Sample(token_id, logprob, likeliest, ranks.get(place))
+        token_id, logprob = made[row].token_id, values[row] - log_sum
+        made[row] = Sample(token_id, logprob, likeliest, ranks.get(row))
     return made
 
 
@@ -117,13 +117,13 @@ def _check(token_ids: Seq[float], logits: Seq[float], vocab_size: int) -> None:
         raise Fault("engine", "returned logits without a finite value at the chosen token")
 
 
-def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any]:
+def _reports(xp: Any, logits: Any, reporting: list[int], has_top: bool) -> list[Any]:
     """Return for some rows the log of their summed exponentials, and the likeliest tokens.
 
     The number of likeliest tokens is always the same, so that no other row of the batch changes the
     order of equals.
     """
-    rows = _rows(xp, logits, wanted)
+    rows = _rows(xp, logits, reporting)
     largest = xp.max(rows, axis=-1, keepdims=True)
     sums = xp.sum(xp.exp(rows - largest), axis=-1)
     log_sums = largest[:, 0] + xp.log(sums)
@@ -133,20 +133,20 @@ def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any
     return [log_sums, token_ids, xp.take_along_axis(rows, token_ids, axis=-1)]
 
 
-def _ranks(xp: Any, logits: Any, token_ids: Any, places: list[int]) -> Any:
+def _ranks(xp: Any, logits: Any, token_ids: Any, indices: list[int]) -> Any:
     """Return the exact ranks of some rows' tokens, by counting; each row is independent."""
-    rows, chosen = _rows(xp, logits, places), _rows(xp, token_ids, places)[:, None]
+    rows, chosen = _rows(xp, logits, indices), _rows(xp, token_ids, indices)[:, None]
     own = xp.take_along_axis(rows, xp.astype(chosen, xp.int64), axis=-1)
     others = xp.arange(rows.shape[-1], device=array_api_compat.device(logits))[None, :]
     is_before = (rows > own) | ((rows == own) & (others < chosen))
     return 1 + xp.sum(xp.astype(is_before, xp.int64), axis=-1)
 
 
-def _rows(xp: Any, array: Any, places: list[int]) -> Any:
+def _rows(xp: Any, array: Any, indices: list[int]) -> Any:
     """Return some rows of an array; no copy is made if they are all rows."""
-    if len(places) == array.shape[0]:
+    if len(indices) == array.shape[0]:
         return array
-    return array[xp.asarray(places, device=array_api_compat.device(array)), ...]
+    return array[xp.asarray(indices, device=array_api_compat.device(array)), ...]
 
 
 def _likeliest(xp: Any, rows: Any, num: int) -> Any:

@@ -76,9 +76,9 @@ def _repeats(tokens: Any, size: int) -> list[int]:
     """Return the tokens that would repeat an n-gram of this size."""
     num_runs = len(tokens) - size + 1
     starts = np.arange(max(num_runs, 0))
-    for place in reversed(range(size - 1)):
+    for offset in reversed(range(size - 1)):
         if not len(starts):
             break
-        starts = starts[tokens[starts + place] == tokens[num_runs + place]]
+        starts = starts[tokens[starts + offset] == tokens[num_runs + offset]]
     found: list[int] = np.unique(tokens[starts + size - 1]).tolist()
     return found

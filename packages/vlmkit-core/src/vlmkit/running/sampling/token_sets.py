@@ -34,6 +34,6 @@ def flags(xp: Any, words: Any, vocab_size: int) -> Any:
         octets = words.astype("<i4", copy=False).view(np.uint8)
         found = np.unpackbits(octets, axis=-1, count=vocab_size, bitorder="little")
         return found.view(np.bool_)
-    places = xp.arange(BITS, dtype=xp.int32, device=array_api_compat.device(words))
-    spread = (words[:, :, None] >> places) & 1
+    shifts = xp.arange(BITS, dtype=xp.int32, device=array_api_compat.device(words))
+    spread = (words[:, :, None] >> shifts) & 1
     return xp.reshape(spread, (words.shape[0], -1))[:, :vocab_size] != 0

@@ -262,7 +262,7 @@ def built_prompt_of(reply: Reply | Ready, arena: SharedArena) -> BuiltPrompt:
         ImagePart(Image.stand_in(each.size), page=each.page, fetch=Stage(*each.fetch))
         for each in reply.shown
     )
-    decodes = {place: Stage(*stage) for place, stage in reply.decodes.items()}
+    decodes = {index: Stage(*stage) for index, stage in reply.decodes.items()}
     return BuiltPrompt(prompt, (Message("user", shown),), decodes, reply.source_indices)
 
 
