@@ -12,10 +12,8 @@ import math
 from typing import Any
 
 WORD = 2**32 - 1
-MULTIPLIERS = (
-    0x21F0AAAD,
-    0x7FEB352D,
-)  # from a search for integer hashes by C. Wellons; under 2**31
+# Found by C. Wellons in a search for integer hashes; both are under 2**31.
+MULTIPLIERS = (0x21F0AAAD, 0x7FEB352D)
 LOG_RANGE = 32 * math.log(2)
 
 

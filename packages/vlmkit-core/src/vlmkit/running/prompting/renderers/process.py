@@ -32,9 +32,7 @@ from vlmkit.running.scheduling.decode_memory import DecodeLease
 
 MODULE = "vlmkit.assembly.renderer"
 START_S = 600.0  # for a tokenizer whose library takes minutes to import on a slow disk
-CANCEL_S = (
-    0.5  # for a renderer to stop by itself before it is killed: starting another takes seconds
-)
+CANCEL_S = 0.5  # to stop by itself, before it is killed: starting another one takes seconds
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 NOT_SECRET = frozenset({"TOKENIZERS_PARALLELISM"})
 

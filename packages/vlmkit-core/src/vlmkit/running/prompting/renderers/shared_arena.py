@@ -1,7 +1,7 @@
 """The shared-memory arena of the server and one renderer, in which arrays travel.
 
-It is an unlinked file, so nothing is left behind whichever process dies first. (Where files cannot
-be unlinked while they are open, the system deletes it when it is closed.) The arena is read and
+On Linux it is a file without a name, so nothing is left behind whichever process dies first. On
+other systems it is a temporary file that is deleted when it is closed. The arena is read and
 written, and never mapped. So the other process may change its content at any time, and cannot harm
 this one.
 """
