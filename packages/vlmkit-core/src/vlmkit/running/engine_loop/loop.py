@@ -27,7 +27,7 @@ from vlmkit.running.engine_loop.wakeups import Wakeups
 from vlmkit.running.faults.attribution import faulty_component
 from vlmkit.running.faults.engine_errors import engine_failed
 from vlmkit.running.faults.watchdog import Watchdog
-from vlmkit.running.scheduling.fair_share import LEFT_TO_OTHERS, may_acquire
+from vlmkit.running.scheduling.fair_share import RESERVE_DIVISOR, may_acquire
 
 log = logging.getLogger(__name__)
 

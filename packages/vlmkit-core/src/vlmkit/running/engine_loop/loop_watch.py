@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.engine_loop.encoder_queue import EncoderQueue
 from vlmkit.running.engine_loop.step_runner import StepRunner
-from vlmkit.running.faults.watchdog import WatchedWork, shown
+from vlmkit.running.faults.watchdog import MonitoredTask, listed
 
 
 def watched_work(
@@ -16,7 +16,7 @@ def watched_work(
     encodings: EncoderQueue,
     since: Callable[[], float],
     thread: Callable[[], int | None],
-) -> tuple[WatchedWork, ...]:
+) -> tuple[MonitoredTask, ...]:
     """Return what may take too long.
 
     Args:
@@ -29,7 +29,7 @@ def watched_work(
 
     def request_ids(sequences: Iterable[Sequence]) -> str:
         jobs = map(steps.jobs.get, sequences)
-        return shown({job.channel.facts.id for job in jobs if job is not None})
+        return listed({job.channel.facts.id for job in jobs if job is not None})
 
     def described_step() -> str:
         items = steps.items
@@ -50,8 +50,8 @@ def watched_work(
         stats.num_slow_encodings += 1
 
     return (
-        WatchedWork("a step", since, described_step, thread, count_step),
-        WatchedWork(
+        MonitoredTask("a step", since, described_step, thread, count_step),
+        MonitoredTask(
             "an encoding",
             lambda: encodings.since,
             described_encoding,

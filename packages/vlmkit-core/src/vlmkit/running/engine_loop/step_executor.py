@@ -132,12 +132,12 @@ class StepExecutor:
         has_grammar = any(item.sequence.guide is not None for item in with_logits)
         masks = None
         if has_grammar:
-            masks = GrammarMasks(with_logits, self._component_names.of(CONSTRAINT))
+            masks = GrammarBitmask(with_logits, self._component_names.of(CONSTRAINT))
         sampled: Iterator[Sample] = iter(())
         if rows and output.logits is not None:
             logits = readable(output.logits)
             self._at = SAMPLER
-            token_ids = picked(logits if masks is None else masks.applied(logits), pick, given)
+            token_ids = choose_tokens(logits if masks is None else masks.apply(logits), pick, given)
             sampled = iter(samples(logits, token_ids, [row.sequence.params for row in rows], given))
             self._at = ENGINE
         states = None if output.hidden is None else _read_states(output.hidden)

@@ -97,7 +97,7 @@ class StepRunner:
         done = self._forward(items)
         self._commit(step, done, time.perf_counter() - began)
         self.items = ()
-        if self._observers is not None and self._observers.hears("step") and done:
+        if self._observers is not None and self._observers.handles("step") and done:
             facts = StepFacts(
                 num_sequences=len(done),
                 num_tokens=sum(outcome.item.num_tokens for outcome in done),
@@ -107,7 +107,7 @@ class StepRunner:
                 num_waiting=self._num_waiting(),
                 step_s=time.perf_counter() - started,
             )
-            self._observers.tell("step", facts)
+            self._observers.notify("step", facts)
 
     def take_features(self) -> None:
         """Give finished encodings to their sequences, and fail the sequences of failed ones."""

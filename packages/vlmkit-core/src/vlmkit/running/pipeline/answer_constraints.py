@@ -98,7 +98,7 @@ class AnswerConstraints:
         states: Seq[Any] = [None] * params.n
         if plan.constraint is not None and self._constraints is not None:
             account = request.account or request.tenant
-            states = self._constraints.guides(
+            states = self._constraints.grammar_states(
                 plan.constraint, params.n, scope, account, cancellation
             )
         rules = self._rules(params, plan.banned_ids.union(self._special_tokens.banned_ids))

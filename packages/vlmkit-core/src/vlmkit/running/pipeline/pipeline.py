@@ -42,7 +42,7 @@ from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.parameters import without_ignored
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder, PromptBuilder
-from vlmkit.running.prompting.renderers.prompt_builder import RendererPromptBuilder
+from vlmkit.running.prompting.renderers.pool import RendererPromptBuilder
 from vlmkit.running.prompting.request_fields import facts_of
 from vlmkit.running.prompting.request_workers import RequestWorkers
 from vlmkit.running.prompting.tiff_loader import TiffLoader
@@ -100,7 +100,7 @@ class Pipeline:
             limits=engine.limits,
             modalities=modalities_of(encoder),
             eos_ids=tokenizer.eos_ids,
-            defaults=_followed(defaults or SamplingParams(), claims, name),
+            defaults=_supported(defaults or SamplingParams(), claims, name),
             bounds=settings or PipelineSettings(),
             options=tokenizer.honours.union(() if constraint is None else (CONSTRAINT,)),
             media_loaders=tuple(loaders),
@@ -202,12 +202,12 @@ class Pipeline:
             RequestError: the request is invalid, too long or not admitted, or the queue is full.
             OutOfMemory: this machine has no memory for its prompt now.
         """
-        return self._workers.here(self._submit, request)
+        return self._workers.in_caller(self._submit, request)
 
     def _submit(self, request: Request, lease: DecodeLease) -> Stream:
         started = time.perf_counter()
         params, prompt, sequences, pages, timings, sent = self._preparation.prepare(request, lease)
-        lease.keep(prompt)
+        lease.track(prompt)
         if request.admit is not None:
             request.admit(_demand(prompt, sequences))
         facts = RequestFacts(
@@ -259,7 +259,7 @@ class Pipeline:
         Raises:
             EngineError: the pipeline closed before a worker was free.
         """
-        return await self._workers.in_worker(self._submit, request, drop=Stream.abort)
+        return await self._workers.in_worker(self._submit, request, discard=Stream.abort)
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return the tokens of a request's prompt, which a worker thread builds.
@@ -382,9 +382,9 @@ def claims_of(sampler: Sampler) -> SamplerClaims:
     return SamplerClaims(frozenset(ignores), is_exact)
 
 
-def _followed(params: SamplingParams, claims: SamplerClaims, name: str) -> SamplingParams:
+def _supported(params: SamplingParams, claims: SamplerClaims, name: str) -> SamplingParams:
     """Return a model's default parameters without those that its sampler ignores."""
-    supported = followed(params, claims.ignores)
+    supported = without_ignored(params, claims.ignores)
     idle = sorted(n for n in claims.ignores if getattr(supported, n) != getattr(params, n))
     if idle:
         ignored = ", ".join(idle)

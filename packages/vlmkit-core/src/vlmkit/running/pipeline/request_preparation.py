@@ -118,13 +118,13 @@ class RequestPreparation:
             raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
         fields = self._scopes.checked_fields(request)
-        built = self._prompts.made(request, lease)
+        built = self._prompts.build(request, lease)
         prompt = built.prompt
         if request.places:
             check_grounding(prompt)
         else:
             prompt = replace(prompt, place_format=None)
-        plan = answer_plan(request, prompt, holds=self.constraints.has_compiler)
+        plan = answer_plan(request, prompt, can_constrain=self.constraints.has_compiler)
         params = with_min_length(params, len(plan.prompt))
         sequences = self._sequences(request, plan, params, fields, lease.cancellation)
         if len(sequences) != params.n:
