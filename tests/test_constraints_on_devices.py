@@ -50,12 +50,12 @@ def test_masks_take_one_copy_and_no_read_whatever_the_batch(num_free):
     spent = []
     for num in (3, 6, 32):
         logits = make_logits(make_items(num))
-        expected = GrammarBitmask(make_items(num, num_free)).applied(logits)
+        expected = GrammarBitmask(make_items(num, num_free)).apply(logits)
         with pretended_cuda() as device:
             sent = torch.from_numpy(logits).to(CUDA)
             masks = GrammarBitmask(make_items(num, num_free))
             device.reset()
-            found = masks.applied(sent)
+            found = masks.apply(sent)
             assert (device.num_reads, device.num_copies) == (0, 1)
             spent.append(sum(device.kernels.values()))
             assert found.device == CUDA
@@ -67,7 +67,7 @@ def test_only_what_may_follow_keeps_its_logit_and_others_every_bit():
     items = make_items(4, num_free=2)
     logits = make_logits(items)
     before = logits.copy()
-    masked = GrammarBitmask(items).applied(logits)
+    masked = GrammarBitmask(items).apply(logits)
     assert np.array_equal(logits, before), "the engine's own are left as they are"
     assert np.array_equal(masked[:4], logits[:4]), "one row of the first item, three of the second"
     allowed = [{chr(i) for i in np.flatnonzero(np.isfinite(row))} for row in masked[4:]]
@@ -82,11 +82,11 @@ def test_a_step_within_constraints_needs_no_number_of_the_device():
     rows = [Row(item.sequence, item.drafts[:n]) for item in items for n in range(item.num_rows)]
     with fake_cuda():
         logits = torch.empty(len(rows), VOCAB, device=CUDA)
-        picked = ArraySampler().prepare(rows)(GrammarBitmask(items).applied(logits))
+        picked = ArraySampler().prepare(rows)(GrammarBitmask(items).apply(logits))
         assert (picked.shape, picked.device) == ((len(rows),), CUDA)
 
 
 def test_a_look_at_the_masked_logits_would_be_noticed():
     items = make_items(2)
     with fake_cuda(), pytest.raises(Exception, match="_local_scalar_dense"):
-        GrammarBitmask(items).applied(torch.empty(4, VOCAB, device=CUDA)).max().item()
+        GrammarBitmask(items).apply(torch.empty(4, VOCAB, device=CUDA)).max().item()

@@ -186,11 +186,7 @@ class ContinuousScheduler:
         return True
 
     def _reserve(self, sequence: Sequence, plan: StepPlan, cache: Cache) -> bool:
-        """Reserve room for a decode, preempting others if needed.
-
-        Returns:
-            False if the sequence itself was preempted.
-        """
+        """Reserve room for a decode; return False if the sequence itself had to be preempted."""
         while not cache.reserve(sequence, len(sequence)):
             victim = self._victim() or sequence
             self._preempt(victim, plan, cache)
