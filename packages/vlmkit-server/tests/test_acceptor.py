@@ -32,14 +32,14 @@ def encrypted(tmp_path, **settings):
 def test_handshakes_that_never_end_are_counted_and_make_way(tmp_path):
     trust, started = encrypted(tmp_path, max_connections=8, header_timeout_s=600)
     with started as server:
-        room = server.service.ledger.connections
+        quota = server.service.resource_limits.connections
         strangers = [opened(server, HELLO if number % 2 else b"") for number in range(100)]
-        assert eventually(lambda: room.num_held == 8)
+        assert eventually(lambda: quota.num_held == 8)
         assert trusting(server, trust) == 200
-        assert room.num_held <= 8
+        assert quota.num_held <= 8
         for stranger in strangers:
             stranger.close()
-        assert eventually(lambda: room.num_held == 0)
+        assert eventually(lambda: quota.num_held == 0)
 
 
 def test_a_handshake_that_never_ends_is_ended(tmp_path):
@@ -48,14 +48,14 @@ def test_a_handshake_that_never_ends_is_ended(tmp_path):
         assert is_closed(opened(server, HELLO))
         assert is_closed(opened(server))
         assert is_closed(opened(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
-        assert eventually(lambda: server.service.ledger.connections.num_held == 0)
+        assert eventually(lambda: server.service.resource_limits.connections.num_held == 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
 def test_one_who_comes_from_many_addresses_keeps_nobody_out():
     with running(max_connections=8, header_timeout_s=600) as server:
         strangers = [opened(server, b"GET ", f"127.0.1.{number}") for number in range(1, 21)]
-        assert eventually(lambda: server.service.ledger.connections.num_held == 8)
+        assert eventually(lambda: server.service.resource_limits.connections.num_held == 8)
         assert [status(server) for _ in range(4)] == [200] * 4
         for stranger in strangers:
             stranger.close()
@@ -99,10 +99,10 @@ def test_without_files_to_spare_the_server_says_so_and_goes_on(tmp_path):
         idle = [socket.create_connection((url.hostname, url.port), 300) for _ in range(20)]
         assert [server.status("/healthz") for _ in range(10)] == [200] * 10
         told = server.log.read_text()
-        assert told.count("no more files can be opened") == 1
+        assert told.count("too many open files") == 1
         (tmp_path / "go").touch()
         assert eventually(lambda: server.status() == 200)
-        assert "max_connections is 32: the system allows no more" in told
+        assert "max_connections reduced to 32" in told
         for stranger in idle:
             stranger.close()
 

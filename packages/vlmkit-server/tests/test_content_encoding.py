@@ -51,7 +51,7 @@ def test_no_more_is_decompressed_than_a_body_may_have():
         answer = small.post(bomb, headers=GZIP)
         assert answer.status_code == 413
         assert eventually(small.is_idle)
-        assert small.service.ledger.body_bytes.num_held == 0
+        assert small.service.resource_limits.body_bytes.num_held == 0
         fits = gzip.compress(json.dumps(chat()).encode().ljust(2**20))
         assert small.post(fits, headers=GZIP).status_code == 200
 

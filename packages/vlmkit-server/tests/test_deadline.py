@@ -13,7 +13,7 @@ def code(answer):
 
 
 def is_empty(server):
-    return server.is_idle() and server.service.ledger.requests.num_held == 0
+    return server.is_idle() and server.service.resource_limits.requests.num_held == 0
 
 
 def test_what_takes_longer_than_the_server_allows_ends_with_a_sentence():

@@ -31,17 +31,17 @@ class Time:
         self.now_ns += int(seconds * S)
 
 
-def account(*texts, clock=None):
+def usage(*texts, clock=None):
     return TenantUsage("this API key", limits_of(texts), clock or Time())
 
 
-def left(account, unit="tokens"):
-    return account.standings()[unit].num_left
+def left(usage, unit="tokens"):
+    return usage.standings()[unit].num_left
 
 
 def test_a_rate_comes_back_evenly_and_a_quota_at_midnight():
     clock = Time()
-    both = account("tokens=60/minute", "images=5/day", clock=clock)
+    both = usage("tokens=60/minute", "images=5/day", clock=clock)
     both.use(Cost(tokens=60, images=5))
     assert (left(both), left(both, "images")) == (0, 0)
     clock.pass_s(10)
@@ -54,7 +54,7 @@ def test_a_rate_comes_back_evenly_and_a_quota_at_midnight():
 
 def test_a_month_ends_with_its_last_day():
     clock = Time()
-    monthly = account("requests=1/month", clock=clock)
+    monthly = usage("requests=1/month", clock=clock)
     monthly.use(Cost(requests=1))
     assert monthly.standings()["requests"].reset_s == 12 * 3600  # February has 28 days
     clock.pass_s(12 * 3600)
@@ -64,7 +64,7 @@ def test_a_month_ends_with_its_last_day():
 
 def test_who_waits_as_long_as_he_is_told_is_admitted_and_not_sooner():
     clock = Time()
-    limited = account("tokens=7/minute", clock=clock)
+    limited = usage("tokens=7/minute", clock=clock)
     limited.use(Cost(tokens=7))
     with pytest.raises(RateLimited) as caught:
         limited.use(Cost(tokens=3))
@@ -79,43 +79,43 @@ def test_who_waits_as_long_as_he_is_told_is_admitted_and_not_sooner():
 def test_what_no_waiting_helps_is_told_without_a_time():
     for amount in ("0", "4"):
         with pytest.raises(RateLimited) as caught:
-            account(f"images={amount}/day").use(Cost(images=5))
+            usage(f"images={amount}/day").use(Cost(images=5))
         assert caught.value.retry_after_s is None
 
 
 def test_what_is_held_and_not_used_is_free_at_the_end():
-    limited = account("tokens=100/day")
-    hold = limited.hold(Cost(tokens=90))
+    limited = usage("tokens=100/day")
+    reservation = limited.reserve(Cost(tokens=90))
     assert left(limited) == 10
     with pytest.raises(RateLimited):
-        limited.hold(Cost(tokens=11))
-    hold.used = lambda: Cost(tokens=30)
-    limited.end(hold)
-    limited.end(hold)
+        limited.reserve(Cost(tokens=11))
+    reservation.used = lambda: Cost(tokens=30)
+    limited.end(reservation)
+    limited.end(reservation)
     assert left(limited) == 70
 
 
 def test_an_answer_that_is_made_as_fast_as_is_allowed_leaves_all_the_room():
     clock = Time()
-    limited = account("tokens=60/minute", clock=clock)
-    hold = limited.hold(Cost(tokens=60))
+    limited = usage("tokens=60/minute", clock=clock)
+    reservation = limited.reserve(Cost(tokens=60))
     clock.pass_s(60)
-    hold.used = lambda: Cost(tokens=60)
-    limited.end(hold)
+    reservation.used = lambda: Cost(tokens=60)
+    limited.end(reservation)
     assert left(limited) == 60
 
 
 def test_a_request_is_held_to_each_of_its_limits_or_to_none():
-    limited = account("tokens=10/minute", "tokens=15/day", "images=1/hour")
+    limited = usage("tokens=10/minute", "tokens=15/day", "images=1/hour")
     with pytest.raises(RateLimited):
-        limited.hold(Cost(tokens=5, images=2))
+        limited.reserve(Cost(tokens=5, images=2))
     assert (left(limited), left(limited, "images")) == (10, 1)
     limited.use(Cost(tokens=9))
     assert limited.standings()["tokens"].most == 10
 
 
 def test_other_limits_forget_nothing_of_what_was_used():
-    limited = account("tokens=10/day")
+    limited = usage("tokens=10/day")
     limited.use(Cost(tokens=8))
     limited.change(limits_of(["tokens=20/day"]))
     assert left(limited) == 12
@@ -125,7 +125,7 @@ def test_other_limits_forget_nothing_of_what_was_used():
 
 def test_a_clock_that_is_set_back_gives_nothing_and_takes_nothing():
     clock = Time()
-    limited = account("tokens=60/minute", "tokens=100/day", clock=clock)
+    limited = usage("tokens=60/minute", "tokens=100/day", clock=clock)
     limited.use(Cost(tokens=60))
     clock.pass_s(-86_400)
     assert left(limited) == 0
@@ -140,7 +140,7 @@ def test_two_limits_of_one_thing_in_one_time_are_refused(texts):
 
 
 class Machine(RuleBasedStateMachine):
-    """Requests come, use some of what they hold, and end in any way, while time passes."""
+    """Requests come, use some of what they reservation, and end in any way, while time passes."""
 
     @initialize(
         most=st.integers(0, 50),
@@ -150,22 +150,22 @@ class Machine(RuleBasedStateMachine):
         self.clock = Time()
         self.most = most
         self.is_quota = period in ("day", "month")
-        self.account = account(f"tokens={most}/{period}", clock=self.clock)
+        self.usage = usage(f"tokens={most}/{period}", clock=self.clock)
         self.open = {}
         self.num_used = 0
 
     @rule(amount=st.integers(0, 60))
     def come(self, amount):
-        free = left(self.account)
+        free = left(self.usage)
         try:
-            hold = self.account.hold(Cost(tokens=amount))
+            reservation = self.usage.reserve(Cost(tokens=amount))
         except RateLimited:
             assert amount > free
         else:
             assert amount <= free or amount == 0
             used = [0]
-            hold.used = lambda: Cost(tokens=used[0])
-            self.open[hold] = (amount, used)
+            reservation.used = lambda: Cost(tokens=used[0])
+            self.open[reservation] = (amount, used)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -178,11 +178,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def end(self, data):
-        hold = data.draw(st.sampled_from(list(self.open)))
-        before = left(self.account)
-        del self.open[hold]
-        self.account.end(hold)
-        assert left(self.account) >= before
+        reservation = data.draw(st.sampled_from(list(self.open)))
+        before = left(self.usage)
+        del self.open[reservation]
+        self.usage.end(reservation)
+        assert left(self.usage) >= before
 
     @rule(seconds=st.floats(0, 100))
     def wait(self, seconds):
@@ -190,11 +190,11 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def all_is_accounted_for(self):
-        if not hasattr(self, "account"):
+        if not hasattr(self, "usage"):
             return
         held = sum(most for most, _ in self.open.values())
         made = sum(used[0] for _, used in self.open.values())
-        free = left(self.account)
+        free = left(self.usage)
         assert 0 <= free <= self.most
         if self.is_quota:  # no midnight is near
             assert free == self.most - self.num_used - (held - made)
@@ -202,13 +202,13 @@ class Machine(RuleBasedStateMachine):
             assert free <= self.most - (held - made)
 
     def teardown(self):
-        if hasattr(self, "account"):
-            for hold in list(self.open):
-                self.account.end(hold)
-            assert self.account._held == NOTHING
+        if hasattr(self, "usage"):
+            for reservation in list(self.open):
+                self.usage.end(reservation)
+            assert self.usage._reserved == NOTHING
             self.clock.pass_s(3600)
             if not self.is_quota:
-                assert left(self.account) == self.most
+                assert left(self.usage) == self.most
 
 
 TestMachine = Machine.TestCase
@@ -222,7 +222,7 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 )
 def test_no_minute_sees_more_than_a_full_bucket_and_what_leaks_in_it(asked, most):
     clock = Time()
-    limited = account(f"tokens={most}/minute", clock=clock)
+    limited = usage(f"tokens={most}/minute", clock=clock)
     taken = []
     for seconds, amount in asked:
         clock.pass_s(seconds)
@@ -237,13 +237,13 @@ def test_no_minute_sees_more_than_a_full_bucket_and_what_leaks_in_it(asked, most
 
 
 def test_many_threads_lose_nothing():
-    limited = account("tokens=100000/day")
+    limited = usage("tokens=100000/day")
 
     def ask():
         for _ in range(50):
-            hold = limited.hold(Cost(tokens=10))
-            hold.used = lambda: Cost(tokens=3)
-            limited.end(hold)
+            reservation = limited.reserve(Cost(tokens=10))
+            reservation.used = lambda: Cost(tokens=3)
+            limited.end(reservation)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -255,14 +255,14 @@ def test_many_threads_lose_nothing():
 
 def test_addresses_that_used_nothing_or_came_long_ago_are_forgotten():
     clock = Time()
-    accounts = TenantUsages(LimitsSettings(address=("requests=1/minute",)), clock)
+    usages = TenantUsages(LimitsSettings(address=("requests=1/minute",)), clock)
     for number in range(1000):
-        assert left(accounts.of_address(str(number)), "requests") == 1
-    assert len(accounts._addresses) < 3
+        assert left(usages.of_address(str(number)), "requests") == 1
+    assert len(usages._addresses) < 3
     for number in range(MAX_ADDRESSES + 10):
-        accounts.of_address(str(number)).use(Cost(requests=1))
-    assert len(accounts._addresses) == MAX_ADDRESSES
-    assert left(accounts.of_address(str(MAX_ADDRESSES)), "requests") == 0
+        usages.of_address(str(number)).use(Cost(requests=1))
+    assert len(usages._addresses) == MAX_ADDRESSES
+    assert left(usages.of_address(str(MAX_ADDRESSES)), "requests") == 0
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_times_are_written_as_clients_of_openai_know_them(seconds, told):
 
 
 def test_headers_are_in_the_words_of_the_api_that_is_asked():
-    limited = account("requests=10/minute", "image_tokens=50/minute")
+    limited = usage("requests=10/minute", "image_tokens=50/minute")
     limited.use(Cost(requests=1))
     assert dict(limit_headers(limited, "/v1/chat/completions")) == {
         "x-ratelimit-limit-requests": "10",

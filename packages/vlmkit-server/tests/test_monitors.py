@@ -173,7 +173,7 @@ def test_a_monitor_that_raises_is_switched_off_and_told_of_once(caplog):
     assert len(good.begun) == 3
     told = [r for r in caplog.records if "switched off" in r.getMessage()]
     assert [(r.levelno, r.getMessage()) for r in told] == [
-        (logging.ERROR, "monitor 'bad' from 'vlmkit-bad' failed and is switched off")
+        (logging.ERROR, "monitor 'bad' from 'vlmkit-bad' failed and is disabled")
     ]
 
 

@@ -19,7 +19,7 @@ def test_holes_are_filled_in_their_order(lists, num_each, text):
 
 def test_what_was_taken_is_let_go():
     items = list(range(5))
-    taken = json_pieces.taken(items)
+    taken = json_pieces.drained(items)
     assert (next(taken), next(taken), len(items)) == (0, 1, 3)
     assert [*taken, *items] == [2, 3, 4]
 

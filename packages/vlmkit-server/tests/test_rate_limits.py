@@ -261,9 +261,9 @@ def test_what_was_given_up_at_any_moment_is_held_no_more(keys):
                 with contextlib.suppress(TimeoutError):
                     stranger.recv(4096)
         assert eventually(server.is_idle)
-        account = server.service.accounts.of_key(key)
-        assert eventually(lambda: account._held == NOTHING and not account._holds)
-        standings = account.standings()
+        usage = server.service.tenant_usages.of_key(key)
+        assert eventually(lambda: usage._reserved == NOTHING and not usage._reservations)
+        standings = usage.standings()
         assert 0 < standings["images"].num_left < 10**6
 
 

@@ -12,7 +12,7 @@ from vlmkit_server.fleet.load_failure import not_there, refusal
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.fleet.model_registry import ModelRegistry
 from vlmkit_server.fleet.model_spec import ModelSpec
-from vlmkit_server.http.errors import LONGEST_WAIT_S, RETRY_AFTER_S, waiting_s
+from vlmkit_server.http.errors import MAX_RETRY_AFTER_S, RETRY_AFTER_S, waiting_s
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
 
@@ -116,7 +116,7 @@ def test_a_drain_is_over_when_its_time_is(clock, runner):
 
 @pytest.mark.parametrize(
     ("known_s", "expected"),
-    [(None, RETRY_AFTER_S), (-3.0, 1), (0.2, 1), (7.0, 7), (7.1, 8), (3600.0, LONGEST_WAIT_S)],
+    [(None, RETRY_AFTER_S), (-3.0, 1), (0.2, 1), (7.0, 7), (7.1, 8), (3600.0, MAX_RETRY_AFTER_S)],
 )
 def test_it_is_whole_seconds_within_a_minute(known_s, expected):
     assert waiting_s(known_s) == expected

@@ -118,11 +118,14 @@ def create_app(
             "document": Provide(describe, sync_to_thread=True, use_cache=True),
             "docs": Provide(show, sync_to_thread=True, use_cache=True),
         },
-        guards=[*([Guard(service.keys)] if service.keys else []), RateLimitGuard(service.accounts)],
-        on_startup=[service.fleet.start, service.accounts.start, service.monitors.start],
+        guards=[
+            *([Guard(service.keys)] if service.keys else []),
+            RateLimitGuard(service.tenant_usages),
+        ],
+        on_startup=[service.fleet.start, service.tenant_usages.start, service.monitors.start],
         on_shutdown=[
             service.toolbox.aclose,
-            service.accounts.close,
+            service.tenant_usages.close,
             service.offload.close,
             service.monitors.stop,
             scraper.close,

@@ -40,7 +40,7 @@ from vlmkit_server.http.certificate import load_certificate
 from vlmkit_server.http.connection import Connection
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.listening import health_listener, listener, shown
-from vlmkit_server.http.open_files import ReserveDescriptor, room_for_connections
+from vlmkit_server.http.open_files import ReserveDescriptor, raise_file_limit
 from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_server.operate.health_listener import HealthListener
@@ -139,10 +139,10 @@ class Server(uvicorn.Server):
         self._supervisor = Supervisor(service, Notifier(os.environ))
         self._scraper = Scraper(service)
         self._health = self._opened_health(settings)
-        self._spare = ReserveDescriptor()  # now: models that are loaded may take all there are
-        room = service.ledger.connections
-        room.most = room_for_connections(settings.max_connections)
-        connection = type("Connection", (Connection,), {"settings": settings, "room": room})
+        self._reserve = ReserveDescriptor()  # before models open files
+        quota = service.resource_limits.connections
+        quota.limit = raise_file_limit(settings.max_connections)
+        connection = type("Connection", (Connection,), {"settings": settings, "quota": quota})
         super().__init__(
             uvicorn.Config(
                 create_app(service, scraper=self._scraper),
@@ -189,10 +189,10 @@ class Server(uvicorn.Server):
         await super().startup([])
         self._acceptor = Acceptor(
             self._connection,
-            self._service.ledger.connections,
+            self._service.resource_limits.connections,
             self.config.ssl,
             self._service.settings.header_timeout_s,
-            self._spare,
+            self._reserve,
         )
         self._acceptor.start(sockets or ())
         scheme = "https" if self.config.is_ssl else "http"
@@ -232,7 +232,7 @@ class Server(uvicorn.Server):
 
     def close(self) -> None:
         """Close the port of health, the last of all, and a file that was kept."""
-        self._spare.give()
+        self._reserve.close()
         if self._health is not None:
             self._health.stop()
 

@@ -14,7 +14,7 @@ from litestar.handlers import BaseRouteHandler
 
 from vlmkit_server.auth.key import Key
 from vlmkit_server.auth.key_ring import KeyRing
-from vlmkit_server.http.caller import Caller, secrets_in, speaks_for
+from vlmkit_server.http.caller import Caller, credentials_of, internal_caller
 from vlmkit_server.http.errors import KeyMissing, KeyRefused, MayNot
 from vlmkit_server.http.operation import Operation
 
@@ -45,8 +45,11 @@ class Guard:
         access = "chat" if operation is None else operation.access
         if access == "open" or asked.scope.get("method") == HttpMethod.OPTIONS:
             return
-        inside = speaks_for(asked.scope)
-        key = self._key(secrets_in(Request(asked.scope))) if inside is None else self._by_id(inside)
+        inside = internal_caller(asked.scope)
+        if inside is None:
+            key = self._key(credentials_of(Request(asked.scope)))
+        else:
+            key = self._by_id(inside)
         asked.scope["state"]["tenant"] = key.tenant
         asked.scope["state"]["is_operator"] = key.may("admin")
         asked.scope["state"]["key"] = key

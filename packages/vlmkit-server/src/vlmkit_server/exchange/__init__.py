@@ -1,1 +1,1 @@
-"""The requests under way: their places, their ends, and how answers are sent."""
+"""Requests in progress: their admission, their deadlines, and how responses are sent."""

@@ -1,4 +1,4 @@
-"""Work that goes on when its request is answered; it has a place in the server like any other."""
+"""Work that continues after its request is answered; it is admitted like a request."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,10 +9,10 @@ from vlmkit_server.exchange.service import Service
 
 
 class BackgroundWork:
-    """Holds what goes on; a drain waits for it.
+    """Runs background work; a drain waits for it.
 
     Args:
-        service: gives places.
+        service: admits the work.
     """
 
     def __init__(self, service: Service) -> None:
@@ -20,24 +20,24 @@ class BackgroundWork:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], account: str) -> None:
-        """Begin some work, which raises nothing.
+        """Start some work, which must not raise.
 
         Args:
-            work: is done to its end.
-            account: on whose account it is.
+            work: the work, which runs to its end.
+            account: the tenant or client network that it counts for.
 
         Raises:
             Unavailable: the server is shutting down.
-            Overloaded: there are too many requests under way.
+            Overloaded: too many requests are in progress.
         """
-        with ExitStack() as places:
+        with ExitStack() as permits:
             try:
-                places.enter_context(self._service.admitted(account))
+                permits.enter_context(self._service.admitted(account))
             except BaseException:
                 work.close()
                 raise
-            places.enter_context(self._service.opened())
-            held = places.pop_all()
+            permits.enter_context(self._service.opened())
+            held = permits.pop_all()
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

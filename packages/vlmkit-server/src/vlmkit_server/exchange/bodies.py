@@ -1,7 +1,7 @@
-"""How requests' bodies are read: each in the time that it has, all within one bound.
+"""Reads request bodies, each with a deadline, all within one quota of bytes.
 
-What was received counts, not what was announced. Where there is no room, the body of whoever sends
-most gives way, if it is still on its way.
+Received bytes count, not the announced length. When the quota is full, a body that is still being
+read is dropped: one of the caller that sends most.
 """
 
 import asyncio
@@ -19,68 +19,68 @@ from vlmkit_server.http.quota import Quota
 
 
 class Body:
-    """What one request sent, for as long as it is held.
+    """The body of one request, while it is held.
 
     Args:
-        bodies: which it is one of.
-        caller: who sends it.
+        bodies: the object that reads it.
+        caller: the sender.
     """
 
     def __init__(self, bodies: "Bodies", caller: str) -> None:
         self.caller = caller
         self._bodies = bodies
-        self._patience: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
         self._reason: Exception | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing would be lost with it."""
+        """Whether dropping it would lose nothing."""
         return False
 
     @property
-    def can_leave(self) -> bool:
-        """Whether it is still on its way."""
-        return self._patience is not None
+    def is_evictable(self) -> bool:
+        """Whether it is still being read."""
+        return self._timeout is not None
 
-    def leave(self) -> None:
-        """End the reading: there is no room."""
-        self.end(self._bodies.room.refusal(self.caller))
+    def evict(self) -> None:
+        """Stop reading: the quota is full."""
+        self.end(self._bodies.quota.refusal(self.caller))
 
     def end(self, reason: Exception) -> None:
-        """End the reading, if it has not ended."""
-        if self._reason is not None or (self._patience and self._patience.expired()):
+        """Stop reading with an error, unless reading has ended."""
+        if self._reason is not None or (self._timeout and self._timeout.expired()):
             return
         self._reason = reason
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, request: Request[Any, Any, Any]) -> bytes:
         """Return the whole body, decompressed.
 
         Raises:
-            EncodingRefused: it is compressed in a way that is not known here.
-            RequestError: it is not what its encoding says.
-            RequestEntityTooLarge: it is too large, when it is decompressed.
+            EncodingRefused: its content encoding is not supported.
+            RequestError: it is not valid in its content encoding.
+            RequestEntityTooLarge: it is too large after decompression.
             BodyTooSlow: it did not arrive in time.
-            Overloaded: there is no room for it.
+            Overloaded: the quota of bytes is used up.
             Unavailable: the server is shutting down.
         """
         parts: list[bytes] = []
         try:
-            async with asyncio.timeout(self._bodies.timeout_s) as self._patience:
+            async with asyncio.timeout(self._bodies.timeout_s) as self._timeout:
                 async for part in self._decoded(request):
-                    self.take(len(part))
+                    self.count(len(part))
                     parts.append(part)
         except TimeoutError:
             raise self._reason or BodyTooSlow("the body did not arrive in time") from None
         finally:
-            self._patience = None
+            self._timeout = None
         if sum(map(len, parts)) > LARGE_BYTES:  # copying takes tens of milliseconds
             return await asyncio.to_thread(b"".join, parts)
         return b"".join(parts)
 
     async def _decoded(self, request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
-        """Yield the parts of a body as they come, decompressed; others run between large ones."""
+        """Yield the decompressed parts of a body; other tasks run between large parts."""
         gunzip = gunzip_of(request.headers, self._bodies.max_bytes)
         async for part in request.stream():
             if gunzip is None:
@@ -93,78 +93,78 @@ class Body:
             gunzip.close()
 
     async def pieces(self, request: Request[Any, Any, Any], num_bytes: int) -> AsyncIterator[bytes]:
-        """Yield a body as it comes, in pieces of some size; each has the time that a body has.
+        """Yield a body in pieces of some size; the deadline applies to each piece.
 
-        A piece is held until the next one is asked for.
+        A piece counts until the next one is requested.
 
         Raises:
             BodyTooSlow: a piece did not arrive in time.
-            Overloaded: there is no room for it.
+            Overloaded: the quota of bytes is used up.
             Unavailable: the server is shutting down.
-            ClientGone: the client closed the connection first.
+            ClientGone: the client disconnected.
         """
         more = True
         while more:
             piece = bytearray()
-            self._check_wanted()
+            self._check_not_ended()
             try:
-                async with asyncio.timeout(self._bodies.timeout_s) as self._patience:
+                async with asyncio.timeout(self._bodies.timeout_s) as self._timeout:
                     while more and len(piece) < num_bytes:
                         event = await request.receive()
                         if event["type"] != "http.request":
                             raise ClientGone
-                        self.take(len(event["body"]))
+                        self.count(len(event["body"]))
                         piece += event["body"]
                         more = event["more_body"]
             except TimeoutError:
                 raise self._reason or BodyTooSlow("the body did not arrive in time") from None
             finally:
-                self._patience = None
+                self._timeout = None
             yield bytes(piece)
-            self._bodies.room.give_back(self)
+            self._bodies.quota.release(self)
 
-    def _check_wanted(self) -> None:
-        """Raise the reason if the reading was ended while a piece before was used."""
+    def _check_not_ended(self) -> None:
+        """Raise the error if reading was ended while the previous piece was used."""
         if self._reason is not None:
             raise self._reason
 
-    def take(self, num_bytes: int) -> None:
-        """Count bytes that came.
+    def count(self, num_bytes: int) -> None:
+        """Count received bytes.
 
         Raises:
-            Overloaded: there is no room for them.
+            Overloaded: the quota of bytes is used up.
         """
-        if not self._bodies.room.take(self, num_bytes):
-            raise self._bodies.room.refusal(self.caller, num_bytes)
+        if not self._bodies.quota.add(self, num_bytes):
+            raise self._bodies.quota.refusal(self.caller, num_bytes)
 
 
 class Bodies:
-    """The bodies that are read, or held until their requests are checked.
+    """The bodies that are being read, or are held until their requests are checked.
 
     Args:
-        room: for their bytes.
-        timeout_s: in which each has to arrive.
-        max_bytes: of one that is decompressed.
+        quota: the quota of their bytes.
+        timeout_s: the deadline of each.
+        max_bytes: the largest decompressed size.
     """
 
-    def __init__(self, room: Quota, timeout_s: float, max_bytes: int) -> None:
-        self.room = room
+    def __init__(self, quota: Quota, timeout_s: float, max_bytes: int) -> None:
+        self.quota = quota
         self.timeout_s = timeout_s
         self.max_bytes = max_bytes
         self._open: set[Body] = set()
 
     @contextmanager
     def opened(self, request: Request[Any, Any, Any]) -> Iterator[Body]:
-        """Hold what a request sends, for as long as the context is open."""
+        """Hold a request's body while the context is open."""
         body = Body(self, caller_of(request).account)
         self._open.add(body)
         try:
             yield body
         finally:
             self._open.discard(body)
-            self.room.give_back(body)
+            self.quota.release(body)
 
     def end(self, reason: Callable[[], Exception]) -> None:
-        """End the reading of all that are on their way; each of them raises a reason."""
+        """Stop reading all bodies; each raises the error that ``reason`` returns."""
         for body in self._open:
             body.end(reason())

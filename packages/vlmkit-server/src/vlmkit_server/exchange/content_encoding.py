@@ -1,6 +1,6 @@
-"""Bodies with the header ``Content-Encoding``: gzip is decompressed as it comes.
+"""Decodes bodies with the header ``Content-Encoding``: gzip is decompressed as it arrives.
 
-No more is decompressed than a body may have, whatever the compressed bytes promise (RFC 9110,
+At most the largest body size is decompressed, whatever the input would expand to (RFC 9110,
 section 8.4). Other encodings are refused.
 """
 
@@ -21,7 +21,7 @@ class Gunzip:
     """Decompresses one body.
 
     Args:
-        max_bytes: of the decompressed body.
+        max_bytes: the largest decompressed size.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -29,11 +29,11 @@ class Gunzip:
         self._num_left = max_bytes
 
     def pieces(self, part: bytes) -> Iterator[bytes]:
-        """Yield what a part of the compressed body holds, in pieces of a mebibyte at most.
+        """Yield the decompressed content of a part, in pieces of a mebibyte at most.
 
         Raises:
             RequestEntityTooLarge: the decompressed body is too large.
-            RequestError: this is not gzip, or something comes after its end.
+            RequestError: the data is not gzip, or has trailing bytes.
         """
         while part:
             try:
@@ -49,7 +49,7 @@ class Gunzip:
             part = self._inflate.unconsumed_tail
 
     def close(self) -> None:
-        """Check that the body is whole.
+        """Check that the body is complete.
 
         Raises:
             RequestError: its end is missing.
@@ -59,11 +59,11 @@ class Gunzip:
 
 
 def gunzip_of(headers: Headers, max_bytes: int) -> Gunzip | None:
-    """Return what decompresses a body; None where it is not encoded.
+    """Return the decompressor of a body; None if it is not encoded.
 
     Args:
-        headers: of the request.
-        max_bytes: of the decompressed body.
+        headers: the request's headers.
+        max_bytes: the largest decompressed size.
 
     Raises:
         EncodingRefused: the encoding is not gzip.
@@ -77,7 +77,7 @@ def gunzip_of(headers: Headers, max_bytes: int) -> Gunzip | None:
 
 
 def check_not_encoded(headers: Headers) -> None:
-    """Refuse an encoding where the body is a file, which has a bound of its own.
+    """Refuse an encoded file upload, whose size has a limit of its own.
 
     Raises:
         EncodingRefused: the body is encoded.

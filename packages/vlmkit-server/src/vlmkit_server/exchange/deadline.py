@@ -1,4 +1,4 @@
-"""When a request has to be done: the server's bound, or what its client has patience for."""
+"""The deadline of a request: the server's timeout, or a shorter one that the client sends."""
 
 import re
 from typing import Any
@@ -7,12 +7,12 @@ from vlmkit.errors import RequestError
 from vlmkit_server.http.errors import Unavailable
 
 HEADER = "x-request-timeout"
-DEADLINE = "deadline_s"  # in the state of a request: by the event loop's clock
+DEADLINE = "deadline_s"  # in the state of a request, by the event loop's clock
 _SECONDS = re.compile(rb"\d{1,6}(\.\d{1,6})?")
 
 
 class TooLate(Unavailable):
-    """A request was not done in the time that it had."""
+    """A request exceeded its deadline."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -21,14 +21,14 @@ class TooLate(Unavailable):
 
 
 def time_for(given: bytes | None, most_s: float) -> float:
-    """Return the seconds that a request has.
+    """Return the time that a request has, in seconds.
 
     Args:
-        given: the header that says what its client has patience for, if it was sent.
-        most_s: the server's bound.
+        given: the header with the client's timeout, if there is one.
+        most_s: the server's timeout.
 
     Raises:
-        RequestError: the header says something else.
+        RequestError: the header is invalid.
     """
     if given is None:
         return most_s
@@ -41,6 +41,6 @@ def time_for(given: bytes | None, most_s: float) -> float:
 
 
 def deadline_of(scope: Any) -> float | None:
-    """Return when a request has to be done; None where nothing says so."""
+    """Return the deadline of a request; None if it has none."""
     when_s: float | None = scope["state"].get(DEADLINE)
     return when_s

@@ -1,4 +1,4 @@
-"""The ASGI response that waits for the end of an answer; its sibling streams."""
+"""ASGI responses that are sent once the answer is complete; ``streaming`` has the others."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -12,28 +12,28 @@ from vlmkit.types.completion import Completion
 from vlmkit_server.exchange.json_pieces import PIECE_BYTES, gathered, later
 from vlmkit_server.exchange.server_timing import server_timing
 from vlmkit_server.exchange.service import Service, disconnected
-from vlmkit_server.http.caller import account_of
+from vlmkit_server.http.caller import tenant_or_network
 from vlmkit_server.http.errors import ClientGone, Unavailable
 
 _JSON = (b"content-type", b"application/json")
 
 
 class Ending(Protocol):
-    """An answer, as far as its end is waited for."""
+    """An answer whose end is awaited."""
 
     async def aresult(self) -> Completion:
-        """Wait for the end and return everything."""
+        """Wait for the end, and return the completion."""
         ...
 
 
 class WholeAnswer:
-    """Sends an answer when all of it is there.
+    """Sends an answer once it is complete.
 
     Args:
-        stream: an answer that was accepted.
-        encode: makes a body of it, in pieces.
-        service: knows when the server gives up.
-        headers: what to say besides.
+        stream: an accepted request's answer.
+        encode: encodes the body, in pieces.
+        service: cancels the work when the server gives up.
+        headers: further response headers.
         images_s: how long fetching and checking the images took.
     """
 
@@ -52,29 +52,29 @@ class WholeAnswer:
         self._images_s = images_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the end and answer; an error has its own status."""
+        """Wait for the end and send the answer; an error has its own status."""
         completion = await self._service.attend(self._stream.aresult(), receive, scope)
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
         timing = server_timing(self._images_s, completion.timings)
         headers = {"server-timing": timing, **self._headers}
         answer = PiecedAnswer(partial(self._encode, completion), self._service, headers)
-        untold = [choice.samples for choice in completion.choices]
-        del completion  # so that what was told of it can go
+        samples = [choice.samples for choice in completion.choices]
+        del completion  # so that encoded parts can be freed
         try:
             await answer(scope, receive, send)
         finally:
-            if sum(map(len, untold)) > NUM_AT_ONCE:
-                self._service.offload.discard(partial(release, untold), account_of(scope))
+            if sum(map(len, samples)) > NUM_AT_ONCE:
+                self._service.offload.discard(partial(release, samples), tenant_or_network(scope))
 
 
 class PiecedAnswer:
-    """Sends JSON that is written piece by piece, as fast as its reader takes it.
+    """Sends JSON that is encoded piece by piece, as fast as the client reads it.
 
     Args:
-        make: begins to write, and returns the pieces; all of that runs beside the event loop.
-        service: runs it, and knows when the server gives up.
-        headers: what to say besides.
+        make: starts the encoding, and returns the pieces; it runs outside the event loop.
+        service: runs the encoding, and cancels it when the server gives up.
+        headers: further response headers.
     """
 
     def __init__(
@@ -85,22 +85,22 @@ class PiecedAnswer:
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write and send; a short answer leaves as a whole, with its length."""
-        encode = partial(self._service.offload.run, self._next, account_of(scope))
+        """Encode and send; a short answer is sent at once, with its length."""
+        encode = partial(self._service.offload.run, self._next, tenant_or_network(scope))
         first = await encode()
         if len(first) < PIECE_BYTES:
             await ASGIResponse(body=first, headers={**self._headers})(scope, receive, send)
             return
-        own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *own]})
+        headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *headers]})
         try:
             await self._service.attend(self._rest(first, encode, send), receive, scope)
         except ClientGone:
             return
         except Unavailable:
-            if self._service.is_draining:  # what is open at the deadline is closed
+            if self._service.is_draining:  # connections are closed at the deadline
                 await disconnected(receive)
-            return  # the connection is closed, so that nobody takes this for the end
+            return  # closes the connection, so that the client sees a truncated body
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _rest(self, piece: bytes, encode: Callable[[], Awaitable[bytes]], send: Send) -> None:

@@ -1,7 +1,7 @@
-"""JSON that is written piece by piece: what is long in it is made when its turn comes.
+"""Encodes JSON piece by piece: long lists are encoded when their piece is sent.
 
-An answer with the likeliest tokens of each place is a thousand times longer than its text. Written
-at once, it would be in memory three times, and one call would hold up everybody else.
+An answer with the top log-probabilities of each token is a thousand times longer than its text.
+Encoded at once, it would be in memory three times, and one call would delay all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,21 +14,21 @@ from msgspec import Raw
 T = TypeVar("T")
 
 HOLE: Any = Raw(b"\0")
-"""Stands for what is long in what is written; no JSON text has this byte."""
+"""A placeholder for a long value; JSON text never contains this byte."""
 
-PIECE_BYTES = 2**18  # a few milliseconds of work, where it is made of log-probabilities
+PIECE_BYTES = 2**18  # a few milliseconds of encoding log-probabilities
 
-MANY_EACH = 1024  # items of a list in a piece, where each is a number or a word
+MANY_EACH = 1024  # list items in a piece, if each is a number or a word
 
 _encode = msgspec.json.encode
 
 
 def filled(value: Any, fillings: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield the JSON of a value, with what stands in its holes, in the order of these.
+    """Yield the JSON of a value, with its holes replaced in order.
 
     Args:
-        value: has as many holes as there are fillings.
-        fillings: of each hole the JSON, in pieces.
+        value: contains one ``HOLE`` for each filling.
+        fillings: the JSON of each hole, in pieces.
     """
     for text, filling in zip(_encode(value).split(b"\0"), [*fillings, ()], strict=True):
         yield text
@@ -36,28 +36,28 @@ def filled(value: Any, fillings: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
 
 
 def later(make: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield pieces that are begun when the first of them is wanted."""
+    """Yield pieces, and start to create them when the first one is requested."""
     yield from make()
 
 
 def listed(items: Iterable[Any], num_each: int) -> Iterator[bytes]:
-    """Yield the JSON of a list, so many items in each piece."""
-    left, mark = iter(items), b"["
+    """Yield the JSON of a list, with ``num_each`` items in each piece."""
+    left, separator = iter(items), b"["
     while some := list(islice(left, num_each)):
-        yield mark + _encode(some)[1:-1]
-        mark = b","
-    yield b"]" if mark == b"," else b"[]"
+        yield separator + _encode(some)[1:-1]
+        separator = b","
+    yield b"]" if separator == b"," else b"[]"
 
 
-def taken(items: list[T]) -> Iterator[T]:
-    """Yield items and let each of them go; none is left in the list."""
+def drained(items: list[T]) -> Iterator[T]:
+    """Yield items, and remove each from the list, so that it can be freed."""
     items.reverse()
     while items:
         yield items.pop()
 
 
 def gathered(pieces: Iterator[bytes]) -> bytes:
-    """Return the next pieces, together as large as one should be, or all that are left."""
+    """Return the next pieces, joined up to the size of one, or all that are left."""
     found, num_bytes = [], 0
     for piece in pieces:
         found.append(piece)

@@ -1,4 +1,4 @@
-"""The runner that a call is given: it counts and reports what the call asks."""
+"""A runner that meters one call: it applies rate limits and records the call's requests."""
 
 from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.types.request import Request
@@ -10,32 +10,32 @@ from vlmkit_server.rate_limits.usage_charge import UsageCharge
 
 
 class MeteredRunner:
-    """A runner whose requests are charged to a call, and noted; in all else it is the runner.
+    """Wraps a runner for one call, and charges and records its requests.
 
     Args:
-        runner: answers.
-        clamped: reports clamped lengths of answers.
-        unconstrained: reports what answers are not held to.
-        charge: of the call; None where there are no limits.
-        noted: gets the answers; None where nobody writes lines of requests.
-        whole: claims what answers hold in memory; None where they are streamed.
+        runner: runs the requests.
+        output_limit: reports clamped lengths of answers.
+        unenforced: reports schema keywords that are not enforced.
+        charge: charges the call's usage; None where there are no rate limits.
+        record: records the answers; None where requests are not logged.
+        response_buffer: reserves memory for complete answers; None for streams.
     """
 
     def __init__(
         self,
         runner: Runner,
-        clamped: OutputLimit,
-        unconstrained: UnenforcedSchemas,
+        output_limit: OutputLimit,
+        unenforced: UnenforcedSchemas,
         charge: UsageCharge | None,
-        noted: RequestRecord | None,
-        whole: ResponseBuffer | None = None,
+        record: RequestRecord | None,
+        response_buffer: ResponseBuffer | None = None,
     ) -> None:
         self._runner = runner
-        self._clamped = clamped
-        self._unconstrained = unconstrained
-        self._whole = whole
+        self._output_limit = output_limit
+        self._unenforced = unenforced
+        self._response_buffer = response_buffer
         self._charge = charge
-        self._noted = noted
+        self._record = record
         self.facts = runner.facts
         self.submit = runner.submit
         self.atokenize = runner.atokenize
@@ -47,16 +47,16 @@ class MeteredRunner:
         self.close = runner.close
 
     async def asubmit(self, request: Request) -> AnswerStream:
-        """Start a request as soon as the limits of who asks are known to allow it."""
-        request = self._unconstrained.reported(self._clamped.reported(request))
-        if self._whole is not None:
-            request = self._whole.counted(request)
+        """Start a request, if the caller's limits allow it."""
+        request = self._unenforced.reported(self._output_limit.reported(request))
+        if self._response_buffer is not None:
+            request = self._response_buffer.counted(request)
         if self._charge is not None:
             stream = await self._charge.asubmit(self._runner, request)
         else:
             stream = await self._runner.asubmit(request)
-        if self._noted is not None:
-            self._noted.answers.append(stream)
+        if self._record is not None:
+            self._record.answers.append(stream)
         return stream
 
     @property
@@ -66,5 +66,5 @@ class MeteredRunner:
 
     @property
     def is_full(self) -> bool:
-        """Whether a request would be refused now because too many wait."""
+        """Whether a request would be refused now because the queue is full."""
         return self._runner.is_full

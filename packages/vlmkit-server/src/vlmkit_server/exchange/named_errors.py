@@ -1,6 +1,6 @@
-"""An answer whose errors name fields of what was sent, although that is not kept while it comes.
+"""Adds field names to errors of an answer, after the request's body is gone.
 
-An image can fail long after its request was accepted: when it is encoded.
+An image can fail long after its request is accepted: when it is encoded.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -15,45 +15,45 @@ from vlmkit.types.request import Request
 Names = Seq[str | None]
 
 
-class Answering(Protocol):
-    """An answer, as far as it is read."""
+class AnswerReader(Protocol):
+    """An answer that is read."""
 
     @property
     def usage(self) -> Usage:
-        """What it took so far."""
+        """The usage so far."""
         ...
 
     @property
     def timings(self) -> Timings:
-        """Where its time went so far."""
+        """The timings so far."""
         ...
 
     async def next_chunks(self) -> list[Chunk]:
-        """Wait for, and return, everything that has come; empty when the answer is over."""
+        """Wait for new chunks and return them; empty at the end of the answer."""
         ...
 
     async def aresult(self) -> Completion:
-        """Wait for the end and return everything."""
+        """Wait for the end, and return the completion."""
         ...
 
     def abort(self) -> None:
-        """Stop; harmless when it is over already."""
+        """Abort the answer; does nothing if it has ended."""
         ...
 
 
 def media_names(request: Request, field_of: Callable[[RequestError], str | None]) -> Names:
-    """Return what errors are to call the images and files of a request, in order.
+    """Return the field name of each image and file of a request, in order.
 
     Args:
-        request: as it was submitted.
-        field_of: returns the field of what was sent that an error is about.
+        request: the request, as it was submitted.
+        field_of: returns the client's field that an error is about.
     """
     shown = sum(isinstance(part, ImagePart | FilePart) for part in parts_of(request.messages))
     return [field_of(_of_medium(index)) for index in range(shown or len(request.images))]
 
 
-def naming_media(stream: Answering, names: Names) -> Answering:
-    """Return an answer whose errors name the image or file that they are about."""
+def naming_media(stream: AnswerReader, names: Names) -> AnswerReader:
+    """Return an answer whose errors name the field of the image or file."""
     return _Named(stream, names) if names else stream
 
 
@@ -64,9 +64,9 @@ def _of_medium(index: int) -> MediaError:
 
 
 class _Named:
-    """Sets the field of errors as they pass."""
+    """Sets the field name of errors that pass through."""
 
-    def __init__(self, stream: Answering, names: Names) -> None:
+    def __init__(self, stream: AnswerReader, names: Names) -> None:
         self._stream = stream
         self._names = names
         self.abort = stream.abort

@@ -1,7 +1,7 @@
-"""Events that do not tell by their size how long a token's text is, for who asks for that.
+"""Hides the length of each token's text in the sizes of events, for clients that ask for it.
 
-Whoever watches an encrypted connection sees sizes. OpenAI's APIs hide them by a field
-``obfuscation`` of random characters; here it fills each event up to a multiple of some bytes.
+An observer of an encrypted connection sees sizes. OpenAI's APIs hide them with a field
+``obfuscation`` of random characters; here, it pads each event to a multiple of some bytes.
 """
 
 from collections.abc import Iterable
@@ -18,36 +18,36 @@ _END = b"\n\n"
 
 
 class Obfuscated:
-    """Encodes an answer as others do, and fills up the events that tell pieces of it.
+    """Encodes an answer, and pads the events that contain pieces of it.
 
     Args:
-        events: encodes it.
+        events: encodes the answer.
     """
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self.ping, self.tells_all = events.ping, events.tells_all
+        self.ping, self.repeats_answer = events.ping, events.repeats_answer
         self.opening = events.opening
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks; may be empty."""
-        return filled_up(self._events.chunks(chunks))
+        return padded(self._events.chunks(chunks))
 
     def closing(self, usage: Usage) -> bytes:
         """Return the events after the last chunk."""
         return self._events.closing(usage)
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the event that ends an answer which failed."""
+        """Return the event that ends a failed answer."""
         return self._events.failed(error, scope)
 
 
-def filled_up(events: bytes) -> bytes:
-    """Return events of which those that tell pieces of an answer have no size of their own."""
-    return b"".join(_filled_up(event) for event in events.split(_END) if event)
+def padded(events: bytes) -> bytes:
+    """Pad the events that contain pieces of an answer to multiples of ``NUM_BYTES``."""
+    return b"".join(_padded(event) for event in events.split(_END) if event)
 
 
-def _filled_up(event: bytes) -> bytes:
+def _padded(event: bytes) -> bytes:
     name, _, _ = event.partition(b"\n")
     if name.startswith(b"event: ") and not name.endswith(b".delta"):
         return event + _END

@@ -1,8 +1,8 @@
-"""Runs the decoding of large bodies and the encoding of large answers beside the event loop.
+"""Runs the decoding of large bodies and the encoding of large answers outside the event loop.
 
-One thread does it: the interpreter runs one at a time, so more threads would only take time from
-the event loop. Callers bring long work in pieces; the pieces of one tenant never wait for more than
-one piece of another. Does not prepare prompts: that is the pipeline's.
+One thread does it: Python runs one thread at a time, so more threads would only take time from the
+event loop. Callers split long work into pieces. A tenant's piece waits for at most one piece of
+each other tenant. Prompts are prepared elsewhere, by the pipeline.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class OffloadExecutor:
 
         Args:
             work: the piece.
-            account: the tenant whose turn it uses.
+            account: the tenant or client network that it counts for.
 
         Raises:
             Exception: what the work raised.

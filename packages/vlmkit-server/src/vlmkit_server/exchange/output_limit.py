@@ -1,4 +1,4 @@
-"""The largest answer that a call may have, where it is less than the call asked for."""
+"""The output limit of a call, where it is lower than the requested ``max_tokens``."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ class OutputLimit:
     """Reports clamped values of ``max_tokens`` in the headers of one call.
 
     Args:
-        facts: of the model.
-        headers: get the lowest value, before the answer begins.
+        facts: the model's facts.
+        headers: receives the lowest value, before the answer begins.
     """
 
     def __init__(self, facts: RunnerFacts, headers: dict[str, str]) -> None:
@@ -23,15 +23,15 @@ class OutputLimit:
 
     def reported(self, request: Request) -> Request:
         """Return a request that sets the header once its prompt is known, if it is clamped."""
-        asked = (request.params or self._facts.defaults).max_tokens
-        if request.task != "generate" or not request.clamp_max_tokens or asked is None:
+        requested = (request.params or self._facts.defaults).max_tokens
+        if request.task != "generate" or not request.clamp_max_tokens or requested is None:
             return request
 
         def admit(demand: Demand) -> None:
             if request.admit is not None:
                 request.admit(demand)
             num_tokens = demand.answer_tokens // demand.num_choices
-            if num_tokens < asked:
+            if num_tokens < requested:
                 before = int(self._headers.get(HEADER, num_tokens))
                 self._headers[HEADER] = str(min(before, num_tokens))
 

@@ -1,19 +1,19 @@
-"""What this server has of each resource, who holds how much of it, and when there is more.
+"""The resource limits of this server: each limit, what every caller holds, and when there is more.
 
-One for each server. Admission, ``/readyz`` and metrics ask it, and nobody counts for himself. A
-caller is a tenant where keys are asked for, and a network address where they are not.
+There is one object for each server. Admission, ``/readyz`` and metrics use it, and no module counts
+for itself. A caller is a tenant where keys are required, and a client network where they are not.
 
-A new resource is a line in :class:`ResourceLimits` with its bound and the error for requests over
-it. Who uses it claims what he is about to use before that costs anything::
+A new resource is a line in :class:`ResourceLimits` with its limit and the error beyond it. Code
+that uses a resource acquires a permit before it spends anything::
 
-    with ledger.pixels.claim(caller.account, num_pixels):  # or Overloaded, which is a 429
+    with limits.pixels.acquire(caller.account, num_pixels):  # or Overloaded, which is a 429
         ...
-    with await ledger.pixels.wait(caller.account, num_pixels):  # or waits for its turn
+    with await limits.pixels.wait(caller.account, num_pixels):  # or waits for its turn
         ...
 
-A claim is given back when its ``with`` statement ends, however that is. All of it is used in the
-event loop's thread. Sharing is :class:`~vlmkit_server.http.quota.Quota`'s business; in what
-order a model computes is that of :mod:`vlmkit.running.engine_loop.fair_queue`.
+A permit is released when its ``with`` statement ends, in any way. Everything is used in the event
+loop's thread. :class:`~vlmkit_server.http.quota.Quota` shares a resource between callers;
+:mod:`vlmkit.running.engine_loop.fair_queue` orders the computation of a model.
 """
 
 from typing import NamedTuple
@@ -23,12 +23,12 @@ from vlmkit_server.settings.server import ServerSettings
 
 
 class Use(NamedTuple):
-    """How much of a resource is used.
+    """How much of a resource is in use.
 
     Attributes:
         held: by one caller.
-        total: by all.
-        most: how much there is.
+        total: by all callers.
+        most: the limit.
     """
 
     held: int
@@ -37,16 +37,16 @@ class Use(NamedTuple):
 
 
 class ResourceLimits:
-    """A room for each resource; its attributes are named as their uses are told.
+    """A quota for each resource; the attributes' names are the names in metrics and ``/readyz``.
 
     Args:
-        settings: bounds.
+        settings: the limits.
 
     Attributes:
-        connections: that are open.
-        body_bytes: of requests that are being read and checked.
-        requests: under way, those that wait included.
-        logprob_bytes: of log-probabilities, as many as answers that are told whole may come to.
+        connections: open connections.
+        body_bytes: bytes of requests that are being read and checked.
+        requests: requests in progress, waiting ones included.
+        logprob_bytes: bytes of log-probabilities in complete answers, by their upper bound.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -60,13 +60,13 @@ class ResourceLimits:
         )
 
     @property
-    def rooms(self) -> dict[str, Quota]:
-        """All of them, by name."""
-        return {name: room for name, room in vars(self).items() if isinstance(room, Quota)}
+    def quotas(self) -> dict[str, Quota]:
+        """All quotas, by name."""
+        return {name: quota for name, quota in vars(self).items() if isinstance(quota, Quota)}
 
     def uses(self, caller: str) -> dict[str, Use]:
-        """Return what is used of each resource, by a caller and in all."""
+        """Return the use of each resource, by one caller and by all."""
         return {
-            name: Use(room.held_by(caller), room.num_held, room.most)
-            for name, room in self.rooms.items()
+            name: Use(quota.held_by(caller), quota.num_held, quota.limit)
+            for name, quota in self.quotas.items()
         }

@@ -1,7 +1,7 @@
-"""The memory of answers that are told whole: claimed before log-probabilities are computed.
+"""The memory budget of complete answers: reserved before log-probabilities are computed.
 
-A request of 200 bytes can ask for a gigabyte of them. What of an answer is streamed needs no claim:
-its reader holds it up.
+A request of 200 bytes can ask for a gigabyte of them. A streamed answer reserves nothing: the
+client's reading speed bounds what is buffered.
 """
 
 import asyncio
@@ -16,28 +16,28 @@ from vlmkit.types.request import Request
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.quota import Permit, Quota
 
-TOKEN_BYTES = 256  # of a token with its own log-probability; measured, and rounded up
-LOGPROB_BYTES = 96  # of each likeliest one beside it
-PATIENCE_S = 60.0  # for an event loop that is asked from a worker's thread
+TOKEN_BYTES = 256  # of a token with its own log-probability; measured, rounded up
+LOGPROB_BYTES = 96  # of each further top log-probability
+LOOP_TIMEOUT_S = 60.0  # for the event loop to answer a worker thread
 
 
 class ResponseBuffer:
-    """What one call claims for its answers.
+    """The memory that one call reserves for its answers.
 
     Args:
-        room: for all.
-        account: of the call.
+        quota: the quota of all calls.
+        account: the tenant or client network of the call.
     """
 
-    def __init__(self, room: Quota, account: str) -> None:
-        self._room = room
+    def __init__(self, quota: Quota, account: str) -> None:
+        self._quota = quota
         self._account = account
         self._loop = asyncio.get_running_loop()
-        self._claims: list[Permit] = []
+        self._permits: list[Permit] = []
         self._is_over = False
 
     def counted(self, request: Request) -> Request:
-        """Return a request that claims what it takes once that is known, or is refused."""
+        """Return a request that reserves its memory once its size is known."""
         params = request.params
         if params is None or not (params.logprobs or params.top_logprobs):
             return request
@@ -49,19 +49,19 @@ class ResponseBuffer:
             self._check(num_tokens, num_tokens * num_each)
             if request.admit is not None:
                 request.admit(demand)
-            self._in_loop(partial(self._claim, num_tokens * num_each))
+            self._in_loop(partial(self._reserve, num_tokens * num_each))
 
         return replace(request, admit=admit)
 
     def close(self) -> None:
-        """Give everything back; nothing can be claimed any more."""
+        """Release everything; later reservations are refused."""
         self._is_over = True
-        for claim in self._claims:
-            claim.release()
-        self._claims.clear()
+        for permit in self._permits:
+            permit.release()
+        self._permits.clear()
 
     def _check(self, num_tokens: int, num_bytes: int) -> None:
-        if num_bytes > self._room.most:
+        if num_bytes > self._quota.limit:
             raise RequestError(
                 f"the log-probabilities of up to {num_tokens} tokens in one answer would take "
                 f"{num_bytes} bytes, over server.max_logprob_bytes",
@@ -70,13 +70,13 @@ class ResponseBuffer:
                 hint="ask for fewer tokens, answers or top_logprobs, or for a stream",
             )
 
-    def _claim(self, num_bytes: int) -> None:
+    def _reserve(self, num_bytes: int) -> None:
         if self._is_over:
             raise RequestError("the request was given up")
-        self._claims.append(self._room.claim(self._account, num_bytes))
+        self._permits.append(self._quota.acquire(self._account, num_bytes))
 
     def _in_loop(self, work: Callable[[], None]) -> None:
-        """Do something in the event loop's thread, whichever this is, and wait for it."""
+        """Run a function in the event loop's thread, and wait for it; called in any thread."""
         try:
             is_here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -87,8 +87,8 @@ class ResponseBuffer:
         done: Future[None] = Future()
         try:
             self._loop.call_soon_threadsafe(partial(_do, work, done))
-            done.result(PATIENCE_S)
-        except (RuntimeError, TimeoutError) as error:  # the loop is gone, or stands
+            done.result(LOOP_TIMEOUT_S)
+        except (RuntimeError, TimeoutError) as error:  # the loop has ended, or is blocked
             raise Unavailable("the server is shutting down", code="server_draining") from error
 
 
@@ -96,5 +96,5 @@ def _do(work: Callable[[], None], done: "Future[None]") -> None:
     try:
         work()
         done.set_result(None)
-    except Exception as error:  # noqa: BLE001 - whoever waits raises it
+    except Exception as error:  # noqa: BLE001 - the waiting thread raises it
         done.set_exception(error)

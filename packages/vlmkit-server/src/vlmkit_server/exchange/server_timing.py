@@ -1,6 +1,7 @@
-"""Where the time of an answer went, as ``Server-Timing`` writes it, in milliseconds.
+"""The timings of an answer in the ``Server-Timing`` header, in milliseconds.
 
-Of images there are sums, and each by itself, up to a number: clients bound the size of headers.
+It has sums over all images, and each of the first images by itself: clients limit the size of
+headers.
 """
 
 from collections.abc import Iterator
@@ -13,33 +14,33 @@ _STAGES = ("fetch", "decode", "preprocess", "encode")
 
 
 def server_timing(images_s: float, timings: Timings) -> str:
-    """Return where the time of an answer went that is over."""
+    """Return the timings of an answer that has ended."""
     spans = {
         "queue": timings.queue_s,
         "first_token": timings.first_token_s,
         "decode": timings.decode_s,
     }
-    return ", ".join([*_made(images_s, timings), *_written(spans), *_of_images(timings)])
+    return ", ".join([*_preparation(images_s, timings), *_written(spans), *_of_images(timings)])
 
 
 def timing_before(images_s: float, timings: Timings) -> str:
-    """Return where the time of an answer went that begins."""
-    return ", ".join([*_made(images_s, timings), *_of_images(timings)])
+    """Return the timings that are known before an answer begins."""
+    return ", ".join([*_preparation(images_s, timings), *_of_images(timings)])
 
 
-def _made(images_s: float, timings: Timings) -> Iterator[str]:
+def _preparation(images_s: float, timings: Timings) -> Iterator[str]:
     yield from _written({"images": images_s, "prompt": timings.prompt_s})
 
 
 def _of_images(timings: Timings) -> Iterator[str]:
-    """Yield what took place, of all images together and of the first of them."""
+    """Yield the stages that occurred: sums over all images, then each of the first ones."""
     for stage in _STAGES:
         total_s = sum(_stage(image, stage).took_s for image in timings.images)
         if total_s:
             yield from _written({f"image_{stage}": total_s})
     for number, image in enumerate(timings.images[:MAX_IMAGES]):
-        took = {f"image{number}_{stage}": _stage(image, stage).took_s for stage in _STAGES}
-        yield from _written({name: took_s for name, took_s in took.items() if took_s})
+        durations_s = {f"image{number}_{stage}": _stage(image, stage).took_s for stage in _STAGES}
+        yield from _written({name: took_s for name, took_s in durations_s.items() if took_s})
 
 
 def _stage(image: ImageTimings, name: str) -> Stage:

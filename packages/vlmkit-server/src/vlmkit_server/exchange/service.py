@@ -1,6 +1,6 @@
-"""What a server serves right now: its models, and the requests under way.
+"""The state that all routes share: the models, the resource limits and the requests in progress.
 
-Is called in the event loop's thread.
+It is used in the event loop's thread.
 """
 
 import asyncio
@@ -48,28 +48,28 @@ from vlmkit_server.wire.ignored import (
 log = logging.getLogger(__name__)
 
 KnownFields = Mapping[str, tuple[FieldFacts, ...]]
-"""Fields that plugins added, by name: what one means to each component that takes it."""
+"""Fields that plugins add, by name: the facts of each component that accepts the field."""
 
 T = TypeVar("T")
 
 
 class Service:
-    """The models by name, and whether work is taken.
+    """The shared state of a server, and whether it accepts work.
 
     Args:
-        models: by the name they are served under: runners, models, functions that load one, or how
-            one is offered; None where somebody else brings the runner.
-        settings: bounds.
+        models: by served name: a runner, a model, a function that loads one, or a spec; None where
+            other code adds the runner later.
+        settings: the server's settings.
         toolbox: the tools that the server runs; none when None.
-        monitors: who looks on, each by its name.
-        request_fields: fields that plugins added to requests, as far as they are known before the
-            models are there; those of models that are there are known anyway.
-        component_names: who made the monitors.
-        fetch: whether images are fetched that requests name by URL; none are when None.
+        monitors: the monitors, each by its name.
+        request_fields: fields that plugins add to requests and that are known before models are
+            loaded; those of loaded models are added.
+        component_names: names the component that provides each monitor.
+        fetch: whether images named by URL are fetched; none are when None.
 
     Raises:
-        ConfigError: two models have one name, they cannot be within the memory budget, or the file
-            of keys, or another that the settings name, cannot be used.
+        ConfigError: two models share a name, they exceed the memory budget, or the key file or
+            another file that the settings name cannot be used.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Service:
         fetch: FetchSettings | None = None,
     ) -> None:
         self.request_fields = dict(request_fields)
-        offers = {name: _offer(given) for name, given in models.items()}
-        self.roster = ModelRegistry(offers, settings.fleet)
-        self.models = self.roster.models
-        self.fleet = Fleet(self.roster, settings.fleet, max(1, settings.max_requests // 2))
+        specs = {name: _spec(given) for name, given in models.items()}
+        self.registry = ModelRegistry(specs, settings.fleet)
+        self.models = self.registry.models
+        self.fleet = Fleet(self.registry, settings.fleet, max(1, settings.max_requests // 2))
         self.audit = AuditLog(settings.audit_log)
         for model in self.models.values():
-            model.tell = self._note_state
+            model.tell = self._log_state
         for name, given in models.items():
             if isinstance(given, Served):
                 self.fleet.add(self.models[name], runner_of(given))
@@ -100,20 +100,20 @@ class Service:
         self.settings = settings
         self.fetch = fetch or FetchSettings()
         self.keys = key_ring(settings)
-        self.accounts = TenantUsages(settings.limits)
+        self.tenant_usages = TenantUsages(settings.limits)
         self.access_log = (
             LateLineFile(settings.access_log, "server.access_log") if settings.access_log else None
         )
         self.toolbox = toolbox or Toolbox()
         self.monitors = Monitors(monitors, component_names)
         self.is_draining = False
-        self._drained_s: float | None = None  # when that has its end, whatever is left
+        self._drained_s: float | None = None  # the deadline of the drain
         self.num_open = 0
-        self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
-        self.num_unconstrained = 0  # requests whose answers are not held to all of their schemas
-        self.ledger = ResourceLimits(settings)
+        self.num_ignored: Counter[str] = Counter()  # requests, by the ignored field
+        self.num_unconstrained = 0  # requests with schema keywords that are not enforced
+        self.resource_limits = ResourceLimits(settings)
         self.bodies = Bodies(
-            self.ledger.body_bytes, settings.body_timeout_s, settings.max_body_bytes
+            self.resource_limits.body_bytes, settings.body_timeout_s, settings.max_body_bytes
         )
         self.offload = OffloadExecutor()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -121,48 +121,48 @@ class Service:
         self._is_idle.set()
 
     def count_unconstrained(self) -> None:
-        """Count a request whose answer is not held to all of its schemas."""
+        """Count a request with schema keywords that are not enforced."""
         self.num_unconstrained += 1
 
-    # Who may come in.
+    # Admission.
 
     def name(self, given: str | None) -> str:
-        """Return which model is meant where a request need not say so.
+        """Return the name of the requested model, where a request may leave it out.
 
         Raises:
-            RequestError: there are several.
+            RequestError: several models are served, and none is named.
         """
         if given is None and len(self.models) != 1:
             raise RequestError("model must be given: several are served", param="model")
         return next(iter(self.models)) if given is None else given
 
-    def check_room(self, account: str) -> None:
-        """Do nothing if another request on somebody's account can be taken in now.
+    def check_admission(self, account: str) -> None:
+        """Check that another request of a tenant or client network can be admitted now.
 
         Raises:
             Unavailable: the server is shutting down.
-            Overloaded: there are too many requests under way.
+            Overloaded: too many requests are in progress.
         """
         self._check_open()
-        if not self.ledger.requests.fits(account):
-            raise self.ledger.requests.refusal(account)
+        if not self.resource_limits.requests.fits(account):
+            raise self.resource_limits.requests.refusal(account)
 
     def admitted(self, account: str) -> Permit:
-        """Take one request in, for as long as the context that is returned is open.
+        """Admit one request, for as long as the returned context is open.
 
         Raises:
             Unavailable: the server is shutting down.
-            Overloaded: there are too many requests under way.
+            Overloaded: too many requests are in progress.
         """
         self._check_open()
-        return self.ledger.requests.claim(account)
+        return self.resource_limits.requests.acquire(account)
 
-    def retry_after_s(self, account: str, *, is_noted: bool = True) -> int:
-        """Return in how many seconds it is the turn of a request, which is kept if it is noted."""
-        return self.ledger.requests.turn_s(account, is_noted=is_noted)
+    def retry_after_s(self, account: str, *, is_reserved: bool = True) -> int:
+        """Return after how many seconds to try again, and reserve that slot if asked to."""
+        return self.resource_limits.requests.retry_after_s(account, is_reserved=is_reserved)
 
     def closing(self) -> Unavailable:
-        """Return what is told who comes while the server shuts down: when that is over at last."""
+        """Return the 503 for requests during shutdown, with Retry-After at the drain deadline."""
         left_s = None if self._drained_s is None else self._drained_s - time.monotonic()
         return Unavailable(
             "the server is shutting down", code="server_draining", retry_after_s=waiting_s(left_s)
@@ -173,35 +173,37 @@ class Service:
             raise self.closing()
 
     def is_full(self, account: str) -> bool:
-        """Tell whether the next request on somebody's account would be refused for want of room."""
+        """Tell whether the next request of a tenant or client network would be refused."""
         runners = [model.runner for model in self.models.values() if model.runner]
-        return not self.ledger.requests.fits(account) or any(runner.is_full for runner in runners)
+        return not self.resource_limits.requests.fits(account) or any(
+            runner.is_full for runner in runners
+        )
 
     def num_spare(self, num_own: int) -> int:
-        """Return how many more requests can be made that nobody waits for.
+        """Return how many more background requests can be started.
 
-        They leave half of the room to those that somebody waits for, and all of a model's queue.
+        They leave half of the quota to interactive requests, and all of a model's queue.
 
         Args:
-            num_own: how many such requests there are already, admitted or about to be.
+            num_own: background requests that exist already, admitted or about to be.
         """
         if any(model.runner.is_full for model in self.models.values() if model.runner):
             return 0
         half = max(1, self.settings.max_requests // 2)
-        return half - max(num_own, self.ledger.requests.num_held)
+        return half - max(num_own, self.resource_limits.requests.num_held)
 
     def ignore(
         self, names: frozenset[str], headers: Headers, *, besides: frozenset[str] = frozenset()
     ) -> dict[str, str]:
-        """Count fields without effect, and return the header that tells their sender, if any.
+        """Count fields without effect, and return the header that reports them, if any.
 
         Args:
-            names: of the fields.
-            headers: of the request.
-            besides: fields that were told before, and are told again.
+            names: the fields' names.
+            headers: the request's headers.
+            besides: fields that were reported before, and are reported again.
 
         Raises:
-            RequestError: there are some, and client or operator wants none ignored.
+            RequestError: there are some, and the client or the operator forbids ignoring them.
         """
         if not names:
             return {}
@@ -211,11 +213,11 @@ class Service:
         self.num_ignored.update(counter_names(names))
         return {HEADER: header_value(names | besides)} if policy == "report" else {}
 
-    # Who is in.
+    # Requests in progress.
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Count a request of any kind, which a drain waits for."""
+        """Count a request of any kind; a drain waits for it."""
         self.num_open += 1
         self._is_idle.clear()
         try:
@@ -226,16 +228,17 @@ class Service:
                 self._is_idle.set()
 
     async def attend(self, work: Coroutine[Any, Any, T], receive: Receive, scope: Scope) -> T:
-        """Do the work of one request for as long as anyone wants its result.
+        """Run the work of one request until it ends or its result is no longer wanted.
 
         Args:
-            work: is cancelled when the client goes away, its time is over, or the server gives up.
-            receive: the connection, of which nothing but its end is expected.
-            scope: of the request, which knows when it has to be done.
+            work: is cancelled when the client disconnects, the deadline passes, or the server
+                gives up.
+            receive: the connection; nothing but a disconnect is expected.
+            scope: the request's scope, with its deadline.
 
         Raises:
-            ClientGone: the client closed the connection first.
-            TooLate: the request has no more time.
+            ClientGone: the client disconnected.
+            TooLate: the deadline passed.
             Unavailable: the server is shutting down and did not wait any longer.
         """
         deadline_s = deadline_of(scope)
@@ -256,33 +259,33 @@ class Service:
             watcher.cancel()
             await asyncio.gather(task, watcher, return_exceptions=True)
 
-    # The end.
+    # Logs and shutdown.
 
     def reopen_logs(self) -> None:
-        """Go on in the files that have the logs' names now: those of before were moved away."""
+        """Open the log files by name again, after a log rotation moved them away."""
         self.audit.reopen()
         if self.access_log is not None:
             self.access_log.reopen()
 
-    def _note_state(self, name: str, state: State) -> None:
-        """Write down that a model is there, is gone, or could not be loaded."""
+    def _log_state(self, name: str, state: State) -> None:
+        """Write to the audit log that a model is ready, unloaded or failed."""
         if state in ("ready", "unloaded", "failed"):
             self.audit.note("model", model=name, state=state)
 
     def close_logs(self) -> None:
-        """Write what is left; harmless when done twice."""
+        """Write what is left and close the logs; a second call does nothing."""
         self.audit.close()
         if self.access_log is not None:
             self.access_log.close()
 
     async def drain(self, timeout_s: float, last_words_s: float = 0.0) -> bool:
-        """Take no more work and wait for what is under way; tell whether it ended in time.
+        """Refuse new work and wait for running requests; tell whether they ended in time.
 
-        What is left is cancelled; each such request still gets its error.
+        Requests that are left are cancelled; each of them still gets its error.
 
         Args:
-            timeout_s: until everything has to be over.
-            last_words_s: part of it, at its end, for errors to be sent.
+            timeout_s: the deadline of everything.
+            last_words_s: the part of it, at its end, that is reserved for sending errors.
         """
         self.is_draining = True
         self._drained_s = time.monotonic() + timeout_s
@@ -297,13 +300,13 @@ class Service:
         return True
 
 
-def _offer(given: ModelSpec | Served | Loader | None) -> ModelSpec:
+def _spec(given: ModelSpec | Served | Loader | None) -> ModelSpec:
     if isinstance(given, ModelSpec):
         return given
     return ModelSpec() if given is None or isinstance(given, Served) else ModelSpec(load=given)
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client closed the connection."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,7 @@
-"""ASGI responses that come in pieces: one answer, as it comes.
+"""ASGI responses that stream an answer as it is generated.
 
-An error after the first byte cannot change the status any more: it becomes the last event. Each
-way out, the client's going included, aborts the request.
+After the first byte the status can no longer change, so an error becomes the last event. Every way
+out, a disconnect included, aborts the request.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 from vlmkit.types.completion import Chunk, Timings, Usage
 from vlmkit_server.exchange.server_timing import server_timing, timing_before
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.caller import account_of
+from vlmkit_server.http.caller import tenant_or_network
 from vlmkit_server.http.errors import ClientGone, Unavailable
 
-TIMING_HEADER = b"x-vlmkit-timing"  # of a request whose stream is to say where its time went
+TIMING_HEADER = b"x-vlmkit-timing"  # requests timings in the stream
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -26,42 +26,42 @@ _HEADERS = [
 ]
 
 
-MANY_CHUNKS = 64  # a few milliseconds, where each tells of likeliest tokens
+MAX_CHUNKS = 64  # a few milliseconds, where each has top log-probabilities
 
 
 class Chunks(Protocol):
-    """An answer, as far as it is streamed."""
+    """An answer that is streamed."""
 
     @property
     def usage(self) -> Usage:
-        """What it took so far."""
+        """The usage so far."""
         ...
 
     @property
     def timings(self) -> Timings:
-        """Where its time went so far."""
+        """The timings so far."""
         ...
 
     async def next_chunks(self) -> list[Chunk]:
-        """Wait for, and return, everything that has come; empty when the answer is over."""
+        """Wait for new chunks and return them; empty at the end of the answer."""
         ...
 
     def abort(self) -> None:
-        """Stop; harmless when it is over already."""
+        """Abort the answer; does nothing if it has ended."""
         ...
 
 
 class Events(Protocol):
-    """Encodes an answer's chunks."""
+    """Encodes an answer's chunks as events."""
 
     @property
     def ping(self) -> bytes:
-        """An event that says nothing, for long silences."""
+        """An event without content, to keep the connection open."""
         ...
 
     @property
-    def tells_all(self) -> bool:
-        """Whether the last events tell all of the answer again."""
+    def repeats_answer(self) -> bool:
+        """Whether the last events contain the whole answer again."""
         ...
 
     def opening(self) -> bytes:
@@ -77,49 +77,50 @@ class Events(Protocol):
         ...
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the event that ends an answer which failed."""
+        """Return the event that ends a failed answer."""
         ...
 
 
 class ByteStream(ABC):
-    """Sends pieces of a body while they come, and something harmless in long silences.
+    """Sends the pieces of a body as they come, and a ping when nothing was sent for a while.
 
     Args:
-        service: knows when the server gives up.
-        headers: what to say besides, of plain letters.
+        service: cancels the work when the server gives up.
+        headers: further response headers, in ASCII.
 
     Attributes:
-        ping: an event that says nothing.
-        tells_all: whether the last piece holds all that was told, so that it may take long.
+        ping: an event without content.
+        repeats_answer: whether the last piece contains the whole answer, so that encoding it may
+            take long.
     """
 
     ping: bytes
-    tells_all = False
+    repeats_answer = False
 
     def __init__(self, service: Service, headers: Mapping[str, str]) -> None:
         self._service = service
-        own = ((name.encode(), value.encode()) for name, value in headers.items())
-        self._headers = [*_HEADERS, *own]
+        encoded = ((name.encode(), value.encode()) for name, value in headers.items())
+        self._headers = [*_HEADERS, *encoded]
         self._num_writes = 0
 
     @abstractmethod
-    async def tell(self, send: Send) -> None:
+    async def write(self, send: Send) -> None:
         """Send everything but the last piece."""
 
     @abstractmethod
     def closing(self) -> bytes:
-        """Return the last piece of what is whole."""
+        """Return the last piece of a complete answer."""
 
     @abstractmethod
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the last piece of what failed."""
+        """Return the last piece of a failed answer."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Stop; is called on each way out."""
+        """Stop the answer; called on every way out."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the answer, to its end or the client's."""
+        """Stream the answer, to its end or the client's disconnect."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             last = await self._last_event(scope, receive, send)
@@ -130,28 +131,28 @@ class ByteStream(ABC):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
-        """Send everything but the last event, and return that."""
+        """Send everything but the last event, and return the last event."""
         try:
-            await self._service.attend(self._write(send), receive, scope)
+            await self._service.attend(self._write_with_pings(send), receive, scope)
         except ClientGone:
             raise
-        except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
+        except Exception as error:  # noqa: BLE001 - the client must learn that the answer is incomplete
             return self.failed(error, scope)
-        if self.tells_all:
-            return await self._service.offload.run(self.closing, account_of(scope))
+        if self.repeats_answer:
+            return await self._service.offload.run(self.closing, tenant_or_network(scope))
         return self.closing()
 
-    async def _write(self, send: Send) -> None:
+    async def _write_with_pings(self, send: Send) -> None:
         pinging = asyncio.ensure_future(self._ping(send))
         try:
-            await self.tell(send)
+            await self.write(send)
         finally:
             pinging.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await pinging
 
     async def _ping(self, send: Send) -> None:
-        """Say something harmless whenever nothing was said for a while."""
+        """Send a ping whenever nothing was sent for a while."""
         while True:
             seen = self._num_writes
             await asyncio.sleep(self._service.settings.keepalive_s)
@@ -159,7 +160,7 @@ class ByteStream(ABC):
                 await self.send(send, self.ping)
 
     async def send(self, send: Send, body: bytes) -> None:
-        """Send a piece."""
+        """Send one piece."""
         event: HTTPResponseBodyEvent = {
             "type": "http.response.body",
             "body": body,
@@ -170,13 +171,13 @@ class ByteStream(ABC):
 
 
 class EventStream(ByteStream):
-    """Sends a stream's chunks as events while they come.
+    """Sends an answer's chunks as server-sent events.
 
     Args:
-        stream: an answer that was accepted.
-        events: encodes it.
-        service: knows when the server gives up.
-        headers: what to say besides, of plain letters.
+        stream: an accepted request's answer.
+        events: encodes the chunks.
+        service: cancels the work when the server gives up.
+        headers: further response headers, in ASCII.
         images_s: how long fetching and checking the images took.
     """
 
@@ -191,38 +192,38 @@ class EventStream(ByteStream):
         timing = timing_before(images_s, stream.timings)
         super().__init__(service, {"server-timing": timing, **headers})
         self._images_s = images_s
-        self._tells_timing = False
+        self._has_timing = False
         self._stream = stream
         self._events = events
         self.ping = events.ping
-        self.tells_all = events.tells_all
+        self.repeats_answer = events.repeats_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the answer, to its end or the client's."""
-        self._tells_timing = (TIMING_HEADER, b"1") in scope["headers"]
+        """Stream the answer, to its end or the client's disconnect."""
+        self._has_timing = (TIMING_HEADER, b"1") in scope["headers"]
         await super().__call__(scope, receive, send)
 
-    async def tell(self, send: Send) -> None:
-        """Send what comes."""
+    async def write(self, send: Send) -> None:
+        """Send the chunks as they come."""
         await self.send(send, self._events.opening())
         while chunks := await self._stream.next_chunks():
-            for start in range(0, len(chunks), MANY_CHUNKS):  # more than that are seldom there
+            for start in range(0, len(chunks), MAX_CHUNKS):  # more are rarely ready
                 if start:
                     await asyncio.sleep(0)
-                if body := self._events.chunks(chunks[start : start + MANY_CHUNKS]):
+                if body := self._events.chunks(chunks[start : start + MAX_CHUNKS]):
                     await self.send(send, body)
-            check_whole(chunks)
+            check_not_aborted(chunks)
 
     def closing(self) -> bytes:
-        """Return the events after the last chunk; before them, where the time went if asked."""
+        """Return the events after the last chunk, after the timings if requested."""
         events = self._events.closing(self._stream.usage)
-        if not self._tells_timing:
+        if not self._has_timing:
             return events
         timing = server_timing(self._images_s, self._stream.timings)
         return b": server-timing: %b\n\n" % timing.encode() + events
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the event that ends an answer which failed."""
+        """Return the event that ends a failed answer."""
         return self._events.failed(error, scope)
 
     def abort(self) -> None:
@@ -230,8 +231,8 @@ class EventStream(ByteStream):
         self._stream.abort()
 
 
-def check_whole(chunks: list[Chunk]) -> None:
-    """Raise Unavailable if an answer was cut off: OpenAI's API has no word for that."""
+def check_not_aborted(chunks: list[Chunk]) -> None:
+    """Raise Unavailable if an answer was aborted: OpenAI's API has no word for that."""
     for chunk in chunks:
         if chunk.finish_reason == "abort":
             raise Unavailable("the answer was cut off", code="aborted")

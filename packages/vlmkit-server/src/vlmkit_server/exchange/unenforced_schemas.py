@@ -1,4 +1,4 @@
-"""The parts of schemas that the answers of a call are not held to."""
+"""Reports the schema keywords that the answers of a call are not constrained to."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -7,15 +7,15 @@ from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 
 HEADER = "x-vlmkit-unconstrained"
-MAX_CHARS = 960  # of the value; what is left out is counted
+MAX_CHARS = 960  # of the header's value; further names are counted
 
 
 class UnenforcedSchemas:
     """Reports them in the headers of one call.
 
     Args:
-        headers: get them before the answer begins.
-        count: is called once, if there are any.
+        headers: receives the header before the answer begins.
+        count: called once, if there are any.
     """
 
     def __init__(self, headers: dict[str, str], count: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class UnenforcedSchemas:
 
 
 def header_value(names: Iterable[str]) -> str:
-    """Return parts of schemas as the value of a header, of bounded length."""
+    """Return names of schema keywords as a header value of bounded length."""
     shown, num_chars, num_more = list[str](), 0, 0
     for name in names:
         num_chars += len(name) + 2

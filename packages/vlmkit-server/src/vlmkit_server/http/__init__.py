@@ -1,1 +1,1 @@
-"""HTTP itself: connections, errors on the wire, how routes are asked. Knows no models."""
+"""HTTP itself: connections, errors and route descriptions. Does not depend on models."""

@@ -1,7 +1,7 @@
-"""Accepts connections: each is counted before it says anything, and encrypted in time if at all.
+"""Accepts connections: counts each one before it sends anything, and starts TLS with a deadline.
 
-Asyncio's own servers count nothing, wait a minute for each handshake, and without a file to spare
-go on without a word. What is said over a connection is its own business.
+Asyncio's own servers do not count connections, allow a minute for each handshake, and continue
+silently when no more files can be opened. The protocol on a connection is not this module's task.
 """
 
 import asyncio
@@ -23,76 +23,79 @@ from vlmkit_server.http.quota import Quota
 
 log = logging.getLogger(__name__)
 
-BURST = 64  # connections that are accepted before others have their turn
+BURST = 64  # connections that are accepted before other tasks run
 NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-PAUSE_S = 0.05  # between looks for a file
-TOLD_S = 60.0  # between two lines of the log about the same
-PART = 8  # of the connections that are idle, one part in so many leaves for want of files
+PAUSE_S = 0.05  # between two attempts to open a file
+LOG_PERIOD_S = 60.0  # between two log lines with the same message
+EVICTED_FRACTION = 8  # without files, an eighth of the connections is evicted
 
 
 class Acceptor:
-    """Accepts until it is stopped. Is used in the event loop's thread alone.
+    """Accepts connections until it is stopped. It is used in the event loop's thread alone.
 
     Args:
-        make: makes a connection.
-        room: counts them; who has no room is refused by the connection itself.
-        context: encrypts them; None does not.
-        handshake_s: how long that may take to begin.
-        spare: a file that was opened before anybody could take the last.
+        make_connection: creates the protocol object of a connection.
+        quota: counts connections; a connection over it sends the refusal itself.
+        context: the TLS context; None for plain HTTP.
+        handshake_s: the deadline of a TLS handshake.
+        reserve: a file that was opened early, so that one can always be freed.
     """
 
     def __init__(
         self,
-        make: Callable[[], Connection],
-        room: Quota,
+        make_connection: Callable[[], Connection],
+        quota: Quota,
         context: ssl.SSLContext | None,
         handshake_s: float,
-        spare: ReserveDescriptor,
+        reserve: ReserveDescriptor,
     ) -> None:
-        self._make = make
-        self._room = room
+        self._make_connection = make_connection
+        self._quota = quota
         self._context = context
         self._handshake_s = handshake_s
-        self._spare = spare
-        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}  # None has begun
+        self._reserve = reserve
+        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}  # None: handed over
         self._listening: list[asyncio.Task[None]] = []
-        self._told_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def start(self, listeners: Seq[socket.socket]) -> None:
-        """Accept what comes."""
+        """Accept connections on some listening sockets."""
         for listener in listeners:
             listener.setblocking(False)
             self._listening.append(asyncio.ensure_future(self._listen(listener)))
 
     async def stop(self) -> None:
-        """Accept no more, and end handshakes that go on."""
+        """Stop accepting, and cancel handshakes that are still running."""
         tasks = [*self._listening, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._spare.give()
+        self._reserve.close()
 
     async def _listen(self, listener: socket.socket) -> None:
         while True:
             try:
-                self._take(*await asyncio.get_running_loop().sock_accept(listener))
-                for _ in range(BURST - 1):  # those behind it need no turn of the loop each
-                    self._take(*listener.accept())
-            except (BlockingIOError, ConnectionError):  # nobody else waits; or he went away first
+                self._accept(*await asyncio.get_running_loop().sock_accept(listener))
+                for _ in range(BURST - 1):  # the backlog, without a turn of the loop for each
+                    self._accept(*listener.accept())
+            except (
+                BlockingIOError,
+                ConnectionError,
+            ):  # the backlog is empty, or the client is gone
                 pass
             except OSError as error:
                 if error.errno not in NO_FILES:
                     log.exception("a connection could not be accepted")
-                await self._find_files(listener)
+                await self._free_files(listener)
             await asyncio.sleep(0)
 
-    def _take(self, accepted: socket.socket, address: Any) -> None:
+    def _accept(self, accepted: socket.socket, address: Any) -> None:
         accepted.setblocking(False)
-        connection = self._make()
+        connection = self._make_connection()
         connection.caller = network_of(address[0]) if isinstance(address, tuple) else ""
-        if not self._room.take(connection, 1):
-            self._tell("a connection was refused: %d are open", self._room.num_held)
-            if self._context is not None:  # a goodbye would have to be encrypted
+        if not self._quota.add(connection, 1):
+            self._log("connection refused: %d are open", self._quota.num_held)
+            if self._context is not None:  # a response would need a handshake first
                 accepted.close()
                 return
             connection.is_refused = True
@@ -102,12 +105,12 @@ class Acceptor:
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Close what was cancelled before it had its first turn: its task never saw it."""
+        """Close the socket of a task that was cancelled before its first turn."""
         if (accepted := self._tasks.pop(task)) is not None:
             accepted.close()
 
     async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
-        """Hand a connection its transport, once it is encrypted where that is wanted."""
+        """Give a connection its transport, after the TLS handshake if there is one."""
         if (task := asyncio.current_task()) is not None:
             self._tasks[task] = None
         timeout_s = None if self._context is None else self._handshake_s
@@ -115,45 +118,45 @@ class Acceptor:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
             )
-        except (OSError, ssl.SSLError):  # strangers' business, of which they can make much
-            log.debug("a handshake failed", exc_info=True)
+        except (OSError, ssl.SSLError):  # clients can cause many of these
+            log.debug("TLS handshake failed", exc_info=True)
         finally:
             if not connection.is_made:
-                self._room.give_back(connection)
+                self._quota.release(connection)
 
-    async def _find_files(self, listener: socket.socket) -> None:
-        """Let idle connections go, so that files can be opened; meanwhile the spare one serves."""
-        if not _is_awaited(listener):  # Linux asks for a file before it looks who is there
-            self._spare.keep()
+    async def _free_files(self, listener: socket.socket) -> None:
+        """Evict idle connections to free files; the reserve descriptor serves meanwhile."""
+        if not _has_backlog(listener):  # Linux needs a file even if no client waits
+            self._reserve.open()
             await asyncio.sleep(PAUSE_S)
             return
-        self._tell("no more files can be opened: idle ones of %d connections close", self._num)
-        for _ in range(max(1, self._num // PART)):
-            if not self._room.make_way():
+        self._log("too many open files: closing idle ones of %d connections", self._num)
+        for _ in range(max(1, self._num // EVICTED_FRACTION)):
+            if not self._quota.evict_idle():
                 break
-        self._spare.give()
-        with contextlib.suppress(OSError):  # somebody else had the file, or nobody waits
-            self._take(*listener.accept())
-        if not self._spare.keep():
+        self._reserve.close()
+        with contextlib.suppress(OSError):  # another thread opened a file, or no client waits
+            self._accept(*listener.accept())
+        if not self._reserve.open():
             await asyncio.sleep(PAUSE_S)
 
     @property
     def _num(self) -> int:
-        return self._room.num_held
+        return self._quota.num_held
 
-    def _tell(self, message: str, number: int) -> None:
-        """Write a line that strangers can cause, and not too often."""
+    def _log(self, message: str, number: int) -> None:
+        """Log a warning that clients can cause, once a minute at most."""
         now_s = time.monotonic()
-        if now_s - self._told_s.get(message, -TOLD_S) >= TOLD_S:
-            self._told_s[message] = now_s
+        if now_s - self._logged_s.get(message, -LOG_PERIOD_S) >= LOG_PERIOD_S:
+            self._logged_s[message] = now_s
             log.warning(message, number)
 
 
-def _is_awaited(listener: socket.socket) -> bool:
-    """Tell whether somebody waits to be accepted; where that cannot be told, take it that way."""
+def _has_backlog(listener: socket.socket) -> bool:
+    """Tell whether a client waits to be accepted; True where the system cannot tell."""
     if sys.platform != "win32":
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         return bool(poll.poll(0))
-    else:  # noqa: RET505 - or one of both would be unreachable to those who check types
+    else:  # noqa: RET505 - otherwise type checkers find one branch unreachable
         return True

@@ -1,7 +1,7 @@
-"""Other paths of some routes, as llama.cpp's server has them: most without the API's version.
+"""Alternative paths of some routes, as llama.cpp's server has them; most leave out the API version.
 
-A path is replaced before anything else sees it, so that limits, logs, metrics and permissions are
-those of the route that it means.
+A path is replaced before anything else reads it, so limits, logs, metrics and permissions are those
+of the route.
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 
 
 class Aliases:
-    """Replaces other paths by those of the routes that they mean.
+    """Replaces alternative paths by those of their routes.
 
     Args:
-        app: what has the routes.
+        app: the application that has the routes.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on, with the route's own path."""
         if scope["type"] == ScopeType.HTTP and (path := ALIASES.get(scope["path"])) is not None:
             scope = cast(Scope, {**scope, "path": path, "raw_path": path.encode()})
         await self._app(scope, receive, send)

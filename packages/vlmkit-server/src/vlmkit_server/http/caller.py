@@ -1,7 +1,6 @@
-"""Who asks: of whom is what is stored and cached for a request.
+"""Identifies the caller of a request: whose stored objects, caches, quotas and fair share it uses.
 
-Nothing is checked here: a request without a key that the server knows has come as far as this only
-where the server asks for none.
+It does not authenticate. A request without a known key gets here only if the server has no keys.
 """
 
 import hashlib
@@ -13,23 +12,25 @@ from litestar import Request
 from litestar.types import Scope
 
 IPV6_NETWORK = len("0000:0000:0000:0000")
-_INSIDE = "caller"  # in the state of a request, which nothing that is sent can set
+_INTERNAL = "caller"  # a key of the request's state, which clients cannot set
 _SCHEME = re.compile(r"^bearer\s+", re.IGNORECASE)
 
 
 class Caller(NamedTuple):
-    """Who asks.
+    """The caller of a request.
 
     Attributes:
-        owner: whose files and responses are found; who has the same credentials is the same.
-        tenant: whose caches are used: that of the key, or everybody's where there are no keys.
-        account: on whose account is what the request takes: the tenant's, or that of the network
-            that it came from where there are no keys.
-        is_operator: whether totals of all are shown: by a key with the scope ``admin``, or to
-            everybody where there are no keys.
-        key_id: what the key is called that was sent, where keys are asked for.
-        priority: what its requests wait for besides what they ask for: larger runs later.
-        trace: what is done for the request belongs to, if anybody traces it.
+        owner: identifies the owner of files and responses: callers with the same credentials
+            share it.
+        tenant: the tenant of the API key, whose caches are used; empty where the server has no
+            keys, so that all share the caches.
+        account: the identity that quotas and the fair queue count: the tenant, or the client's
+            network where the server has no keys.
+        is_operator: whether it sees totals over all callers: with the scope ``admin``, or where the
+            server has no keys.
+        key_id: the id of the API key, where the server has keys.
+        priority: the scheduling priority of its requests: larger values run later.
+        trace: the trace that the request belongs to, if a monitor traces it.
     """
 
     owner: bytes
@@ -41,23 +42,23 @@ class Caller(NamedTuple):
     trace: str = ""
 
 
-NOBODY = Caller(b"", "")
+ANONYMOUS = Caller(b"", "")
 
 
-def speaks_for(scope: Scope) -> Caller | None:
-    """Return who asked for a request of the server's own making; None where a client made it."""
-    caller: Caller | None = scope["state"].get(_INSIDE)
+def internal_caller(scope: Scope) -> Caller | None:
+    """Return the caller of a request that the server itself makes; None for a client's."""
+    caller: Caller | None = scope["state"].get(_INTERNAL)
     return caller
 
 
-def made_for(caller: Caller) -> dict[str, Any]:
-    """Return the state of a request that the server makes itself, since somebody asked before."""
-    return {_INSIDE: caller}
+def internal_state(caller: Caller) -> dict[str, Any]:
+    """Return the state of a request that the server makes on behalf of a caller."""
+    return {_INTERNAL: caller}
 
 
 def caller_of(request: Request[Any, Any, Any]) -> Caller:
-    """Return who sent a request."""
-    if (caller := speaks_for(request.scope)) is not None:
+    """Return the caller of a request."""
+    if (caller := internal_caller(request.scope)) is not None:
         return caller
     state = request.scope["state"]
     trace = state.get("trace", "")
@@ -65,14 +66,14 @@ def caller_of(request: Request[Any, Any, Any]) -> Caller:
         owner = hashlib.sha256(b"tenant\0" + tenant.encode()).digest()
         key_id = state["key"].id if "key" in state else ""
         return Caller(owner, tenant, tenant, bool(state.get("is_operator")), key_id, trace=trace)
-    given = "\0".join(sorted(secrets_in(request)))
+    given = "\0".join(sorted(credentials_of(request)))
     owner = hashlib.sha256(given.encode()).digest()
-    return Caller(owner, "", account_of(request.scope), trace=trace)
+    return Caller(owner, "", tenant_or_network(request.scope), trace=trace)
 
 
-def account_of(scope: Scope) -> str:
-    """Return the account of a request: that of its caller, without looking at credentials."""
-    if (caller := speaks_for(scope)) is not None:
+def tenant_or_network(scope: Scope) -> str:
+    """Return a request's tenant or client network, without reading credentials."""
+    if (caller := internal_caller(scope)) is not None:
         return caller.account
     tenant: str = scope["state"].get("tenant", "")
     client = scope["client"]
@@ -80,18 +81,18 @@ def account_of(scope: Scope) -> str:
 
 
 def network_of(host: str) -> str:
-    """Return whose an address is: one who has an address of IPv6 has a network of them."""
+    """Return the network that an address counts for: an IPv6 address's /64, or itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:  # of a test's client, or a socket with a name
+    except ValueError:  # a test client, or a named socket
         return host
     if address.version == 4:
         return host
     return address.ipv4_mapped.exploded if address.ipv4_mapped else address.exploded[:IPV6_NETWORK]
 
 
-def secrets_in(request: Request[Any, Any, Any]) -> set[str]:
-    """Return the credentials of a request, in whichever API's headers they are."""
+def credentials_of(request: Request[Any, Any, Any]) -> set[str]:
+    """Return the credentials in a request's headers, of every API's kind."""
     bearers = (_SCHEME.sub("", each) for each in request.headers.getall("authorization", []))
     given = (*bearers, *request.headers.getall("x-api-key", []))
     return {each.strip() for each in given} - {""}

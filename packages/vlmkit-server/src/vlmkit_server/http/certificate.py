@@ -1,4 +1,4 @@
-"""The certificate of HTTPS, from its files: at the start, and whenever it is to be read again."""
+"""Reads the TLS certificate from its files, at startup and on each reload."""
 
 import contextlib
 import ssl
@@ -7,14 +7,14 @@ from typing import Any
 from vlmkit.errors import ConfigError
 from vlmkit_server.settings.server import ServerSettings
 
-_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python has no name for
+_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, absent in ssl
 
 
 def load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
-    """Use the certificate that is in its files now.
+    """Load the certificate and key from their files into a TLS context.
 
     Raises:
-        ConfigError: there is none, or its key is another's.
+        ConfigError: a file is missing or invalid, or the key belongs to another certificate.
     """
     certificate, key = settings.tls_certificate, settings.tls_private_key or None
     if not certificate:
@@ -28,20 +28,20 @@ def load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
     if errors:
         raise ConfigError.together(errors)
 
-    def ask() -> str:  # on a terminal, it would be asked for there, and all would wait
+    def refuse_password() -> str:  # OpenSSL would block on a prompt at the terminal
         raise ConfigError(f"the key of server.tls_certificate {certificate!r} is encrypted")
 
     try:
-        context.load_cert_chain(certificate, key, ask)
+        context.load_cert_chain(certificate, key, refuse_password)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(_flaw(certificate, key, error)) from error
+        raise ConfigError(_load_error(certificate, key, error)) from error
 
 
 def validity(settings: ServerSettings) -> tuple[float, float]:
-    """Return from when until when a certificate is valid, in seconds since 1970.
+    """Return the start and end of a certificate's validity, in seconds since 1970.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the certificate cannot be used.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_certificate(server, settings)
@@ -50,18 +50,21 @@ def validity(settings: ServerSettings) -> tuple[float, float]:
     client.load_verify_locations(settings.tls_certificate)
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     try:
-        said = _handshake(client, server)
+        received = _handshake(client, server)
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
             f"server.tls_certificate {settings.tls_certificate!r} is not for a server: "
             f"{error.verify_message}"
         ) from error
-    return ssl.cert_time_to_seconds(said["notBefore"]), ssl.cert_time_to_seconds(said["notAfter"])
+    return (
+        ssl.cert_time_to_seconds(received["notBefore"]),
+        ssl.cert_time_to_seconds(received["notAfter"]),
+    )
 
 
 def _unreadable(setting: str, file: str) -> ConfigError | None:
     try:
-        with open(file, "rb") as opened:  # noqa: PTH123 - a path is a text here
+        with open(file, "rb") as opened:  # noqa: PTH123 - the path is a string
             opened.read(1)
     except FileNotFoundError:
         return ConfigError(f"{setting} {file!r} is no file", hint="check the path")
@@ -75,8 +78,8 @@ def _unreadable(setting: str, file: str) -> ConfigError | None:
     return None
 
 
-def _flaw(certificate: str, key: str | None, error: Exception) -> str:
-    """Say which file is wrong, as far as OpenSSL tells."""
+def _load_error(certificate: str, key: str | None, error: Exception) -> str:
+    """Return a message that names the wrong file, as far as OpenSSL reports it."""
     name = f"server.tls_certificate {certificate!r}"
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
         return f"{name} and the key {key or certificate!r} do not belong together"
@@ -88,7 +91,7 @@ def _flaw(certificate: str, key: str | None, error: Exception) -> str:
 
 
 def _handshake(client_side: ssl.SSLContext, server_side: ssl.SSLContext) -> dict[str, Any]:
-    """Return what a client reads of a certificate; no network is used."""
+    """Return the certificate that a client receives in a handshake; uses no network."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_side.wrap_bio(to_client, to_server)
     server = server_side.wrap_bio(to_server, to_client, server_side=True)

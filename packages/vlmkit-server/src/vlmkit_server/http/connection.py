@@ -1,7 +1,7 @@
-"""One TCP connection with the deadlines and bounds that uvicorn does not set.
+"""One TCP connection, with deadlines and limits that uvicorn does not set.
 
-A client that trickles its headers, sends endless ones, or takes nothing of its answer loses its
-connection; the request it belonged to then ends like any whose client went away.
+A client that sends its headers slowly, sends endless headers, or does not read its response loses
+the connection. Its request then ends like any other whose client disconnected.
 """
 
 import asyncio
@@ -23,52 +23,52 @@ from vlmkit_server.settings.server import ServerSettings
 log = logging.getLogger(__name__)
 
 MAX_HEADERS = 128
-MAX_PIPELINED = 16  # requests of a connection without their answers; the next one ends it
-HANGUP_S = 0.5  # between looks for a disconnect while nothing is read
-LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to stop sending
+MAX_PIPELINED = 16  # unanswered requests of a connection; one more closes it
+HANGUP_S = 0.5  # between two checks for a disconnect while reading is paused
+LAST_BYTES_S = 5.0  # for a client to read its response and stop sending
 
 
 class Connection(HttpToolsProtocol):
-    """HTTP/1.1 with bounded headers and patience; subclass it with ``settings`` set.
+    """HTTP/1.1 with limits on headers and on time; a subclass sets ``settings`` and ``quota``.
 
     Attributes:
-        settings: bounds.
-        room: where it is counted.
-        caller: whose it is.
-        handshake: what encrypts it, until that is done.
-        is_made: whether that is done.
-        is_refused: whether there is no room for it.
+        settings: the limits.
+        quota: counts connections.
+        caller: the client's network.
+        handshake: the task of the TLS handshake, until it is done.
+        is_made: whether the transport is ready.
+        is_refused: whether the quota had no room for it.
     """
 
     settings: ServerSettings
-    room: Quota
+    quota: Quota
     caller = ""
     handshake: "asyncio.Task[None] | None" = None
     is_made = is_refused = False
     _cycles: tuple[RequestResponseCycle, ...] = ()
     _num_header_bytes = 0
     _has_headers = False
-    _is_ending = False  # after the answers under way; what else comes is read and dropped
+    _is_ending = False  # after the current answers; further input is discarded
     _header_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
     _last_deadline: asyncio.TimerHandle | None = None
     _hangup_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start to wait for the first request, or refuse it for want of room."""
+        """Start the deadline of the first request, or refuse the connection."""
         super().connection_made(transport)
         self.is_made, self.handshake = True, None
-        self.access_log = False  # uvicorn's has paths and queries
+        self.access_log = False  # uvicorn's contains paths and queries
         if not self.is_refused:
             self._await_headers()
             return
         self.transport.write(
-            _refusal(503) + b"retry-after: %d\r\n\r\n" % self.room.turn_s(self.caller)
+            _refusal(503) + b"retry-after: %d\r\n\r\n" % self.quota.retry_after_s(self.caller)
         )
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; what is no request keeps no connection open."""
+        """Parse received bytes; bytes outside a request keep no connection open."""
         if self._is_ending:
             return
         super().data_received(data)
@@ -76,11 +76,11 @@ class Connection(HttpToolsProtocol):
             self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks, and tell every request of the connection.
+        """Cancel all timers, and notify every request of the connection.
 
-        Uvicorn tells only the last one, which with pipelining is not the one that runs.
+        Uvicorn notifies the last request alone; with pipelining, another one is running.
         """
-        self.room.give_back(self)
+        self.quota.release(self)
         for timer in (
             *(self._header_deadline, self._write_deadline, self._last_deadline),
             self._hangup_timer,
@@ -93,86 +93,87 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     @property
-    def can_leave(self) -> bool:
-        """Whether nobody here takes an answer, or waits for one and has asked for it whole."""
+    def is_evictable(self) -> bool:
+        """Whether the client reads no response, or has not finished sending its request."""
         if self.is_made and self.flow.write_paused:
             return True
         return all(cycle.response_complete or cycle.more_body for cycle in self._cycles)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in progress."""
         return all(cycle.response_complete for cycle in self._cycles)
 
-    def leave(self) -> None:
-        """Close the connection: others want its place."""
+    def evict(self) -> None:
+        """Close the connection, for another one takes its part of the quota."""
         if self.is_made:
             self.transport.abort()
         elif self.handshake is not None:
             self.handshake.cancel()
 
     def on_message_begin(self) -> None:
-        """Start to wait for a request's headers."""
+        """Start the deadline of a request's headers."""
         super().on_message_begin()
         self._num_header_bytes, self._has_headers = 0, False
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:
-        """Count the path."""
+        """Count the path's bytes."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count one header."""
+        """Count a header's bytes, and refuse too many headers."""
         self._count(len(name) + len(value))
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError("too many headers")
-        if not self._has_headers:  # what comes after a body in pieces speaks for nobody
+        if not self._has_headers:  # trailers of a chunked body are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stop to wait for headers, and note the request.
+        """Stop the headers' deadline, and record the request.
 
         Raises:
             ValueError: too many are pipelined; those before it are answered.
         """
         _cancel(self._header_deadline)
-        under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
-        if len(under_way) >= MAX_PIPELINED:
+        unanswered = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(unanswered) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")
         self._has_headers = True
         super().on_headers_complete()
-        self._cycles = (*under_way, self.cycle)
-        if under_way:  # uvicorn pauses reading, so the event loop sees no disconnect
+        self._cycles = (*unanswered, self.cycle)
+        if unanswered:  # uvicorn pauses reading, so no disconnect is reported
             self._await_hangup()
 
     def on_message_complete(self) -> None:
-        """Note that the body is whole, be it that its answer was sent before."""
+        """Record that the body is complete, even if its response was sent before."""
         _cancel(self._last_deadline)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or a little for the rest of a body that nobody reads."""
+        """Wait for the next request, or briefly for the rest of an unread body."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._last_deadline = self.loop.call_later(LAST_BYTES_S, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """Give a reader that takes nothing its last chance."""
+        """Start the deadline of a client that reads nothing."""
         super().pause_writing()
         self._write_deadline = self.loop.call_later(
             self.settings.send_timeout_s, self.transport.abort
         )
 
     def resume_writing(self) -> None:
-        """Note that the reader takes something."""
+        """Cancel that deadline: the client reads again."""
         _cancel(self._write_deadline)
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, or has more headers than are taken.
+        """Refuse what is not HTTP, or has too many headers.
 
-        Requests before it are answered first: a refusal now would pass for the first one's answer.
+        Earlier requests are answered first: the client would take a refusal for the first one's
+        response.
         """
         if not self.is_idle and not self.cycle.more_body:
             self._end_after(self.cycle)
@@ -184,14 +185,14 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _end_after(self, cycle: RequestResponseCycle) -> None:
-        """Close the connection after the answer to the last request that was taken."""
+        """Close the connection after the response to the last accepted request."""
         self._is_ending = True
         cycle.keep_alive = False
         cycle.transport = _LastAnswer(self.transport, self._close_gently)
         self.flow.resume_reading()
 
     def _close_gently(self) -> None:
-        """Send the end, and drop what still comes: to close now would reset unread answers."""
+        """Send EOF, and discard further input: closing now would reset unread responses."""
         if not self.transport.can_write_eof():  # as under TLS
             self.transport.close()
             return
@@ -209,7 +210,7 @@ class Connection(HttpToolsProtocol):
         self._hangup_timer = self.loop.call_later(HANGUP_S, self._check_hangup)
 
     def _check_hangup(self) -> None:
-        """Close the connection if the client has while requests were pipelined."""
+        """Close the connection if the client has, while reading is paused for pipelining."""
         if not self.flow.read_paused:
             return
         if _has_hung_up(self.transport.get_extra_info("socket")):
@@ -225,11 +226,11 @@ class Connection(HttpToolsProtocol):
 
 
 class _LastAnswer(asyncio.Transport):
-    """Writes the last answer of a connection.
+    """A transport that writes the last response of a connection.
 
     Args:
-        transport: of the connection.
-        close: ends the connection once the answer is written.
+        transport: the connection's transport.
+        close: closes the connection once the response is written.
     """
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
@@ -238,12 +239,12 @@ class _LastAnswer(asyncio.Transport):
         self.close = close  # type: ignore[method-assign]
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write a part of it."""
+        """Write a part of the response."""
         self._transport.write(data)
 
 
 def _refusal(status: int) -> bytes:
-    """Return the head of an answer without a body, but for its last line."""
+    """Return the head of a response without a body, except the last line."""
     return STATUS_LINE[status] + b"connection: close\r\ncontent-length: 0\r\n"
 
 
@@ -253,7 +254,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _has_hung_up(connection: Any) -> bool:
-    """Tell whether the peer has closed a connection of which nothing is read, where that shows."""
+    """Tell whether the peer closed a connection while reading is paused; Linux only."""
     has_hung_up = False
     if sys.platform == "linux":
         poller = select.poll()

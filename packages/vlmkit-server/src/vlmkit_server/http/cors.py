@@ -1,6 +1,6 @@
-"""Which web pages may read this server's answers: none but those whose origins the operator lists.
+"""CORS: which web pages may read this server's responses. By default, none may.
 
-Browsers keep this rule and ask before they send; a program that is no browser is not held by it.
+Browsers enforce this rule and send a preflight request first; other clients are not affected.
 """
 
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_AGE_S = 600  # for which a browser need not ask again
+MAX_AGE_S = 600  # a browser may cache the preflight response
 _EXPOSED = (
     "request-id, retry-after, server-timing, x-request-id, x-should-retry, x-vlmkit-ignored, "
     "x-vlmkit-max-tokens, x-vlmkit-unconstrained"
@@ -17,13 +17,12 @@ _EXPOSED = (
 
 
 class Cors:
-    """Lets pages of some origins use an application.
+    """Lets pages of allowed origins use an application.
 
     Args:
         app: the application.
-        allowed: origins such as ``https://chat.example.com``, exactly as a browser writes them.
-        exposed: names of headers of answers that such a page may read, besides those that every
-            answer may have.
+        allowed: origins such as ``https://chat.example.com``, exactly as a browser sends them.
+        exposed: further response headers that such a page may read.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str], exposed: Collection[str]) -> None:
@@ -32,32 +31,34 @@ class Cors:
         self._allowed = frozenset(origin.encode() for origin in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a browser that asks whether it may send, or mark the answer as open to it."""
+        """Answer a preflight request, or add the CORS headers to the response."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"")
         is_allowed = origin in self._allowed
-        asked = headers.get(b"access-control-request-method", b"")
+        requested_method = headers.get(b"access-control-request-method", b"")
 
-        async def send_open(message: Message) -> None:
+        async def send_with_cors(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = MutableScopeHeaders(message)
-                own.add("vary", "origin")
+                response_headers = MutableScopeHeaders(message)
+                response_headers.add("vary", "origin")
                 if is_allowed:
-                    own["access-control-allow-origin"] = origin.decode("latin-1")
-                    own["access-control-expose-headers"] = self._exposed
+                    response_headers["access-control-allow-origin"] = origin.decode("latin-1")
+                    response_headers["access-control-expose-headers"] = self._exposed
             await send(message)
 
-        if is_allowed and asked and scope["method"] == "OPTIONS":
+        if is_allowed and requested_method and scope["method"] == "OPTIONS":
             names = headers.get(b"access-control-request-headers", b"")
-            may = [
-                (b"access-control-allow-methods", asked),
+            preflight_headers = [
+                (b"access-control-allow-methods", requested_method),
                 (b"access-control-allow-headers", names),
                 (b"access-control-max-age", b"%d" % MAX_AGE_S),
             ]
-            await send_open({"type": "http.response.start", "status": 204, "headers": may})
+            await send_with_cors(
+                {"type": "http.response.start", "status": 204, "headers": preflight_headers}
+            )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        await self._app(scope, receive, send_open)
+        await self._app(scope, receive, send_with_cors)

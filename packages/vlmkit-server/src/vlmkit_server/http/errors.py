@@ -1,7 +1,7 @@
-"""Errors on the wire: one table from error classes to HTTP, and OpenAI's error body.
+"""Errors over HTTP: the table from error classes to statuses, and OpenAI's error body.
 
-A body holds our own words only: never what a client sent beyond the name of a field, never the
-text of a library's exception.
+A body contains the server's own messages alone: of what a client sent, at most a field's name, and
+never the text of a library's exception.
 """
 
 import logging
@@ -30,31 +30,31 @@ from vlmkit_server.http.unserved import unserved
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 2  # where nobody knows how long it will be
-LONGEST_WAIT_S = 60  # that is asked of anybody: it may be over sooner than is known
-CLIENT_GONE = 499  # nginx's number; nobody is left to read it
+RETRY_AFTER_S = 2  # where the time is unknown
+MAX_RETRY_AFTER_S = 60  # the wait may end earlier than estimated
+CLIENT_GONE = 499  # nginx's number; no client receives it
 
 
 class ModelNotFound(RequestError):  # noqa: N818 - reads as a sentence where it is raised
-    """No model of this name is served."""
+    """No model with this name is served."""
 
     code = "model_not_found"
 
 
 class NotStored(RequestError):  # noqa: N818
-    """Nothing of this id is stored for this client."""
+    """No object with this id is stored for this client."""
 
     code = "response_not_found"
 
 
 class WrongMediaType(RequestError):  # noqa: N818
-    """The body is not announced as JSON."""
+    """The body is not declared as JSON."""
 
     code = "unsupported_media_type"
 
 
 class EncodingRefused(WrongMediaType):
-    """The body has a content encoding that is not decoded here."""
+    """The body has a content encoding that the server does not support."""
 
 
 class BodyTooSlow(RequestError):  # noqa: N818
@@ -64,36 +64,36 @@ class BodyTooSlow(RequestError):  # noqa: N818
 
 
 class HostRefused(RequestError):  # noqa: N818
-    """The request was meant for another host."""
+    """The request is meant for another host."""
 
     code = "host_not_allowed"
 
 
 class KeyMissing(RequestError):  # noqa: N818
-    """There is no API key, and the server asks for one."""
+    """The request has no API key, and the server requires one."""
 
     code = "missing_api_key"
 
 
 class KeyRefused(RequestError):  # noqa: N818
-    """The API key is not one of those that are taken."""
+    """The API key is invalid."""
 
     code = "invalid_api_key"
 
 
 class MayNot(RequestError):  # noqa: N818
-    """The API key may not do this."""
+    """The API key lacks the permission for this."""
 
     code = "insufficient_permissions"
 
 
 class Overloaded(QueueFull):
-    """There is no room for this now, of something that the server counts.
+    """A resource limit is reached.
 
     Args:
-        message: of what.
-        hint: what to do.
-        retry_after_s: when there will be, as far as can be told.
+        message: the resource.
+        hint: what the client can do.
+        retry_after_s: an estimate of when there is room.
     """
 
     code = "server_overloaded"
@@ -106,10 +106,10 @@ class Overloaded(QueueFull):
 
 
 class RateLimited(RequestError):  # noqa: N818
-    """A key, or an address, has used up what it may ask for in a time.
+    """A key or an address has used up a rate limit.
 
     Attributes:
-        retry_after_s: when it may again; None where no waiting helps.
+        retry_after_s: when the limit allows the request; None if it never does.
     """
 
     code = "rate_limit_exceeded"
@@ -120,7 +120,7 @@ class RateLimited(RequestError):  # noqa: N818
 
 
 class Unavailable(VlmkitError):  # noqa: N818
-    """The server takes no work now: it loads, drains or has failed."""
+    """The server accepts no work now: it is loading or draining, or it failed."""
 
     def __init__(self, message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(message)
@@ -129,11 +129,11 @@ class Unavailable(VlmkitError):  # noqa: N818
 
 
 def waiting_s(known_s: float | None) -> int:
-    """Return after how many whole seconds to try again, of what is known of that, if anything."""
-    return RETRY_AFTER_S if known_s is None else min(LONGEST_WAIT_S, max(1, ceil(known_s)))
+    """Return after how many whole seconds to retry, given an estimate or None."""
+    return RETRY_AFTER_S if known_s is None else min(MAX_RETRY_AFTER_S, max(1, ceil(known_s)))
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error of ours, and nobody is told
+class ClientGone(Exception):  # noqa: N818 - not an error, and not reported
     """The client closed the connection before its answer was ready."""
 
 
@@ -165,7 +165,7 @@ _INTERNAL = _Status(500, "server_error")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What went wrong, in OpenAI's shape."""
+    """An error in OpenAI's shape."""
 
     message: str
     type: str
@@ -174,7 +174,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer that is an error."""
+    """The body of every error response."""
 
     error: Fault
 
@@ -186,19 +186,19 @@ INTERNAL_FAULT = Fault("the server failed; see its log", "server_error", code="i
 
 
 def fault_of(error: Exception, scope: Scope) -> Fault:
-    """Return what a client may know about an error; anything unexpected goes to the log."""
+    """Return what a client may learn of an error; unexpected errors go to the log."""
     status = _status_of(error)
     state = scope["state"]
     state["error"] = getattr(error, "code", "engine_error")
     if status is _INTERNAL or isinstance(error, EngineError):
         request_id = state.get("request_id", "")
-        # What it says may repeat what was sent; the loop logs an engine's own trace.
+        # Its text may contain client data; the engine loop logs an engine's own trace.
         trace = f"\n{trace_of(error)}" if status is _INTERNAL else ""
         log.error(
             "request %s failed: %s%s", request_id, type(error).__name__, trace,
             extra={"request_id": request_id},
         )  # fmt: skip
-        log.debug("what request %s met", request_id, exc_info=error)
+        log.debug("error of request %s", request_id, exc_info=error)
     if status is _INTERNAL:
         state["error"] = INTERNAL_FAULT.code
         return INTERNAL_FAULT
@@ -208,26 +208,26 @@ def fault_of(error: Exception, scope: Scope) -> Fault:
 
 
 def openai_error(fault: Fault, _status: int, _scope: Scope) -> bytes:
-    """Encode an error."""
+    """Encode an error in OpenAI's shape."""
     return msgspec.json.encode(ErrorBody(fault))
 
 
 def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
-    """Return how routes answer exceptions.
+    """Return the exception handlers of routes.
 
     Args:
-        write: puts an error into an API's own shape.
+        write: encodes an error in an API's own shape.
     """
 
     def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-        """Answer an exception of ours, or any that was not expected."""
+        """Answer any exception but the framework's."""
         body, status, headers = _parts(error, request.scope, write)
         return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
 
     def respond_to_http_error(
         request: Request[Any, Any, Any], error: HTTPException
     ) -> Response[bytes]:
-        """Answer what the framework refuses: a wrong path, a wrong method."""
+        """Answer an error of the framework, such as a wrong path or method."""
         fault, headers = _http_fault(error, request.scope)
         request.scope["state"]["error"] = fault.code
         body, status = write(fault, error.status_code, request.scope), error.status_code
@@ -237,23 +237,23 @@ def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
 
 
 def error_response(error: Exception, scope: Scope) -> ASGIResponse:
-    """Return the answer of code outside of routes."""
+    """Return the response to an error that is raised outside routes."""
     body, status, headers = _parts(error, scope, openai_error)
     return ASGIResponse(body=body, status_code=status, headers=headers)
 
 
 def status_of(error: Exception) -> int:
-    """Return the status of an answer that is an error."""
+    """Return the HTTP status of an error."""
     return _status_of(error).status
 
 
 def _http_fault(error: HTTPException, scope: Scope) -> tuple[Fault, dict[str, str]]:
-    """Return what the framework refused, and headers."""
+    """Return an error of the framework as a fault, and its headers."""
     phrase = HTTPStatus(error.status_code).phrase
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     headers = {k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"}
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        headers["connection"] = "close"  # the rest of the body is not worth reading
+        headers["connection"] = "close"  # the rest of the body is not read
         return Fault("the body is too large", kind, code="request_too_large"), headers
     message = phrase.lower()
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -262,7 +262,7 @@ def _http_fault(error: HTTPException, scope: Scope) -> tuple[Fault, dict[str, st
 
 
 def _respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Response[bytes]:
-    """End a request whose client is gone; the bytes go nowhere."""
+    """End a request whose client has disconnected; no bytes are sent."""
     return Response(b"", status_code=CLIENT_GONE)
 
 
@@ -278,12 +278,12 @@ def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, in
     if retry_after_s is not None:
         headers["retry-after"] = str(retry_after_s)
     elif isinstance(error, RateLimited):
-        headers["x-should-retry"] = "false"  # as OpenAI's and Anthropic's clients understand it
+        headers["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients obey it
     if status.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, EncodingRefused):
         headers["accept-encoding"] = "gzip, identity"  # RFC 9110, section 12.5.3
     if status.status == HTTPStatus.REQUEST_TIMEOUT:
-        headers["connection"] = "close"  # the rest of the body is not worth waiting for
+        headers["connection"] = "close"  # the rest of the body is not awaited
     body = write(fault_of(error, scope), status.status, scope)
     return body, status.status, headers

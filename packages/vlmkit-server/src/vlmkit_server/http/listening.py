@@ -1,20 +1,19 @@
-"""Opening a port, or saying in the operator's words why it cannot be."""
+"""Opens the server's ports, and explains to the operator why one cannot be opened."""
 
 import socket
 
 from vlmkit.errors import ConfigError
 from vlmkit_server.settings.server import ServerSettings
 
-# Of callers at once; the system has a bound of its own, and who finds no place there tries again
-# a second later.
+# Connections that wait to be accepted. The system caps it; a client beyond that retries after 1 s.
 BACKLOG = 65_535
 
 
 def listener(settings: ServerSettings) -> socket.socket:
-    """Listen for clients.
+    """Open the server's port.
 
     Raises:
-        ConfigError: the address cannot be listened on, or needs API keys.
+        ConfigError: the address is unavailable, or needs API keys.
     """
     refuse_unguarded(settings)
     return opened(settings.host, settings.port, "server.port")
@@ -24,7 +23,7 @@ def refuse_unguarded(settings: ServerSettings) -> None:
     """Refuse to serve other machines without API keys.
 
     Raises:
-        ConfigError: the address can be reached by others, and needs API keys.
+        ConfigError: other machines can reach the address, and no API key is required.
     """
     is_guarded = settings.asks_for_keys or settings.allow_public_without_key
     if settings.is_public and not is_guarded:
@@ -37,10 +36,10 @@ def refuse_unguarded(settings: ServerSettings) -> None:
 
 
 def health_listener(settings: ServerSettings) -> socket.socket | None:
-    """Listen for probes, if there is to be a port for them.
+    """Open the port of health probes, if one is set.
 
     Raises:
-        ConfigError: the address cannot be listened on, or metrics are to be at a port that is none.
+        ConfigError: the address is unavailable, or metrics are enabled on a port that is not set.
     """
     if settings.health_port is not None:
         host = settings.health_host or settings.host
@@ -54,15 +53,15 @@ def health_listener(settings: ServerSettings) -> socket.socket | None:
 
 
 def opened(host: str, port: int, setting: str) -> socket.socket:
-    """Listen at an address.
+    """Listen on an address.
 
     Args:
         host: a name or an address.
-        port: 0 takes a free one.
-        setting: which one says so, for the error.
+        port: the port; 0 selects a free one.
+        setting: the setting of the port, for the error.
 
     Raises:
-        ConfigError: it cannot be listened on.
+        ConfigError: the address is unavailable.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -76,6 +75,6 @@ def opened(host: str, port: int, setting: str) -> socket.socket:
 
 
 def shown(listener: socket.socket) -> str:
-    """Return where a socket listens, as a URL has it."""
+    """Return the address of a socket as it is written in a URL."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

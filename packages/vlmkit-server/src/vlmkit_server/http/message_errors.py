@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape; what is an error, and its status, is the same for every API."""
+"""Errors in Anthropic's shape; the errors and their statuses are the same for every API."""
 
 from http import HTTPStatus
 
@@ -20,13 +20,13 @@ _TYPES = {
 
 
 class Details(msgspec.Struct):
-    """What a program can tell errors apart by."""
+    """The error code, for programs."""
 
     error_code: str | None
 
 
 class MessageFault(msgspec.Struct):
-    """What went wrong."""
+    """An error in Anthropic's shape."""
 
     type: str
     message: str
@@ -34,17 +34,17 @@ class MessageFault(msgspec.Struct):
 
 
 class MessageErrorBody(msgspec.Struct, tag_field="type", tag="error"):
-    """The body of an answer, or the data of an event, that is an error."""
+    """The body of an error response, or the data of an error event."""
 
     error: MessageFault
     request_id: str
 
 
 def message_error(fault: Fault, status: int, scope: Scope) -> bytes:
-    """Encode an error; its message names the field that it is about."""
-    place, message = fault.param, fault.message
-    if place is not None and not message.startswith(place):
-        message = f"{place}: {message}"
+    """Encode an error; its message starts with the field's name."""
+    param, message = fault.param, fault.message
+    if param is not None and not message.startswith(param):
+        message = f"{param}: {message}"
     kind = _TYPES.get(HTTPStatus(status), "invalid_request_error")
-    told = MessageFault(kind, message, Details(fault.code))
-    return msgspec.json.encode(MessageErrorBody(told, scope["state"].get("request_id", "")))
+    body = MessageFault(kind, message, Details(fault.code))
+    return msgspec.json.encode(MessageErrorBody(body, scope["state"].get("request_id", "")))

@@ -1,4 +1,4 @@
-"""How routes that only tell something are asked."""
+"""The HTTP methods of read-only routes."""
 
 from litestar.enums import HttpMethod
 

@@ -1,6 +1,6 @@
-"""How many files the process may have open, and one that is kept for when there are no more.
+"""Limits of open files: how many connections may be open, and one descriptor held in reserve.
 
-A process without a file to spare cannot accept a connection, not even to refuse it.
+A process without a free descriptor cannot accept a connection, not even to refuse it.
 """
 
 import logging
@@ -9,14 +9,14 @@ import sys
 
 log = logging.getLogger(__name__)
 
-OTHER_FILES = 256  # that a process has open besides connections: weights, libraries, pipes
-LEAST_CONNECTIONS = 8
+OTHER_FILES = 256  # open files besides connections: weights, libraries, pipes
+MIN_CONNECTIONS = 8
 
 
-def room_for_connections(wanted: int) -> int:
-    """Return how many connections can be open; lets the process have as many files as that takes.
+def raise_file_limit(wanted: int) -> int:
+    """Raise the process's limit of open files, and return how many connections fit in it.
 
-    At most half of what a small limit allows are connections, so that strangers cannot keep a model
+    With a small limit, connections get at most half of it, so that clients cannot prevent a model
     from being loaded.
     """
     most = wanted
@@ -25,9 +25,9 @@ def room_for_connections(wanted: int) -> int:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:
-            most = min(wanted, max(LEAST_CONNECTIONS, hard - OTHER_FILES, hard // 2))
+            most = min(wanted, max(MIN_CONNECTIONS, hard - OTHER_FILES, hard // 2))
         if most < wanted:
-            log.warning("max_connections is %d: the system allows no more open files", most)
+            log.warning("max_connections reduced to %d: the open file limit is too low", most)
         needed = most + OTHER_FILES
         if soft != resource.RLIM_INFINITY and soft < needed:
             limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -36,14 +36,14 @@ def room_for_connections(wanted: int) -> int:
 
 
 class ReserveDescriptor:
-    """One open file, to be closed when another one must be opened."""
+    """One open file, closed when another one must be opened."""
 
     def __init__(self) -> None:
         self._file: int | None = None
-        self.keep()
+        self.open()
 
-    def keep(self) -> bool:
-        """Have one again; False if there is none to be had now."""
+    def open(self) -> bool:
+        """Open the file again if it is closed; False if the system refuses."""
         if self._file is None:
             try:
                 self._file = os.open(os.devnull, os.O_RDONLY)
@@ -51,7 +51,7 @@ class ReserveDescriptor:
                 return False
         return True
 
-    def give(self) -> None:
+    def close(self) -> None:
         """Close it, so that another file can be opened."""
         if self._file is not None:
             os.close(self._file)

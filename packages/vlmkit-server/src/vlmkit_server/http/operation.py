@@ -1,4 +1,4 @@
-"""What a route reads and answers, said beside the route; the OpenAPI document is made of it."""
+"""Describes what a route accepts and returns; the OpenAPI document is generated from it."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -8,27 +8,27 @@ from vlmkit.settings.scope import Scope
 from vlmkit_server.http.errors import ErrorBody
 
 Access = Literal["open", "key"] | Scope
-"""Who may ask: anybody, anybody with a key, or those whose key may do this."""
+"""Who may call a route: anyone, anyone with a key, or keys with a scope."""
 
 
 class Operation(NamedTuple):
-    """The types of one route's bodies.
+    """The types of a route's bodies.
 
     Attributes:
-        answer: of an answer without error.
-        body: of what is sent; None where nothing is.
-        events: what each event of a stream is called; empty where nothing is streamed.
-        has_timing: whether whole answers tell where the time went.
-        error: of an error.
-        unready: of the answer while there is no use in asking; None where that is an error.
-        deleted: of the answer to DELETE, where that is taken.
-        query: of the parameters of the URL, if there are any.
-        form: of a form that is sent with POST in place of a body.
-        posted: of the answer to POST, where the route is read, too.
-        links: methods and paths of what can be done with the ``id`` of an answer.
-        access: who may ask, where the server asks for keys.
-        media_type: of an answer that is bytes.
-        may_be_missing: whether a client may be told that nothing is here.
+        answer: the body of a successful response.
+        body: the request body; None if there is none.
+        events: the name of each event of a stream; empty if nothing is streamed.
+        has_timing: whether complete responses have the ``Server-Timing`` header.
+        error: the body of an error response.
+        unready: the body of a 503 that is no error; None if there is none.
+        deleted: the body of the response to DELETE, if the route has it.
+        query: the parameters of the URL, if there are any.
+        form: the form that POST accepts in place of a body.
+        posted: the body of the response to POST, if the route has GET, too.
+        links: methods and paths of the operations on the ``id`` of a response.
+        access: who may call it, where the server requires keys.
+        media_type: the type of a response that is bytes.
+        may_be_missing: whether the response may be a 404.
     """
 
     answer: Any
@@ -48,14 +48,14 @@ class Operation(NamedTuple):
 
     @property
     def types(self) -> list[Any]:
-        """Every type that the document has to describe."""
+        """Every type that the OpenAPI document describes."""
         sent = [each for each in (self.body, self.form) if each]
-        told = [each for each in (self.unready, self.deleted, self.posted) if each]
+        other = [each for each in (self.unready, self.deleted, self.posted) if each]
         answer = [] if self.answer is bytes else [self.answer]
-        return [*answer, self.error, ErrorBody, *sent, *told]
+        return [*answer, self.error, ErrorBody, *sent, *other]
 
     def of(self, method: str) -> "Operation":
-        """Return what one method of a route takes and answers, where it has several."""
+        """Return the part of this operation that one method of the route has."""
         if method == "POST" and self.posted:
             return Operation(self.posted, body=self.body, form=self.form, error=self.error)
         if method == "DELETE" and self.deleted:

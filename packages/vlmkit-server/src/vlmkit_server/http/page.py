@@ -1,4 +1,4 @@
-"""A page for a browser: it loads nothing from elsewhere, runs no script and is kept by no cache."""
+"""Builds HTML pages for browsers. A page loads nothing, runs no script and is not cached."""
 
 import base64
 import hashlib
@@ -28,11 +28,11 @@ _HEADERS = {
 
 
 def page(title: str, body: Iterable[str]) -> bytes:
-    """Return a page as a browser reads it.
+    """Return a complete HTML page.
 
     Args:
-        title: a text.
-        body: HTML, as the other functions here write it.
+        title: plain text.
+        body: HTML elements, from the other functions of this module.
     """
     text = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -44,17 +44,17 @@ def page(title: str, body: Iterable[str]) -> bytes:
 
 
 def page_response(content: bytes) -> Response[bytes]:
-    """Return the answer that shows a page."""
+    """Return the response that shows a page."""
     return Response(content, headers=_HEADERS | {"content-type": f"{HTML}; charset=utf-8"})
 
 
 def element(name: str, text: str, **attributes: str) -> str:
-    """Return an element that holds a text."""
+    """Return an element that contains plain text."""
     return f"{_opened(name, attributes)}{escape(text)}</{name}>"
 
 
 def around(name: str, *inner: str, **attributes: str) -> str:
-    """Return an element that holds HTML."""
+    """Return an element that contains HTML."""
     return f"{_opened(name, attributes)}{''.join(inner)}</{name}>"
 
 
@@ -64,16 +64,16 @@ def link(target: str, text: str = "") -> str:
 
 
 def table(header: Seq[str], rows: Iterable[Seq[str]]) -> str:
-    """Return a table of HTML; its header is of texts."""
+    """Return an HTML table; the header cells are plain text."""
     head = around("tr", *(element("th", each) for each in header))
     return around("table", head, *(around("tr", *(around("td", c) for c in row)) for row in rows))
 
 
 def accepts_html(accept: str) -> bool:
-    """Tell whether a client asks for a page by name, as browsers do; ``*/*`` is no name."""
+    """Tell whether a client names HTML in its Accept header, as browsers do; ``*/*`` does not."""
     return HTML in accept.lower()
 
 
 def _opened(name: str, attributes: dict[str, str]) -> str:
-    said = "".join(f' {key}="{escape(value)}"' for key, value in attributes.items())
-    return f"<{name}{said}>"
+    written = "".join(f' {key}="{escape(value)}"' for key, value in attributes.items())
+    return f"<{name}{written}>"

@@ -1,9 +1,10 @@
-"""Room that strangers share: nobody can have all of it when others want some.
+"""A quota that callers share fairly: no caller can hold all of it while others want some.
 
-Some of it can be taken back, as an idle connection can: who has most makes way when somebody with
-less comes, so that one alone can use all of it. What cannot be taken back, as the place of a
-request, is claimed: an eighth is then left to those who have less than their share. What it is room
-for, and what it means to leave, is its users' business. Is used in the event loop's thread alone.
+A holder that can be evicted, such as an idle connection, lets one caller use the whole quota: when
+a caller with less arrives, the holder of the caller with most is evicted. A permit, such as that of
+a running request, is never evicted: an eighth of the quota is left to callers below their share.
+The quota does not know what it limits or what an eviction does. It is used in the event loop's
+thread alone.
 """
 
 import asyncio
@@ -15,45 +16,45 @@ from vlmkit.running.scheduling.fair_share import may_acquire
 from vlmkit_server.http.drain_rate import DrainRate
 from vlmkit_server.http.errors import Overloaded
 
-LOOKS = 256  # at those who might leave, for one newcomer
+MAX_CHECKS = 256  # holders that are checked for eviction, for one newcomer
 
 
 class Holder(Protocol):
-    """Who has a part of the room."""
+    """An object that holds a part of a quota."""
 
     @property
     def caller(self) -> str:
-        """Whose it is; parts of one caller are counted together."""
+        """The caller that it counts for; all holders of a caller are counted together."""
         ...
 
     @property
-    def can_leave(self) -> bool:
-        """Whether it may be told to leave for a caller who has less."""
+    def is_evictable(self) -> bool:
+        """Whether it may be evicted for a caller that holds less."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is lost if it leaves, so that its own caller can have its room."""
+        """Whether an eviction loses nothing, so that its own caller may replace it, too."""
         ...
 
-    def leave(self) -> None:
-        """Give up; its part of the room is another's at once."""
+    def evict(self) -> None:
+        """Stop: its part of the quota belongs to another holder from now on."""
         ...
 
 
 class Permit:
-    """A part of a room that is its holder's until it is released, or its ``with`` statement ends.
+    """A part of a quota that is held until it is released, or its ``with`` statement ends.
 
     Args:
-        room: whose part it is.
-        caller: on whose account.
+        quota: the quota that it is a part of.
+        caller: the caller that it counts for.
     """
 
-    __slots__ = ("_room", "caller")
-    can_leave = is_idle = False
+    __slots__ = ("_quota", "caller")
+    is_evictable = is_idle = False
 
-    def __init__(self, room: "Quota", caller: str) -> None:
-        self._room = room
+    def __init__(self, quota: "Quota", caller: str) -> None:
+        self._quota = quota
         self.caller = caller
 
     def __enter__(self) -> "Permit":
@@ -62,96 +63,97 @@ class Permit:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def leave(self) -> None:
-        """Do nothing: it is never told to."""
+    def evict(self) -> None:
+        """Do nothing: a permit is never evicted."""
 
     def release(self) -> None:
-        """Give it back; nothing happens if that was done."""
-        self._room.give_back(self)
+        """Give the part back; a second call does nothing."""
+        self._quota.release(self)
 
 
 class Quota:
-    """A bound, and who has how much of it.
+    """A limit, and how much of it each caller holds.
 
     Args:
-        most: the bound.
-        sentence: what is said to whoever is refused.
+        limit: the largest amount that all callers may hold together.
+        message: the error for a caller that is refused.
 
     Attributes:
-        num_held: how much is taken.
+        num_held: the amount that is held now.
     """
 
-    def __init__(self, most: int, sentence: str = "there is no room now") -> None:
-        self.most = most
+    def __init__(self, limit: int, message: str = "there is no room now") -> None:
+        self.limit = limit
         self.num_held = 0
-        self._sentence = sentence
+        self._message = message
         self._by_caller: Counter[str] = Counter()
-        self._by_amount: dict[int, dict[str, None]] = {}  # callers who have so much
-        self._guests: dict[str, dict[Holder, int]] = {}
+        self._by_amount: dict[int, dict[str, None]] = {}  # callers by the amount that they hold
+        self._holders: dict[str, dict[Holder, int]] = {}
         self._waiting: dict[str, deque[tuple[asyncio.Future[Permit], int]]] = {}
-        self._turnover = DrainRate()
+        self._drain_rate = DrainRate()
 
-    # What can be taken back.
+    # Parts that can be evicted.
 
-    def take(self, guest: Holder, amount: int) -> bool:
-        """Let a guest have so much more, if need be of what others have; False if it may not.
+    def add(self, holder: Holder, amount: int) -> bool:
+        """Count an amount for a holder, and evict others if that is needed; False if refused.
 
-        Nobody leaves for a caller who would have more than he has. For one who would have as much,
-        only who is idle does: one who comes from many places could keep everybody out otherwise.
+        A caller that would hold more than another evicts none of its holders. A caller that would
+        hold as much evicts idle ones alone; otherwise a client that connects from many addresses
+        could keep all others out.
         """
-        while self.num_held + amount > self.most:
-            wanted = self._by_caller[guest.caller] + amount
-            other = self._who_leaves(guest, wanted)
-            if other is None:
+        while self.num_held + amount > self.limit:
+            wanted = self._by_caller[holder.caller] + amount
+            victim = self._victim(holder, wanted)
+            if victim is None:
                 return False
-            self.give_back(other)
-            other.leave()
-        self._add(guest, amount)
+            self.release(victim)
+            victim.evict()
+        self._add(holder, amount)
         return True
 
-    def give_back(self, guest: Holder) -> None:
-        """Take back all that a guest has; nothing happens if that is nothing."""
-        own = self._guests.get(guest.caller)
-        if own is None or (amount := own.pop(guest, None)) is None:
+    def release(self, holder: Holder) -> None:
+        """Free everything that a holder has; does nothing if that is nothing."""
+        holders = self._holders.get(holder.caller)
+        if holders is None or (amount := holders.pop(holder, None)) is None:
             return
         self.num_held -= amount
-        self._count(guest.caller, -amount)
-        self._turnover.end(amount)
-        if not own:
-            del self._guests[guest.caller], self._by_caller[guest.caller]
+        self._count(holder.caller, -amount)
+        self._drain_rate.end(amount)
+        if not holders:
+            del self._holders[holder.caller], self._by_caller[holder.caller]
         if self._waiting:
-            self._let_in()
+            self._admit_waiting()
 
-    # What cannot.
+    # Permits, which are never evicted.
 
     def fits(self, caller: str, amount: int = 1) -> bool:
-        """Tell whether a caller could claim so much now."""
+        """Tell whether a caller could acquire an amount now."""
         own = self.held_by(caller)
         num_accounts = len(self._by_caller) + (not own)
         return may_acquire(
-            amount, limit=self.most, used=self.num_held, own_used=own, num_tenants=num_accounts
+            amount, limit=self.limit, used=self.num_held, own_used=own, num_tenants=num_accounts
         )
 
-    def claim(self, caller: str, amount: int = 1) -> Permit:
-        """Return a part of the room; to be released, or used in a ``with`` statement.
+    def acquire(self, caller: str, amount: int = 1) -> Permit:
+        """Return a permit, to be released or used in a ``with`` statement.
 
         Raises:
-            Overloaded: there is no room for it; says when to come back.
+            Overloaded: there is no room; says when to try again.
         """
         if self._waiting or not self.fits(caller, amount):
             raise self.refusal(caller, amount)
-        return self._claimed(caller, amount)
+        return self._acquired(caller, amount)
 
     async def wait(self, caller: str, amount: int = 1) -> Permit:
-        """Wait for a part of the room, and return it; who holds least is next.
+        """Wait until a permit is available, and return it; the caller with least is next.
 
         Raises:
-            Overloaded: there will never be so much.
+            Overloaded: the amount is over the limit.
         """
-        if amount > self.most:
+        if amount > self.limit:
             raise self.refusal(caller, amount)
         if not self._waiting and self.fits(caller, amount):
-            return self._claimed(caller, amount)
+            return self._acquired(caller, amount)
         turn: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append((turn, amount))
         try:
@@ -159,99 +161,105 @@ class Quota:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 turn.result().release()
-            self._let_in()  # others may have waited for this one
+            self._admit_waiting()  # others may have waited for this one
             raise
 
     def refusal(self, caller: str, amount: int = 1) -> Overloaded:
-        """Return what is said to a caller for whom there is no room, and when to come back."""
-        return Overloaded(self._sentence, retry_after_s=self.turn_s(caller, amount))
+        """Return the error for a caller without room, with the time to try again."""
+        return Overloaded(self._message, retry_after_s=self.retry_after_s(caller, amount))
 
-    def turn_s(self, caller: str, amount: int = 1, *, is_noted: bool = True) -> int:
-        """Return in how many seconds it is a caller's turn, which it gets unless not noted."""
+    def retry_after_s(self, caller: str, amount: int = 1, *, is_reserved: bool = True) -> int:
+        """Return after how many seconds a caller should try again.
+
+        Args:
+            caller: the caller.
+            amount: the amount that it wants.
+            is_reserved: whether the caller's slot at that time is reserved for it.
+        """
         if self.num_held == 0:
             return 1
-        return self._turnover.turn_s(
+        return self._drain_rate.retry_after_s(
             caller,
             amount,
-            lacking=max(1, self.num_held + amount - self.most),
+            lacking=max(1, self.num_held + amount - self.limit),
             held=self.num_held,
             num_callers=len(self._by_caller),
-            is_noted=is_noted,
+            is_reserved=is_reserved,
         )
 
     def held_by(self, caller: str) -> int:
-        """Return how much a caller has."""
+        """Return the amount that a caller holds."""
         return self._by_caller.get(caller, 0)
 
-    def _claimed(self, caller: str, amount: int) -> Permit:
-        claim = Permit(self, caller)
-        self._add(claim, amount)
-        return claim
+    def _acquired(self, caller: str, amount: int) -> Permit:
+        permit = Permit(self, caller)
+        self._add(permit, amount)
+        return permit
 
-    def _add(self, guest: Holder, amount: int) -> None:
+    def _add(self, holder: Holder, amount: int) -> None:
         if not self.num_held:
-            self._turnover.begin()
-        own = self._guests.setdefault(guest.caller, {})
-        own[guest] = own.get(guest, 0) + amount
-        self._count(guest.caller, amount)
+            self._drain_rate.begin()
+        holders = self._holders.setdefault(holder.caller, {})
+        holders[holder] = holders.get(holder, 0) + amount
+        self._count(holder.caller, amount)
         self.num_held += amount
 
     def _count(self, caller: str, amount: int) -> None:
         before = self._by_caller[caller]
         self._by_caller[caller] = after = before + amount
         if before:
-            alike = self._by_amount[before]
-            del alike[caller]
-            if not alike:
+            same_amount = self._by_amount[before]
+            del same_amount[caller]
+            if not same_amount:
                 del self._by_amount[before]
         if after:
             self._by_amount.setdefault(after, {})[caller] = None
 
-    def _let_in(self) -> None:
-        """Give those their parts who wait, and for whom there is room in turn."""
+    def _admit_waiting(self) -> None:
+        """Give permits to waiting callers, those with least first, while there is room."""
         while self._waiting:
             caller = min(self._waiting, key=self.held_by)
             line = self._waiting[caller]
             turn, amount = line[0]
-            if not turn.done():  # or nobody waits for it any more
+            if not turn.done():  # a cancelled one takes nothing
                 if not self.fits(caller, amount):
                     return
-                turn.set_result(self._claimed(caller, amount))
+                turn.set_result(self._acquired(caller, amount))
             line.popleft()
             if not line:
                 del self._waiting[caller]
 
-    def _who_leaves(self, newcomer: Holder, wanted: int) -> Holder | None:
-        """Return one that can leave, of whoever has most; of several, who came first."""
-        own, num_looks = self._guests.get(newcomer.caller, {}), LOOKS
+    def _victim(self, newcomer: Holder, wanted: int) -> Holder | None:
+        """Return a holder to evict: of the callers with most, and of those the oldest."""
+        own, num_checks = self._holders.get(newcomer.caller, {}), MAX_CHECKS
         for held in sorted(self._by_amount, reverse=True):
-            if held < wanted or not num_looks:
+            if held < wanted or not num_checks:
                 break
-            for other in list(islice(self._by_amount[held], num_looks)):
-                num_looks -= 1
-                if other != newcomer.caller and (guest := self._idle(other, held > wanted)):
-                    return guest
+            for other in list(islice(self._by_amount[held], num_checks)):
+                num_checks -= 1
+                if other != newcomer.caller and (holder := self._oldest(other, held > wanted)):
+                    return holder
                 self._by_amount[held][other] = self._by_amount[held].pop(other)
-        return next((g for g in islice(own, LOOKS) if g.is_idle and g is not newcomer), None)
+        return next((h for h in islice(own, MAX_CHECKS) if h.is_idle and h is not newcomer), None)
 
-    def make_way(self) -> bool:
-        """Let an idle guest of whoever has most leave; False if there is none."""
+    def evict_idle(self) -> bool:
+        """Evict an idle holder of the callers with most; False if there is none."""
         for held in sorted(self._by_amount, reverse=True):
-            for caller in list(islice(self._by_amount[held], LOOKS)):
-                if guest := self._idle(caller, or_can_leave=False):
-                    self.give_back(guest)
-                    guest.leave()
+            for caller in list(islice(self._by_amount[held], MAX_CHECKS)):
+                if holder := self._oldest(caller, or_evictable=False):
+                    self.release(holder)
+                    holder.evict()
                     return True
         return False
 
-    def _idle(self, caller: str, or_can_leave: bool) -> Holder | None:
-        """Return who came first of a caller's that are idle; who is looked at in vain comes last.
+    def _oldest(self, caller: str, or_evictable: bool) -> Holder | None:
+        """Return a caller's oldest idle holder, and move the busy ones before it to the end.
 
-        So nobody who has many that are busy makes others wait for long looks.
+        So a caller with many busy holders does not make each search long.
         """
-        own = self._guests[caller]
-        for guest in list(islice(own, LOOKS)):
-            if guest.is_idle or (or_can_leave and guest.can_leave):
-                return guest
-            own[guest] = own.pop(guest)
+        own = self._holders[caller]
+        for holder in list(islice(own, MAX_CHECKS)):
+            if holder.is_idle or (or_evictable and holder.is_evictable):
+                return holder
+            own[holder] = own.pop(holder)
         return None

@@ -1,7 +1,7 @@
-"""Routes of other servers that this one does not have, and what to send instead.
+"""Routes of other servers that this one does not have, and what to use instead.
 
-A client that was written for another server learns from the 404 which route it missed. Paths are
-those of this table, never text that a client sent.
+A client that was written for another server learns from the 404 which route it missed. The message
+contains paths of this table alone, never text that the client sent.
 """
 
 from collections.abc import Mapping
@@ -48,11 +48,11 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         "/api/tags": "GET /v1/models lists the models",
     }
 )
-"""What to do instead, by path; one that ends with a slash stands for all that begin with it."""
+"""What to use instead, by path; a path that ends with a slash matches as a prefix."""
 
 
 def unserved(path: str) -> str | None:
-    """Return what a client learns that asks for a route of another server; None of other paths."""
+    """Return a hint for a route of another server; None for other paths."""
     known = path
     if path not in UNSERVED:
         known = next((k for k in UNSERVED if k.endswith("/") and path.startswith(k)), "")

@@ -106,11 +106,11 @@ class HealthController(Controller):
             return Response(body)
         match status:
             case "full":  # who looks takes no turn
-                retry_after_s = service.retry_after_s(caller.account, is_noted=False)
+                retry_after_s = service.retry_after_s(caller.account, is_reserved=False)
             case "draining":
                 retry_after_s = service.closing().retry_after_s
             case "loading":
-                retry_after_s = waiting_s(service.roster.ready_in_s)
+                retry_after_s = waiting_s(service.registry.ready_in_s)
             case _:
                 retry_after_s = RETRY_AFTER_S
         return Response(body, status_code=503, headers={"retry-after": str(retry_after_s)})
@@ -125,9 +125,9 @@ def readiness_of(service: Service, account: str) -> Status:
     """Return the first reason not to send work here on somebody's account."""
     if service.is_draining:
         return "draining"
-    if service.roster.has_failed:
+    if service.registry.has_failed:
         return "failed"
-    if service.roster.is_starting:
+    if service.registry.is_starting:
         return "loading"
     return "full" if service.is_full(account) else "ready"
 
@@ -135,7 +135,7 @@ def readiness_of(service: Service, account: str) -> Status:
 def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
     """Return what a caller may know."""
     is_shown = caller.is_operator
-    uses = service.ledger.uses(caller.account).items()
+    uses = service.resource_limits.uses(caller.account).items()
     return Readiness(
         status,
         {name: _model(model, is_shown=is_shown) for name, model in service.models.items()},

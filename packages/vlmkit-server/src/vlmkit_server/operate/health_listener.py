@@ -70,7 +70,7 @@ class HealthListener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._answers: dict[asyncio.Task[None], None] = {}
-        self._spare = ReserveDescriptor()
+        self._reserve = ReserveDescriptor()
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vlmkit-health", daemon=True)
 
@@ -86,7 +86,7 @@ class HealthListener:
                 self._loop.call_soon_threadsafe(self._main.cancel)
             self._thread.join(PATIENCE_S)
         self.listener.close()
-        self._spare.give()
+        self._reserve.close()
 
     def _run(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -95,14 +95,14 @@ class HealthListener:
     async def _serve(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         self.listener.setblocking(False)
-        self._spare.keep()
+        self._reserve.open()
         self._has_begun.set()
         while True:
             try:
                 accepted, _ = await self._loop.sock_accept(self.listener)
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._spare.give()  # the next one is let in by it
+                    self._reserve.close()  # the next one is let in by it
                 await asyncio.sleep(PAUSE_S)
                 continue
             if len(self._answers) >= MOST:
@@ -116,7 +116,7 @@ class HealthListener:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._answers.pop(task, None)
-        self._spare.keep()
+        self._reserve.open()
 
     async def _answer(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -89,8 +89,8 @@ class InspectionController(Controller):
     ) -> Load:
         """Return how many requests are under way."""
         caller = caller_of(request)
-        room = service.ledger.requests
-        return Load(room.num_held if caller.is_operator else room.held_by(caller.account))
+        quota = service.resource_limits.requests
+        return Load(quota.num_held if caller.is_operator else quota.held_by(caller.account))
 
     @route("/props", http_method=READ, operation=Operation(Props, query=ModelQuery, access="admin"))
     async def props(

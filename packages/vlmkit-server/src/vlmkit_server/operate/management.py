@@ -60,7 +60,7 @@ class _ManagementCall(Call[NamedModel]):
 
     def answer(self, name: str) -> ASGIApp:
         """Return the model as it is now."""
-        body = model_body(self.service.roster.find(name), name)
+        body = model_body(self.service.registry.find(name), name)
         content = msgspec.json.encode(Managed(**msgspec.structs.asdict(body)))
         return ASGIResponse(body=content, headers=self.headers)
 
@@ -71,7 +71,7 @@ class _LoadCall(_ManagementCall):
     async def start(self, body: NamedModel) -> ASGIApp:
         """Load it, or only begin to."""
         name = self.service.name(body.model)
-        model = self.service.roster.find(name)
+        model = self.service.registry.find(name)
         if body.wait:
             await self.service.fleet.load(model)
         else:
@@ -85,7 +85,7 @@ class _UnloadCall(_ManagementCall):
     async def start(self, body: NamedModel) -> ASGIApp:
         """Unload it, or only begin to."""
         name = self.service.name(body.model)
-        model = self.service.roster.find(name)
+        model = self.service.registry.find(name)
         if body.wait:
             await self.service.fleet.unload(model)
         else:

@@ -73,7 +73,9 @@ def state_of(service: Service) -> ServerState:
         status=readiness_of(service, ""),
         models=tuple(_state_of(model) for model in service.models.values()),
         num_open=service.num_open,
-        resources={n: (room.num_held, room.most) for n, room in service.ledger.rooms.items()},
+        resources={
+            n: (quota.num_held, quota.limit) for n, quota in service.resource_limits.quotas.items()
+        },
         num_ignored=dict(service.num_ignored),
         num_unconstrained=service.num_unconstrained,
     )

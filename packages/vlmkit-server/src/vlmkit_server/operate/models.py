@@ -51,7 +51,7 @@ class ModelsController(Controller):
     async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
         """Describe one model; names may hold slashes."""
         name = name.removeprefix("/")
-        return model_body(service.roster.find(name), name)
+        return model_body(service.registry.find(name), name)
 
 
 def model_body(model: ModelHandle, name: str) -> ModelBody:

@@ -1,1 +1,1 @@
-"""How much may be asked for in a time: limits, what was used of them, and who is refused."""
+"""Rate limits: the limits, the usage of each key and address, and refusals."""

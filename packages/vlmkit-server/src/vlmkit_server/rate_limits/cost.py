@@ -1,4 +1,4 @@
-"""How much of everything that is counted."""
+"""The cost of requests, in each unit that rate limits count."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ from vlmkit.types.demand import Demand
 
 
 class Cost(NamedTuple):
-    """How much of everything; fields are named as units are.
+    """An amount of each unit; the fields have the units' names.
 
     Attributes:
-        requests: how many.
-        tokens: of text, in prompts and answers.
+        requests: number of requests.
+        tokens: text tokens, in prompts and answers.
         image_tokens: placeholder tokens of all images.
-        images: how many.
+        images: number of images.
     """
 
     requests: int = 0
@@ -34,6 +34,6 @@ ONE_REQUEST = Cost(requests=1)
 
 
 def of_prompt(demand: Demand) -> Cost:
-    """Return what a prompt takes."""
+    """Return the cost of a prompt."""
     images = demand.image_tokens
     return Cost(tokens=demand.text_tokens, image_tokens=sum(images), images=len(images))

@@ -1,4 +1,4 @@
-"""What every route asks once it is known who asks: is another request within the limits."""
+"""The guard of every route that checks the rate limits of an authenticated request."""
 
 from typing import Any
 
@@ -13,41 +13,41 @@ from vlmkit_server.rate_limits.cost import ONE_REQUEST
 from vlmkit_server.rate_limits.tenant_usage import TenantUsage
 from vlmkit_server.rate_limits.tenants import TenantUsages
 
-ACCOUNT = "limits_account"
-"""Where a request's state has the account that it is charged to, if any."""
+USAGE = "rate_limit_usage"
+"""The key in a request's state of the usage that it is charged to, if any."""
 
 
 class RateLimitGuard:
-    """Counts requests, but for those that any key may make, such as one that asks for readiness.
+    """Counts requests, except those that every key may make, such as readiness checks.
 
     Args:
-        accounts: of all who ask.
+        usages: the usage of all keys and addresses.
     """
 
-    def __init__(self, accounts: TenantUsages) -> None:
-        self._accounts = accounts
+    def __init__(self, usages: TenantUsages) -> None:
+        self._usages = usages
 
     def __call__(
-        self, asked: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+        self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
     ) -> None:
-        """Note whose limits a request is held to, and count it.
+        """Find the usage that a request is charged to, and count the request.
 
         Raises:
-            RateLimited: it is one too many.
+            RateLimited: the limit of requests is reached.
         """
         operation: Operation | None = handler.opt.get("operation")
         access = "chat" if operation is None else operation.access
-        if access == "open" or asked.scope.get("method") == HttpMethod.OPTIONS:
+        if access == "open" or connection.scope.get("method") == HttpMethod.OPTIONS:
             return
-        account = self._account(asked)
-        if account is not None:
-            asked.scope["state"][ACCOUNT] = account
+        usage = self._usage_of(connection)
+        if usage is not None:
+            connection.scope["state"][USAGE] = usage
             if access != "key":
-                account.use(ONE_REQUEST)
+                usage.use(ONE_REQUEST)
 
-    def _account(self, asked: ASGIConnection[Any, Any, Any, Any]) -> TenantUsage | None:
-        key: Key | None = asked.scope["state"].get("key")
+    def _usage_of(self, connection: ASGIConnection[Any, Any, Any, Any]) -> TenantUsage | None:
+        key: Key | None = connection.scope["state"].get("key")
         if key is not None:
-            return self._accounts.of_key(key)
-        client = asked.scope.get("client")
-        return self._accounts.of_address(network_of(client[0]) if client else "")
+            return self._usages.of_key(key)
+        client = connection.scope.get("client")
+        return self._usages.of_address(network_of(client[0]) if client else "")

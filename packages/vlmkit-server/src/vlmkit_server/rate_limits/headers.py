@@ -1,4 +1,4 @@
-"""How much is left, told in each answer: in OpenAI's words, or in Anthropic's on its routes."""
+"""Rate-limit headers, in OpenAI's format, or in Anthropic's on its routes."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,18 +12,18 @@ EXPOSED = (
     *(f"x-ratelimit-{part}-{name}" for name in _NAMES for part in _PARTS),
     *(f"anthropic-ratelimit-{name}-{part}" for name in _NAMES for part in _PARTS),
 )
-"""Names of the headers that a web page may read."""
+"""Names of the headers that CORS exposes to web pages."""
 
 
-def limit_headers(account: TenantUsage, path: str) -> Iterator[tuple[str, str]]:
-    """Yield headers that say how an account stands.
+def limit_headers(usage: TenantUsage, path: str) -> Iterator[tuple[str, str]]:
+    """Yield headers with the state of the limits.
 
     Args:
-        account: whose request it is.
-        path: of the request, which says whose words are meant.
+        usage: the usage that the request is charged to.
+        path: the request's path, which decides the format.
     """
     is_anthropics = path == "/v1/messages" or path.startswith("/v1/messages/")
-    for unit, (most, num_left, reset_s) in account.standings().items():
+    for unit, (most, num_left, reset_s) in usage.standings().items():
         name = unit.replace("_", "-")
         if is_anthropics:
             start = f"anthropic-ratelimit-{name}-"
@@ -38,7 +38,7 @@ def limit_headers(account: TenantUsage, path: str) -> Iterator[tuple[str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as OpenAI's servers write it, such as ``6m0s`` or ``20ms``; never too short."""
+    """Return a time in OpenAI's format, such as ``6m0s`` or ``20ms``, rounded up."""
     milliseconds = -int(-seconds * 1000 // 1)
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds else "0s"
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
     minutes, whole_s = divmod(whole_s, 60)
     hours, minutes = divmod(minutes, 60)
     rest = f".{rest_ms:03}".rstrip("0") if rest_ms else ""
-    told = f"{whole_s}{rest}s"
+    text = f"{whole_s}{rest}s"
     if hours or minutes:
-        told = f"{minutes}m{told}"
-    return f"{hours}h{told}" if hours else told
+        text = f"{minutes}m{text}"
+    return f"{hours}h{text}" if hours else text

@@ -1,8 +1,8 @@
-"""What one key, or one address, has used of its limits, and what its requests hold.
+"""The usage of one key or one address, and what its requests have reserved.
 
-What a request may come to is held from when it is admitted until it is over. What it has really
-used by then counts, evenly over the time in which it did; the rest was never used. So what is used
-and what is held are together never more than a limit, and nothing of either is lost.
+A request reserves its upper bound from its admission until its end. By then, its real usage counts,
+spread evenly over the time in which it occurred; the rest was never used. So usage and reservations
+together never exceed a limit, and nothing is lost.
 """
 
 import threading
@@ -15,19 +15,19 @@ from vlmkit_server.rate_limits.cost import NOTHING, Cost
 from vlmkit_server.rate_limits.meter import QuotaMeter, RateMeter, meter_of
 from vlmkit_server.settings.limits import Limit, Unit, counted
 
-POLL_NS = 10**8  # at most so often, answers under way are asked what they used
+POLL_NS = 10**8  # the shortest time between two reads of running answers' usage
 
 Clock = Callable[[], int]
 """Returns nanoseconds since 1970."""
 
 
 class Standing(NamedTuple):
-    """How one unit stands, by the limit of it that has least left.
+    """The state of one unit, by the limit with least left.
 
     Attributes:
         most: that limit.
-        num_left: of it.
-        reset_s: time until all of it is there again, if nothing is used.
+        num_left: how much of it is left.
+        reset_s: time until all of it is left, if nothing is used.
     """
 
     most: int
@@ -36,13 +36,13 @@ class Standing(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What was used of one limit of a day or a month.
+    """The usage of one limit of a day or a month.
 
     Attributes:
-        unit: what is counted.
+        unit: the unit.
         period: ``day`` or ``month``.
-        start_s: when that began, in seconds since 1970.
-        num_used: how much was used since.
+        start_s: when the period began, in seconds since 1970.
+        num_used: the usage since then.
     """
 
     unit: str
@@ -51,41 +51,41 @@ class Sum(NamedTuple):
     num_used: int
 
 
-class Hold:
-    """What one request may come to, and what it has used of that.
+class Reservation:
+    """What one request may use at most, and what it has used of that.
 
     Args:
-        most: what it may come to.
+        most: the upper bound.
     """
 
     def __init__(self, most: Cost) -> None:
         self.most = most
-        self.used: Callable[[], Cost] = _nothing  # so far; never more than the most
+        self.used: Callable[[], Cost] = _nothing  # so far; at most the bound
         self.counted = NOTHING
 
 
 class TenantUsage:
-    """Meters of one key or address. May be used from any thread.
+    """The meters of one key or address. It may be used from any thread.
 
     Args:
-        whose: it is, in words for who is refused.
-        limits: of it.
-        clock: tells the time.
+        subject: names the key or address in error messages.
+        limits: its limits.
+        clock: returns the time.
     """
 
-    def __init__(self, whose: str, limits: Seq[Limit], clock: Clock) -> None:
+    def __init__(self, subject: str, limits: Seq[Limit], clock: Clock) -> None:
         self.limits: Seq[Limit] = ()
-        self._whose = whose
+        self._subject = subject
         self._clock = clock
         self._lock = threading.Lock()
         self._meters: dict[tuple[str, str], RateMeter | QuotaMeter] = {}
-        self._holds: set[Hold] = set()
-        self._held = NOTHING  # by all of them, beyond what they used
+        self._reservations: set[Reservation] = set()
+        self._reserved = NOTHING  # by all, beyond what they used
         self._polled_ns = 0
         self.change(limits)
 
     def change(self, limits: Seq[Limit]) -> None:
-        """Have other limits; what was used of one thing and time stays used."""
+        """Replace the limits; the usage of unchanged units and periods stays."""
         with self._lock:
             self._count()
             meters: dict[tuple[str, str], RateMeter | QuotaMeter] = {}
@@ -95,8 +95,8 @@ class TenantUsage:
                 meters[name].limit = limit
             self._meters, self.limits = meters, limits
 
-    def hold(self, most: Cost) -> Hold:
-        """Admit a request.
+    def reserve(self, most: Cost) -> Reservation:
+        """Admit a request, and reserve its upper bound.
 
         Raises:
             RateLimited: its limits do not allow that now, or ever.
@@ -104,13 +104,13 @@ class TenantUsage:
         with self._lock:
             self._count()
             self._check(most)
-            hold = Hold(most)
-            self._holds.add(hold)
-            self._held = self._held.plus(most)
-            return hold
+            reservation = Reservation(most)
+            self._reservations.add(reservation)
+            self._reserved = self._reserved.plus(most)
+            return reservation
 
     def use(self, cost: Cost) -> None:
-        """Admit what is used at once.
+        """Admit and count an amount at once.
 
         Raises:
             RateLimited: its limits do not allow that now, or ever.
@@ -120,29 +120,29 @@ class TenantUsage:
             self._check(cost)
             self._pass_time(cost)
 
-    def end(self, hold: Hold) -> None:
-        """Count what a request has used; what else it held is free. Harmless when done twice."""
+    def end(self, reservation: Reservation) -> None:
+        """Count a request's usage, and free the rest; a second call does nothing."""
         with self._lock:
-            if hold in self._holds:
-                self._pass_time(self._news(hold))
-                self._holds.discard(hold)
-                self._held = self._held.minus(hold.most.minus(hold.counted))
+            if reservation in self._reservations:
+                self._pass_time(self._new_usage(reservation))
+                self._reservations.discard(reservation)
+                self._reserved = self._reserved.minus(reservation.most.minus(reservation.counted))
 
     def standings(self) -> dict[Unit, Standing]:
-        """Return how everything stands that has a limit."""
+        """Return the state of every unit that has a limit."""
         with self._lock:
             self._count()
             found: dict[Unit, Standing] = {}
             for meter in self._meters.values():
                 unit, most, _ = meter.limit
-                num_left = max(0, most - meter.num_used - getattr(self._held, unit))
+                num_left = max(0, most - meter.num_used - getattr(self._reserved, unit))
                 standing = Standing(most, num_left, meter.whole_in_s)
                 if unit not in found or num_left < found[unit].num_left:
                     found[unit] = standing
             return found
 
     def restore(self, sums: Iterable[Sum]) -> None:
-        """Go on with what an earlier process has used."""
+        """Add the usage of an earlier process."""
         with self._lock:
             for unit, period, start_s, num_used in sums:
                 meter = self._meters.get((unit, period))
@@ -150,7 +150,7 @@ class TenantUsage:
                     meter.restore(start_s, num_used)
 
     def sums(self) -> list[Sum]:
-        """Return what was used of those limits that outlive the process."""
+        """Return the usage of the limits that outlive the process."""
         with self._lock:
             self._count()
             return [
@@ -161,29 +161,31 @@ class TenantUsage:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing is used or held, so that it is as good as a new one."""
+        """Whether nothing is used or reserved, so that a new object is equal to it."""
         with self._lock:
             self._count()
-            return not self._holds and not any(each.num_used for each in self._meters.values())
+            return not self._reservations and not any(
+                each.num_used for each in self._meters.values()
+            )
 
-    # Called with the lock.
+    # Called with the lock held.
 
     def _count(self) -> None:
-        """Count what was used since the last time, unless that was just now."""
+        """Count the usage since the last time, unless that was just now."""
         used = NOTHING
         if (now_ns := self._clock()) - self._polled_ns >= POLL_NS or now_ns < self._polled_ns:
             self._polled_ns = now_ns
-            for hold in self._holds:
-                used = used.plus(self._news(hold))
+            for reservation in self._reservations:
+                used = used.plus(self._new_usage(reservation))
         self._pass_time(used)
 
-    def _news(self, hold: Hold) -> Cost:
-        """Return what a request used since the last time; it holds as much less."""
-        so_far = hold.used()
-        news = so_far.minus(hold.counted)
-        hold.counted = so_far
-        self._held = self._held.minus(news)
-        return news
+    def _new_usage(self, reservation: Reservation) -> Cost:
+        """Return a request's usage since the last time; its reservation shrinks by that."""
+        so_far = reservation.used()
+        new = so_far.minus(reservation.counted)
+        reservation.counted = so_far
+        self._reserved = self._reserved.minus(new)
+        return new
 
     def _pass_time(self, used: Cost) -> None:
         now_ns = self._clock()
@@ -195,7 +197,7 @@ class TenantUsage:
         for meter in self._meters.values():
             unit, most, _ = meter.limit
             amount = getattr(cost, unit)
-            if amount and meter.num_used + getattr(self._held, unit) + amount > most:
+            if amount and meter.num_used + getattr(self._reserved, unit) + amount > most:
                 refused.append((meter.limit, amount, meter.fits_in_s(amount)))
         if refused:
             raise self._refusal(refused)
@@ -209,15 +211,15 @@ class TenantUsage:
         limit, amount, wait_s = max(refused, key=patience)
         if wait_s is None:
             return RateLimited(
-                f"this takes {counted(amount, limit.unit)}, and {self._whose} may have {limit}",
+                f"this takes {counted(amount, limit.unit)}, and {self._subject} may have {limit}",
                 hint="ask for less; no waiting helps",
                 retry_after_s=None,
             )
-        # What is held may be free at any time: nobody knows when.
+        # Reservations may end at any time, which is unknown.
         seconds = max(1, ceil(wait_s)) if wait_s else RETRY_AFTER_S
         return RateLimited(
-            f"this takes {counted(amount, limit.unit)}, and {self._whose} has not as much left of "
-            f"{limit}",
+            f"this takes {counted(amount, limit.unit)}, and {self._subject} has not as much left "
+            f"of {limit}",
             hint="try again later",
             retry_after_s=seconds,
         )

@@ -1,4 +1,4 @@
-"""The accounts of all keys, or of all addresses."""
+"""The usage of all keys and all addresses."""
 
 import time
 from collections import OrderedDict
@@ -13,75 +13,77 @@ from vlmkit_server.settings.limits import LimitsSettings, limits_of
 if TYPE_CHECKING:
     from vlmkit_server.rate_limits.usage_file import UsageFile, Used
 
-MAX_ADDRESSES = 2**16  # whose use is remembered
+MAX_ADDRESSES = 2**16  # whose usage is remembered
 
 
 class TenantUsages:
-    """Finds whose limits a request is held to. Is called in the event loop's thread.
+    """Finds the usage that a request is charged to. It is used in the event loop's thread.
 
     Args:
-        settings: limits of all, and the file of what was used.
-        clock: tells the time.
+        settings: the limits of all keys and addresses, and the usage file.
+        clock: returns the time.
 
     Raises:
-        ConfigError: the file cannot be used.
+        ConfigError: the usage file cannot be used.
     """
 
     def __init__(self, settings: LimitsSettings, clock: Clock = time.time_ns) -> None:
-        self._of_all = limits_of(settings.key)
-        self._of_address = limits_of(settings.address)
+        self._key_limits = limits_of(settings.key)
+        self._address_limits = limits_of(settings.address)
         self._clock = clock
         self._keys: dict[str, tuple[tuple[str, ...], TenantUsage]] = {}
         self._addresses: OrderedDict[str, TenantUsage] = OrderedDict()
         self._file = self._opened(settings.usage_file) if settings.usage_file else None
 
     def _opened(self, path: str) -> "UsageFile":
-        from vlmkit_server.rate_limits.usage_file import UsageFile  # with SQLite, which few need
+        from vlmkit_server.rate_limits.usage_file import (
+            UsageFile,  # imports SQLite, which few servers need
+        )
 
         return UsageFile(Path(path), self._used)
 
     def start(self) -> None:
-        """Begin to keep what is used."""
+        """Start to persist the usage."""
         if self._file is not None:
             self._file.start()
 
     def close(self) -> None:
-        """Keep what was used, and let the file go."""
+        """Persist the usage, and close the file."""
         if self._file is not None:
             self._file.close()
 
     def of_key(self, key: Key) -> TenantUsage | None:
-        """Return the account of a key, if it has any limit."""
-        texts, account = self._keys.get(key.id, ((), None))
-        if account is not None and texts == key.limits:
-            return account
-        own = limits_of(key.limits)
-        named = {(limit.unit, limit.period): limit for limit in (*self._of_all, *own)}
+        """Return the usage of a key, if it has a limit."""
+        texts, usage = self._keys.get(key.id, ((), None))
+        if usage is not None and texts == key.limits:
+            return usage
+        override = limits_of(key.limits)
+        named = {(limit.unit, limit.period): limit for limit in (*self._key_limits, *override)}
         limits = tuple(named.values())
-        if account is not None:
-            account.change(limits)
+        if usage is not None:
+            usage.change(limits)
         elif limits:
-            account = TenantUsage("this API key", limits, self._clock)
+            usage = TenantUsage("this API key", limits, self._clock)
             if self._file is not None:
-                account.restore(self._file.found.pop(key.id, ()))
-        if account is not None:
-            self._keys[key.id] = (key.limits, account)
-        return account if limits else None
+                usage.restore(self._file.found.pop(key.id, ()))
+        if usage is not None:
+            self._keys[key.id] = (key.limits, usage)
+        return usage if limits else None
 
     def of_address(self, address: str) -> TenantUsage | None:
-        """Return the account of an address, if there are limits of those."""
-        if not self._of_address:
+        """Return the usage of an address, if addresses have limits."""
+        if not self._address_limits:
             return None
-        account = self._addresses.get(address)
-        if account is None:
-            account = TenantUsage("this address", self._of_address, self._clock)
-            self._addresses[address] = account
+        usage = self._addresses.get(address)
+        if usage is None:
+            usage = TenantUsage("this address", self._address_limits, self._clock)
+            self._addresses[address] = usage
             self._forget()
         self._addresses.move_to_end(address)
-        return account
+        return usage
 
     def _forget(self) -> None:
-        """Forget addresses that came long ago: one that has used nothing, or else the oldest."""
+        """Evict old addresses: an unused one, or else the oldest."""
         while len(self._addresses) > MAX_ADDRESSES:
             self._addresses.popitem(last=False)
         oldest = next(iter(self._addresses))
@@ -89,6 +91,6 @@ class TenantUsages:
             del self._addresses[oldest]
 
     def _used(self) -> "Iterator[Used]":
-        for key_id, (_, account) in list(self._keys.items()):
-            for used in account.sums():
+        for key_id, (_, usage) in list(self._keys.items()):
+            for used in usage.sums():
                 yield key_id, used

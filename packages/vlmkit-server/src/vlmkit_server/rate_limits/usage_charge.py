@@ -1,4 +1,4 @@
-"""What one call of a client is charged: for each request that a runner admits for it."""
+"""Charges the usage of one client call: of every request that a runner admits for it."""
 
 import threading
 from collections.abc import Callable
@@ -9,60 +9,60 @@ from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_server.rate_limits.cost import NOTHING, Cost, of_prompt
-from vlmkit_server.rate_limits.tenant_usage import Hold, TenantUsage
+from vlmkit_server.rate_limits.tenant_usage import Reservation, TenantUsage
 
 
 class UsageCharge:
-    """The requests of one call.
+    """The charged requests of one call.
 
-    A prompt counts once its request was accepted; of an answer, what there is of it.
+    A prompt counts once its request is accepted; an answer counts as far as it was generated.
 
     Args:
-        account: whose limits they are held to.
+        usage: the usage that they are charged to.
     """
 
-    def __init__(self, account: TenantUsage) -> None:
-        self._account = account
+    def __init__(self, usage: TenantUsage) -> None:
+        self._usage = usage
         self._lock = threading.Lock()
-        self._holds: list[Hold] = []
+        self._reservations: list[Reservation] = []
         self._is_over = False
 
     async def asubmit(self, runner: Runner, request: Request) -> AnswerStream:
-        """Start a request as soon as its limits are known to allow it.
+        """Start a request, if the limits allow it.
 
         Raises:
             RateLimited: they do not.
-            RequestError: the request is wrong, too long, or the queue is full.
+            RequestError: the request is invalid or too long, or the queue is full.
         """
-        held: list[tuple[Hold, Demand]] = []
+        reserved: list[tuple[Reservation, Demand]] = []
 
         def admit(demand: Demand) -> None:
             if request.admit is not None:
                 request.admit(demand)
-            held.append((self._hold(demand), demand))
+            reserved.append((self._reserve(demand), demand))
 
         stream = await runner.asubmit(replace(request, admit=admit))
-        for hold, demand in held:
-            hold.used = _meter(stream, demand)
+        for reservation, demand in reserved:
+            reservation.used = _meter(stream, demand)
         return stream
 
     def close(self) -> None:
-        """Count what was used; the call is over, and nothing can be admitted for it any more."""
+        """Count the usage and end the call; later requests of it are refused."""
         with self._lock:
             self._is_over = True
-            for hold in self._holds:
-                self._account.end(hold)
-                hold.used = _nothing
-            self._holds.clear()
+            for reservation in self._reservations:
+                self._usage.end(reservation)
+                reservation.used = _nothing
+            self._reservations.clear()
 
-    def _hold(self, demand: Demand) -> Hold:
+    def _reserve(self, demand: Demand) -> Reservation:
         with self._lock:
             if self._is_over:
                 raise RequestError("the request was given up")
             most = of_prompt(demand).plus(Cost(tokens=demand.answer_tokens))
-            hold = self._account.hold(most)
-            self._holds.append(hold)
-            return hold
+            reservation = self._usage.reserve(most)
+            self._reservations.append(reservation)
+            return reservation
 
 
 def _meter(stream: AnswerStream, demand: Demand) -> Callable[[], Cost]:

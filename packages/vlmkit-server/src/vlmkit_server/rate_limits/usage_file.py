@@ -1,7 +1,7 @@
-"""What was used of limits that outlive the process: a file of SQLite, written beside the requests.
+"""Persists the usage of daily and monthly limits in an SQLite file, outside the request path.
 
-A thread writes what has changed, once a second, and at the end. So a process that is killed forgets
-a second of it at most; with the machine, what its disk had not written.
+A thread writes changes once a second, and at the end. A killed process loses at most a second of
+usage; a machine crash also loses what the disk had not written.
 """
 
 import logging
@@ -25,21 +25,21 @@ _WRITE = "insert or replace into usage values (?, ?, ?, ?, ?)"
 
 
 Used = tuple[str, Sum]
-"""The id of a key, and what it used of one limit."""
+"""The id of a key, and its usage of one limit."""
 
 
 class UsageFile:
-    """Keeps what was used.
+    """Persists usage.
 
     Args:
-        path: of the file, which is made if there is none, for its owner alone.
-        current: returns what was used by all; called in the file's own thread.
+        path: the file, which is created with access for its owner alone.
+        current: returns the usage of all keys; called in the file's own thread.
 
     Attributes:
-        found: what was there, by account.
+        found: the stored usage, by key id.
 
     Raises:
-        ConfigError: it cannot be read or written, or another server uses it.
+        ConfigError: the file cannot be read or written, or another server uses it.
     """
 
     def __init__(self, path: Path, current: Callable[[], Iterable[Used]]) -> None:
@@ -59,45 +59,45 @@ class UsageFile:
             ) from error
 
     def _open(self) -> None:
-        self._base = sqlite3.connect(
+        self._database = sqlite3.connect(
             self._path, timeout=1.0, isolation_level=None, check_same_thread=False
         )
         try:
-            self._base.execute("pragma locking_mode = exclusive")
+            self._database.execute("pragma locking_mode = exclusive")
             self._refuse_foreign()
-            self._base.execute("pragma journal_mode = wal")
-            self._base.execute("pragma synchronous = normal")
-            self._base.execute(_TABLE)
-            self._base.execute("begin immediate")
-            self._base.execute("commit")
-            for account, *row in self._base.execute("select * from usage"):
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("pragma synchronous = normal")
+            self._database.execute(_TABLE)
+            self._database.execute("begin immediate")
+            self._database.execute("commit")
+            for key_id, *row in self._database.execute("select * from usage"):
                 found = Sum(*row)
-                self._written[account, found.unit, found.period] = found
-                self.found.setdefault(account, []).append(found)
+                self._written[key_id, found.unit, found.period] = found
+                self.found.setdefault(key_id, []).append(found)
         except BaseException:
-            self._base.close()
+            self._database.close()
             raise
 
     def _refuse_foreign(self) -> None:
-        """Raise sqlite3.DatabaseError before anything is written to another program's database."""
-        tables = {name for (name,) in self._base.execute("select name from sqlite_master")}
-        columns = self._base.execute("select name, lower(type) from pragma_table_info('usage')")
+        """Refuse another program's database before anything is written to it."""
+        tables = {name for (name,) in self._database.execute("select name from sqlite_master")}
+        columns = self._database.execute("select name, lower(type) from pragma_table_info('usage')")
         found = ", ".join(" ".join(each) for each in columns)
         if tables and (tables != {"usage"} or found != _COLUMNS):
             raise sqlite3.DatabaseError("it is a database of another program")
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._thread = threading.Thread(target=self._run, name="vlmkit-usage", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Write what is left, and let the file go; harmless when done twice."""
+        """Write what is left, and close the file; a second call does nothing."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._base.close()
+        self._database.close()
 
     def _run(self) -> None:
         has_failed = False
@@ -107,24 +107,24 @@ class UsageFile:
                 self._write()
                 has_failed = False
             except sqlite3.Error as error:
-                if not has_failed:  # it is tried again each second
-                    log.error("what was used cannot be written: %s", _reason(error))  # noqa: TRY400
+                if not has_failed:  # writing is retried each second
+                    log.error("usage file cannot be written, retrying: %s", _reason(error))  # noqa: TRY400
                 has_failed = True
             if is_over:
                 return
 
     def _write(self) -> None:
-        used = {(account, each.unit, each.period): each for account, each in self._current()}
+        used = {(key_id, each.unit, each.period): each for key_id, each in self._current()}
         changed = {name: each for name, each in used.items() if self._written.get(name) != each}
         if not changed:
             return
         try:
-            self._base.execute("begin")
-            self._base.executemany(_WRITE, [(name[0], *each) for name, each in changed.items()])
-            self._base.execute("commit")
+            self._database.execute("begin")
+            self._database.executemany(_WRITE, [(name[0], *each) for name, each in changed.items()])
+            self._database.execute("commit")
         except sqlite3.Error:
-            if self._base.in_transaction:
-                self._base.execute("rollback")
+            if self._database.in_transaction:
+                self._database.execute("rollback")
             raise
         self._written |= changed
 

@@ -70,7 +70,7 @@ class MessageEvents:
         self._finish_reason: FinishReason | None = None
         self._stop_string: str | None = None
 
-    tells_all = False
+    repeats_answer = False
 
     @property
     def ping(self) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from litestar.types import ASGIApp, Message
 
-from vlmkit_server.http.caller import Caller, made_for
+from vlmkit_server.http.caller import Caller, internal_state
 
 
 class Answer(NamedTuple):
@@ -79,7 +79,7 @@ class InProcessClient:
             "client": (caller.account, 0) if caller.account else None,
             "server": None,
             "extensions": {},
-            "state": made_for(caller),
+            "state": internal_state(caller),
         }
         await self._app(scope, receive, send)
         return Answer(status, headers, b"".join(parts))

@@ -54,7 +54,7 @@ class _ToMemory:
         check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
         account = caller_of(self._request).account
-        self._service.check_room(account)
+        self._service.check_admission(account)
         with ExitStack() as place, self._service.bodies.opened(self._request) as sent:
             body = await sent.read(self._request)
             place.enter_context(self._service.admitted(account))
@@ -105,7 +105,7 @@ class _ToDisk:
         check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
         account = caller_of(self._request).account
-        self._service.check_room(account)
+        self._service.check_admission(account)
         incoming = self._files.incoming(caller_of(self._request).owner)
         with ExitStack() as undo:
             undo.callback(incoming.drop)

@@ -12,7 +12,7 @@ from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Logprob, Sample
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
-from vlmkit_server.exchange.json_pieces import HOLE, filled, listed, taken
+from vlmkit_server.exchange.json_pieces import HOLE, drained, filled, listed
 
 NUM_EACH = 16  # tokens in a piece of their log-probabilities
 
@@ -218,7 +218,7 @@ def completion_pieces(
 
 def logprob_pieces(logprobs: LogprobsOf, samples: list[Sample]) -> Iterator[bytes]:
     """Encode the log-probabilities of samples, in pieces, and let the samples go."""
-    contents = (logprobs((sample,)).content for sample in taken(samples))
+    contents = (logprobs((sample,)).content for sample in drained(samples))
     return listed(chain.from_iterable(contents), NUM_EACH)
 
 

@@ -37,7 +37,7 @@ from vlmkit_server.exchange.unenforced_schemas import (
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import WrongMediaType
 from vlmkit_server.logs.request_record import NOTED, RequestRecord
-from vlmkit_server.rate_limits.guard import ACCOUNT
+from vlmkit_server.rate_limits.guard import USAGE
 from vlmkit_server.rate_limits.usage_charge import UsageCharge
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.structure import is_light
@@ -78,8 +78,8 @@ class Call(ABC, Generic[B]):
         self._leases = AsyncExitStack()
         self._sent: Body | None = None
         self._whole: ResponseBuffer | None = None
-        account = request.scope["state"].get(ACCOUNT)
-        self._charge = None if account is None else UsageCharge(account)
+        usage = request.scope["state"].get(USAGE)
+        self._charge = None if usage is None else UsageCharge(usage)
         self._noted: RequestRecord | None = request.scope["state"].get(NOTED)
 
     keeps_answers = False  # also those that are streamed
@@ -93,7 +93,7 @@ class Call(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request, and answer."""
-        self.service.check_room(self.caller.account)
+        self.service.check_admission(self.caller.account)
         with ExitStack() as place:
             async with self._leases:
                 if self._charge is not None:
@@ -118,7 +118,9 @@ class Call(ABC, Generic[B]):
             self.note(ignored)
             self._sent = sent
             if self.keeps_answers or not getattr(body, "stream", None):
-                self._whole = ResponseBuffer(self.service.ledger.logprob_bytes, self.caller.account)
+                self._whole = ResponseBuffer(
+                    self.service.resource_limits.logprob_bytes, self.caller.account
+                )
                 self._leases.callback(self._whole.close)
             response = await self.service.attend(self.start(body), receive, scope)
             del body  # what was sent need not wait for the answer: it can be large
@@ -153,7 +155,7 @@ class Call(ABC, Generic[B]):
             Overloaded: there is no room for it.
         """
         if self._sent is not None:
-            self._sent.take(num_bytes)
+            self._sent.count(num_bytes)
 
     def hand_on(self) -> AsyncExitStack:
         """Give away this call's runner, and what it is charged, to work that outlives the call."""
@@ -194,7 +196,7 @@ class Call(ABC, Generic[B]):
         if self.content is None:
             return await read_json(self._request, sent)
         content, self.content = self.content, None
-        sent.take(len(content))
+        sent.count(len(content))
         return content
 
 

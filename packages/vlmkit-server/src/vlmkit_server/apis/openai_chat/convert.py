@@ -32,7 +32,7 @@ from vlmkit_server.apis.openai_chat.image_options import image_options, options_
 from vlmkit_server.apis.openai_chat.images import Images, check_num_images
 from vlmkit_server.apis.openai_chat.prompt_options import goes_on, prompt_options, template_kinds
 from vlmkit_server.exchange.offload import OffloadExecutor
-from vlmkit_server.http.caller import NOBODY, Caller
+from vlmkit_server.http.caller import ANONYMOUS, Caller
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.wire.answer_forms import requested_form
 from vlmkit_server.wire.sampling import sampling_values
@@ -80,7 +80,7 @@ class Converter:
         chat: wire.ChatRequest,
         facts: RunnerFacts,
         request_id: str,
-        caller: Caller = NOBODY,
+        caller: Caller = ANONYMOUS,
         *,
         added: Mapping[str, Any] = MappingProxyType({}),
         light: bool = False,
@@ -137,7 +137,7 @@ class Converter:
         self,
         said: Sequence[wire.ChatMessage],
         facts: RunnerFacts,
-        caller: Caller = NOBODY,
+        caller: Caller = ANONYMOUS,
         shown: ImageOptions = PLAIN_IMAGE,
         *,
         may_go_on: bool = False,

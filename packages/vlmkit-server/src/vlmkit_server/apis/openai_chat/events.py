@@ -59,7 +59,7 @@ class DataEvents:
     """What streams of OpenAI's APIs have in common: how they live and how they fail."""
 
     ping = b": ping\n\n"
-    tells_all = False
+    repeats_answer = False
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the event that ends an answer which failed; OpenAI's clients raise it."""

@@ -20,7 +20,7 @@ from vlmkit_server.apis.openai_chat.prompt_logprobs import (
 from vlmkit_server.apis.openai_chat.tool_loop import begun, check_alone
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatRequest
 from vlmkit_server.exchange.full_response import WholeAnswer
-from vlmkit_server.exchange.json_pieces import taken
+from vlmkit_server.exchange.json_pieces import drained
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
@@ -85,7 +85,7 @@ class ChatCall(MessagesCall[ChatRequest]):
                     completion,
                     logprobs,
                     has_token_ids=has_token_ids,
-                    prompt_logprobs=prompt_logprobs(runner, taken(scores)) if scores else None,
+                    prompt_logprobs=prompt_logprobs(runner, drained(scores)) if scores else None,
                     has_transforms=has_transforms,
                     has_places=has_places,
                 ),

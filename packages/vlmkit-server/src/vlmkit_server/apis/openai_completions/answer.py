@@ -19,7 +19,7 @@ from vlmkit_server.apis.openai_chat.answer import (
 )
 from vlmkit_server.apis.openai_chat.events import DONE, DataEvents, UsageEvents
 from vlmkit_server.apis.openai_chat.prompt_logprobs import prompt_logprobs
-from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed, taken
+from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, drained, filled, listed
 
 _encode = msgspec.json.encode
 
@@ -241,7 +241,7 @@ class _Columns:
         ]
         if self._has_top:
             fillings.append(listed(map(self._top, samples), NUM_EACH))
-        return columns, [*fillings, listed(self._offsets(taken(samples)), MANY_EACH)]
+        return columns, [*fillings, listed(self._offsets(drained(samples)), MANY_EACH)]
 
     def _tokens(self, samples: Iterable[Sample]) -> Iterator[str]:
         return (self._token(sample.token_id) for sample in samples)

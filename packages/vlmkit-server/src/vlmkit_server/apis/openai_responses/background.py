@@ -11,8 +11,8 @@ from litestar.types import Scope
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.events import ResponseEvents
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import Chunks, check_whole
-from vlmkit_server.http.caller import account_of
+from vlmkit_server.exchange.streaming import Chunks, check_not_aborted
+from vlmkit_server.http.caller import tenant_or_network
 
 
 async def answered(
@@ -45,13 +45,13 @@ async def answered(
             if told := events.chunks(chunks):
                 log.add(told)
                 grown(log.num_bytes)
-            check_whole(chunks)
+            check_not_aborted(chunks)
 
     try:
         async with lease:
             await service.attend(read(), _never, scope)
             last = await service.offload.run(
-                partial(events.closing, stream.usage), account_of(scope)
+                partial(events.closing, stream.usage), tenant_or_network(scope)
             )
     except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
         last = events.cancelled() if log.is_cancelled else events.failed(error, scope)

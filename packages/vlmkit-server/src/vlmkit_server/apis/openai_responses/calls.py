@@ -48,7 +48,7 @@ from vlmkit_server.apis.openai_responses.wire import (
 )
 from vlmkit_server.exchange.background import BackgroundWork
 from vlmkit_server.exchange.full_response import WholeAnswer
-from vlmkit_server.exchange.named_errors import Answering, naming_media
+from vlmkit_server.exchange.named_errors import AnswerReader, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import EventStream
@@ -209,7 +209,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
 
     async def _detach(
         self,
-        stream: Answering,
+        stream: AnswerReader,
         events: ResponseEvents,
         answer: "_Answer",
         log: EventLog,

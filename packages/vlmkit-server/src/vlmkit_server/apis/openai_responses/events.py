@@ -53,7 +53,7 @@ class ResponseEvents:
     """
 
     ping = b": ping\n\n"
-    tells_all = True
+    repeats_answer = True
 
     def __init__(
         self,

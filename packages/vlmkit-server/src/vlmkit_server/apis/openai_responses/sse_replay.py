@@ -6,7 +6,7 @@ import msgspec
 from litestar.types import Scope, Send
 
 from vlmkit_server.apis.openai_responses.event_log import EventLog
-from vlmkit_server.exchange.obfuscation import filled_up
+from vlmkit_server.exchange.obfuscation import padded
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import ByteStream
 from vlmkit_server.http.errors import fault_of
@@ -43,12 +43,12 @@ class SseReplay(ByteStream):
         self._number = number
         self._hides_sizes = hides_sizes
 
-    async def tell(self, send: Send) -> None:
+    async def write(self, send: Send) -> None:
         """Send everything."""
         while events := await self._log.after(self._number):
             self._number += len(events)
             body = b"".join(events)
-            await self.send(send, filled_up(body) if self._hides_sizes else body)
+            await self.send(send, padded(body) if self._hides_sizes else body)
 
     def closing(self) -> bytes:
         """Return nothing: the log has the end."""

@@ -37,7 +37,7 @@ from vlmkit_server.apis.tokens.wire_generate import (
     ShownImage,
 )
 from vlmkit_server.exchange.full_response import WholeAnswer
-from vlmkit_server.exchange.json_pieces import taken
+from vlmkit_server.exchange.json_pieces import drained
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
@@ -101,7 +101,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         events = GeneratedEvents(
             head,
             runner.token_bytes if has_logprobs else None,
-            prompt_logprobs(runner, taken(scores)) if scores else None,
+            prompt_logprobs(runner, drained(scores)) if scores else None,
             usage=UsageEvents(options, lambda: stream.usage),
         )
         if body.stream:

@@ -18,7 +18,7 @@ from vlmkit_server.apis.openai_chat.answer import (
     finite,
 )
 from vlmkit_server.apis.openai_chat.events import DONE, DataEvents, UsageEvents
-from vlmkit_server.exchange.json_pieces import HOLE, filled, listed, taken
+from vlmkit_server.exchange.json_pieces import HOLE, drained, filled, listed
 
 _encode = msgspec.json.encode
 
@@ -76,7 +76,7 @@ class GeneratedEvents(DataEvents):
             made = GeneratedChoice(index, choice.token_ids, None, choice.finish_reason)
             if self._token_bytes is not None:
                 made.logprobs = Logprobs(HOLE)
-                fillings.append(listed(map(self._logprob, taken(choice.samples)), NUM_EACH))
+                fillings.append(listed(map(self._logprob, drained(choice.samples)), NUM_EACH))
             choices.append(made)
         head, usage = self._head, UsageBody.of(completion.usage)
         body = Generated(head.id, head.model, head.created, choices, usage)

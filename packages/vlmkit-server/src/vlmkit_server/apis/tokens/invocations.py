@@ -67,7 +67,7 @@ class _Invocation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, and answer it."""
-        self._service.check_room(caller_of(self._request).account)
+        self._service.check_admission(caller_of(self._request).account)
         with self._service.bodies.opened(self._request) as sent:
             content = await read_json(self._request, sent)
             if is_light(content):

@@ -13,7 +13,7 @@ SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 
 
 def is_empty(server):
-    return all(use.total == 0 for use in server.service.ledger.uses("").values())
+    return all(use.total == 0 for use in server.service.resource_limits.uses("").values())
 
 
 def streamed(server, headers, **fields):
@@ -73,7 +73,7 @@ def test_who_comes_back_when_told_gets_in():
         body = chat(scripted(text="x", tokens=40, latency_s=0.05), max_tokens=40)
         for _ in range(2):
             asking = [pool.submit(server.post, body) for _ in range(2)]
-            assert eventually(lambda: server.service.ledger.requests.num_held == 2)
+            assert eventually(lambda: server.service.resource_limits.requests.num_held == 2)
             refused = server.post(chat())
             assert refused.status_code == 429
             for _ in range(5):  # what is told gets nearer to the truth while it is waited for
@@ -111,7 +111,7 @@ def test_a_burst_of_many_answers_delays_nobody_elses(tmp_path):
         assert not any(each.done() for each in asking)
         server.runner().close()
         assert {each.result().status_code for each in asking} == {503}
-        assert eventually(lambda: server.service.ledger.requests.num_held == 0)
+        assert eventually(lambda: server.service.resource_limits.requests.num_held == 0)
 
 
 def test_after_a_drain_that_cut_answers_off_nothing_is_held():
@@ -121,7 +121,7 @@ def test_after_a_drain_that_cut_answers_off_nothing_is_held():
             for number in range(6)
         ]
         assert eventually(lambda: server.runner().stats().num_running == 6)
-    assert all(use.total == 0 for use in server.service.ledger.uses("").values())
+    assert all(use.total == 0 for use in server.service.resource_limits.uses("").values())
     for each in asking:
         each.close()
 

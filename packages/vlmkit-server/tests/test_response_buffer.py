@@ -16,8 +16,8 @@ def asking(text="hello", *, max_tokens=100, n=1, **fields):
     return chat(text, max_tokens=max_tokens, n=n, logprobs=True, top_logprobs=20, **fields)
 
 
-def room(server):
-    return server.service.ledger.logprob_bytes
+def quota(server):
+    return server.service.resource_limits.logprob_bytes
 
 
 def test_what_would_never_fit_is_refused_by_name_before_it_costs():
@@ -30,19 +30,19 @@ def test_what_would_never_fit_is_refused_by_name_before_it_costs():
         assert server.post(asking(max_tokens=64, n=4)).status_code == 200
         assert server.post(asking(max_tokens=64, n=8, stream=True)).status_code == 200
         assert server.post(chat(max_tokens=64, n=8)).status_code == 200
-        assert eventually(lambda: room(server).num_held == 0)
+        assert eventually(lambda: quota(server).num_held == 0)
 
 
 def test_what_does_not_fit_beside_others_comes_back_later():
     with running(max_logprob_bytes=1_000_000) as server:
         first = server.connect(asking(SLOW, max_tokens=400))
-        assert eventually(lambda: room(server).num_held == 400 * EACH)
+        assert eventually(lambda: quota(server).num_held == 400 * EACH)
         refused = server.post(asking(max_tokens=100))
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert server.post(chat(max_tokens=100)).status_code == 200
         first.close()
-        assert eventually(lambda: room(server).num_held == 0)
+        assert eventually(lambda: quota(server).num_held == 0)
         assert server.post(asking(max_tokens=100)).status_code == 200
 
 
@@ -52,9 +52,9 @@ def test_a_response_that_is_kept_whole_counts_also_where_it_is_streamed(stream):
     body |= {"top_logprobs": 20, "include": ["message.output_text.logprobs"]}
     with running(max_logprob_bytes=1_000_000) as server:
         started = server.connect(body, path="/v1/responses")
-        assert eventually(lambda: room(server).num_held == 400 * EACH)
+        assert eventually(lambda: quota(server).num_held == 400 * EACH)
         started.close()
-        assert eventually(lambda: room(server).num_held == 0)
+        assert eventually(lambda: quota(server).num_held == 0)
 
 
 def test_scores_of_a_prompt_count_too():
@@ -62,7 +62,7 @@ def test_scores_of_a_prompt_count_too():
         refused = server.post(chat("many words " * 20, prompt_logprobs=20, max_tokens=1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "answer_too_large")
         assert server.post(chat("few", prompt_logprobs=1, max_tokens=1)).status_code == 200
-        assert eventually(lambda: room(server).num_held == 0)
+        assert eventually(lambda: quota(server).num_held == 0)
 
 
 def test_no_more_is_held_than_is_claimed():
