@@ -31,9 +31,9 @@ from vlmkit.kit.traces import trace_of
 from vlmkit_server.auth.key import new_key
 from vlmkit_server.auth.key_file import Revoked, add_line
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.logs.audit import MAX_STRANGERS, AuditLog
+from vlmkit_server.logs.audit import MAX_REFUSED, AuditLog
 from vlmkit_server.logs.format import JsonFormat, TextFormat
-from vlmkit_server.logs.line_file import LateLineFile, LineFile
+from vlmkit_server.logs.line_file import BufferedLineFile, LineFile
 from vlmkit_server.logs.throttle import MAX_KINDS, LogThrottle
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
@@ -147,12 +147,12 @@ def test_a_log_that_cannot_be_written_is_told_at_the_start(tmp_path, setting):
 def test_a_full_disk_is_told_and_stops_nothing(caplog):
     full = LineFile("/dev/full", "server.access_log")
     full.add(b"{}")
-    assert "has lost lines" in caplog.text
+    assert "lines lost" in caplog.text
     full.close()
 
 
 def test_lines_from_many_threads_are_all_there_and_whole(tmp_path):
-    file = LateLineFile(str(tmp_path / "log"), "server.access_log")
+    file = BufferedLineFile(str(tmp_path / "log"), "server.access_log")
     threads = [
         threading.Thread(target=lambda n=n: [file.add(b'{"n":%d}' % n) for _ in range(500)])
         for n in range(4)
@@ -227,13 +227,13 @@ def test_refusals_are_written_once_and_counted(tmp_path, key):
 
 def test_refusals_of_many_addresses_are_bounded(tmp_path):
     audit = AuditLog(str(tmp_path / "audit.jsonl"))
-    for number in range(3 * MAX_STRANGERS):
+    for number in range(3 * MAX_REFUSED):
         audit.refuse(f"10.0.{number // 256}.{number % 256}", 401, None)
     audit.close()
     told = lines(tmp_path / "audit.jsonl")
-    assert len(told) == MAX_STRANGERS + 2
+    assert len(told) == MAX_REFUSED + 2
     assert told[-1]["address"] == "others"
-    assert sum(1 + line.get("more", 0) for line in told) == 3 * MAX_STRANGERS + 1
+    assert sum(1 + line.get("more", 0) for line in told) == 3 * MAX_REFUSED + 1
 
 
 # The server's own log.
@@ -266,11 +266,11 @@ def test_a_flood_is_one_line_and_a_sum():
     warned = [text for text in handler.said if "fine" not in text]
     assert warned == ["request 0 is nonsense", "another kind"]
     assert len(handler.said) == 1002
-    floods.tell()
+    floods.flush()
     assert handler.said[-1] == "999 more within 3600 s, like: request 0 is nonsense"
     logger.warning("request %d is nonsense", 5)
     assert handler.said[-1] == "request 5 is nonsense"
-    floods.tell()
+    floods.flush()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(name, message, v
     logger.name = name
     for _ in range(3):
         logger.error(message, *values)
-    floods.tell()
+    floods.flush()
     assert handler.said[-1] == f"2 more within 3600 s, like: {handler.said[0].splitlines()[0]}"
 
 
@@ -306,7 +306,7 @@ def test_kinds_beyond_all_number_are_counted_as_one():
     for number in range(3 * MAX_KINDS):
         logger.warning(f"kind {number}")  # noqa: G004 - as a library might
     assert len(handler.said) == MAX_KINDS + 1
-    floods.tell()
+    floods.flush()
     assert handler.said[-1].startswith(f"{2 * MAX_KINDS - 1} more")
 
 

@@ -116,7 +116,7 @@ def test_the_operators_log_tells_who_called_what_and_never_what_was_said(
     assert all(line.startswith(f"request {answer['id']}: ") for line in lines)
     ends = sorted(re.sub(r"[\d.]+ s", "0 s", line.split(": ", 1)[1]) for line in lines)
     assert ends == [
-        "a call of a tool that the request does not list",
+        "the model called a tool that the request does not list",
         "tool 'crash', 0 s, error: ZeroDivisionError",
         "tool 'fail', 0 s, error: EngineError",
         "tool 'say', 0 s, ok",

@@ -1,4 +1,4 @@
-"""The application: routes, errors and bounds, tied to the models that are served."""
+"""Builds the ASGI application: routes, middleware and error handlers around a service."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
 from vlmkit_server.http.aliases import Aliases
 from vlmkit_server.http.cors import Cors
 from vlmkit_server.http.errors import error_handlers
-from vlmkit_server.logs.request_log import RequestLines
+from vlmkit_server.logs.request_log import RequestLog
 from vlmkit_server.operate.capabilities import CapabilitiesController
 from vlmkit_server.operate.docs import DocsController, docs_page
 from vlmkit_server.operate.health import HealthController
@@ -56,14 +56,14 @@ def create_app(
 ) -> Litestar:
     """Return the ASGI application that serves some models.
 
-    Deadlines for headers and for readers that take nothing belong to the connection, which is the
-    ASGI server's: :func:`vlmkit_server.run.serve` sets them.
+    The ASGI server sets the deadlines for headers and for clients that read nothing:
+    :func:`vlmkit_server.run.serve` does so.
 
     Args:
-        models: what a service takes, by the name it is served under, or a service. What is to be
-            loaded is loaded when the application starts, and closed by whoever made the service.
-        settings: bounds; the defaults when None. A service brings its own.
-        scraper: writes the page of numbers, where others want it, too; it is closed at the end.
+        models: the models by served name, or a service. Models with a loader are loaded when the
+            application starts; the owner of the service closes them.
+        settings: the server's settings; the defaults when None. A service brings its own.
+        scraper: writes the metrics page, if other code needs it, too; it is closed at shutdown.
     """
     if isinstance(models, Service):
         service = models
@@ -142,7 +142,7 @@ def create_app(
         inner = Cors(inner, allowed, EXPOSED)
     inner = Gate(inner, service)
     if service.access_log is not None or service.audit.is_on:
-        inner = RequestLines(inner, service.access_log, service.audit)
+        inner = RequestLog(inner, service.access_log, service.audit)
     app.asgi_handler = Aliases(inner)
     batches = None
     if on_disk is not None:

@@ -1,4 +1,4 @@
-"""Doing the same to several things side by side, so that nothing of it is left when one fails."""
+"""Runs a function on several items concurrently, and cancels the rest when one fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -10,16 +10,16 @@ T = TypeVar("T")
 
 
 async def gather(work: Callable[[I], Awaitable[T]], items: Iterable[I], num: int) -> list[T]:
-    """Return what comes of each item, in their order; as soon as one fails, raise what it raised.
+    """Return the results in the items' order; raise the first error as soon as it occurs.
 
-    Of several that fail in one turn of the event loop, it is what the first of them raised.
+    If several fail in one turn of the event loop, the first item's error is raised.
 
     Args:
-        work: is cancelled where another failed, or nobody waits any more.
-        items: what is worked on.
-        num: of how many at once.
+        work: is cancelled if another item fails or the caller is cancelled.
+        items: the items.
+        num: how many run at once.
     """
-    async with _begun(work, items, num) as tasks:
+    async with _started(work, items, num) as tasks:
         if tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
@@ -29,27 +29,27 @@ async def gather(work: Callable[[I], Awaitable[T]], items: Iterable[I], num: int
 
 
 async def in_order(work: Callable[[I], Awaitable[T]], items: Iterable[I], num: int) -> list[T]:
-    """Return what comes of each item; of several that fail, raise for the first in their order.
+    """Return the results; of several errors, raise the first one in the items' order.
 
-    Whoever sends the same again is told the same, whatever was quicker. So a failure waits for
-    those before it, and the work should have a bound of time. Arguments as for :func:`together`.
+    So a repeated request gets the same error, whichever work is faster. A failure waits for the
+    items before it, so the work should have a timeout. The arguments are those of :func:`gather`.
     """
-    async with _begun(work, items, num) as tasks:
+    async with _started(work, items, num) as tasks:
         return [await task for task in tasks]
 
 
 @asynccontextmanager
-async def _begun(
+async def _started(
     work: Callable[[I], Awaitable[T]], items: Iterable[I], num: int
 ) -> AsyncIterator[list[asyncio.Task[T]]]:
-    """Give a task for each item; none is left in the end."""
-    places = asyncio.Semaphore(num)
+    """Yield a task for each item; cancel all of them at the end."""
+    semaphore = asyncio.Semaphore(num)
 
-    async def at_its_turn(item: I) -> T:
-        async with places:
+    async def limited(item: I) -> T:
+        async with semaphore:
             return await work(item)
 
-    tasks = [asyncio.ensure_future(at_its_turn(item)) for item in items]
+    tasks = [asyncio.ensure_future(limited(item)) for item in items]
     try:
         yield tasks
     finally:

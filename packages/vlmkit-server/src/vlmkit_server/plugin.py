@@ -1,6 +1,6 @@
-"""The hooks of vlmkit-server, and the kinds and tables of the config that are the server's.
+"""The server's plugin hooks, and the kinds and config tables that the server owns.
 
-Imports nothing heavy: the build functions do.
+It imports nothing heavy; the build functions do.
 """
 
 import importlib.util
@@ -52,7 +52,7 @@ def _build_keys(_: BuildContext) -> "click.Command":
 
 @hookimpl
 def vlmkit_register_commands(registry: Registry[Any]) -> None:
-    """Offer ``vlmkit serve`` and ``vlmkit keys``."""
+    """Register ``vlmkit serve`` and ``vlmkit keys``."""
     registry.add(
         "serve",
         _build_serve,
@@ -60,5 +60,5 @@ def vlmkit_register_commands(registry: Registry[Any]) -> None:
         description="Serve MODELs, or those of the config, over HTTP.",
     )
     registry.add(
-        "keys", _build_keys, why_not=_why_not, description="Make, list and revoke API keys."
+        "keys", _build_keys, why_not=_why_not, description="Create, list and revoke API keys."
     )

@@ -1,11 +1,10 @@
-"""Runs the server: one port, open at once, and a clean end.
+"""Runs the server: opens the port at once, and drains before it stops.
 
-The first SIGTERM or SIGINT starts a drain: ``/readyz`` says 503, new work is refused, running
-answers finish until shortly before the deadline, and at the deadline all connections are closed.
-What hangs then, such as an engine, is given up with the process. A second signal ends the process
-at once. An engine that fails for
-good, and a server that has no model at all, start a drain whose end is an error: who watches the
-process can start another.
+The first SIGTERM or SIGINT starts a drain: ``/readyz`` returns 503, new work is refused, running
+answers finish until shortly before the deadline. At the deadline, all connections are closed. If
+something hangs then, such as an engine, the process exits anyway. A second signal ends the process
+at once. An engine that fails for good, or a server without any model, also starts a drain; it ends
+with an error, so that a process supervisor can restart the server.
 """
 
 import asyncio
@@ -52,9 +51,9 @@ from vlmkit_server.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 1.0  # at the end of a drain, for requests that were cut off to send their error
-EXIT_S = 1.0  # after the deadline, for connections and models to be closed
-UVICORN_S = 60  # uvicorn's own bound, which is never reached
+LAST_WORDS_S = 1.0  # at the end of a drain, for cancelled requests to send their error
+EXIT_S = 1.0  # after the deadline, to close connections and models
+UVICORN_S = 60  # uvicorn's own timeout, which is never reached
 
 
 def serve(
@@ -68,29 +67,29 @@ def serve(
     component_names: ComponentNames = UNKNOWN,
     on_loaded: OnLoaded | None = None,
 ) -> None:
-    """Serve models until a signal ends it; closes every runner at the end.
+    """Serve models until a signal arrives; closes every runner at the end.
 
     A model that cannot be loaded is logged, and its requests get a 503; the others are served.
 
     Args:
-        models: by the name they are served under: runners, models, functions that load one, or
-            offers, which say more of when that is done. Those run one after the other in a thread
-            of their own, while the port answers already.
-        settings: the defaults when None.
-        fetch: whether images are fetched that requests name by URL; none are when None.
-        tool_sources: whose tools requests may ask for; they are closed at the end.
-        monitors: who looks on; they are closed at the end. How the requests of a model fare they
-            are told by their observers, which are the pipeline's.
-        request_fields: fields that plugins added to requests, where a model that takes them is
-            loaded later; of :func:`vlmkit_server.commands.components.request_fields`, for example.
-        component_names: how the log calls who made the sources of tools and the monitors.
-        on_loaded: called in a thread with the names of the models that are there, when all are
-            loaded that are to be from the start.
+        models: by served name: runners, models, functions that load one, or specs, which also say
+            when to load. Loaders run one after the other in a thread of their own, while the port
+            is open.
+        settings: the server's settings; the defaults when None.
+        fetch: whether images named by URL are fetched; none are when None.
+        tool_sources: the sources of tools that requests may use; closed at the end.
+        monitors: the monitors; closed at the end. They receive a model's request events from the
+            pipeline's observers.
+        request_fields: fields that plugins add to requests, for models that are loaded later;
+            :func:`vlmkit_server.commands.serve.request_fields` finds them, for example.
+        component_names: names the providers of tool sources and monitors in the log.
+        on_loaded: called in a thread with the names of the loaded models, once every model that
+            is loaded at startup is ready.
 
     Raises:
-        ConfigError: the address may not or cannot be listened on, or the models do not go together.
-        EngineFailed: a model's engine failed for good, or hangs; the server is down then.
-        VlmkitError: no model could be loaded: what the last loader raised. The same holds.
+        ConfigError: the address must not or cannot be listened on, or the models conflict.
+        EngineFailed: a model's engine failed for good, or hangs; the server has stopped.
+        VlmkitError: no model could be loaded: the last loader's error; the server has stopped.
     """
     heap.limit_arenas()
     settings = settings or ServerSettings()
@@ -118,20 +117,20 @@ def serve(
 
 
 def _settle(on_loaded: OnLoaded | None, names: Seq[str]) -> None:
-    """Note that what was loaded stays, and tell whoever wants to know its names."""
+    """Exempt loaded objects from garbage collection, and report the models' names."""
     heap.settle()
     if on_loaded is not None:
         on_loaded(names)
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with a drain before its shutdown."""
+    """A uvicorn server that drains before it shuts down."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
-        self._is_told_to_end = False
+        self._is_exit_requested = False
         self._exit: threading.Timer | None = None
         self._deadline_s = 0.0  # of the drain, by the event loop's clock
         self._acceptor: Acceptor | None = None
@@ -159,33 +158,33 @@ class Server(uvicorn.Server):
         )
 
     def _opened_health(self, settings: ServerSettings) -> HealthListener | None:
-        """Open the port of health, if there is to be one."""
-        place = health_listener(settings)
-        if place is None:
+        """Open the port of health probes, if one is set."""
+        listening = health_listener(settings)
+        if listening is None:
             return None
-        numbers = self._numbers if settings.health_metrics else None
-        return HealthListener(place, self._supervisor.live, self._supervisor.ready, numbers)
+        metrics = self._metrics if settings.health_metrics else None
+        return HealthListener(listening, self._supervisor.live, self._supervisor.ready, metrics)
 
-    def _numbers(self, accept: str) -> "Future[Page]":
-        """Have the page of numbers made in the event loop; called in any thread."""
+    def _metrics(self, accept: str) -> "Future[Page]":
+        """Create the metrics page in the event loop; called in any thread."""
         page = self._scraper.page(accept)
         try:
             if self._loop is not None:
                 return asyncio.run_coroutine_threadsafe(page, self._loop)
         except RuntimeError:  # it has ended
-            log.debug("numbers were asked for too late")
+            log.debug("metrics requested after shutdown")
         page.close()
-        none: Future[Page] = Future()
-        none.set_exception(Unavailable("the server is shutting down", code="server_draining"))
-        return none
+        failed: Future[Page] = Future()
+        failed.set_exception(Unavailable("the server is shutting down", code="server_draining"))
+        return failed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the port."""
+        """Open the ports and start to accept connections."""
         self._loop = asyncio.get_running_loop()
         _on_hangup(self._reload)
         if self._health is not None:
             self._health.start()
-            log.info("health at http://%s", shown(self._health.listener))
+            log.info("health probes on http://%s", shown(self._health.listener))
         await super().startup([])
         self._acceptor = Acceptor(
             self._connection,
@@ -203,14 +202,14 @@ class Server(uvicorn.Server):
             self._service.audit.note("started", **versions, pid=os.getpid(), host=host, port=port)
 
     def _connection(self) -> Connection:
-        """Make what speaks over one connection."""
-        made = self.config.http_protocol_class(  # type: ignore[call-arg]
+        """Create the protocol object of a connection."""
+        connection = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return cast(Connection, made)
+        return cast(Connection, connection)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and then the connections; those that are open at the deadline at once."""
+        """Close the port, then the connections; those left at the deadline are aborted."""
         if self._acceptor is not None:
             await self._acceptor.stop()
         self._supervisor.end()
@@ -221,27 +220,27 @@ class Server(uvicorn.Server):
             closing.cancel()
 
     def _abort_connections(self) -> None:
-        """Close what is open: readers that take nothing, and what they were to get."""
+        """Abort open connections, of clients that read nothing for example."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look how things are; is called several times a second."""
+        """Check the state of the server; called several times a second."""
         self._supervisor.look()
         return await super().on_tick(counter)
 
     def close(self) -> None:
-        """Close the port of health, the last of all, and a file that was kept."""
+        """Close the port of health probes, last of all, and the reserve descriptor."""
         self._reserve.close()
         if self._health is not None:
             self._health.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain at the first signal; end the process at the second."""
-        if self._is_told_to_end or self._loop is None:
+        if self._is_exit_requested or self._loop is None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
-        self._is_told_to_end = self._service.is_draining = True
+        self._is_exit_requested = self._service.is_draining = True
         wait_s = self._service.settings.drain_timeout_s + EXIT_S
         self._exit = threading.Timer(wait_s, self._force_exit)
         self._exit.daemon = True
@@ -249,7 +248,7 @@ class Server(uvicorn.Server):
         self.stop()
 
     def forget_exit(self) -> None:
-        """Let the process go on: the server has ended."""
+        """Cancel the forced exit: the server has stopped."""
         if self._exit is not None:
             self._exit.cancel()
 
@@ -261,7 +260,7 @@ class Server(uvicorn.Server):
         os._exit(1)
 
     def stop(self) -> None:
-        """Start to drain and then stop; may be called from any thread."""
+        """Start the drain, then stop; may be called from any thread."""
         if self._loop is None:
             self.should_exit = True
         else:
@@ -269,7 +268,7 @@ class Server(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._start_drain)
 
     def _reload(self) -> None:
-        """Read keys and certificates again, for whoever comes from now on; open logs again."""
+        """Reload keys and certificates for new connections, and reopen log files."""
         settings = self._service.settings
         audit = self._service.audit
         self._supervisor.reload()
@@ -307,6 +306,6 @@ class Server(uvicorn.Server):
 
 
 def _on_hangup(reload: Callable[[], None]) -> None:
-    """Let SIGHUP reload, where there is such a signal and it is ours to take."""
+    """Reload on SIGHUP, if the system has it and this is the main thread."""
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)

@@ -1,7 +1,7 @@
-"""What every route asks before it does anything: is there a key, and may it do this.
+"""Authenticates every request and checks the API key's permissions, before the route runs.
 
-A route says what it wants in its :class:`~vlmkit_server.http.operation.Operation`; one that says
-nothing wants a key for answers.
+A route states the access that it needs in its :class:`~vlmkit_server.http.operation.Operation`. The
+default is the scope ``chat``.
 """
 
 import logging
@@ -20,55 +20,55 @@ from vlmkit_server.http.operation import Operation
 
 log = logging.getLogger(__name__)
 
-Asked = ASGIConnection[Any, Any, Any, Any]
+Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 class Guard:
-    """Lets those in who have a key.
+    """Admits requests with a valid key.
 
     Args:
-        keys: those that are taken.
+        keys: the valid keys.
     """
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
 
-    def __call__(self, asked: Asked, handler: BaseRouteHandler) -> None:
-        """Note whose request it is; which methods a path has may be asked by anybody.
+    def __call__(self, connection: Connection, handler: BaseRouteHandler) -> None:
+        """Find the key of a request and check its permission; OPTIONS needs no key.
 
         Raises:
             KeyMissing: there is no key.
-            KeyRefused: it is not one of those that are taken, or there are two.
-            MayNot: it may not do this.
+            KeyRefused: the key is not valid, or there are two.
+            MayNot: the key lacks the permission.
         """
         operation: Operation | None = handler.opt.get("operation")
         access = "chat" if operation is None else operation.access
-        if access == "open" or asked.scope.get("method") == HttpMethod.OPTIONS:
+        if access == "open" or connection.scope.get("method") == HttpMethod.OPTIONS:
             return
-        inside = internal_caller(asked.scope)
-        if inside is None:
-            key = self._key(credentials_of(Request(asked.scope)))
+        caller = internal_caller(connection.scope)
+        if caller is None:
+            key = self._key(credentials_of(Request(connection.scope)))
         else:
-            key = self._by_id(inside)
-        asked.scope["state"]["tenant"] = key.tenant
-        asked.scope["state"]["is_operator"] = key.may("admin")
-        asked.scope["state"]["key"] = key
+            key = self._by_id(caller)
+        connection.scope["state"]["tenant"] = key.tenant
+        connection.scope["state"]["is_operator"] = key.may("admin")
+        connection.scope["state"]["key"] = key
         if not key.may(access):
-            log.warning("key %s (%s) may not do what needs scope %s", key.id, key.name, access)
+            log.warning("permission denied: key %s (%s) lacks scope %s", key.id, key.name, access)
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
 
     def _by_id(self, caller: Caller) -> Key:
-        """Return the key by which the server was asked to make a request, if it is still taken."""
+        """Return the key on whose behalf the server makes a request, if it is still valid."""
         key = self._keys.by_id(caller.key_id)
         if key is None or key.tenant != caller.tenant:
             raise KeyRefused("the API key by which this was asked for is not taken any more")
         return key
 
     def _key(self, given: set[str]) -> Key:
-        """Return the key that was sent; beside it may be what some proxy asks for."""
+        """Return the key that was sent; a proxy's credentials may be beside it."""
         if not given:
             raise KeyMissing("an API key must be sent", hint="authorization: Bearer KEY")
         keys = {key for key in map(self._keys.find, given) if key is not None}
-        if len(keys) != 1:  # of two that are taken, whose request would it be?
+        if len(keys) != 1:  # with two valid keys, the tenant is ambiguous
             raise KeyRefused("this API key is unknown, revoked or expired")
         return keys.pop()

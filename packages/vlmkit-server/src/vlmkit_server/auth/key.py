@@ -1,7 +1,7 @@
-"""One API key: whose it is and what it may do. Its secret is kept nowhere, only a digest of it.
+"""An API key: its tenant and its permissions. Only a digest of the secret is stored.
 
-A secret has 256 random bits, so that a plain digest can be neither guessed nor turned back; a slow
-one, as passwords need, would only let strangers keep the server busy.
+A secret has 256 random bits, so a fast digest can be neither guessed nor inverted. A slow one, as
+for passwords, would only let clients keep the server busy.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from vlmkit_server.settings.limits import LimitTexts, limits_of
 Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
-MARK = "vlmkit-"  # so that people and programs know what they found
+PREFIX = "vlmkit-"  # lets people and secret scanners recognize a key
 
 
 class Key(
@@ -30,17 +30,17 @@ class Key(
     tag_field="type",
     tag="key",
 ):
-    """One key.
+    """One API key.
 
     Attributes:
-        id: what it is called in logs and commands.
-        name: what its operator calls it.
-        tenant: whose it is: keys of one tenant share what is stored and cached, and nobody else.
+        id: identifies it in logs and commands.
+        name: the operator's name for it.
+        tenant: its tenant: keys of one tenant share stored objects and caches.
         digest: SHA-256 of the secret, in hexadecimal digits.
-        scopes: what it may do.
-        created_s: when it was made, in seconds since 1970.
-        expires_s: when it ends; never when None.
-        limits: how much it may ask for in a time; besides, what the server's settings say holds.
+        scopes: its permissions.
+        created_s: when it was created, in seconds since 1970.
+        expires_s: when it expires; never when None.
+        limits: its rate limits; they override the server's for the same unit and period.
     """
 
     id: Name
@@ -56,13 +56,13 @@ class Key(
         limits_of(self.limits)
 
     def may(self, access: Access) -> bool:
-        """Tell whether it may ask what a route wants."""
+        """Tell whether it has the permission that a route needs."""
         if access == "metrics" and "admin" in self.scopes:
             return True
         return access in ("open", "key") or access in self.scopes
 
     def is_over(self, now_s: float) -> bool:
-        """Tell whether its time has ended."""
+        """Tell whether it has expired."""
         return self.expires_s is not None and now_s >= self.expires_s
 
 
@@ -74,17 +74,17 @@ def new_key(
     lives_s: int | None = None,
     limits: tuple[str, ...] = (),
 ) -> tuple[Key, str]:
-    """Return a new key and its secret, which can be had this once.
+    """Return a new key and its secret, which is not stored.
 
     Args:
-        name: what its operator calls it.
-        scopes: what it may do.
-        tenant: whose it is; one of its own when None.
-        lives_s: seconds until it ends; for ever when None.
-        limits: how much it may ask for in a time.
+        name: the operator's name for it.
+        scopes: its permissions.
+        tenant: its tenant; a new one when None.
+        lives_s: seconds until it expires; never when None.
+        limits: its rate limits.
     """
     secret, key_id, now_s = (
-        MARK + secrets.token_urlsafe(32),
+        PREFIX + secrets.token_urlsafe(32),
         secrets.token_hex(6),
         time.time(),
     )
@@ -102,5 +102,5 @@ def new_key(
 
 
 def digest_of(secret: str) -> str:
-    """Return what is kept of a secret."""
+    """Return the digest that is stored of a secret."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()

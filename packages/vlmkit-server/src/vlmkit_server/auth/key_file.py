@@ -1,7 +1,7 @@
-"""The file of keys: one JSON object a line, a key or that one is revoked; lines are only added.
+"""The key file: one JSON object a line, a key or a revocation. Lines are only appended.
 
-So two who add keys at once lose none, a key that is revoked stays on record, and there is no moment
-at which a server that reads the file finds half of it.
+So two processes that add keys at once lose none, a revoked key stays on record, and a server that
+reads the file never finds half of it.
 """
 
 import errno
@@ -17,18 +17,18 @@ from vlmkit.errors import ConfigError
 from vlmkit_server.auth.key import Key, Name
 
 MAX_BYTES = 16 * 2**20
-MOST_ERRORS = 20
-"""Lines that are reported to be no keys; a file of another kind has thousands."""
+MAX_ERRORS = 20
+"""Invalid lines that are reported; a file of another kind has thousands."""
 
 
 class Revoked(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="revoked"
 ):
-    """That a key is not to be taken any more.
+    """The revocation of a key.
 
     Attributes:
-        id: of the key.
-        at_s: since when, in seconds since 1970.
+        id: the key's id.
+        at_s: when it was revoked, in seconds since 1970.
     """
 
     id: Name
@@ -44,7 +44,7 @@ def read_lines(path: Path) -> list[Line]:
     """Return all lines, in order.
 
     Raises:
-        ConfigError: the file cannot be read, or a line of it is none.
+        ConfigError: the file cannot be read, or a line is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -63,7 +63,7 @@ def read_lines(path: Path) -> list[Line]:
     lines: list[Line] = []
     errors: list[ConfigError] = []
     for number, text in enumerate(content.splitlines(), 1):
-        if text.strip() and len(errors) < MOST_ERRORS:
+        if text.strip() and len(errors) < MAX_ERRORS:
             try:
                 lines.append(_line(path, number, text))
             except ConfigError as error:
@@ -74,19 +74,19 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def add_line(path: Path, line: Line) -> None:
-    """Add one line; a new file can be read by its owner alone.
+    """Append one line; a new file is readable by its owner alone.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         with open(path, "ab+", buffering=0, opener=partial(os.open, mode=0o600)) as file:
             _lock(file.fileno())
             file.seek(max(0, file.tell() - 1))
-            begin = b"" if file.read() in (b"", b"\n") else b"\n"
-            added = begin + msgspec.json.encode(line) + b"\n"
+            separator = b"" if file.read() in (b"", b"\n") else b"\n"
+            added = separator + msgspec.json.encode(line) + b"\n"
             size = file.seek(0, os.SEEK_END)
-            if file.write(added) != len(added):  # at the end, wherever that is by now
+            if file.write(added) != len(added):  # appends, wherever the end is
                 file.truncate(size)
                 raise OSError(errno.ENOSPC, "there is no room for it")
             os.fsync(file.fileno())
@@ -98,7 +98,7 @@ def add_line(path: Path, line: Line) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    """Wait until no other process adds a line: half of one is cut off, and nothing behind it."""
+    """Lock the file, so that truncating half a line cannot remove another process's line."""
     if sys.platform != "win32":
         import fcntl
 
@@ -106,7 +106,7 @@ def _lock(descriptor: int) -> None:
 
 
 def valid_keys(lines: Seq[Line]) -> list[Key]:
-    """Return the keys that were not revoked."""
+    """Return the keys that are not revoked."""
     revoked = {line.id for line in lines if isinstance(line, Revoked)}
     return [line for line in lines if isinstance(line, Key) and line.id not in revoked]
 
@@ -115,7 +115,7 @@ def _line(path: Path, number: int, text: bytes) -> Line:
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # What is wrong is not repeated: a secret may have been put there by mistake.
+        # The line is not quoted: it may contain a secret by mistake.
         raise ConfigError(
             f"keys file {str(path)!r}, line {number}, is no key as vlmkit keys writes them",
             hint=f"take the line out; keys are made by: vlmkit keys add NAME --file {path}",

@@ -1,4 +1,4 @@
-"""The keys that are taken now: looked up by their secrets, in a time that tells nothing of them."""
+"""The valid API keys, looked up by secret in constant time."""
 
 import hmac
 import logging
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class Reloaded(NamedTuple):
-    """What is other than before.
+    """The changes of a reload.
 
     Attributes:
-        added: ids of keys that are taken now.
-        revoked: ids of those that are not any more.
+        added: ids of keys that are valid now.
+        revoked: ids of keys that are no longer valid.
     """
 
     added: list[str]
@@ -30,10 +30,10 @@ class Reloaded(NamedTuple):
 
 
 def key_ring(settings: ServerSettings) -> "KeyRing | None":
-    """Return the keys that an operator configured; None where clients need none.
+    """Return the keys that the settings configure; None where clients need none.
 
     Raises:
-        ConfigError: they cannot be read, or come from more than one setting.
+        ConfigError: the keys cannot be read, or come from more than one setting.
     """
     given = {
         "server.keys_file": (settings.keys_file, _of_file),
@@ -59,13 +59,13 @@ def _of_secret_file(path: str) -> Seq[Key]:
 
 
 class KeyRing:
-    """The keys that are valid.
+    """The valid keys.
 
     Args:
-        read: returns them as they are now; may raise ConfigError.
+        read: returns the current keys; may raise ConfigError.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the keys cannot be read.
     """
 
     def __init__(self, read: Callable[[], Seq[Key]]) -> None:
@@ -73,10 +73,7 @@ class KeyRing:
         self._keys = read()
 
     def find(self, secret: str) -> Key | None:
-        """Return the key of a secret, if there is one whose time has not ended.
-
-        Every key is compared, whichever it is.
-        """
+        """Return the key of a secret, if there is one that has not expired; compares every key."""
         digest, found = digest_of(secret), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
@@ -84,15 +81,15 @@ class KeyRing:
         return None if found is None or found.is_over(time.time()) else found
 
     def by_id(self, key_id: str) -> Key | None:
-        """Return the key that is called so, if there is one whose time has not ended."""
+        """Return the key with an id, if there is one that has not expired."""
         found = next((key for key in self._keys if key.id == key_id), None)
         return None if found is None or found.is_over(time.time()) else found
 
     def reload(self) -> "Reloaded | None":
-        """Read the file again; keep the previous keys if it cannot be read.
+        """Read the keys again; keep the previous ones if they cannot be read.
 
         Returns:
-            What is other than before; None where the file cannot be read.
+            The changes; None if the keys cannot be read.
         """
         before = {key.id for key in self._keys}
         try:
@@ -101,7 +98,7 @@ class KeyRing:
             log.error("reload failed, keeping the previous API keys: %s", error)  # noqa: TRY400 - it says it all
             return None
         else:
-            how = logging.INFO if self._keys else logging.WARNING
-            log.log(how, "API keys reloaded: %d", len(self._keys))
+            level = logging.INFO if self._keys else logging.WARNING
+            log.log(level, "API keys reloaded: %d", len(self._keys))
             now = {key.id for key in self._keys}
             return Reloaded(sorted(now - before), sorted(before - now))

@@ -1,7 +1,4 @@
-"""One key for all clients, which an operator chose: from a file, or from a setting.
-
-Its secret stays in memory alone, as a digest.
-"""
+"""One API key for all clients, from a file or a setting. Only its digest stays in memory."""
 
 from pathlib import Path
 
@@ -13,21 +10,21 @@ from vlmkit_server.settings.server import ApiKey
 
 MAX_BYTES = 1024
 ID = "api-key"
-"""What it is called in logs, and its tenant: the same after a restart and with another secret."""
+"""Its id in logs and its tenant; they survive a restart and a change of the secret."""
 
 
 def single_key(secret: str) -> Key:
-    """Return the key of a secret; it may ask for answers and for embeddings."""
+    """Return the key of a secret, with the scopes ``chat`` and ``embed``."""
     return Key(
         id=ID, name=ID, tenant=ID, digest=digest_of(secret), scopes=("chat", "embed"), created_s=0
     )
 
 
 def read_single_key(path: Path) -> Key:
-    """Return the key that a file holds.
+    """Return the key in a file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or contains anything else.
     """
     try:
         with path.open("rb") as file:
@@ -39,7 +36,7 @@ def read_single_key(path: Path) -> Key:
         ) from error
     try:
         return single_key(msgspec.convert(content.decode("ascii").strip(), ApiKey))
-    except ValueError:  # what is wrong is not repeated: it may be a secret
+    except ValueError:  # the content is not quoted: it may be a secret
         raise ConfigError(
             f"server.api_key_file {str(path)!r} must hold one key and nothing else: 16 to 512 "
             "characters of ASCII without spaces",

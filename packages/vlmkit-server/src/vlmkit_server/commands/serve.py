@@ -313,7 +313,7 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
         for handler in logging.getLogger().handlers:
             floods = LogThrottle(handler)
             after.callback(handler.setFormatter, handler.formatter)
-            after.callback(floods.tell)
+            after.callback(floods.flush)
             after.callback(handler.removeFilter, floods)
             handler.setFormatter(form)
             handler.addFilter(floods)

@@ -33,7 +33,7 @@ from vlmkit_server.http.errors import ClientGone, Unavailable, waiting_s
 from vlmkit_server.http.quota import Permit
 from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.logs.audit import AuditLog
-from vlmkit_server.logs.line_file import LateLineFile
+from vlmkit_server.logs.line_file import BufferedLineFile
 from vlmkit_server.rate_limits.tenants import TenantUsages
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
@@ -102,7 +102,9 @@ class Service:
         self.keys = key_ring(settings)
         self.tenant_usages = TenantUsages(settings.limits)
         self.access_log = (
-            LateLineFile(settings.access_log, "server.access_log") if settings.access_log else None
+            BufferedLineFile(settings.access_log, "server.access_log")
+            if settings.access_log
+            else None
         )
         self.toolbox = toolbox or Toolbox()
         self.monitors = Monitors(monitors, component_names)

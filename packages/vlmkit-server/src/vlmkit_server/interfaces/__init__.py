@@ -1,1 +1,1 @@
-"""What a source of tools and a monitor must do: the kinds that the server owns. Public."""
+"""The interfaces of tool sources and monitors, the kinds that the server owns. Public."""

@@ -1,4 +1,4 @@
-"""The kinds of components that a server has once, beside its models."""
+"""The component kinds of which a server has its own, beside its models'."""
 
 from vlmkit.plugins.kinds import Kind
 from vlmkit_server.interfaces.monitor import Monitor
@@ -8,7 +8,7 @@ TOOL_SOURCE: Kind[ToolSource] = Kind(
     "tool_source",
     ToolSource,
     "all",
-    "what has tools that the server runs for models",
+    "tools that the server runs for models",
     "vlmkit_testing:ToolSourceContract",
     is_optional=True,
 )
@@ -16,7 +16,7 @@ MONITOR: Kind[Monitor] = Kind(
     "monitor",
     Monitor,
     "all",
-    "what looks on a server and shows or sends what it saw",
+    "collects the server's events and metrics, and exports them",
     "vlmkit_testing:MonitorContract",
     serves="named",
 )

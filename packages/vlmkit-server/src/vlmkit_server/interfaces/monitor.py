@@ -1,9 +1,8 @@
-"""What a monitor may do: look on while a server runs, and show or send what it saw.
+"""What a monitor may do: collect the events and metrics of a running server, and export them.
 
-Inherit :class:`Monitor` and write the methods that you need. How the requests of a model fare is
-told to its observers, one of which a monitor can be asked for each time a model is loaded; what is
-told here is what the server knows besides. Nothing that a monitor does changes an answer. One that
-raises is switched off.
+Inherit :class:`Monitor` and write the methods that you need. A model's observers receive the events
+of its requests; a monitor may provide one of them each time a model is loaded. The monitor itself
+receives what only the server knows. A monitor never changes an answer. One that raises is disabled.
 """
 
 from collections.abc import Mapping
@@ -16,15 +15,14 @@ from vlmkit.types.runner_stats import RunnerStats
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class HttpRequest:
-    """A request as it came; compared by identity.
+    """A received request; compared by identity.
 
     Attributes:
-        id: how logs and answers call it.
+        id: its id in logs and answers.
         method: as the client wrote it.
-        at_s: when its headers were there, in seconds since the epoch.
-        traceparent: whose trace it is part of, as W3C Trace Context writes that; whatever a client
-            sent.
-        tracestate: what belongs to it.
+        at_s: when its headers had arrived, in seconds since the epoch.
+        traceparent: the client's trace, as W3C Trace Context writes it; not validated.
+        tracestate: the state of that trace.
     """
 
     id: str
@@ -36,13 +34,13 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpEnd:
-    """How it was answered.
+    """How a request was answered.
 
     Attributes:
-        route: the path with names in the place of what differs; empty where there is none.
-        status: of the answer; 499 where the client was gone before.
-        code: of its error, also of one in a stream; empty where there is none.
-        took_s: from its headers to the answer's last byte.
+        route: the path template; empty where no route matches.
+        status: the response's status; 499 if the client disconnected before.
+        code: the error's code, also of an error in a stream; empty where there is none.
+        took_s: time from its headers to the last byte of the response.
     """
 
     route: str
@@ -53,18 +51,18 @@ class HttpEnd:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """How far one model of a server is.
+    """The state of one model of a server.
 
     Attributes:
-        name: how it is called.
-        state: of the words that ``/readyz`` knows.
-        changes: how often it came to be in each of these states.
+        name: its name.
+        state: its state, in the words of ``/readyz``.
+        changes: how often it entered each state.
         load_s: how long loading took last, or takes so far.
         num_users: requests that are being answered.
         num_waiting: requests that wait for it to be loaded.
-        memory_bytes: what it counts for; None while nobody knows.
-        capacity_tokens: that its cache holds; 0 while nobody knows.
-        counters: what its runner counted, and those that were unloaded before.
+        memory_bytes: its size in the memory budget; None while unknown.
+        capacity_tokens: capacity of its cache; 0 while unknown.
+        counters: counters of its runner, and of earlier runners that were unloaded.
         stats: of its runner; None while it is not in memory.
     """
 
@@ -82,15 +80,15 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """How a server is at a moment.
+    """The state of a server.
 
     Attributes:
-        status: the word of ``/readyz``.
-        models: all that are served.
-        num_open: requests of any kind that are under way.
-        resources: what is used of each resource of which there is so much, and how much there is.
-        num_ignored: requests with keys that were ignored, by key.
-        num_unconstrained: requests whose answers are not held to all of their schemas.
+        status: the status of ``/readyz``.
+        models: all models that are served.
+        num_open: requests of any kind that are in progress.
+        resources: use and limit of each limited resource.
+        num_ignored: requests with ignored fields, by field.
+        num_unconstrained: requests whose schemas are not enforced completely.
     """
 
     status: str
@@ -102,51 +100,51 @@ class ServerState:
 
 
 class Page(NamedTuple):
-    """What ``/metrics`` answers."""
+    """The body and media type of ``/metrics``."""
 
     content: bytes
     media_type: str
 
 
 class Monitor(Protocol):
-    """Looks on a server."""
+    """Collects events and metrics of a server."""
 
     def observer(self, model: str) -> Observer | None:  # noqa: ARG002
-        """Return who is told how a model's requests fare; called each time it is loaded.
+        """Return an observer of a model's requests, or None; called each time the model is loaded.
 
-        Several of one model are told at once only while one replaces another.
+        Two observers of one model are active at once only while one replaces the other.
         """
         return None
 
     def began(self, request: HttpRequest) -> str:  # noqa: ARG002
-        """A request came. Called in the event loop: be quick.
+        """A request arrived. Called in the event loop: return quickly.
 
         Returns:
-            Which trace what is done for it belongs to, as W3C Trace Context writes that; empty
+            The trace that the request's work belongs to, as W3C Trace Context writes it; empty
             where nothing is traced.
         """
         return ""
 
     def ended(self, request: HttpRequest, end: HttpEnd) -> None:  # noqa: ARG002
-        """A request was answered. Called in the event loop: be quick."""
+        """A request was answered. Called in the event loop: return quickly."""
         return
 
     def lagged(self, lag_s: float) -> None:  # noqa: ARG002
-        """The event loop came so much later to a task than it was due. Called there, always."""
+        """The event loop started a task ``lag_s`` late. Called in the event loop, always."""
         return
 
     def page(self, state: ServerState, accept: str) -> Page | None:  # noqa: ARG002
-        """Return what ``/metrics`` answers; None for nothing. Called in a thread of its own.
+        """Return the page of ``/metrics``, or None. Called in a thread of its own.
 
-        Of several monitors, all are asked, and the first in ``monitors.use`` that has a page shows
-        it. It is the only page of a server that is a monitor's.
+        All monitors are asked; the first one in ``monitors.use`` that has a page provides it. It is
+        the only page that a monitor provides.
 
         Args:
-            state: of the server.
-            accept: media types that the client takes, as it wrote them.
+            state: the server's state.
+            accept: the client's ``Accept`` header.
         """
         return None
 
     def close(self) -> None:
-        """Let go of everything, and send what is left; no call follows but another of it."""
+        """Send what is left and release everything; only another ``close`` may follow."""
         return

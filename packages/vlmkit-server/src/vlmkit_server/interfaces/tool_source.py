@@ -1,8 +1,7 @@
-"""What a source of tools must do: tools that the server runs for a model. No implementation.
+"""The interface of a tool source: tools that the server runs for a model. No implementation.
 
-Its methods are called in the server's event loop, for several requests at once. What they wait for
-holds up the request that asked for it, and no other; the server gives none of them up by itself,
-so each bounds the time that it takes.
+Its methods run in the server's event loop, for several requests at once. A slow call delays its own
+request and no other. The server sets no timeout, so each method must limit its own time.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -13,11 +12,11 @@ from vlmkit.types.message import ImagePart, TextPart
 
 
 class ToolSource(Protocol):
-    """Some tools."""
+    """Provides some tools."""
 
     @property
     def names(self) -> frozenset[str]:
-        """The tools that a request may ask for, which is known without asking anybody."""
+        """The tools that a request may use; must be known without any I/O."""
         ...
 
     async def describe(self, name: str) -> Mapping[str, Any]:
@@ -27,25 +26,25 @@ class ToolSource(Protocol):
         ``parameters``, the JSON schema of an object.
 
         Raises:
-            VlmkitError: it cannot be had now.
+            VlmkitError: the definition is unavailable now.
         """
         ...
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], limits: ImageLimits
     ) -> Seq[TextPart | ImagePart]:
-        """Run a tool, and return what it says and shows; cancelled when nobody wants it any more.
+        """Run a tool, and return its text and images; cancelled when the result is not needed.
 
         Args:
             name: the tool.
-            arguments: whatever a model wrote: they need not fit the definition.
-            limits: which images are refused.
+            arguments: any object that a model wrote: it need not match the definition.
+            limits: limits for images.
 
         Raises:
-            VlmkitError: it failed. The model is told so, in the error's words.
+            VlmkitError: the tool failed. The model receives the error's message.
         """
         ...
 
     async def aclose(self) -> None:
-        """End whatever runs; harmless when done twice."""
+        """Stop everything that runs; a second call must do nothing."""
         ...

@@ -1,1 +1,1 @@
-"""What is written down of requests and of the server: no content, no secrets."""
+"""Logs of requests and of the server. They contain no content and no secrets."""

@@ -1,7 +1,7 @@
-"""A file to which lines are added, by one process, until somebody moves it away.
+"""Log files to which one process appends lines, with support for log rotation.
 
-Whoever rotates logs moves the file and sends SIGHUP; it is opened again then. A line that cannot be
-written, on a full disk, is counted and told in the server's log; nothing else stops for it.
+Log rotation moves the file and sends SIGHUP; the file is then opened again. If a line cannot be
+written, for example on a full disk, an error is logged, and the server continues.
 """
 
 import logging
@@ -18,14 +18,14 @@ MAX_UNWRITTEN = 2**16  # lines, of some hundred bytes
 
 
 class LineFile:
-    """Adds lines at once; they are with the system when that returns.
+    """Appends lines synchronously; the system has a line when ``add`` returns.
 
     Args:
-        path: of the file, which is made if there is none, for its owner alone.
-        setting: that names it, for an error.
+        path: the file, which is created with access for its owner alone.
+        setting: the setting that names it, for errors.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: the file cannot be opened.
     """
 
     def __init__(self, path: str, setting: str) -> None:
@@ -43,7 +43,7 @@ class LineFile:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def add(self, line: bytes) -> None:
-        """Write one line, which has no end yet."""
+        """Append one line, given without its end."""
         self._write(line + b"\n")
 
     def _write(self, content: bytes) -> None:
@@ -52,45 +52,46 @@ class LineFile:
                 if os.write(self._file, content) != len(content):
                     raise OSError(None, "there is no room for it")
             except OSError as error:
-                log.error("%s has lost lines: %s", self._path.name, error.strerror)  # noqa: TRY400
+                log.error("%s: lines lost: %s", self._path.name, error.strerror)  # noqa: TRY400
 
     def reopen(self) -> None:
-        """Go on in the file that has the name now; in that of before where there can be none."""
+        """Continue in the file with the log's name, or in the previous one if that fails."""
         with self._lock:
             try:
                 new = self._opened()
             except OSError as error:
-                log.error("%s is not opened again: %s", self._path.name, error.strerror)  # noqa: TRY400
+                text = "%s: reopen failed, keeping the previous file: %s"
+                log.error(text, self._path.name, error.strerror)  # noqa: TRY400
                 return
             os.close(self._file)
             self._file = new
 
     def close(self) -> None:
-        """Let the file go; harmless when done twice."""
+        """Close the file; a second call does nothing."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
 
 
-class LateLineFile(LineFile):
-    """Adds lines in a thread of its own, so that a slow disk holds nobody up.
+class BufferedLineFile(LineFile):
+    """Appends lines in a thread of its own, so that a slow disk delays no request.
 
     Args:
-        path: as above.
-        setting: as above.
+        path: as for :class:`LineFile`.
+        setting: as for :class:`LineFile`.
     """
 
     def __init__(self, path: str, setting: str) -> None:
         super().__init__(path, setting)
         self._lines: deque[bytes] = deque()
         self._num_lost = 0
-        self._bell = threading.Event()
+        self._has_lines = threading.Event()
         self._is_over = False
         self._thread: threading.Thread | None = None
 
     def add(self, line: bytes) -> None:
-        """Have one line written soon."""
+        """Queue one line."""
         if self._thread is None and not self._is_over:
             self._thread = threading.Thread(target=self._run, name="vlmkit-log", daemon=True)
             self._thread.start()
@@ -98,12 +99,12 @@ class LateLineFile(LineFile):
             self._num_lost += 1
             return
         self._lines.append(line)
-        self._bell.set()
+        self._has_lines.set()
 
     def close(self) -> None:
-        """Write what is left, and let the file go; harmless when done twice."""
+        """Write what is left, and close the file; a second call does nothing."""
         self._is_over = True
-        self._bell.set()
+        self._has_lines.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -111,8 +112,8 @@ class LateLineFile(LineFile):
 
     def _run(self) -> None:
         while not self._is_over:
-            self._bell.wait()
-            self._bell.clear()
+            self._has_lines.wait()
+            self._has_lines.clear()
             self._drain()
         self._drain()
 
@@ -121,5 +122,5 @@ class LateLineFile(LineFile):
             lines = [self._lines.popleft() for _ in range(min(len(self._lines), 1000))]
             self._write(b"\n".join(lines) + b"\n")
         if self._num_lost:
-            log.error("%s is too slow, and lost lines: %d", self._path.name, self._num_lost)
+            log.error("%s: disk too slow, lines lost: %d", self._path.name, self._num_lost)
             self._num_lost = 0

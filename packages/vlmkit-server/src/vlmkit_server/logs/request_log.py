@@ -1,7 +1,7 @@
-"""Writes a line for each request, and one more where it did something of consequence.
+"""Writes an access log line for each request, and an audit line for security-relevant ones.
 
-Stands before everything else, so that what is refused is written down as well. Says the route and
-not the path: a path, and above all a query, is what somebody sent.
+It is the outermost layer but one, so refused requests are logged, too. It logs the route, not the
+path: a path, and above all a query, contains client data.
 """
 
 import json
@@ -15,20 +15,20 @@ from vlmkit_server.http.operation import Operation
 from vlmkit_server.logs.audit import AuditLog
 from vlmkit_server.logs.format import iso
 from vlmkit_server.logs.line_file import LineFile
-from vlmkit_server.logs.request_record import NOTED, RequestRecord
+from vlmkit_server.logs.request_record import RECORD, RequestRecord
 
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
-_KEPT = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/responses/{")
-"""What begins with these and is no reading makes, stops or deletes what is kept."""
+_STORED = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/responses/{")
+"""Prefixes of routes whose writing methods create, cancel or delete stored objects."""
 
 
-class RequestLines:
-    """Looks on at an application.
+class RequestLog:
+    """Middleware that logs every request of an application.
 
     Args:
         app: the application.
-        access: takes a line for each request; None where nobody wants them.
-        audit: takes what was done of consequence.
+        access: receives a line for each request; None where there is no access log.
+        audit: receives security-relevant requests.
     """
 
     def __init__(self, app: ASGIApp, access: LineFile | None, audit: AuditLog) -> None:
@@ -37,26 +37,26 @@ class RequestLines:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and write down what came of it."""
+        """Pass a request on, and log its outcome."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        noted = scope.setdefault("state", {})[NOTED] = RequestRecord()
+        record = scope.setdefault("state", {})[RECORD] = RequestRecord()
 
         async def received() -> Any:
             message = await receive()
             if message["type"] == "http.request":
-                noted.num_received_bytes += len(message["body"])
-            elif not noted.is_whole:
-                noted.has_left = True
+                record.num_received_bytes += len(message["body"])
+            elif not record.is_whole:
+                record.is_client_gone = True
             return message
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                noted.status = message["status"]
+                record.status = message["status"]
             elif message["type"] == "http.response.body":
-                noted.num_sent_bytes += len(message["body"])
-                noted.is_whole = not message["more_body"]
+                record.num_sent_bytes += len(message["body"])
+                record.is_whole = not message["more_body"]
             await send(message)
 
         began_s, start_s = time.time(), time.perf_counter()
@@ -65,24 +65,26 @@ class RequestLines:
         finally:
             if self._access is not None:
                 took_s = round(time.perf_counter() - start_s, 6)
-                line = {"time": iso(began_s)} | _who(scope) | _what(scope, noted, took_s)
+                line = {"time": iso(began_s)} | _caller(scope) | _outcome(scope, record, took_s)
                 self._access.add(json.dumps(line).encode())
             if self._audit.is_on:
-                self._note(scope, noted)
+                self._note(scope, record)
 
-    def _note(self, scope: Scope, noted: RequestRecord) -> None:
-        who, method = _who(scope), _method(scope)
-        facts = {"route": who["route"], "method": method, "request": who["request"]}
-        if noted.status in (401, 403):
-            self._audit.refuse(who["address"], noted.status, who["key"], **facts)
-        elif _is_consequent(scope, method):
-            found = scope["path_params"] if noted.status < 400 else {}  # else it is what was sent
+    def _note(self, scope: Scope, record: RequestRecord) -> None:
+        caller, method = _caller(scope), _method(scope)
+        facts = {"route": caller["route"], "method": method, "request": caller["request"]}
+        if record.status in (401, 403):
+            self._audit.refuse(caller["address"], record.status, caller["key"], **facts)
+        elif _is_audited(scope, method):
+            found = (
+                scope["path_params"] if record.status < 400 else {}
+            )  # otherwise it is client data
             about = {name: str(value) for name, value in found.items()} or None
-            self._audit.note("request", **who, method=method, status=noted.status, about=about)
+            self._audit.note("request", **caller, method=method, status=record.status, about=about)
 
 
-def _who(scope: Scope) -> dict[str, Any]:
-    """Return who asked, and for which route."""
+def _caller(scope: Scope) -> dict[str, Any]:
+    """Return the caller of a request, and its route."""
     state, client = scope["state"], scope.get("client")
     key = state.get("key")
     return {
@@ -94,19 +96,19 @@ def _who(scope: Scope) -> dict[str, Any]:
     }
 
 
-def _what(scope: Scope, noted: RequestRecord, took_s: float) -> dict[str, Any]:
-    """Return what came of a request."""
+def _outcome(scope: Scope, record: RequestRecord, took_s: float) -> dict[str, Any]:
+    """Return the outcome of a request."""
     error = scope["state"].get("error")
-    end = "done" if noted.is_whole else "left" if noted.has_left else "cut"
+    end = "done" if record.is_whole else "left" if record.is_client_gone else "cut"
     return {
         "method": _method(scope),
-        "status": noted.status,
-        "received_bytes": noted.num_received_bytes,
-        "sent_bytes": noted.num_sent_bytes,
+        "status": record.status,
+        "received_bytes": record.num_received_bytes,
+        "sent_bytes": record.num_sent_bytes,
         "total_s": took_s,
         "end": end,
         **({"error": error} if error else {}),
-        **noted.told(),
+        **record.fields(),
     }
 
 
@@ -115,10 +117,10 @@ def _method(scope: Scope) -> str:
     return method if method in _METHODS else "other"
 
 
-def _is_consequent(scope: Scope, method: str) -> bool:
+def _is_audited(scope: Scope, method: str) -> bool:
     handler: Any = scope.get("route_handler")
     operation: Operation | None = None if handler is None else handler.opt.get("operation")
     if operation is None or method not in ("POST", "PUT", "PATCH", "DELETE"):
         return False
     template = scope.get("path_template", "")
-    return operation.access == "admin" or template.startswith(_KEPT)
+    return operation.access == "admin" or template.startswith(_STORED)

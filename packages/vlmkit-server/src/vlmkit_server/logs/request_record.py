@@ -1,23 +1,23 @@
-"""What is noted of one request while it is answered, for the lines that are written of it."""
+"""The numbers that are recorded of one request while it is answered, for its log lines."""
 
 from typing import Any
 
 from vlmkit.interfaces.runner import AnswerStream
 
-NOTED = "noted"
+RECORD = "request_record"
 """The key of a request's :class:`RequestRecord` in its state, where requests are logged."""
 
 
 class RequestRecord:
-    """What a request sent and got, in numbers.
+    """The sizes, status and answers of one request.
 
     Attributes:
-        num_received_bytes: of its body.
-        num_sent_bytes: of the body of its answer.
-        status: of the answer; 0 where none was begun.
-        is_whole: whether the answer was sent to its end.
-        has_left: whether the client went away before that.
-        answers: that a model made for it.
+        num_received_bytes: size of the request body.
+        num_sent_bytes: size of the response body.
+        status: the response's status; 0 if none was started.
+        is_whole: whether the response was sent completely.
+        is_client_gone: whether the client disconnected before that.
+        answers: the answers that a model generated for it.
     """
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class RequestRecord:
         self.num_sent_bytes = 0
         self.status = 0
         self.is_whole = False
-        self.has_left = False
+        self.is_client_gone = False
         self.answers: list[AnswerStream] = []
 
-    def told(self) -> dict[str, Any]:
-        """Return the tokens and times of its answers; empty where a model made none."""
+    def fields(self) -> dict[str, Any]:
+        """Return the tokens and timings of its answers; empty without an answer."""
         if not self.answers:
             return {}
         usages = [answer.usage for answer in self.answers]

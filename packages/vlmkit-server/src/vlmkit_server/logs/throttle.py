@@ -1,7 +1,7 @@
-"""Keeps warnings and errors from flooding a log: of one kind, one is written, the next are counted.
+"""Throttles warnings and errors: the first of a kind is logged, further ones are counted.
 
-So strangers who send nonsense by the thousand neither fill a disk nor hide what else is said. What
-was counted is written when its time is over: nothing is lost in silence.
+So clients that send thousands of invalid requests neither fill a disk nor hide other lines. The
+counts are logged when the period ends: nothing is lost silently.
 """
 
 import logging
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 EVERY_S = 10.0
-MAX_KINDS = 256  # what is beyond is one kind
+MAX_KINDS = 256  # further kinds are counted as one
 _OTHERS = ("vlmkit", logging.WARNING, "warnings of other kinds")
-UNBOUNDED = "vlmkit_server.fleet"  # speaks of models, which are few, and each line counts
+UNTHROTTLED = "vlmkit_server.fleet"  # its lines are few, and each one matters
 
 
 @dataclass(slots=True)
@@ -22,16 +22,16 @@ class _Kind:
     level: int
     text: str  # of its first record
     until_s: float
-    num_held: int = 0
+    num_throttled: int = 0
 
 
 class LogThrottle(logging.Filter):
-    """Lets one record of each kind pass in a time, for a handler.
+    """A handler's filter that passes one record of each kind per period.
 
     Args:
-        handler: writes the sums.
-        every_s: the time.
-        clock: tells it.
+        handler: writes the counts.
+        every_s: the period.
+        clock: returns the time.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class LogThrottle(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is written now."""
+        """Tell whether a record is logged now."""
         if record.levelno < logging.WARNING or getattr(record, "is_sum", False):
             return True
-        if record.name.startswith(UNBOUNDED):
+        if record.name.startswith(UNTHROTTLED):
             return True
         text = record.getMessage() if record.msg == "%s" else str(record.msg)
         kind = (record.name, record.levelno, text)
@@ -61,18 +61,18 @@ class LogThrottle(logging.Filter):
                 kind = _OTHERS
             found = self._kinds.get(kind)
             if found is not None:
-                found.num_held += 1
+                found.num_throttled += 1
                 return False
             text = kind[2] if kind == _OTHERS else record.getMessage().partition("\n")[0]
             self._kinds[kind] = _Kind(*kind[:2], text, self._clock() + self._every_s)
             self._wait()
             return True
 
-    def tell(self, *, is_over: bool = True) -> None:
-        """Write the sums of what was held.
+    def flush(self, *, is_over: bool = True) -> None:
+        """Log the counts of throttled records.
 
         Args:
-            is_over: whether those count as well whose time has not ended.
+            is_over: whether to include kinds whose period has not ended.
         """
         with self._lock:
             self._timer = None
@@ -82,19 +82,19 @@ class LogThrottle(logging.Filter):
             if self._kinds:
                 self._wait()
         for kind in sums:
-            if kind.num_held:
+            if kind.num_throttled:
                 self._handler.handle(self._sum(kind))
 
     def _sum(self, kind: _Kind) -> logging.LogRecord:
         text = "%d more within %g s, like: %s"
-        values = (kind.num_held, self._every_s, kind.text)
+        values = (kind.num_throttled, self._every_s, kind.text)
         record = logging.LogRecord(kind.logger, kind.level, "", 0, text, values, None)
         record.is_sum = True
         return record
 
     def _wait(self) -> None:
-        """Have the sums told in time; to be called with the lock."""
+        """Schedule the next flush; called with the lock held."""
         if self._timer is None:
-            self._timer = threading.Timer(self._every_s, self.tell, kwargs={"is_over": False})
+            self._timer = threading.Timer(self._every_s, self.flush, kwargs={"is_over": False})
             self._timer.daemon = True
             self._timer.start()

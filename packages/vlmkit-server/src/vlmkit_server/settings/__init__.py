@@ -1,1 +1,1 @@
-"""What an operator can set about the server. Public."""
+"""The settings of the server. Public."""

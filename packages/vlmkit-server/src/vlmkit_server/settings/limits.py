@@ -1,4 +1,4 @@
-"""How much may be asked for in a time: of each key, or of each address."""
+"""Settings of rate limits: for each API key, or for each address."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal, NamedTuple, cast
@@ -22,7 +22,7 @@ LimitText = Annotated[
         examples=["tokens=20000/minute"],
     ),
 ]
-"""What is counted, how much of it, and the time, such as ``tokens=20000/minute``."""
+"""A unit, a maximum and a period, such as ``tokens=20000/minute``."""
 
 RateText = Annotated[
     str,
@@ -39,16 +39,17 @@ RateTexts = Annotated[tuple[RateText, ...], Meta(max_length=16)]
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much may be asked for in a time.
+    """Rate limits.
 
     Attributes:
-        key: limits of every API key, but for those of the same unit and time that it has itself:
-            ``requests``, ``tokens`` of text, ``image_tokens`` or ``images``, an equals sign, a
-            number, a slash, and ``minute``, ``hour``, ``day`` or ``month``.
-        address: limits of every address where no keys are asked for, by the minute and the hour;
-            behind a proxy, all clients have one address.
-        usage_file: what was used of the limits of days and months, so that a restart forgets none
-            of it; it is forgotten when empty. One server uses it at a time.
+        key: limits of every API key. A key's own limit overrides the one of the same unit and
+            period. A limit is a unit, an equals sign, a number, a slash and a period. Units are
+            ``requests``, ``tokens`` of text, ``image_tokens`` and ``images``. Periods are
+            ``minute``, ``hour``, ``day`` and ``month``.
+        address: limits of every address where the server requires no keys, by the minute and the
+            hour. Behind a proxy, all clients have one address.
+        usage_file: file of the usage of daily and monthly limits, so that a restart keeps it. When
+            empty, a restart forgets the usage. One server at a time may use a file.
     """
 
     key: LimitTexts = ()
@@ -61,13 +62,12 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Limit(NamedTuple):
-    """So much of one thing in a time.
+    """A rate limit.
 
     Attributes:
-        unit: what is counted: requests, tokens of text in prompts and answers, tokens of images,
-            or images.
-        most: how much of it.
-        period: the time.
+        unit: the unit: requests, text tokens in prompts and answers, image tokens, or images.
+        most: the maximum.
+        period: the period.
     """
 
     unit: Unit
@@ -79,16 +79,16 @@ class Limit(NamedTuple):
 
 
 def counted(num: int, unit: Unit) -> str:
-    """Return so much of a unit in words, such as ``1 image token``."""
+    """Return an amount in words, such as ``1 image token``."""
     words = unit.replace("_", " ")
     return f"{num} {words.removesuffix('s') if num == 1 else words}"
 
 
 def limits_of(texts: Iterable[str]) -> tuple[Limit, ...]:
-    """Return the limits that some texts say, each of which is a :data:`LimitText`.
+    """Return the limits that some texts specify, each in the form of :data:`LimitText`.
 
     Raises:
-        ValueError: two say how much of one thing in one time.
+        ValueError: two limits have the same unit and period.
     """
     found: dict[tuple[str, str], Limit] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""What an operator can set about the server."""
+"""Settings of the server."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -58,12 +58,12 @@ TemplateVariable = Annotated[
 
 
 class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many responses of the Responses API are kept for later, in this process.
+    """How many responses of the Responses API the process keeps in memory.
 
     Attributes:
-        max_stored: responses; of whoever keeps most, those that were used least recently are
-            forgotten. 0 keeps none.
-        max_stored_bytes: of all of them, the turns that they follow and their images included.
+        max_stored: number of responses. Beyond that, the least recently used one of the client that
+            keeps most is evicted. 0 keeps none.
+        max_stored_bytes: size of all of them, the turns that they follow and their images included.
     """
 
     max_stored: Count = 1024
@@ -71,12 +71,12 @@ class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many files that clients send to ``/v1/files`` are kept, in this process.
+    """How many files that clients upload to ``/v1/files`` the process keeps in memory.
 
     Attributes:
-        max_stored: files; of whoever keeps most, those that were used least recently are forgotten.
-            0 keeps none.
-        max_stored_bytes: of all of them.
+        max_stored: number of files. Beyond that, the least recently used one of the client that
+            keeps most is evicted. 0 keeps none.
+        max_stored_bytes: size of all of them.
     """
 
     max_stored: Count = 256
@@ -84,16 +84,16 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class DataSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What outlives the process: files that clients send, batches, and what comes of them.
+    """What outlives the process: uploaded files, batches, and the results of batches.
 
     Attributes:
-        folder: where it is kept, on this machine; made, for nobody but its owner, if it is not
-            there. When empty, files are kept in memory, and there are no batches.
-        max_bytes: of all that is kept there.
-        max_tenant_bytes: of what is kept there for one tenant.
-        max_file_bytes: of one file that is sent.
+        folder: the data folder, on this machine; created, for its owner alone, if it does not
+            exist. When empty, files are kept in memory, and there are no batches.
+        max_bytes: size of everything in the folder.
+        max_tenant_bytes: size of everything that one tenant keeps there.
+        max_file_bytes: size of one uploaded file.
         max_batch_lines: requests of one batch.
-        max_batch_requests: requests of all batches that are answered at once; others go before.
+        max_batch_requests: batch requests that run at once; interactive requests come first.
     """
 
     folder: DataPath = ""
@@ -108,84 +108,83 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the server listens, and what it refuses.
 
     Attributes:
-        host: address to listen on. One that other machines can reach needs
-            ``keys_file``, ``api_key``, ``api_key_file`` or ``allow_public_without_key``.
-        port: port to listen on; 0 takes a free one.
-        health_port: port that tells liveness and readiness alone, without keys and without
-            encryption, whatever the server is doing: ``/healthz`` and ``/readyz``; 0 takes a free
-            one, null opens none.
+        host: address to listen on. An address that other machines can reach needs ``keys_file``,
+            ``api_key``, ``api_key_file`` or ``allow_public_without_key``.
+        port: port to listen on; 0 selects a free one.
+        health_port: port for health probes alone: ``/healthz`` and ``/readyz``. It needs no keys,
+            has no encryption, and answers whatever the server is doing. 0 selects a free port, null
+            opens none.
         health_host: address of that port; ``host`` when empty.
-        health_metrics: whether ``/metrics`` is answered at that port, too, to whoever reaches it.
-        keys_file: API keys that are taken, as ``vlmkit keys`` writes them; every request but
-            ``/healthz`` then needs one. None is asked for when empty.
+        health_metrics: whether that port also serves ``/metrics``, to every client that reaches it.
+        keys_file: file of valid API keys, as ``vlmkit keys`` writes it. Every request but
+            ``/healthz`` then needs a key. None is required when empty.
         api_key: one API key for all clients, in place of ``keys_file``: at least 16 characters
             without spaces. Set it by ``VLMKIT_SERVER__API_KEY``: others can read a command line.
-        api_key_file: a file that holds such a key and nothing else.
-        allowed_hosts: names under which clients reach the server, besides its own, such as that of
-            a proxy that hands on ``Host``. A server that other machines can reach answers to every
+        api_key_file: a file that contains such a key and nothing else.
+        allowed_hosts: names by which clients reach the server, besides its own, such as the name of
+            a proxy that forwards ``Host``. A server that other machines can reach accepts every
             name unless some are listed.
         allowed_origins: origins of web pages that may read answers, such as
             ``https://chat.example.com``; none unless listed.
         allow_public_without_key: listen to other machines although there is no API key.
-        tls_certificate: file of the certificate, and of those that vouch for it, in PEM; the server
-            then speaks HTTPS. HTTP when empty.
+        tls_certificate: file of the certificate and its chain, in PEM; the server then speaks
+            HTTPS. HTTP when empty.
         tls_private_key: file of its key, if that is not in the same file.
-        unknown_fields: what is done about keys of a body that nothing here uses and that would not
-            change the answer: they are named in the answer's header, refused, or ignored.
-        max_tokens_overflow: what is done about a ``max_tokens`` above what the prompt leaves of the
-            context, or above ``pipeline.max_output_tokens``: ``clamp`` lowers it, and the answer's
-            header ``x-vlmkit-max-tokens`` names the value; ``reject`` answers 400.
-        chat_template_kwargs: variables of chat templates that clients may set, and to what: a name,
-            a colon, and ``bool``, ``int`` or texts with ``|`` between them.
-        allow_generate: answer ``/inference/v1/generate``, whose prompts are tokens as they are,
-            control tokens included, to whoever reaches the server. Where keys are asked for, those
-            with the scope ``tokens`` are answered in any case.
-        max_connections: open connections, those that are being encrypted included. Of more, one of
-            whoever has most is closed, idle ones first, or the new one is answered 503.
-        max_requests: requests under way, images and queue included; more are answered 429. An
-            eighth is left to clients that have less than their share.
+        unknown_fields: how unknown fields of a body are handled, if they would not change the
+            answer: they are named in the answer's header, refused, or ignored.
+        max_tokens_overflow: how a ``max_tokens`` is handled that exceeds the rest of the context,
+            or ``pipeline.max_output_tokens``. ``clamp`` lowers it, and the answer's header
+            ``x-vlmkit-max-tokens`` has the value; ``reject`` returns 400.
+        chat_template_kwargs: variables of chat templates that clients may set, and their values: a
+            name, a colon, and ``bool``, ``int`` or texts with ``|`` between them.
+        allow_generate: serve ``/inference/v1/generate`` to every client that reaches the server.
+            Its prompts are raw tokens, control tokens included. Where keys are required, keys with
+            the scope ``tokens`` may use it in any case.
+        max_connections: open connections, TLS handshakes included. Beyond that, a connection of the
+            client with most is closed, idle ones first, or the new one gets a 503.
+        max_requests: requests in progress, images and queue included; more get a 429. An eighth is
+            left to clients below their share.
         max_body_bytes: size of one request's body.
-        max_pending_body_bytes: bodies of all requests that are being read and checked. Of more, one
-            that is on its way from whoever sends most is answered 429, or the new one.
-        max_logprob_bytes: memory of the log-probabilities that answers under way may come to, where
-            they are told whole. What is over that by itself is refused, and what does not fit
-            beside others' is answered 429.
+        max_pending_body_bytes: bodies of all requests that are being read and checked. Beyond that,
+            an incoming one of the client that sends most gets a 429, or the new one.
+        max_logprob_bytes: memory for the log-probabilities of complete answers in progress, by
+            their upper bound. A request over it is refused; one that does not fit beside others
+            gets a 429.
         max_text_chars: characters of text in one request.
         max_request_pixels: pixels of all images of one request.
-        max_tool_rounds: times that an answer may go on with what tools of the server returned.
+        max_tool_rounds: times that an answer may continue with the results of the server's tools.
         max_header_bytes: size of one request's headers, its path included.
-        header_timeout_s: time for a request's headers to arrive, and for a connection to be
-            encrypted.
+        header_timeout_s: time for a request's headers to arrive, and for a TLS handshake.
         body_timeout_s: time for a request's body to arrive.
         request_timeout_s: time for a request from its headers to the end of its answer, waiting
-            included; what is not done then ends with an error. A client asks for less in the header
+            included; then it ends with an error. A client requests less in the header
             ``x-request-timeout``. When null, 600 where other machines can reach ``host``, else
             3600.
-        keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
-        send_timeout_s: time that a reader may take nothing before its connection is cut.
-        drain_timeout_s: time after SIGTERM until the process ends; running answers have all of it
-            but the last second, or fifth, in which errors are sent to what is cut off.
-        num_renderers: processes for each model that open files, decode images and make prompts of
-            them and of long texts; 0 does that in threads of the server's. When null, 2 where other
+        keepalive_s: time without events in a stream after which a comment is sent, so that proxies
+            keep it open.
+        send_timeout_s: time that a client may read nothing before its connection is closed.
+        drain_timeout_s: time after SIGTERM until the process ends. Running answers have all of it
+            but the last second, or fifth, in which cancelled requests send their errors.
+        num_renderers: processes for each model that open files, decode images and prepare prompts
+            of them and of long texts; 0 uses threads of the server. When null, 2 where other
             machines can reach ``host`` and the model's tokenizer can run there, else 0.
-        renderer_memory_bytes: memory that one of these may take besides what it has when idle,
-            where the system can bound it.
-        constraint_workers: try each constraint in a process of its own, which is killed where it
-            takes too much CPU time or memory, before the server compiles it. A model then has one
+        renderer_memory_bytes: memory that one of these processes may take beyond its idle size,
+            where the system can limit it.
+        constraint_workers: test each constraint in a separate process, before the server compiles
+            it. The process is killed if it takes too much CPU time or memory. A model then has one
             more process, which holds its vocabulary.
         responses: what is kept of the Responses API.
-        files: what is kept of the files that clients send by themselves, in memory.
+        files: what is kept of uploaded files, in memory.
         data: what outlives the process: files and batches.
         fleet: when models are loaded and unloaded.
-        limits: how much may be asked for in a time.
-        log_format: how the server's log is written to standard error: ``text``, or ``json``, an
-            object a line.
-        access_log: file that gets an object of JSON for each request: what was asked of which
-            route, by which key, how it ended, its bytes, tokens and times. None is written when
-            empty.
-        audit_log: file that gets an object of JSON for all that is of consequence: start and end,
-            keys that were read again, models that were loaded, requests that load, keep or delete
-            something, and refusals for want of a key. None is written when empty.
+        limits: rate limits.
+        log_format: format of the server's log on standard error: ``text``, or ``json``, an object a
+            line.
+        access_log: file that gets a JSON object for each request: its route, key, outcome, bytes,
+            tokens and times. None is written when empty.
+        audit_log: file that gets a JSON object for each security-relevant action: start and end,
+            reloads of keys, loaded models, requests that load, store or delete something, and
+            refusals for lack of a key. None is written when empty.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -239,7 +238,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_health_public(self) -> bool:
-        """Whether other machines can reach the port of health, if there is one."""
+        """Whether other machines can reach the port of health probes."""
         return not is_loopback(self.health_host or self.host)
 
     @property
@@ -254,7 +253,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def timeout_s(self) -> float:
-        """Time for a request: the one that is set, or the default for this address."""
+        """Time for a request: as set, or the default for this address."""
         default_s = PUBLIC_TIMEOUT_S if self.is_public else LOOPBACK_TIMEOUT_S
         return default_s if self.request_timeout_s is None else self.request_timeout_s
 
@@ -266,7 +265,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def takes_generate(self) -> bool:
-        """Whether prompts that are tokens are taken, from some at least."""
+        """Whether some clients may send prompts of raw tokens."""
         return self.allow_generate or bool(self.keys_file)
 
 

@@ -1,1 +1,1 @@
-"""What outlives the process: a folder with a database and with files, and how much room it has."""
+"""Storage that outlives the process: a data folder with a database and files, and its limits."""

@@ -1,11 +1,11 @@
 """The data folder of a server: its database, its files, and how many bytes each owner stores.
 
-Only files of our naming scheme are opened or unlinked, and only those that the database names: what
-else lies in the folder is not ours and stays. No name comes from a client. Bytes are counted in the
-event loop's thread; files are read and written in any.
+Only files with the server's naming scheme that the database lists are opened or unlinked. Other
+files in the folder stay. No name comes from a client. Bytes are counted in the event loop's thread;
+files are read and written in any thread.
 
 :mod:`vlmkit_server.apis.files.disk_store` and :mod:`vlmkit_server.apis.batches.store` decide what
-the files hold, and when one is unlinked.
+the files contain, and when one is unlinked.
 """
 
 import errno
@@ -24,17 +24,17 @@ from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.settings.server import DataSettings, ServerSettings
 from vlmkit_server.storage.database import Database
 
-LEAST_BYTES = 4096  # that a file takes, be it empty
+MIN_FILE_BYTES = 4096  # size that an empty file counts for
 DATABASE = "vlmkit.sqlite3"
 FILES = "files"
-PART = ".part"  # ends the name of an upload in progress
+PART = ".part"  # suffix of an upload in progress
 _NAME = re.compile(r"file-[0-9a-f]{48}(\.part)?")
-_OF_THE_SYSTEM = frozenset({"lost+found", ".DS_Store"})  # what a new volume or folder holds
+_OF_THE_SYSTEM = frozenset({"lost+found", ".DS_Store"})  # present in a new volume or folder
 _FLAGS = (
     getattr(os, "O_BINARY", 0)
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # or to open a pipe would wait for its other end
+    | getattr(os, "O_NONBLOCK", 0)  # otherwise opening a pipe would block
 )
 
 SCHEMA = """
@@ -92,25 +92,25 @@ CREATE TABLE IF NOT EXISTS lines (
 CREATE INDEX IF NOT EXISTS lines_in_order ON lines (batch, is_asked, postponed, number);
 CREATE TABLE IF NOT EXISTS pending_unlinks (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-"""Lines are those that have no answer yet: an answered one is gone, and stands in a file.
+"""``lines`` has the batch lines without an answer; an answered line is only in the output file.
 
-Pending unlinks are names in the folder that are stored no more, or not yet: those of deletions and
-uploads in progress. The next start unlinks what a process that was killed left of them.
+``pending_unlinks`` has names of files that are being deleted or uploaded. At the next start, what a
+killed process left of them is unlinked.
 """
 
 
 class Folder:
-    """Stores files, and bounds how many bytes of them there are.
+    """Stores files, and limits their total size.
 
     Args:
-        settings: where, and bounds.
-        own: other files of this server, which may lie in a new data folder, too.
+        settings: the folder and its limits.
+        own: other files of this server, which a new data folder may contain, too.
 
     Attributes:
-        database: knows the files.
+        database: the database that lists the files.
 
     Raises:
-        ConfigError: the folder is not ours or cannot be used, or another process uses it.
+        ConfigError: the folder is not a data folder or cannot be used, or another process uses it.
     """
 
     def __init__(self, settings: DataSettings, own: Collection[Path] = ()) -> None:
@@ -134,15 +134,15 @@ class Folder:
         self.num_bytes = 0
 
     def path(self, name: str) -> Path:
-        """Return where a stored file is."""
+        """Return the path of a stored file."""
         return self._files / name
 
-    def take(self, owner: bytes, num_bytes: int) -> None:
-        """Count bytes that are to be kept.
+    def reserve(self, owner: bytes, num_bytes: int) -> None:
+        """Count bytes that are to be stored.
 
         Raises:
-            RequestError: they are more than their owner may keep.
-            Unavailable: they are more than the folder has room for.
+            RequestError: they exceed the owner's limit.
+            Unavailable: they exceed the folder's limit.
         """
         if self._num_bytes[owner] + num_bytes > self.settings.max_tenant_bytes:
             raise RequestError(
@@ -155,26 +155,26 @@ class Folder:
         self.count(owner, num_bytes)
 
     def count(self, owner: bytes, num_bytes: int) -> None:
-        """Count bytes that are kept in any case, or, where they are fewer than 0, no more."""
+        """Count stored bytes without a check; negative numbers free them."""
         self._num_bytes[owner] += num_bytes
         self.num_bytes += num_bytes
         if not self._num_bytes[owner]:
             del self._num_bytes[owner]
 
     def is_full_for(self, owner: bytes) -> bool:
-        """Whether an owner may keep nothing more."""
+        """Whether an owner may store nothing more."""
         return self._num_bytes[owner] >= self.settings.max_tenant_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody may keep anything more."""
+        """Whether the folder's limit is reached."""
         return self.num_bytes >= self.settings.max_bytes
 
     def read(self, name: str, start: int, num_bytes: int) -> bytes:
-        """Return a piece of a file; it is not open between pieces.
+        """Return a piece of a file, which is open only meanwhile.
 
         Raises:
-            FileNotFoundError: it is gone, or something else has its name.
+            FileNotFoundError: the file is missing, or is not a regular file.
             OSError: it cannot be read.
         """
         with os.fdopen(self._open(name, os.O_RDONLY), "rb") as file:
@@ -182,7 +182,7 @@ class Folder:
             return file.read(num_bytes)
 
     def write(self, name: str, start: int, content: bytes, *, durably: bool = True) -> None:
-        """Let a file end with some content, from a place on; it is created where it is missing.
+        """Replace a file's content from an offset to its end; the file is created if it is missing.
 
         Raises:
             OSError: it cannot be written.
@@ -201,17 +201,17 @@ class Folder:
         Raises:
             OSError: it cannot be renamed.
         """
-        where = self._directory
-        os.rename(self._entry(name), self._entry(new), src_dir_fd=where, dst_dir_fd=where)
+        folder = self._directory
+        os.rename(self._entry(name), self._entry(new), src_dir_fd=folder, dst_dir_fd=folder)
         self.sync_names()
 
     def sync_names(self) -> None:
-        """Make sure that files which were made are found after a loss of power."""
+        """Flush the folder's entries, so that new files survive a loss of power."""
         if self._directory is not None:
             os.fsync(self._directory)
 
     def remove(self, name: str) -> None:
-        """Unlink a file that the database names; nothing happens if it is missing.
+        """Unlink a file that the database lists; does nothing if it is missing.
 
         Raises:
             OSError: it cannot be unlinked.
@@ -222,12 +222,12 @@ class Folder:
             return
 
     def num_unknown(self, names: Collection[str]) -> int:
-        """Return how many files of our naming scheme are here that are none of these."""
+        """Return how many files with the server's naming scheme are not among some names."""
         found = os.listdir(self._files if self._directory is None else self._directory)  # noqa: PTH208
         return sum(_NAME.fullmatch(name) is not None and name not in names for name in found)
 
     def _open(self, name: str, flags: int) -> int:
-        """Open a regular file of ours, and no link, pipe or folder that has its name."""
+        """Open a regular file; refuse a link, pipe or folder with its name."""
         try:
             descriptor = os.open(self._entry(name), flags | _FLAGS, 0o600, dir_fd=self._directory)
         except OSError as error:
@@ -240,7 +240,7 @@ class Folder:
         return descriptor
 
     def _entry(self, name: str) -> str:
-        """Return what the system finds a file by: its name in the open folder, where it can."""
+        """Return the name of a file relative to the open folder, or its path."""
         if _NAME.fullmatch(name) is None:
             raise FileNotFoundError(errno.ENOENT, "no name of a stored file")
         return str(self._files / name) if self._directory is None else name
@@ -254,20 +254,20 @@ class Folder:
 
 
 def files_of(settings: ServerSettings) -> list[Path]:
-    """Return the files that a server's settings name, which may lie in a new data folder."""
+    """Return the files that the settings name, which may lie in a new data folder."""
     named = named_paths(settings, ServerSettings)
     return [Path(each.path) for each in named if each.use != "folder"]
 
 
 def check_folder(settings: DataSettings, own: Collection[Path] = ()) -> None:
-    """Refuse a folder that is not ours; changes nothing.
+    """Refuse a folder that is not a data folder; changes nothing.
 
     Args:
-        settings: where it is.
-        own: other files of this server, which may lie in a new data folder, too.
+        settings: the folder.
+        own: other files of this server, which a new data folder may contain, too.
 
     Raises:
-        ConfigError: it holds files of others, or a link in place of ours.
+        ConfigError: it contains other files, or a link in place of a data file.
         OSError: it cannot be read.
     """
     root = Path(settings.folder)
@@ -278,7 +278,7 @@ def check_folder(settings: DataSettings, own: Collection[Path] = ()) -> None:
 
 
 def _refuse_foreign(settings: DataSettings, own: Collection[Path]) -> None:
-    """Raise ConfigError unless a folder without a database of ours holds nothing of others."""
+    """Raise ConfigError if a folder without a database contains other files."""
     root = Path(settings.folder)
     if not root.exists():
         return
@@ -302,14 +302,14 @@ def _refuse_foreign(settings: DataSettings, own: Collection[Path]) -> None:
 
 
 def _is_ours(name: str, beside: Collection[str]) -> bool:
-    ours = (DATABASE, *beside)
-    begins = tuple(f"{own}{end}" for own in ours for end in "-.")
-    return name in (FILES, *ours, *_OF_THE_SYSTEM) or name.startswith(begins)
+    own_names = (DATABASE, *beside)
+    begins = tuple(f"{own}{end}" for own in own_names for end in "-.")
+    return name in (FILES, *own_names, *_OF_THE_SYSTEM) or name.startswith(begins)
 
 
-def room_of(num_bytes: int) -> int:
+def counted_bytes(num_bytes: int) -> int:
     """Return how many bytes a file counts for."""
-    return max(num_bytes, LEAST_BYTES)
+    return max(num_bytes, MIN_FILE_BYTES)
 
 
 def _refuse_link(path: Path) -> None:
@@ -321,7 +321,7 @@ def _refuse_link(path: Path) -> None:
 
 
 def _opened_directory(path: Path) -> int | None:
-    """Hold a folder open, so that no link takes its place; None where a system cannot."""
+    """Open a folder, so that no link can replace it; None where the system cannot."""
     directory = None
     if sys.platform != "win32":
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

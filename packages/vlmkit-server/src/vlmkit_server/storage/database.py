@@ -1,8 +1,8 @@
 """One SQLite database, used by one thread: callers wait for a future.
 
-Each piece of work is one transaction, which is on the disk when its future is done. Another process
-cannot open the database meanwhile. What stands in it is its users' business. A database that is not
-ours is not written to.
+Each piece of work is one transaction, and it is on disk when its future is done. Another process
+cannot open the database meanwhile. The module does not know the tables' meaning. It never writes to
+another program's database.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class Database:
     """Runs work in transactions, one after the other.
 
     Args:
-        path: of its file, which is made if it is not there and can be read by its owner alone.
-        schema: statements that make its tables where they are not there.
-        check_new: called before the tables of a new database are made; may raise ConfigError.
+        path: the file, which is created with access for its owner alone.
+        schema: statements that create missing tables.
+        check_new: called before the tables of a new database are created; may raise ConfigError.
 
     Raises:
-        ConfigError: it cannot be opened, is not ours, or another process uses it.
+        ConfigError: it cannot be opened, belongs to another program, or another process uses it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Database:
             raise
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do some work in a transaction; it is undone where it raises.
+        """Run some work in a transaction, which is rolled back if it raises.
 
         Raises:
             Unavailable: the disk is full or cannot be written.
@@ -75,11 +75,11 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
 
     def run_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do the same where nobody else waits, as at the start."""
+        """Run some work synchronously, as at startup."""
         return self._thread.submit(self._done, work).result()
 
     def run_later(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Do some work that nothing waits for; the next start does it where this one cannot."""
+        """Run some work without waiting; the next start repeats what this one cannot do."""
         with contextlib.suppress(RuntimeError):  # the database is closed
             self._thread.submit(self._done, work)
 
@@ -98,7 +98,7 @@ class Database:
 
 
 def not_written(error: OSError | sqlite3.Error) -> Unavailable:
-    """Return what clients learn where something cannot be kept; the log has the reason."""
+    """Return the client's error for a failed write, and log the reason."""
     is_full = isinstance(error, OSError) and error.errno in _FULL
     is_full = is_full or "full" in str(error)
     what = "the disk is full" if is_full else "the disk cannot be written"
@@ -107,7 +107,7 @@ def not_written(error: OSError | sqlite3.Error) -> Unavailable:
 
 
 def _reason(error: OSError | sqlite3.Error) -> str:
-    """Return what the system or SQLite calls an error: neither repeats a value or a name."""
+    """Return the system's or SQLite's name of an error, without values or file names."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return getattr(error, "sqlite_errorname", None) or type(error).__name__
@@ -128,12 +128,14 @@ def _opened(path: Path, schema: str, check_new: Callable[[], None]) -> sqlite3.C
     connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
     try:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-        is_new = _is_new(connection)  # before anything is written: the mode of the log is, too
+        is_new = _is_new(connection)  # before anything is written, the journal mode included
         if is_new and is_there:
             check_new()
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        if is_new or _lacks(connection, schema):  # else nothing is written: the disk may be full
+        if is_new or _lacks(
+            connection, schema
+        ):  # otherwise nothing is written: the disk may be full
             connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {VERSION}; COMMIT;")
     except BaseException:
         connection.close()
@@ -157,7 +159,7 @@ def _is_new(connection: sqlite3.Connection) -> bool:
 
 
 def _lacks(connection: sqlite3.Connection, schema: str) -> bool:
-    """Tell whether an earlier release made a database, which has fewer tables."""
+    """Tell whether tables are missing, as in a database of an earlier release."""
     return bool(set(re.findall(r"TABLE IF NOT EXISTS (\w+)", schema)) - _tables(connection))
 
 

@@ -1,1 +1,1 @@
-"""Tools that the server runs itself. Knows no conversations."""
+"""Tools that the server runs itself. Does not depend on conversations."""

@@ -1,6 +1,6 @@
-"""Keeps what tools return within the bounds of a request; what does not fit is named in its place.
+"""Limits tool results to what a request may contain; a note replaces what does not fit.
 
-A tool's result is no client's doing, so nothing of it fails the request.
+The client did not write a tool's result, so a large one never fails the request.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -17,20 +17,20 @@ NO_IMAGES = "[an image is left out: this model takes none]"
 def fitted(
     results: Seq[Message], said: Seq[Message], facts: RunnerFacts, settings: ServerSettings
 ) -> list[Message]:
-    """Return results of tools, cut to what a conversation has room for.
+    """Return tool results, cut to the conversation's remaining limits.
 
     Args:
         results: turns of tools.
         said: the conversation before them.
-        facts: what the model takes.
-        settings: bounds of one request.
+        facts: the model's facts.
+        settings: limits of one request.
     """
-    room = _Room(said, facts, settings)
-    return [replace(turn, parts=tuple(room.taken(turn.parts))) for turn in results]
+    budget = _Budget(said, facts, settings)
+    return [replace(turn, parts=tuple(budget.limited(turn.parts))) for turn in results]
 
 
-class _Room:
-    """What is left for a conversation."""
+class _Budget:
+    """The remaining limits of a conversation."""
 
     def __init__(self, said: Seq[Message], facts: RunnerFacts, settings: ServerSettings) -> None:
         images = list(images_of(said))
@@ -42,8 +42,8 @@ class _Room:
         )
         self._num_chars = settings.max_text_chars - sum(map(len, texts))
 
-    def taken(self, parts: Seq[Part]) -> Iterator[Part]:
-        """Yield the parts that fit, and a few words for others."""
+    def limited(self, parts: Seq[Part]) -> Iterator[Part]:
+        """Yield the parts that fit, and notes in place of others."""
         for part in parts:
             if isinstance(part, ImagePart):
                 yield self._image(part)

@@ -1,6 +1,6 @@
-"""The tools that the server runs itself, of all sources, by the names that requests ask for.
+"""The tools of all sources that the server runs itself, by name.
 
-How a conversation goes on with what they return: :mod:`vlmkit_server.apis.openai_chat.tool_loop`.
+:mod:`vlmkit_server.apis.openai_chat.tool_loop` continues the conversation with their results.
 """
 
 import logging
@@ -25,11 +25,11 @@ MAX_AT_ONCE = 4
 
 
 class ToolResult(NamedTuple):
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
-        parts: what the model is to read of it.
-        is_error: whether the tool failed.
+        parts: the content for the model.
+        is_error: whether the call failed.
     """
 
     parts: Seq[TextPart | ImagePart]
@@ -37,7 +37,7 @@ class ToolResult(NamedTuple):
 
 
 def failure(problem: str) -> ToolResult:
-    """Return what a model is told of a call that came to nothing."""
+    """Return the result of a call that failed."""
     return ToolResult([TextPart(f"error: {problem}")], is_error=True)
 
 
@@ -45,11 +45,11 @@ class Toolbox:
     """Runs tools.
 
     Args:
-        sources: who has them, by the names of providers.
-        component_names: who made the sources.
+        sources: the tool sources by the names of their providers.
+        component_names: names the providers in the log.
 
     Raises:
-        ConfigError: two of them have a tool of one name.
+        ConfigError: two sources have a tool with the same name.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Toolbox:
             component_names.of("tool_source", name): each for name, each in sources.items()
         }
         self._by_name: dict[str, ToolSource] = {}
-        self._whose: dict[str, str] = {}
+        self._providers: dict[str, str] = {}
         for provider, source in sources.items():
             for name in source.names:
                 if name in self._by_name:
@@ -70,11 +70,11 @@ class Toolbox:
                         hint="leave one of them out",
                     )
                 self._by_name[name] = source
-                self._whose[name] = component_names.of("tool_source", provider)
+                self._providers[name] = component_names.of("tool_source", provider)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tools that a request may ask for."""
+        """The tools that a request may use."""
         return tuple(sorted(self._by_name))
 
     async def described(self, names: Iterable[str]) -> list[Mapping[str, Any]]:
@@ -82,33 +82,35 @@ class Toolbox:
 
         Raises:
             RequestError: there is no such tool.
-            Unavailable: a definition cannot be had now.
+            Unavailable: a definition is unavailable now.
         """
-        asked = list(dict.fromkeys(names))
-        for name in asked:
+        requested = list(dict.fromkeys(names))
+        for name in requested:
             if name not in self._by_name:
                 raise RequestError(
                     "server_tools names a tool that this server does not have",
                     param="server_tools",
                     hint="GET /v1/capabilities lists them",
                 )
-        return await gather(self._described, asked, MAX_AT_ONCE)
+        return await gather(self._described, requested, MAX_AT_ONCE)
 
     async def result(
-        self, call: ToolCallPart, asked: Iterable[str], limits: ImageLimits, request_id: str
+        self, call: ToolCallPart, allowed: Iterable[str], limits: ImageLimits, request_id: str
     ) -> ToolResult:
-        """Run a call that a model wrote, and return what it is to read of it, errors included.
+        """Run a call that a model wrote, and return its result, errors included.
 
-        The log says who called what, and how that ended; never what was asked or returned.
+        The log names the request, the tool and the outcome; never arguments or results.
 
         Args:
-            call: may be anything.
-            asked: the tools that the request asked for, of which this must be one.
-            limits: which images are refused.
-            request_id: what the request is called.
+            call: any call.
+            allowed: the tools that the request lists; the call must name one of them.
+            limits: limits for images.
+            request_id: the request's id.
         """
-        if call.name not in asked:
-            log.info("request %s: a call of a tool that the request does not list", request_id)
+        if call.name not in allowed:
+            log.info(
+                "request %s: the model called a tool that the request does not list", request_id
+            )
             return failure("there is no such tool")
         started = time.perf_counter()
         outcome = "cancelled"
@@ -121,9 +123,9 @@ class Toolbox:
             return failure(str(error))
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             outcome = f"error: {type(error).__name__}"
-            # Its text may tell arguments.
-            whose, where = self._whose[call.name], trace_of(error)
-            log.error("tool %r of %s failed:\n%s", call.name, whose, where)  # noqa: TRY400
+            # The error's text may contain arguments.
+            provider, trace = self._providers[call.name], trace_of(error)
+            log.error("tool %r of %s failed:\n%s", call.name, provider, trace)  # noqa: TRY400
             return failure("the tool failed")
         finally:
             took_s = time.perf_counter() - started
@@ -132,17 +134,17 @@ class Toolbox:
             )  # fmt: skip
 
     async def aclose(self) -> None:
-        """End the sources, whether or not another one can be ended."""
-        for who, source in self._sources.items():
+        """Close all sources, even if one cannot be closed."""
+        for provider, source in self._sources.items():
             try:
                 await source.aclose()
             except Exception:
-                log.exception("%s could not be closed", who)
+                log.exception("%s could not be closed", provider)
 
     async def _described(self, name: str) -> Mapping[str, Any]:
         try:
             return await self._by_name[name].describe(name)
         except Exception as error:
-            whose, where = self._whose[name], trace_of(error)
-            log.warning("tool %r of %s cannot be described:\n%s", name, whose, where)
+            provider, trace = self._providers[name], trace_of(error)
+            log.warning("tool %r of %s cannot be described:\n%s", name, provider, trace)
             raise Unavailable("a tool of the server cannot be had", code="tool_failed") from error

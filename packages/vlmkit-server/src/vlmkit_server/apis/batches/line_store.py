@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from vlmkit_server.apis.batches.input_lines import Place
 from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.records import Done, TakenLine
-from vlmkit_server.storage.data_folder import Folder, room_of
+from vlmkit_server.storage.data_folder import Folder, counted_bytes
 
 
 class LineStore:
@@ -172,4 +172,4 @@ def _append(
         f"left_out = left_out + ?, {more} WHERE number = ?",
         (num_bytes + len(content), len(new), num_left_out, *used, batch),
     )
-    return owner, room_of(num_bytes + len(content)) - room_of(num_bytes)
+    return owner, counted_bytes(num_bytes + len(content)) - counted_bytes(num_bytes)

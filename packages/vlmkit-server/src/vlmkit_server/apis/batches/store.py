@@ -24,7 +24,7 @@ from vlmkit_server.apis.batches.wire import (
 )
 from vlmkit_server.apis.files.disk_store import BATCH_LIVES_S, DiskFile, insert
 from vlmkit_server.http.caller import Caller
-from vlmkit_server.storage.data_folder import LEAST_BYTES, Folder
+from vlmkit_server.storage.data_folder import MIN_FILE_BYTES, Folder
 
 KEPT_S = 30 * 86_400  # after its end
 _JSONL = "application/jsonl"
@@ -114,11 +114,11 @@ class BatchStore:
                 tuple(values.values()),
             )
 
-        self.folder.take(caller.owner, 2 * LEAST_BYTES)
+        self.folder.reserve(caller.owner, 2 * MIN_FILE_BYTES)
         try:
             await self._run(add)
         except BaseException:
-            self.folder.count(caller.owner, -2 * LEAST_BYTES)
+            self.folder.count(caller.owner, -2 * MIN_FILE_BYTES)
             raise
         return body
 
@@ -251,7 +251,7 @@ class BatchStore:
             return True
 
         if await self._run(change):
-            self.folder.count(batch.owner, -2 * LEAST_BYTES)
+            self.folder.count(batch.owner, -2 * MIN_FILE_BYTES)
 
     async def finalize(self, batch: OpenBatch, ending: Status) -> None:
         """Note that no line of a batch is asked any more."""
@@ -295,7 +295,7 @@ class BatchStore:
             return 2 - len(ids)
 
         num_empty = await self._run(change)
-        self.folder.count(batch.owner, -num_empty * LEAST_BYTES)
+        self.folder.count(batch.owner, -num_empty * MIN_FILE_BYTES)
 
     async def num_left_out(self, batch_id: str) -> int:
         """Return how many lines had no answer when their batch ended."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.files.memory_store import not_stored, too_large
 from vlmkit_server.http.errors import Overloaded
-from vlmkit_server.storage.data_folder import PART, Folder, room_of
+from vlmkit_server.storage.data_folder import PART, Folder, counted_bytes
 from vlmkit_server.storage.database import not_written
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class FilesOnDisk:
         stored, pending = self.folder.database.run_now(read)
         names = set()
         for owner, name, num_bytes in stored:
-            self.folder.count(owner, room_of(num_bytes))
+            self.folder.count(owner, counted_bytes(num_bytes))
             names.add(name)
         removed = [(name,) for (name,) in pending if name in names or self._is_removed(name)]
         self.folder.database.run_later(lambda on: on.executemany(_FORGET_UNLINK, removed))
@@ -245,7 +245,7 @@ class FilesOnDisk:
             await self._remove(name, owner, num_bytes)
 
     async def _remove(self, name: str, owner: bytes, num_bytes: int) -> None:
-        self.folder.count(owner, -room_of(num_bytes))
+        self.folder.count(owner, -counted_bytes(num_bytes))
         await asyncio.to_thread(self.folder.remove, name)
         self.note_unlinked(name)
 
@@ -278,9 +278,9 @@ class IncomingFile:
         most = self._folder.settings.max_file_bytes
         if self.num_bytes > most:
             raise too_large(most)
-        more = room_of(self.num_bytes) - self._num_counted
+        more = counted_bytes(self.num_bytes) - self._num_counted
         if more > 0:
-            self._folder.take(self.owner, more)
+            self._folder.reserve(self.owner, more)
             self._num_counted += more
 
     async def write(self, content: bytes) -> None:

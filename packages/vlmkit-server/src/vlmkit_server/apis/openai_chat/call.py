@@ -36,7 +36,7 @@ from vlmkit_server.exchange.unenforced_schemas import (
 )
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import WrongMediaType
-from vlmkit_server.logs.request_record import NOTED, RequestRecord
+from vlmkit_server.logs.request_record import RECORD, RequestRecord
 from vlmkit_server.rate_limits.guard import USAGE
 from vlmkit_server.rate_limits.usage_charge import UsageCharge
 from vlmkit_server.wire.body import BodyReader
@@ -80,7 +80,7 @@ class Call(ABC, Generic[B]):
         self._whole: ResponseBuffer | None = None
         usage = request.scope["state"].get(USAGE)
         self._charge = None if usage is None else UsageCharge(usage)
-        self._noted: RequestRecord | None = request.scope["state"].get(NOTED)
+        self._record: RequestRecord | None = request.scope["state"].get(RECORD)
 
     keeps_answers = False  # also those that are streamed
 
@@ -146,7 +146,9 @@ class Call(ABC, Generic[B]):
             self._settle_added(runner.facts)
         clamped = OutputLimit(runner.facts, self.headers)
         unconstrained = UnenforcedSchemas(self.headers, self.service.count_unconstrained)
-        return MeteredRunner(runner, clamped, unconstrained, self._charge, self._noted, self._whole)
+        return MeteredRunner(
+            runner, clamped, unconstrained, self._charge, self._record, self._whole
+        )
 
     def hold(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.
