@@ -6,7 +6,7 @@ import pytest
 from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
 from two_keys import headers_of, shared
 
-from vlmkit_server.http.aliases import ALIASES
+from vlmkit_server.app import ALIASES
 from vlmkit_server.http.unserved import UNSERVED
 
 CHATS = "/v1/chat/completions"

@@ -1,9 +1,13 @@
 """Builds the ASGI application: routes, middleware and error handlers around a service."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import cast
 
 from litestar import Litestar
 from litestar.di import NamedDependency, Provide
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit_server.apis.anthropic_messages.route import MessagesController
@@ -29,7 +33,6 @@ from vlmkit_server.exchange.background import BackgroundWork
 from vlmkit_server.exchange.gate import Gate
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
-from vlmkit_server.http.aliases import Aliases
 from vlmkit_server.http.cors import Cors
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.logs.request_log import RequestLog
@@ -151,3 +154,35 @@ def create_app(
         app.on_startup.append(batches.start)
         app.on_shutdown.insert(0, batches.stop)
     return app
+
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"/apply-template": "/v1/chat/completions/render"}
+    | {
+        path.removeprefix("/v1"): path
+        for path in (
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/v1/models",
+            "/v1/responses",
+        )
+    }
+)
+
+
+class Aliases:
+    """Replaces alternative paths by those of their routes.
+
+    Args:
+        app: the application that has the routes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with the route's own path."""
+        if scope["type"] == ScopeType.HTTP and (path := ALIASES.get(scope["path"])) is not None:
+            scope = cast(Scope, {**scope, "path": path, "raw_path": path.encode()})
+        await self._app(scope, receive, send)

@@ -81,7 +81,7 @@ def serve(
         monitors: the monitors; closed at the end. They receive a model's request events from the
             pipeline's observers.
         request_fields: fields that plugins add to requests, for models that are loaded later;
-            :func:`vlmkit_server.commands.serve.request_fields` finds them, for example.
+            :func:`vlmkit_server.commands.components.request_fields` finds them, for example.
         component_names: names the providers of tool sources and monitors in the log.
         on_loaded: called in a thread with the names of the loaded models, once every model that
             is loaded at startup is ready.

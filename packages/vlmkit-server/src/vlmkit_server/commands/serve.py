@@ -91,8 +91,7 @@ def serve(
     from vlmkit.assembly.sources import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components, component_names_of
-    from vlmkit_server.commands.components import monitors, request_fields, tool_sources
-    from vlmkit_server.commands.model_specs import model_spec
+    from vlmkit_server.commands.components import model_spec, monitors, request_fields, tool_sources
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)

@@ -27,7 +27,7 @@ from vlmkit_server.fleet.load_thread import LoadThread
 from vlmkit_server.fleet.load_watch import LoadWatch
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.fleet.model_registry import ModelRegistry
-from vlmkit_server.fleet.restarts import Restarts
+from vlmkit_server.fleet.recovery import Restarts
 from vlmkit_server.http.errors import Overloaded, Unavailable
 from vlmkit_server.settings.fleet import FleetSettings
 

@@ -7,7 +7,7 @@ import pytest
 from running_server import eventually, running
 
 from vlmkit_server.fleet import load_watch
-from vlmkit_server.fleet.restarts import STEADY_S, Restarts
+from vlmkit_server.fleet.recovery import STEADY_S, Restarts
 from vlmkit_server.settings.fleet import FleetSettings
 
 
