@@ -453,7 +453,7 @@ def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard
     """A model that cannot be loaded is asked later and later; the rest of the batch goes on."""
     monkeypatch.setattr(line_requests, "MAX_PAUSE_S", 0.1)
     yard.breaks("broken")
-    models = {"mock": mock_pipeline(), "broken": yard.offer("broken")}
+    models = {"mock": mock_pipeline(), "broken": yard.spec("broken")}
     with running(models, data=kept(tmp_path, max_batch_requests=2)) as server:
         client = server.client()
         lines = [line(f"bad {n}", chat(model="broken")) for n in range(4)]

@@ -50,7 +50,7 @@ def streaming(server, name, text=ENDLESS):
 
 
 def test_a_model_is_loaded_for_the_first_request_that_names_it(yard):
-    with served({"one": yard.offer("one"), "two": yard.offer("two")}) as server:
+    with served({"one": yard.spec("one"), "two": yard.spec("two")}) as server:
         assert states(server) == {"one": "unloaded", "two": "unloaded"}
         assert server.get("/readyz").status_code == 200
         assert server.get("/v1/models/one").json()["max_model_len"] is None
@@ -62,7 +62,7 @@ def test_a_model_is_loaded_for_the_first_request_that_names_it(yard):
 
 
 def test_clients_that_ask_for_one_model_load_it_once_and_others_are_answered_meanwhile(yard, pool):
-    yard_models = {"slow": yard.offer("slow"), "quick": yard.offer("quick")}
+    yard_models = {"slow": yard.spec("slow"), "quick": yard.spec("quick")}
     with served(yard_models) as server:
         assert said(ask(server, "quick")) == "hello"
         yard.hold("slow")
@@ -78,7 +78,7 @@ def test_clients_that_ask_for_one_model_load_it_once_and_others_are_answered_mea
 
 
 def test_a_client_that_leaves_while_it_waits_harms_nobody(yard, pool):
-    with served({"one": yard.offer("one")}) as server:
+    with served({"one": yard.spec("one")}) as server:
         yard.hold("one")
         gone = server.connect(chat() | {"model": "one"})
         stays = pool.submit(ask, server, "one")
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_while_it_waits_harms_nobody(yard, pool):
 
 
 def test_a_model_that_nobody_waits_for_any_more_is_not_loaded(yard, pool):
-    with served({"first": yard.offer("first"), "then": yard.offer("then")}) as server:
+    with served({"first": yard.spec("first"), "then": yard.spec("then")}) as server:
         yard.hold("first")
         first = pool.submit(ask, server, "first")
         assert waits(server, "first", 1)
@@ -106,7 +106,7 @@ def test_a_model_that_nobody_waits_for_any_more_is_not_loaded(yard, pool):
 
 
 def test_a_load_that_fails_is_told_to_all_who_waited_and_is_tried_again(yard, pool, monkeypatch):
-    with served({"one": yard.offer("one"), "two": yard.offer("two")}) as server:
+    with served({"one": yard.spec("one"), "two": yard.spec("two")}) as server:
         yard.hold("one")
         yard.breaks("one")
         answers = [pool.submit(ask, server, "one") for _ in range(3)]
@@ -126,8 +126,8 @@ def test_a_load_that_fails_is_told_to_all_who_waited_and_is_tried_again(yard, po
 
 
 def test_the_least_recently_used_idle_model_makes_room(yard):
-    offers = {name: yard.offer(name, 2) for name in ("a", "b", "c")}
-    with served(offers, memory_budget_bytes=5) as server:
+    specs = {name: yard.spec(name, 2) for name in ("a", "b", "c")}
+    with served(specs, memory_budget_bytes=5) as server:
         for name in "aba":
             assert said(ask(server, name)) == "hello"
         assert said(ask(server, "c")) == "hello"
@@ -138,8 +138,8 @@ def test_the_least_recently_used_idle_model_makes_room(yard):
 
 
 def test_a_model_that_answers_is_not_unloaded_and_who_wants_its_room_waits(yard, pool):
-    offers = {name: yard.offer(name, 3) for name in ("busy", "other")}
-    with served(offers | {"small": yard.offer("small")}, memory_budget_bytes=4) as server:
+    specs = {name: yard.spec(name, 3) for name in ("busy", "other")}
+    with served(specs | {"small": yard.spec("small")}, memory_budget_bytes=4) as server:
         connection = streaming(server, "busy")
         waiting = pool.submit(ask, server, "other")
         assert waits(server, "other", 1)
@@ -153,7 +153,7 @@ def test_a_model_that_answers_is_not_unloaded_and_who_wants_its_room_waits(yard,
 
 
 def test_a_request_does_not_wait_for_its_model_without_end(yard):
-    with served({"one": yard.offer("one")}, load_wait_s=0.05) as server:
+    with served({"one": yard.spec("one")}, load_wait_s=0.05) as server:
         yard.hold("one")
         answer = ask(server, "one")
         assert refused(answer) == (503, "model_loading")
@@ -164,7 +164,7 @@ def test_a_request_does_not_wait_for_its_model_without_end(yard):
 
 
 def test_no_more_than_half_of_the_requests_wait_for_models(yard, pool):
-    models = {"one": yard.offer("one"), "two": mock_pipeline()}
+    models = {"one": yard.spec("one"), "two": mock_pipeline()}
     with running(models, max_requests=4, fleet=FleetSettings(load="use")) as server:
         yard.hold("one")
         answers = [pool.submit(ask, server, "one") for _ in range(2)]
@@ -176,8 +176,8 @@ def test_no_more_than_half_of_the_requests_wait_for_models(yard, pool):
 
 
 def test_a_model_that_is_not_asked_for_a_while_is_unloaded_and_comes_back(yard):
-    offers = {"kept": yard.offer("kept"), "idle": yard.offer("idle", idle_unload_s=0.05)}
-    with served(offers) as server:
+    specs = {"kept": yard.spec("kept"), "idle": yard.spec("idle", idle_unload_s=0.05)}
+    with served(specs) as server:
         assert said(ask(server, "kept")) == "hello"
         connection = streaming(server, "idle")
         assert states(server)["idle"] == "ready"
@@ -189,15 +189,15 @@ def test_a_model_that_is_not_asked_for_a_while_is_unloaded_and_comes_back(yard):
 
 
 def test_models_that_are_loaded_at_the_start_leave_when_they_are_idle_too(yard):
-    with served({"one": yard.offer("one")}, load="start", idle_unload_s=0.05) as server:
+    with served({"one": yard.spec("one")}, load="start", idle_unload_s=0.05) as server:
         assert eventually(lambda: yard.num_loads["one"] and states(server)["one"] == "unloaded")
         assert server.get("/readyz").status_code == 200
         assert said(ask(server, "one")) == "hello"
 
 
 def test_a_model_that_is_found_to_be_too_large_is_refused_by_its_name(yard, caplog):
-    offers = {"large": yard.offer("large", 9, weigh=lambda: 9), "small": yard.offer("small", 2)}
-    with served(offers, memory_budget_bytes=8) as server:
+    specs = {"large": yard.spec("large", 9, weigh=lambda: 9), "small": yard.spec("small", 2)}
+    with served(specs, memory_budget_bytes=8) as server:
         assert said(ask(server, "small")) == "hello"
         assert refused(ask(server, "large")) == (503, "model_too_large")
         assert states(server) == {"large": "failed", "small": "ready"}
@@ -212,8 +212,8 @@ def test_a_model_that_cannot_be_weighed_has_failed(yard):
     def weigh():
         raise ConfigError("no such folder")
 
-    offers = {"lost": yard.offer("lost", weigh=weigh), "small": yard.offer("small", 2)}
-    with served(offers, memory_budget_bytes=8) as server:
+    specs = {"lost": yard.spec("lost", weigh=weigh), "small": yard.spec("small", 2)}
+    with served(specs, memory_budget_bytes=8) as server:
         assert refused(ask(server, "lost")) == (503, "model_failed")
         assert said(ask(server, "small")) == "hello"
 
@@ -229,16 +229,16 @@ def test_a_model_that_cannot_be_weighed_has_failed(yard):
     ],
 )
 def test_what_cannot_go_together_is_refused_before_anything_is_loaded(yard, fields, message):
-    offers = {"one": yard.offer("one", **fields), "two": yard.offer("two")}
+    specs = {"one": yard.spec("one", **fields), "two": yard.spec("two")}
     settings = ServerSettings(fleet=FleetSettings(memory_budget_bytes=8))
     with pytest.raises(ConfigError, match=message):
-        Service(offers, settings)
+        Service(specs, settings)
     assert not yard.num_loads
 
 
 def test_a_model_has_several_names_and_answers_by_the_one_that_was_used(yard):
-    offers = {"one": yard.offer("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
-    with served(offers) as server:
+    specs = {"one": yard.spec("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
+    with served(specs) as server:
         for name in ("gpt-4o", "best/one", "one"):
             answer = ask(server, name)
             assert said(answer) == "hello"
@@ -264,7 +264,7 @@ def test_tokens_vectors_and_anthropics_api_load_a_model_too(yard):
         "/v1/messages": chat(max_tokens=4) | {"model": "one"},
         "/v1/completions": {"model": "one", "prompt": "x", "max_tokens": 2},
     }
-    with served({"one": yard.offer("one", idle_unload_s=0.01)}) as server:
+    with served({"one": yard.spec("one", idle_unload_s=0.01)}) as server:
         for path, body in bodies.items():
             assert server.post(body, path).status_code == 200
             assert eventually(lambda: states(server)["one"] == "unloaded")
@@ -272,7 +272,7 @@ def test_tokens_vectors_and_anthropics_api_load_a_model_too(yard):
 
 
 def test_an_answer_in_the_background_keeps_its_model(yard):
-    with served({"one": yard.offer("one")}, idle_unload_s=0.01) as server:
+    with served({"one": yard.spec("one")}, idle_unload_s=0.01) as server:
         body = {"model": "one", "input": SHORT, "background": True}
         told = server.post(body, "/v1/responses").json()
         assert eventually(lambda: states(server)["one"] == "unloaded")

@@ -50,7 +50,7 @@ def test_the_guides_config_and_commands_do_what_it_says(tmp_path):
         assert server.process.wait(300) == 0
     told = server.log.read_text()
     assert told.count("loading 'large'") == 1
-    assert "model 'large' is unloaded" in told
+    assert "model 'large' unloaded" in told
 
 
 @pytest.mark.posix

@@ -141,14 +141,14 @@ async def play(orders, world):
 def test_nothing_is_lost_no_request_ends_twice_and_the_budget_holds(orders):
     ends = Ends()
     yard = Yard(lambda: pipeline(ends))
-    offers = {name: yard.offer(name, size) for name, size in SIZES.items()}
+    specs = {name: yard.spec(name, size) for name, size in SIZES.items()}
     budget = FleetSettings(load="use", memory_budget_bytes=BUDGET_BYTES)
-    roster = ModelRegistry(offers, budget)
-    fleet = Fleet(roster, budget, max_waiting=100)
+    registry = ModelRegistry(specs, budget)
+    fleet = Fleet(registry, budget, max_waiting=100)
     try:
         # A whole collection of garbage takes long in a process of tests.
         with mock.patch.object(load_thread, "_give_back", return_value=None):
-            world = asyncio.run(play(orders, World(roster.models, fleet, yard)))
+            world = asyncio.run(play(orders, World(registry.models, fleet, yard)))
     finally:
         for name in SIZES:
             yard.let_go(name)
@@ -159,4 +159,4 @@ def test_nothing_is_lost_no_request_ends_twice_and_the_budget_holds(orders):
     # An observer hears of things a little later; one that is refused ends without a beginning.
     assert eventually(lambda: not ends.begun - ends.ended)
     assert set(ends.ended.values()) <= {1}
-    assert fleet.error is None
+    assert fleet.recovery.error is None

@@ -290,7 +290,7 @@ def test_what_is_said_of_models_is_always_said():
     logger, handler, _ = logger_with_floods()
     logger.name = "vlmkit_server.fleet.fleet"
     for number in range(5):
-        logger.error("model %r failed, and is loaded again in %g s", "one", number)
+        logger.error("model %r failed, restarting it in %g s", "one", number)
     assert len(handler.said) == 5
 
 

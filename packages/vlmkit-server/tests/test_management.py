@@ -23,7 +23,7 @@ def test_nobody_loads_or_unloads_unless_the_operator_allows_it(server, path):
 
 
 def test_a_model_that_comes_by_request_is_there_between_load_and_unload(yard):
-    with served({"one": yard.offer("one")}, load="request", manage=True) as server:
+    with served({"one": yard.spec("one")}, load="request", manage=True) as server:
         assert refused(ask(server, "one")) == (503, "model_unloaded")
         answer = manage(server, "load", "one")
         assert state_of(answer) == "ready"
@@ -39,13 +39,13 @@ def test_a_model_that_comes_by_request_is_there_between_load_and_unload(yard):
 
 
 def test_other_servers_paths_do_the_same(yard):
-    with served({"one": yard.offer("one")}, load="request", manage=True) as server:
+    with served({"one": yard.spec("one")}, load="request", manage=True) as server:
         assert state_of(server.post({"model": "one"}, "/models/load")) == "ready"
         assert state_of(server.post({"model": "one"}, "/models/unload")) == "unloaded"
 
 
 def test_answers_end_before_their_model_is_unloaded_and_newcomers_get_it_anew(yard, pool):
-    with served({"one": yard.offer("one")}, manage=True) as server:
+    with served({"one": yard.spec("one")}, manage=True) as server:
         running_answer = pool.submit(ask, server, "one", SHORT)
         assert eventually(lambda: server.service.models["one"].num_users == 1)
         unloading = pool.submit(manage, server, "unload", "one")
@@ -59,7 +59,7 @@ def test_answers_end_before_their_model_is_unloaded_and_newcomers_get_it_anew(ya
 
 
 def test_who_does_not_wait_is_told_how_far_it_is(yard):
-    with served({"one": yard.offer("one")}, manage=True) as server:
+    with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         assert state_of(manage(server, "load", "one", wait=False)) == "loading"
         yard.let_go("one")
@@ -75,7 +75,7 @@ def test_who_does_not_wait_is_told_how_far_it_is(yard):
 
 
 def test_a_model_that_is_dismissed_while_it_is_loaded_is_unloaded_when_it_is_there(yard, pool):
-    with served({"one": yard.offer("one")}, manage=True) as server:
+    with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         first = pool.submit(ask, server, "one")
         assert waits(server, "one", 1)
@@ -88,8 +88,8 @@ def test_a_model_that_is_dismissed_while_it_is_loaded_is_unloaded_when_it_is_the
 
 
 def test_a_model_that_waits_for_its_turn_is_given_up(yard, pool):
-    offers = {name: yard.offer(name) for name in ("first", "then")}
-    with served(offers, manage=True) as server:
+    specs = {name: yard.spec(name) for name in ("first", "then")}
+    with served(specs, manage=True) as server:
         yard.hold("first")
         assert state_of(manage(server, "load", "first", wait=False)) == "loading"
         loading = pool.submit(manage, server, "load", "then")
@@ -102,8 +102,8 @@ def test_a_model_that_waits_for_its_turn_is_given_up(yard, pool):
 
 
 def test_a_model_that_requests_wait_for_is_not_given_up(yard, pool):
-    offers = {name: yard.offer(name) for name in ("first", "then")}
-    with served(offers, manage=True) as server:
+    specs = {name: yard.spec(name) for name in ("first", "then")}
+    with served(specs, manage=True) as server:
         yard.hold("first")
         assert state_of(manage(server, "load", "first", wait=False)) == "loading"
         waiting = pool.submit(ask, server, "then")
@@ -114,7 +114,7 @@ def test_a_model_that_requests_wait_for_is_not_given_up(yard, pool):
 
 
 def test_a_load_that_fails_says_so_and_may_be_tried_again_at_once(yard):
-    with served({"one": yard.offer("one")}, manage=True) as server:
+    with served({"one": yard.spec("one")}, manage=True) as server:
         yard.breaks("one")
         assert refused(manage(server, "load", "one")) == (503, "model_failed")
         assert states(server) == {"one": "failed"}
@@ -126,7 +126,7 @@ def test_a_load_that_fails_says_so_and_may_be_tried_again_at_once(yard):
 
 
 def test_who_goes_away_stops_neither_load_nor_unload(yard):
-    with served({"one": yard.offer("one")}, manage=True) as server:
+    with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         gone = server.connect({"model": "one"}, path="/v1/models/load")
         assert eventually(lambda: states(server)["one"] == "loading")
@@ -155,7 +155,7 @@ def test_who_goes_away_stops_neither_load_nor_unload(yard):
     ],
 )
 def test_only_what_the_operator_named_is_loaded_and_unloaded(yard, body, status):
-    models = {"one": yard.offer("one"), "there": mock_pipeline()}
+    models = {"one": yard.spec("one"), "there": mock_pipeline()}
     with served(models, manage=True) as server:
         for path in PATHS:
             assert server.post(body, path).status_code == status
@@ -164,7 +164,7 @@ def test_only_what_the_operator_named_is_loaded_and_unloaded(yard, body, status)
 
 
 def test_keys_that_nothing_uses_are_told(yard):
-    with served({"one": yard.offer("one")}, manage=True) as server:
+    with served({"one": yard.spec("one")}, manage=True) as server:
         answer = manage(server, "load", "one", ttl=300)
         assert answer.headers["x-vlmkit-ignored"] == "ttl"
         body = chat() | {"model": "one"}
@@ -173,7 +173,7 @@ def test_keys_that_nothing_uses_are_told(yard):
 
 
 def test_a_server_that_lets_models_be_managed_has_those_routes_alone_beside_the_others(yard):
-    with running() as closed, served({"one": yard.offer("one")}, manage=True) as opened:
+    with running() as closed, served({"one": yard.spec("one")}, manage=True) as opened:
         for server, status in ((closed, 405), (opened, 404)):
             assert server.post({"model": "none"}, "/v1/models/load").status_code == status
         told = [set(server.get("/openapi.json").json()["paths"]) for server in (closed, opened)]

@@ -30,7 +30,7 @@ def test_who_served_for_long_starts_anew():
 
 
 def test_a_load_that_takes_long_is_told_again_and_again_and_then_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(load_watch, "FIRST_TOLD_S", 0.01)
+    monkeypatch.setattr(load_watch, "FIRST_WARNING_S", 0.01)
     given_up = []
 
     async def watched():
@@ -48,21 +48,21 @@ def test_a_load_that_takes_long_is_told_again_and_again_and_then_given_up(monkey
     caplog.set_level(logging.WARNING)
     asyncio.run(watched())
     assert given_up == ["one"]
-    assert "model 'one' is being loaded for 0.01 s by now" in caplog.text
-    assert "model 'one' is being loaded for 0.02 s by now" in caplog.text
+    assert "loading model 'one' has taken 0.01 s so far" in caplog.text
+    assert "loading model 'one' has taken 0.02 s so far" in caplog.text
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0.05])
 def test_a_server_ends_by_a_load_without_end_only_if_told_to(yard, timeout_s):
     fleet = FleetSettings(load_timeout_s=timeout_s)
-    offers = {"one": yard.offer("one")}
+    specs = {"one": yard.spec("one")}
     yard.hold("one")
-    with running(offers, fleet=fleet) as server:
+    with running(specs, fleet=fleet) as server:
         assert eventually(lambda: yard.num_loads["one"] == 1)
         if timeout_s is not None:
-            assert eventually(lambda: server.service.fleet.error is not None)
-            assert "was not loaded within" in str(server.service.fleet.error)
+            assert eventually(lambda: server.service.fleet.recovery.error is not None)
+            assert "was not loaded within" in str(server.service.fleet.recovery.error)
         yard.let_go("one")
         if timeout_s is None:
             assert eventually(lambda: server.get("/readyz").status_code == 200)
-            assert server.service.fleet.error is None
+            assert server.service.fleet.recovery.error is None

@@ -8,7 +8,7 @@ from running_server import mock_pipeline
 from vlmkit_server.exchange import service
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet import load_failure, model_handle
-from vlmkit_server.fleet.load_failure import not_there, refusal
+from vlmkit_server.fleet.load_failure import not_ready, refusal
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.fleet.model_registry import ModelRegistry
 from vlmkit_server.fleet.model_spec import ModelSpec
@@ -40,60 +40,60 @@ def runner():
         yield runner
 
 
-def told(model):
-    return not_there(model, "not there").retry_after_s
+def retry_after_s(model):
+    return not_ready(model, "not there").retry_after_s
 
 
 def loaded(model, clock, runner, took_s):
-    model.start()
+    model.mark_loading()
     clock.now_s += took_s
-    model.finish(runner)
-    model.forget()
+    model.mark_ready(runner)
+    model.mark_unloaded()
 
 
 def test_of_a_first_load_nothing_is_known(clock):
     model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
-    for step in (model.want, model.start):
+    for step in (model.mark_waiting, model.mark_loading):
         step()
-        assert told(model) == RETRY_AFTER_S
+        assert retry_after_s(model) == RETRY_AFTER_S
     assert ModelRegistry({"one": ModelSpec()}, FleetSettings()).ready_in_s is None
 
 
 def test_a_load_takes_as_long_as_the_one_before(clock, runner):
     model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     loaded(model, clock, runner, 40.0)
-    model.want()
-    assert told(model) == 40
-    model.start()
+    model.mark_waiting()
+    assert retry_after_s(model) == 40
+    model.mark_loading()
     clock.now_s += 12.5
-    assert told(model) == 28
+    assert retry_after_s(model) == 28
     clock.now_s += 30.0  # longer than before: who knows
-    assert told(model) == RETRY_AFTER_S
-    model.finish(runner)
-    model.forget()
-    model.want()
-    assert told(model) == 43
+    assert retry_after_s(model) == RETRY_AFTER_S
+    model.mark_ready(runner)
+    model.mark_unloaded()
+    model.mark_waiting()
+    assert retry_after_s(model) == 43
 
 
 def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
     model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
-    model.start()
-    model.fail(RuntimeError())
+    model.mark_loading()
+    model.mark_failed(RuntimeError())
     assert refusal(model).retry_after_s == 30
     clock.now_s += 12.2
     assert refusal(model).retry_after_s == 18
 
 
 def test_a_restart_waits_first_and_then_loads(clock, runner):
-    roster = ModelRegistry(
+    registry = ModelRegistry(
         {"one": ModelSpec(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart")
     )
-    model = roster.models["one"]
+    model = registry.models["one"]
     loaded(model, clock, runner, 5.0)
-    model.restart(clock.now_s + 8.0)
-    model.want()
-    assert told(model) == 13
-    assert roster.ready_in_s == 13.0
+    model.mark_restarting(clock.now_s + 8.0)
+    model.mark_waiting()
+    assert retry_after_s(model) == 13
+    assert registry.ready_in_s == 13.0
 
 
 def test_a_drain_is_over_when_its_time_is(clock, runner):

@@ -127,7 +127,7 @@ def test_a_model_whose_engine_dies_is_loaded_again_while_another_goes_on(tmp_pat
         with pytest.raises(openai.APIError) as caught:
             list(answer)
         assert caught.value.code == "model_failed"
-        assert eventually(lambda: "is loaded again in 1 s" in server.log.read_text())
+        assert eventually(lambda: "restarting it in 1 s" in server.log.read_text())
         assert ask(server).choices[0].message.content  # which waits until the model is back
         next(other)
         other.close()
@@ -146,8 +146,8 @@ def test_a_model_that_cannot_be_loaded_again_ends_the_process_after_some_tries(t
             list(answer)
         assert server.process.wait(60) == 3
     told = server.log.read_text()
-    assert "is loaded again in 1 s" in told
-    assert "is loaded again in 2 s" in told
+    assert "restarting it in 1 s" in told
+    assert "restarting it in 2 s" in told
     assert "the engine of model 'fragile' failed again and again, and the server ended" in told
 
 

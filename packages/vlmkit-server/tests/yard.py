@@ -33,8 +33,8 @@ class Yard:
         self._gates: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def offer(self, name: str, size: int = 1, **fields: Any) -> ModelSpec:
-        """Offer a mock, which takes so many bytes, stated or weighed."""
+    def spec(self, name: str, size: int = 1, **fields: Any) -> ModelSpec:
+        """Return the spec of a mock of some size, which is stated or weighed."""
         if "weigh" not in fields:
             fields["memory_bytes"] = size
         self._gates[name] = threading.Event()

@@ -32,7 +32,7 @@ from vlmkit_server.auth.guard import Guard
 from vlmkit_server.exchange.background import BackgroundWork
 from vlmkit_server.exchange.gate import Gate
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Servable
 from vlmkit_server.http.cors import Cors
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.logs.request_log import RequestLog
@@ -52,7 +52,7 @@ from vlmkit_server.storage.data_folder import Folder, files_of
 
 
 def create_app(
-    models: Service | Mapping[str, ModelSpec | Served | Loader],
+    models: Service | Mapping[str, ModelSpec | Servable | Loader],
     settings: ServerSettings | None = None,
     *,
     scraper: Scraper | None = None,

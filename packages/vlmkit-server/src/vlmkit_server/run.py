@@ -33,7 +33,7 @@ from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.app import create_app
 from vlmkit_server.exchange.service import KnownFields, Service
 from vlmkit_server.fleet.fleet import OnLoaded
-from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Servable
 from vlmkit_server.http.acceptor import Acceptor
 from vlmkit_server.http.certificate import load_certificate
 from vlmkit_server.http.connection import Connection
@@ -57,7 +57,7 @@ UVICORN_S = 60  # uvicorn's own timeout, which is never reached
 
 
 def serve(
-    models: Mapping[str, Served | Loader | ModelSpec],
+    models: Mapping[str, Servable | Loader | ModelSpec],
     settings: ServerSettings | None = None,
     *,
     fetch: FetchSettings | None = None,
@@ -103,7 +103,7 @@ def serve(
             with contextlib.closing(listener(settings)) as listening:
                 server = Server(service)
                 last.callback(server.close)
-                service.fleet.tell_errors(server.stop)
+                service.fleet.recovery.on_error(server.stop)
                 last.callback(server.forget_exit)
                 server.run(sockets=[listening])
                 service.audit.note("ended")
@@ -112,8 +112,8 @@ def serve(
             service.close_logs()
             service.monitors.close()
             heap.unsettle()
-    if service.fleet.error is not None:
-        raise service.fleet.error
+    if service.fleet.recovery.error is not None:
+        raise service.fleet.recovery.error
 
 
 def _settle(on_loaded: OnLoaded | None, names: Seq[str]) -> None:

@@ -28,7 +28,7 @@ from vlmkit_server.exchange.resource_limits import ResourceLimits
 from vlmkit_server.fleet.fleet import Fleet
 from vlmkit_server.fleet.model_handle import State
 from vlmkit_server.fleet.model_registry import ModelRegistry
-from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Served, runner_of
+from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Servable, runner_of
 from vlmkit_server.http.errors import ClientGone, Unavailable, waiting_s
 from vlmkit_server.http.quota import Permit
 from vlmkit_server.interfaces.monitor import Monitor
@@ -74,7 +74,7 @@ class Service:
 
     def __init__(
         self,
-        models: Mapping[str, ModelSpec | Served | Loader | None],
+        models: Mapping[str, ModelSpec | Servable | Loader | None],
         settings: ServerSettings,
         toolbox: Toolbox | None = None,
         monitors: Mapping[str, Monitor] = MappingProxyType({}),
@@ -89,9 +89,9 @@ class Service:
         self.fleet = Fleet(self.registry, settings.fleet, max(1, settings.max_requests // 2))
         self.audit = AuditLog(settings.audit_log)
         for model in self.models.values():
-            model.tell = self._log_state
+            model.on_state = self._log_state
         for name, given in models.items():
-            if isinstance(given, Served):
+            if isinstance(given, Servable):
                 self.fleet.add(self.models[name], runner_of(given))
                 for field, facts in runner_of(given).facts.request_fields.items():
                     known = self.request_fields.get(field, ())
@@ -302,10 +302,10 @@ class Service:
         return True
 
 
-def _spec(given: ModelSpec | Served | Loader | None) -> ModelSpec:
+def _spec(given: ModelSpec | Servable | Loader | None) -> ModelSpec:
     if isinstance(given, ModelSpec):
         return given
-    return ModelSpec() if given is None or isinstance(given, Served) else ModelSpec(load=given)
+    return ModelSpec() if given is None or isinstance(given, Servable) else ModelSpec(load=given)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -1,1 +1,1 @@
-"""Which models are in memory: loading, unloading, room. Knows no requests."""
+"""Which models are in memory: loading, unloading and the memory budget."""

@@ -1,4 +1,4 @@
-"""Why a model could not be loaded: in the operator's words, and in those that clients are told."""
+"""Errors of models that cannot be loaded, for the operator and for clients."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from vlmkit_server.http.errors import Unavailable, waiting_s
 
 log = logging.getLogger(__name__)
 
-RETRY_LOAD_S = 30  # nobody can make a broken model be loaded more often by asking for it
+RETRY_LOAD_S = 30  # requests cannot trigger loads of a broken model more often
 
 
 class ModelTooLarge(ConfigError):  # noqa: N818 - reads as a sentence where it is raised
@@ -18,7 +18,7 @@ class ModelTooLarge(ConfigError):  # noqa: N818 - reads as a sentence where it i
 
 
 def too_large(name: str, num_bytes: int, budget_bytes: int) -> ModelTooLarge:
-    """Return the error of a model that no room can be made for."""
+    """Return the error of a model that exceeds the memory budget by itself."""
     return ModelTooLarge(
         f"model {name!r} takes {num_bytes} bytes, more than "
         f"server.fleet.memory_budget_bytes = {budget_bytes}",
@@ -26,13 +26,13 @@ def too_large(name: str, num_bytes: int, budget_bytes: int) -> ModelTooLarge:
     )
 
 
-def not_there(model: ModelHandle, message: str) -> Unavailable:
-    """Return what a client is told who asks for a model that is not there yet."""
+def not_ready(model: ModelHandle, message: str) -> Unavailable:
+    """Return the client's error for a model that is not loaded yet."""
     return Unavailable(message, code="model_loading", retry_after_s=waiting_s(model.ready_in_s))
 
 
 def refusal(model: ModelHandle) -> Unavailable:
-    """Return what a client is told who asks for a model that could not be loaded, or has died."""
+    """Return the client's error for a model that failed, or could not be loaded."""
     if model.is_dead:
         return Unavailable("the model has failed", code="model_failed")
     left_s = waiting_s(model.failed_s + RETRY_LOAD_S - time.monotonic())
@@ -46,7 +46,7 @@ def refusal(model: ModelHandle) -> Unavailable:
 
 
 def as_exception(name: str, error: BaseException) -> Exception:
-    """Return what a server can raise: a panic in a thread must not pass for a wish to exit."""
+    """Return an error as an Exception: a panic in a thread must not look like an exit."""
     if isinstance(error, Exception):
         return error
     failure = EngineError(f"model {name!r} could not be loaded: {type(error).__name__}")
@@ -55,12 +55,12 @@ def as_exception(name: str, error: BaseException) -> Exception:
 
 
 def closing_error(error: BaseException) -> Exception:
-    """Return what a server can raise whose models could not all be closed."""
+    """Return the error of a server whose models could not all be closed."""
     return error if isinstance(error, Exception) else EngineError("a model could not be closed")
 
 
 def log_failure(name: str, error: BaseException) -> None:
-    """Write for the operator why a model is not served; where that is a bug, with its trace."""
+    """Log why a model is not served; unexpected errors get a traceback."""
     hint = getattr(error, "hint", "")
     text = f"{described(error)} ({hint})" if hint else described(error)
     trace = None if isinstance(error, VlmkitError) else error

@@ -1,6 +1,6 @@
-"""The models that wait to be loaded: one at a time, in their order, as soon as there is room.
+"""Loads waiting models: one at a time, in order, as soon as they fit into the memory budget.
 
-Knows nothing of requests. Is called in the event loop's thread; what blocks is done in another.
+It does not depend on requests. It is used in the event loop's thread; another thread does the work.
 """
 
 import logging
@@ -26,13 +26,13 @@ class LoadQueue:
     """Loads and closes models.
 
     Args:
-        models: all that take memory.
-        budget_bytes: how much they may take together.
-        thread: where it is done.
-        on_ready: told of each model that was loaded.
-        on_failed: told of each that could not be.
-        on_stuck: told of each that could not be closed, and keeps its memory.
-        watch: told of each load.
+        models: all models that take memory.
+        budget_bytes: the memory budget of all models.
+        thread: runs the blocking work.
+        on_ready: called with each loaded model.
+        on_failed: called with each model that could not be loaded.
+        on_stuck: called with each model that could not be closed, and keeps its memory.
+        watch: notified of each load.
     """
 
     def __init__(
@@ -55,36 +55,36 @@ class LoadQueue:
         self._waiting: list[ModelHandle] = []
         self._is_busy = False
 
-    def want(self, model: ModelHandle) -> None:
-        """Let a model wait for its turn; who wants it is noted in the model."""
-        model.want()
+    def enqueue(self, model: ModelHandle) -> None:
+        """Queue a model; its requests and ``is_wanted`` keep it in the queue."""
+        model.mark_waiting()
         self._waiting.append(model)
-        self.settle()
+        self.advance()
 
-    def leave(self, model: ModelHandle) -> None:
-        """Unload a model when its last request has ended."""
+    def unload(self, model: ModelHandle) -> None:
+        """Unload a model once its last request has ended."""
         log.info("unloading model %r", model.name)
-        model.leave()
-        self.settle()
+        model.mark_unloading()
+        self.advance()
 
-    def settle(self) -> None:
-        """Do what can be done now; to be called whenever requests came, went or gave up."""
+    def advance(self) -> None:
+        """Do what is possible now; to be called whenever requests start, end or give up."""
         for model in tuple(self._waiting):
             if not model.num_waiting and not model.is_wanted:
                 self._waiting.remove(model)
-                model.forget()
+                model.mark_unloaded()
         for model in self._models:
-            self._close_if_left(model)
+            self._close_if_unused(model)
         for model in tuple(self._waiting):
-            if self._is_busy or not self._lets_pass(model):
+            if self._is_busy or not self._may_overtake(model):
                 return
 
-    def _lets_pass(self, model: ModelHandle) -> bool:
-        """Do the next thing for a model that waits; tell whether those behind it may come first."""
+    def _may_overtake(self, model: ModelHandle) -> bool:
+        """Do the next step of a waiting model; tell whether later ones may come first."""
         if model.not_before_s > time.monotonic():
             return True
         budget = self._budget_bytes
-        weigh = model.offer.weigh
+        weigh = model.spec.weigh
         if budget is not None and model.memory_bytes is None and weigh is not None:
             self._is_busy = True
             self._thread.run(weigh).add_done_callback(partial(self._weighed, model))
@@ -93,15 +93,15 @@ class LoadQueue:
             self._waiting.remove(model)
             self._fail(model, too_large(model.name, model.memory_bytes or 0, budget))
             return True
-        room = room_for(model, self._models, budget)
-        if room.is_there:
+        plan = plan_eviction(model, self._models, budget)
+        if plan.fits:
             self._load(model)
             return False
-        for leaver in room.leavers:
-            log.info("unloading model %r to make room for %r", leaver.name, model.name)
-            leaver.leave()
-            self._close_if_left(leaver)
-        return not room.is_coming
+        for victim in plan.victims:
+            log.info("unloading model %r to make room for %r", victim.name, model.name)
+            victim.mark_unloading()
+            self._close_if_unused(victim)
+        return not plan.will_fit
 
     def _weighed(self, model: ModelHandle, future: "Future[int | BaseException]") -> None:
         self._is_busy = False
@@ -111,14 +111,14 @@ class LoadQueue:
         elif model in self._waiting:
             self._waiting.remove(model)
             self._fail(model, result)
-        self.settle()
+        self.advance()
 
     def _load(self, model: ModelHandle) -> None:
-        if (load := model.offer.load) is None:
-            raise RuntimeError("what cannot be loaded never waits for it")
+        if (load := model.spec.load) is None:
+            raise RuntimeError("a model without a loader never waits to be loaded")
         self._waiting.remove(model)
         self._is_busy = True
-        model.start()
+        model.mark_loading()
         self._watch.begin(model.name)
         self._thread.load(load).add_done_callback(partial(self._loaded, model))
 
@@ -130,18 +130,18 @@ class LoadQueue:
             self._fail(model, result)
         else:
             self._on_ready(model, result)
-        self.settle()
+        self.advance()
 
     def _fail(self, model: ModelHandle, error: BaseException) -> None:
         log_failure(model.name, error)
-        model.fail(error)
+        model.mark_failed(error)
         self._on_failed(model, error)
 
-    def _close_if_left(self, model: ModelHandle) -> None:
-        """Close a model that leaves and that nobody uses any more."""
+    def _close_if_unused(self, model: ModelHandle) -> None:
+        """Close a model that is being unloaded, once it has no users."""
         if model.state != "unloading" or model.num_users:
             return
-        if (runner := model.retire()) is not None:
+        if (runner := model.detach_runner()) is not None:
             future = self._thread.unload(runner)
             future.add_done_callback(partial(self._closed, model))
 
@@ -149,43 +149,45 @@ class LoadQueue:
         if (error := future.result()) is not None:
             self._on_stuck(model, error)
         else:
-            log.info("model %r is unloaded", model.name)
-        model.forget()
+            log.info("model %r unloaded", model.name)
+        model.mark_unloaded()
         if model.is_wanted:
-            self.want(model)
-        self.settle()
+            self.enqueue(model)
+        self.advance()
 
 
 @dataclass(frozen=True)
-class Room:
+class EvictionPlan:
     """What must happen before a model can be loaded.
 
     Attributes:
-        is_there: nothing must.
-        is_coming: those who leave, or already do, make enough room.
-        leavers: idle models that are to leave, the one that was asked least recently first.
+        fits: nothing: the model fits now.
+        will_fit: the model fits once the victims, and models that are being unloaded, are gone.
+        victims: idle models to unload, the least recently used first.
     """
 
-    is_there: bool = False
-    is_coming: bool = False
-    leavers: tuple[ModelHandle, ...] = ()
+    fits: bool = False
+    will_fit: bool = False
+    victims: tuple[ModelHandle, ...] = ()
 
 
-def room_for(model: ModelHandle, models: Iterable[ModelHandle], budget_bytes: int | None) -> Room:
-    """Find room; nobody leaves in vain, and no model that has anything to do."""
+def plan_eviction(
+    model: ModelHandle, models: Iterable[ModelHandle], budget_bytes: int | None
+) -> EvictionPlan:
+    """Plan evictions; only idle models are evicted, and only if the model then fits."""
     if budget_bytes is None:
-        return Room(is_there=True)
-    inside = [each for each in models if each.is_in_memory]
-    lacking = _bytes(model, *inside) - budget_bytes
+        return EvictionPlan(fits=True)
+    loaded = [each for each in models if each.is_in_memory]
+    lacking = _bytes(model, *loaded) - budget_bytes
     if lacking <= 0:
-        return Room(is_there=True)
-    lacking -= _bytes(*(each for each in inside if each.state == "unloading"))
-    leavers = []
-    for each in sorted(inside, key=lambda each: each.last_used_s):
+        return EvictionPlan(fits=True)
+    lacking -= _bytes(*(each for each in loaded if each.state == "unloading"))
+    victims = []
+    for each in sorted(loaded, key=lambda each: each.last_used_s):
         if lacking > 0 and each.is_idle:
-            leavers.append(each)
+            victims.append(each)
             lacking -= _bytes(each)
-    return Room() if lacking > 0 else Room(is_coming=True, leavers=tuple(leavers))
+    return EvictionPlan() if lacking > 0 else EvictionPlan(will_fit=True, victims=tuple(victims))
 
 
 def _bytes(*models: ModelHandle) -> int:

@@ -1,4 +1,4 @@
-"""What a server is given to serve: a runner that is there, or how and when to load one."""
+"""How a model is served: a loaded runner, or how and when to load one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit.model import Model
 from vlmkit.settings.lifecycle import OnFailure, When
 
-Served = Runner | Model
-"""Who answers; of a model, its runner does."""
+Servable = Runner | Model
+"""An object that answers requests; a model does so by its runner."""
 
-Loader = Callable[[], Served]
-"""Loads a model; is called in a thread of the server's, once for each time it is loaded."""
+Loader = Callable[[], Servable]
+"""Loads a model; called in a thread of the server, once for each load."""
 
 
-def runner_of(served: Served) -> Runner:
-    """Return who answers the requests."""
-    return served.runner if isinstance(served, Model) else served
+def runner_of(servable: Servable) -> Runner:
+    """Return the runner that answers the requests."""
+    return servable.runner if isinstance(servable, Model) else servable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +24,15 @@ class ModelSpec:
     """How one model is served.
 
     Attributes:
-        load: loads it; without one it is there from the start, or somebody else brings it.
-        aliases: other names that clients may call it by.
+        load: loads it; without a loader, it is loaded already, or other code adds it later.
+        aliases: other names that clients may use.
         when: when it is loaded; as the server's settings say when None.
         idle_unload_s: time without a request after which it is unloaded; as the settings say when
             None.
-        memory_bytes: what it counts for in the memory budget.
+        memory_bytes: its size in the memory budget.
         on_engine_failure: what is done when its engine fails for good; as the settings say when
-            None. What has no ``load`` cannot be loaded again.
-        weigh: finds that out where it is not stated; called as ``load`` is, before the first time.
+            None. A model without ``load`` cannot be loaded again.
+        weigh: returns its size if none is stated; called as ``load`` is, before the first load.
     """
 
     load: Loader | None = None

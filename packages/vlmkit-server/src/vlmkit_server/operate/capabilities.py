@@ -156,10 +156,10 @@ def _models(service: Service) -> list[ModelCapabilities]:
 
 def _model(model: ModelHandle, bodies: _Bodies, known: KnownFields) -> ModelCapabilities:
     if (facts := model.facts) is None:
-        return ModelCapabilities(model.name, model.offer.aliases, model.state)
+        return ModelCapabilities(model.name, model.spec.aliases, model.state)
     return ModelCapabilities(
         model.name,
-        model.offer.aliases,
+        model.spec.aliases,
         model.state,
         facts.modalities,
         facts.media_loaders,

@@ -90,7 +90,7 @@ class HealthController(Controller):
     )
     async def health(self, service: NamedDependency[Service]) -> Response[Health]:
         """Answer 200, or 503 if an engine failed for good."""
-        if any(model.is_doomed for model in service.models.values()):
+        if any(model.needs_new_process for model in service.models.values()):
             return Response(Health("failed"), status_code=503)
         return Response(Health())
 

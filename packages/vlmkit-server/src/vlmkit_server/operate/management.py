@@ -75,7 +75,7 @@ class _LoadCall(_ManagementCall):
         if body.wait:
             await self.service.fleet.load(model)
         else:
-            self.service.fleet.wish(model)
+            self.service.fleet.start_loading(model)
         return self.answer(name)
 
 
@@ -89,5 +89,5 @@ class _UnloadCall(_ManagementCall):
         if body.wait:
             await self.service.fleet.unload(model)
         else:
-            self.service.fleet.dismiss(model)
+            self.service.fleet.start_unloading(model)
         return self.answer(name)

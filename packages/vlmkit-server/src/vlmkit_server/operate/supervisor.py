@@ -94,9 +94,9 @@ class Supervisor:
     def is_alive(self) -> bool:
         """Whether the event loop had a turn, and no engine failed for good."""
         is_still = time.monotonic() - self._seen_s > STILL_S and not self._is_ending
-        has_failed = self._service.fleet.error is not None
+        has_failed = self._service.fleet.recovery.error is not None
         return not (is_still or has_failed or self._is_doomed)
 
     @property
     def _is_doomed(self) -> bool:
-        return any(model.is_doomed for model in self._service.models.values())
+        return any(model.needs_new_process for model in self._service.models.values())
