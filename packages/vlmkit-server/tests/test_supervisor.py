@@ -58,7 +58,7 @@ def test_health_is_told_while_the_event_loop_is_busy_and_fails_when_it_hangs(pla
     with running(health_port=0) as server:
         server.service.fleet._loop.call_soon_threadsafe(gate.wait)
         assert health(place) == (200, "ok")
-        monkeypatch.setattr(supervisor, "STILL_S", 0.1)
+        monkeypatch.setattr(supervisor, "MAX_LAG_S", 0.1)
         assert eventually(lambda: health(place) == (503, "failed"))
         assert health(place, "/readyz") == (503, "failed")
         gate.set()
@@ -75,7 +75,7 @@ def test_health_fails_with_the_engine(place):
 
 
 def test_strangers_at_the_port_of_health_keep_nobody_out(place, monkeypatch):
-    monkeypatch.setattr(health_listener, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(health_listener, "TIMEOUT_S", 60.0)
     with running(health_port=0):
         port = int(place().rpartition(":")[2])
         strangers = [socket.create_connection(("127.0.0.1", port), 300) for _ in range(200)]
@@ -90,7 +90,7 @@ def test_strangers_at_the_port_of_health_keep_nobody_out(place, monkeypatch):
 
 
 def test_who_says_nothing_at_the_port_of_health_is_not_waited_for(place, monkeypatch):
-    monkeypatch.setattr(health_listener, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     with running(health_port=0):
         port = int(place().rpartition(":")[2])
         assert is_closed(socket.create_connection(("127.0.0.1", port), 300))
@@ -156,7 +156,7 @@ def test_no_numbers_are_told_there_where_nobody_shows_any_or_wants_it(place, is_
 
 
 def test_who_asks_for_numbers_is_not_answered_while_the_event_loop_hangs(place, monkeypatch):
-    monkeypatch.setattr(health_listener, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     gate = threading.Event()
     with running(monitors={"told": Told()}, health_port=0, health_metrics=True) as server:
         server.service.fleet._loop.call_soon_threadsafe(gate.wait)
@@ -253,8 +253,8 @@ def test_systemd_hears_no_life_of_a_server_whose_event_loop_hangs(tmp_path, monk
 def test_elsewhere_nobody_is_told(monkeypatch):
     notifier = Notifier({"WATCHDOG_USEC": "1000"})
     assert notifier.watchdog_s is None
-    assert not notifier.is_heard
-    notifier.tell("READY=1")
+    assert not notifier.is_enabled
+    notifier.send("READY=1")
     Notifier({"NOTIFY_SOCKET": "/nowhere/at/all"}).tell("READY=1")
     other = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
     assert Notifier(other).watchdog_s is None

@@ -226,7 +226,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Check the state of the server; called several times a second."""
-        self._supervisor.look()
+        self._supervisor.sample()
         return await super().on_tick(counter)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""``vlmkit serve --check``: everything that would keep a server from starting, and no server.
+"""``vlmkit serve --check``: reports everything that prevents a server from starting.
 
-Reads small files of models, and fetches those of a hub's model that is not on this disk. Neither
-fetches nor loads weights.
+It reads small files of models, and downloads those of a hub's model that are not on this disk. It
+neither downloads nor loads weights, and starts no server.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,18 +45,18 @@ def _sections(settings: Iterable[str]) -> set[str]:
 def _model_errors(
     layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]
 ) -> Iterator[VlmkitError]:
-    """Yield why models cannot be served, as far as their small files tell.
+    """Yield why models cannot be served, as far as their small files show.
 
-    Providers are asked only if each plugin that is meant is there.
+    Providers are checked only if every plugin that the config needs is installed.
     """
     from vlmkit.assembly.sources import find, name_of
     from vlmkit.cli.loading import wanted_entries
     from vlmkit.config.providers import broken_files
 
     config = layered.config
-    asks_providers = not [*broken_files(config.plugins, plugins)]
+    checks_providers = not [*broken_files(config.plugins, plugins)]
     if not models and not config.entries() and _sections(layered.unsound) & {"model", "models"}:
-        return  # the one that is meant is wrong, which is reported already
+        return  # the configured model is invalid, which is reported already
     try:
         entries = wanted_entries(models, config, plugins)
     except (VlmkitError, click.UsageError) as error:
@@ -68,17 +68,17 @@ def _model_errors(
     for entry in entries:
         try:
             find(entry.model, plugins)
-            if asks_providers:
+            if checks_providers:
                 yield from _flaws(entry, config, plugins)
         except VlmkitError as error:
             yield error
 
 
 def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[VlmkitError]":
-    """Return what providers say against one model.
+    """Return the objections of providers to one model.
 
-    A model on this disk causes no request. Of another one the hub is asked for its small files,
-    as at the start, and for no weights.
+    A model on this disk causes no request. For another one, the hub is asked for its small files,
+    as at startup, and for no weights.
     """
     from vlmkit.assembly.sources import fetched, find, inspected, name_of
     from vlmkit.plugins.provider import Provider
@@ -103,9 +103,9 @@ def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[V
 def _refusals(
     entry: "ModelEntry", config: "Config", plugins: "Plugins", checkpoint: "Checkpoint"
 ) -> "list[VlmkitError]":
-    """Return why the providers that would be chosen cannot serve a model.
+    """Return why the selected providers cannot serve a model.
 
-    A component whose own settings are wrong is left out: that is reported already.
+    A component whose own settings are invalid is left out: that is reported already.
     """
     from vlmkit.assembly.load import choose
     from vlmkit.config.providers import wrong_sections
@@ -120,7 +120,7 @@ def _refusals(
                 choice |= choose(entry, config, plugins, checkpoint, [section])
         except ConfigError as error:
             refusals.append(error)
-        except VlmkitError as error:  # where one component cannot be had, others hardly can
+        except VlmkitError as error:  # without one component, others rarely work
             return [*refusals, error]
     return [*refusals, *_examined(entry, choice, plugins, checkpoint)]
 
@@ -131,7 +131,7 @@ def _examined(
     plugins: "Plugins",
     checkpoint: "Checkpoint",
 ) -> Iterator[VlmkitError]:
-    """Yield why providers that were chosen cannot serve a model."""
+    """Yield why the selected providers cannot serve a model."""
     from vlmkit.config.providers import registry_of
     from vlmkit.plugins.registry import BuildContext
 

@@ -1,8 +1,7 @@
-"""What a server has beside its models: sources of tools and monitors, built as its config says.
+"""Builds what a server needs from its config: model specs, tool sources and monitors.
 
-And the fields that plugins added to requests, which are known before a model is loaded.
-
-Errors are those of :func:`vlmkit.assembly.load.load`, whose business models are.
+It also collects the request fields of plugins, which are known before a model is loaded. Its errors
+are those of :func:`vlmkit.assembly.load.load`, which builds the models.
 """
 
 import logging
@@ -35,17 +34,17 @@ T = TypeVar("T")
 
 
 def tool_sources(config: Config, plugins: Plugins) -> dict[str, ToolSource]:
-    """Build the sources of tools that a config uses, by their names."""
+    """Build the tool sources that a config uses, by name."""
     return _of_server(TOOL_SOURCE, config, plugins)
 
 
 def monitors(config: Config, plugins: Plugins) -> dict[str, Monitor]:
-    """Build the monitors that a config uses, by their names."""
+    """Build the monitors that a config uses, by name."""
     return _of_server(MONITOR, config, plugins)
 
 
 def request_fields(plugins: Plugins) -> dict[str, tuple[FieldFacts, ...]]:
-    """Return every field that installed plugins added to requests, whatever models take it."""
+    """Return every field that installed plugins add to requests, for any model."""
     found: dict[str, tuple[FieldFacts, ...]] = {}
     for kind in plugins.kinds:
         for provider in plugins.of(kind):
@@ -80,15 +79,15 @@ def model_spec(
     plugins: "Plugins",
     monitors: "Mapping[str, Monitor]" = MappingProxyType({}),
 ) -> ModelSpec:
-    """Return how one model is served; each stage of its loading gets a line on standard error.
+    """Return how one model is served; each stage of its loading writes a line to standard error.
 
-    Where the log is one for programs, it says only that a model is loaded.
+    With a JSON log, there is one log line for each load instead.
 
     Args:
         entry: the model.
         config: how it is built.
-        plugins: of what.
-        monitors: who is told how its requests fare, each by its name.
+        plugins: the installed plugins.
+        monitors: provide observers of its requests, each by its name.
     """
     observers = {
         f"monitors.{name}": partial(monitor.observer, name_of(entry))
@@ -127,6 +126,6 @@ def model_spec(
 
 
 def weight_bytes(checkpoint: "Checkpoint") -> int:
-    """Return how large the files of a model's weights are; the graphs', where these are larger."""
+    """Return the size of a model's weight files, or of its graphs, where these are larger."""
     graphs = [*checkpoint.path.glob("*.onnx"), *checkpoint.path.glob("*.onnx.data")]
     return max(weights_of(checkpoint).num_bytes, sum(path.stat().st_size for path in graphs))

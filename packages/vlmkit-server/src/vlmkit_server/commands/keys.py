@@ -1,4 +1,4 @@
-"""``vlmkit keys``: who may use a server."""
+"""``vlmkit keys``: manages the API keys of a server."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -20,10 +20,10 @@ DAY_S = 86_400
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """Make, list and revoke API keys.
+    """Create, list and revoke API keys.
 
-    The file is server.keys_file of the config, or the one that --file names. A server that runs
-    takes what was changed after SIGHUP.
+    The file is server.keys_file of the config, or the one that --file names. A running server loads
+    changes after SIGHUP.
     """
 
 
@@ -48,14 +48,14 @@ def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
     multiple=True,
     default=("chat", "embed"),
     show_default="chat and embed",
-    help="What it may do: ask for answers, for embeddings, send prompts that are tokens, read "
-    "metrics, load and unload models; may be repeated.",
+    help="Its permissions: answers, embeddings, prompts of raw tokens, metrics, loading and "
+    "unloading of models; may be repeated.",
 )
 @click.option(
     "--tenant",
     metavar="NAME",
-    show_default="one of its own",
-    help="Whose it is: keys of one tenant share caches.",
+    show_default="a new one",
+    help="Its tenant: keys of one tenant share caches.",
 )
 @click.option(
     "--limit",
@@ -63,11 +63,10 @@ def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="LIMIT",
     multiple=True,
     show_default="server.limits.key",
-    help="How much it may ask for in a time, such as tokens=20000/minute or images=500/day; may be "
-    "repeated.",
+    help="A rate limit, such as tokens=20000/minute or images=500/day; may be repeated.",
 )
 @click.option(
-    "--days", type=click.IntRange(min=1), show_default="for ever", help="Days until it ends."
+    "--days", type=click.IntRange(min=1), show_default="unlimited", help="Days until it expires."
 )
 @_in_file
 def add(
@@ -81,7 +80,7 @@ def add(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Make a key called NAME and print its secret, which cannot be had again."""
+    """Create a key called NAME and print its secret, which is not stored."""
     import msgspec
 
     from vlmkit.errors import ConfigError
@@ -113,11 +112,11 @@ def add(
             hint="leave other signs out, such as spaces",
         ) from error
     if path.exists():
-        read_lines(path)  # nothing is added to what is no file of keys
+        read_lines(path)  # nothing is appended to another kind of file
     add_line(path, key)
     click.echo(secret)
     click.echo(
-        f"key {key.id} was added to {path}; a server that runs takes it after SIGHUP", err=True
+        f"key {key.id} was added to {path}; a running server accepts it after SIGHUP", err=True
     )
 
 
@@ -155,7 +154,7 @@ def revoke(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Let the key ID be taken no more."""
+    """Revoke the key ID."""
     import time
 
     from vlmkit.errors import ConfigError
@@ -167,7 +166,7 @@ def revoke(
             f"there is no valid key {key_id!r} in {path}", hint=f"vlmkit keys list --file {path}"
         )
     add_line(path, Revoked(key_id, int(time.time())))
-    click.echo(f"revoked; a server that runs refuses key {key_id} after SIGHUP", err=True)
+    click.echo(f"revoked; a running server refuses key {key_id} after SIGHUP", err=True)
 
 
 def _path(key_file: Path | None, config_file: Path | None, assignments: Sequence[str]) -> Path:

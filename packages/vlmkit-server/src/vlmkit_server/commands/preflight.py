@@ -1,7 +1,7 @@
-"""What would keep a server from starting, all at once, and what an operator may not have meant.
+"""Checks everything that would prevent a server from starting, and likely mistakes.
 
-Opens files, databases and ports as the server would, and closes them again. Loads no model, and
-creates no file.
+It opens files, databases and ports as the server would, and closes them again. It loads no model
+and creates no file.
 """
 
 import ssl
@@ -25,7 +25,7 @@ from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.storage.data_folder import DATABASE, Folder, check_folder, files_of
 
 _SOON_S = 14 * 86_400
-_SAY_MORE = frozenset(
+_CHECKED_IN_DETAIL = frozenset(
     {
         "server.keys_file",
         "server.api_key_file",
@@ -33,23 +33,23 @@ _SAY_MORE = frozenset(
         "server.tls_private_key",
     }
 )
-"""Settings of files whose own check says more than that a file cannot be read."""
+"""Settings of files that have a more detailed check of their own."""
 
 
 def problems(
     settings: ServerSettings, paths: Iterable[NamedPath], unsound: Collection[str] = ()
 ) -> list[ConfigError]:
-    """Return everything that would keep a server from starting.
+    """Return everything that would prevent a server from starting.
 
     Args:
-        settings: of the server.
-        paths: that these and the settings of providers name.
-        unsound: dotted settings that are wrong, and known to be; what needs them is not checked.
+        settings: the server's settings.
+        paths: the paths that these and the providers' settings name.
+        unsound: dotted settings that are known to be invalid; checks that need them are skipped.
     """
     found: list[ConfigError] = []
     unusable = set(unsound)
     for named in dict.fromkeys(paths):
-        if named.setting not in _SAY_MORE and (error := access_error(named)):
+        if named.setting not in _CHECKED_IN_DETAIL and (error := access_error(named)):
             found.append(error)
             unusable.add(named.setting)
     for check, needed in _CHECKS.items():
@@ -62,12 +62,12 @@ def problems(
 
 
 def _touches(setting: str, other: str) -> bool:
-    """Tell whether one of two settings is the other, or a section that has it."""
+    """Tell whether two settings are equal, or one is a section of the other."""
     return f"{setting}.".startswith(f"{other}.") or f"{other}.".startswith(f"{setting}.")
 
 
 def warnings(settings: ServerSettings) -> Iterator[str]:
-    """Yield what keeps no server from starting, and is probably a mistake.
+    """Yield likely mistakes that do not prevent a server from starting.
 
     Raises:
         ConfigError: the files are not usable; see :func:`problems`.
@@ -107,7 +107,7 @@ def _day(seconds: float) -> str:
 
 
 def _mode(path: Path) -> int:
-    """Return the permissions of a file; none on a system that has no such bits."""
+    """Return the permissions of a file; 0 on a system without such bits."""
     return 0 if sys.platform == "win32" else path.stat().st_mode
 
 
@@ -116,7 +116,7 @@ def _check_port(settings: ServerSettings) -> None:
 
 
 def _check_health_port(settings: ServerSettings) -> None:
-    with ExitStack() as both:  # at once: they must not be the same
+    with ExitStack() as both:  # both open at once: they must differ
         with suppress(ConfigError):  # which another check reports
             both.enter_context(closing(opened(settings.host, settings.port, "server.port")))
         if (listener := health_listener(settings)) is not None:
@@ -158,4 +158,4 @@ _CHECKS: dict[Callable[[ServerSettings], None], tuple[str, ...]] = {
     _check_port: _ADDRESS,
     _check_health_port: (*_ADDRESS, *_HEALTH),
 }
-"""What is checked, and the settings whose paths it needs."""
+"""The checks, and the settings that each one needs."""

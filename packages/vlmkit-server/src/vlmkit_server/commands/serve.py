@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-file", "vlmkit-text")
 
 CLIENT_KEY = "VLM_API_KEY"
-"""A variable of clients' shells; one that begins with VLMKIT_ would be taken for a setting."""
+"""A shell variable of clients; a name that begins with VLMKIT_ would be read as a setting."""
 EXAMPLE = """\
 ready.{with_key}, for example, by
 
@@ -46,7 +46,7 @@ client = OpenAI(base_url="{url}", api_key={key})
 
 
 LIMITLESS = {
-    "key": "keys without limits of their own have none",
+    "key": "keys without limits of their own are unlimited",
     "address": "an address may send any number of requests",
 }
 
@@ -102,23 +102,23 @@ def serve(
     config, settings = layered.config, settings_of(layered.config)
     check_components(config, plugins)
     entries = wanted_entries(models, config, plugins)
-    for entry in entries:  # a misspelt name is told before the port opens
+    for entry in entries:  # a misspelt name is reported before the port opens
         find(entry.model, plugins)
-    looking_on = monitors(config, plugins)
-    offers = {name_of(entry): model_spec(entry, config, plugins, looking_on) for entry in entries}
-    if len(offers) < len(entries):
+    server_monitors = monitors(config, plugins)
+    specs = {name_of(each): model_spec(each, config, plugins, server_monitors) for each in entries}
+    if len(specs) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
     component_names = component_names_of(
-        plugins, {}, {"tool_sources": sources, "monitors": looking_on}
+        plugins, {}, {"tool_sources": sources, "monitors": server_monitors}
     )
     with _shown_log(settings.log_format, debug=context.obj.debug):
-        _tell_plugins(plugins, config)
+        _log_plugins(plugins, config)
         fields = request_fields(plugins)
-        _run(offers, settings, config.fetch, sources, looking_on, fields, component_names)
+        _run(specs, settings, config.fetch, sources, server_monitors, fields, component_names)
         busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
         if busy:
-            log.info("exit while threads are at work: %s", ", ".join(busy))
+            log.info("exit while threads are running: %s", ", ".join(busy))
     # The log has written its counts of suppressed records by now. Python would wait for the
     # threads, or end them in the middle of a library's code, which aborts in some.
     if busy:
@@ -127,7 +127,7 @@ def serve(
 
 
 def settings_of(config: "Config") -> "ServerSettings":
-    """Return what a config says of the server."""
+    """Return the server's settings in a config."""
     from vlmkit_server.settings.server import ServerSettings
 
     return config.table("server", ServerSettings)
@@ -140,7 +140,7 @@ def _check(
     assignments: Sequence[str],
     address: Mapping[str, str],
 ) -> None:
-    """Write what is wrong, or that nothing is; end with code 1 where something is."""
+    """Write the problems, or that there are none; exit with code 1 if there are any."""
     from vlmkit.cli.loading import diagnosed
     from vlmkit_server.commands.check_serve import check
 
@@ -159,36 +159,36 @@ def _check(
 
 
 def _run(
-    offers: "dict[str, ModelSpec]",
+    specs: "dict[str, ModelSpec]",
     settings: "ServerSettings",
     fetch: "FetchSettings",
     sources: "dict[str, ToolSource]",
-    looking_on: "dict[str, Monitor]",
+    server_monitors: "dict[str, Monitor]",
     fields: "KnownFields",
     component_names: "ComponentNames",
 ) -> None:
-    """Serve, and say how to talk to the server once its models are loaded."""
+    """Serve, and print an example request once the models are loaded."""
     from vlmkit_server.run import serve as run_server
 
-    def tell(names: Sequence[str]) -> None:
+    def print_example(names: Sequence[str]) -> None:
         if settings.port and settings.log_format == "text":
-            shown = [*offers, *names][-1]  # one that is there, if any is
+            shown = [*specs, *names][-1]  # a loaded one, if there is any
             click.echo(_example(settings, shown), err=True)
 
     run_server(
-        offers,
+        specs,
         settings,
         fetch=fetch,
         tool_sources=sources,
-        monitors=looking_on,
+        monitors=server_monitors,
         request_fields=fields,
         component_names=component_names,
-        on_loaded=tell,
+        on_loaded=print_example,
     )
 
 
-def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
-    """Write whose code this process runs, and what an operator may not have meant."""
+def _log_plugins(plugins: "Plugins", config: "Config") -> None:
+    """Log the plugins of this process, and likely mistakes of the operator."""
     from vlmkit.config.providers import described
 
     for plugin in plugins.found:
@@ -207,7 +207,7 @@ def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
 
 
 def _exposed(config: "Config") -> Iterator[str]:
-    """Yield what an operator may want to set where other machines can reach the server."""
+    """Yield settings to consider where other machines can reach the server."""
     server = settings_of(config)
     if server.health_metrics and server.is_health_public:
         yield (
@@ -226,7 +226,7 @@ def _exposed(config: "Config") -> Iterator[str]:
 
 
 def _unset(config: "Config") -> Iterator[str]:
-    """Yield which bounds and logs are not set, and what follows."""
+    """Yield limits and logs that are not set, and the consequences."""
     server = settings_of(config)
     limits = "key" if server.asks_for_keys else "address"
     unset = {
@@ -247,7 +247,7 @@ def _unset(config: "Config") -> Iterator[str]:
 
 
 def _example(settings: "ServerSettings", model: str) -> str:
-    """Return how to ask the server, as a shell and Python take it."""
+    """Return an example request, for a shell and in Python."""
     asks = settings.asks_for_keys
     url = f"{_url(settings)}/v1"
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
@@ -270,14 +270,14 @@ def _url(settings: "ServerSettings") -> str:
 
 
 def _client_host(settings: "ServerSettings") -> str:
-    """Return a name by which clients reach the server: 0.0.0.0 is none."""
+    """Return a host name that clients can use: 0.0.0.0 is not one."""
     if settings.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return settings.host
     return settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
 
 
 def _packages() -> set[str]:
-    """Return the packages of plugins that are installed: by convention, loggers are named so."""
+    """Return the packages of installed plugins; by convention, their loggers have these names."""
     entries = importlib.metadata.entry_points(group=PROJECT)
     return {entry.module.partition(".")[0] for entry in entries}
 
@@ -293,7 +293,7 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 
 @contextmanager
 def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
-    """Write the server's log to standard error, and keep floods from it, while it serves."""
+    """Write the server's log to standard error, throttled, while it serves."""
     from vlmkit_server.logs.format import JsonFormat, TextFormat
     from vlmkit_server.logs.throttle import LogThrottle
 
@@ -301,7 +301,7 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     levels = dict.fromkeys(("uvicorn", *_packages()), logging.WARNING)
     levels |= dict.fromkeys(("vlmkit", "vlmkit_server"), logging.DEBUG if debug else logging.INFO)
     with ExitStack() as after:
-        logging.captureWarnings(capture=True)  # on standard error they would show what was sent
+        logging.captureWarnings(capture=True)  # unlogged, they could show client data
         after.callback(logging.captureWarnings, capture=False)
         after.callback(setattr, threading, "excepthook", threading.excepthook)
         threading.excepthook = _log_thread_failure
@@ -310,10 +310,10 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
             after.callback(logger.setLevel, logger.level)
             logger.setLevel(level)
         for handler in logging.getLogger().handlers:
-            floods = LogThrottle(handler)
+            throttle = LogThrottle(handler)
             after.callback(handler.setFormatter, handler.formatter)
-            after.callback(floods.flush)
-            after.callback(handler.removeFilter, floods)
+            after.callback(throttle.flush)
+            after.callback(handler.removeFilter, throttle)
             handler.setFormatter(form)
-            handler.addFilter(floods)
+            handler.addFilter(throttle)
         yield

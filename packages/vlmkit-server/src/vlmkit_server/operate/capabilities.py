@@ -1,6 +1,7 @@
-"""``GET /v1/capabilities``: what each model that is loaded here can be asked, and how much of it.
+"""``GET /v1/capabilities``: what each loaded model supports, and its limits.
 
-All of it is read off what runs: routes, the fields of their bodies, and the runners' facts.
+Everything is derived from the running server: routes, the fields of their bodies, and the runners'
+facts.
 """
 
 from collections.abc import Hashable, Mapping
@@ -33,7 +34,7 @@ from vlmkit_server.exchange.service import KnownFields, Service
 from vlmkit_server.fleet.model_handle import ModelHandle, State
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.operate.field_actions import actions, places_of, rejected_fields
+from vlmkit_server.operate.field_actions import actions, paths_of, rejected_fields
 from vlmkit_server.settings.server import FilesSettings
 from vlmkit_server.wire.answer_forms import Formed
 from vlmkit_server.wire.body import BodyReader
@@ -57,16 +58,16 @@ BODIES: dict[str, BodyReader[Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }
-_UNANSWERED = frozenset(
+_WITHOUT_ANSWER = frozenset(
     path for path in BODIES if path.endswith(("/render", "/tokenize", "_tokens", "/detokenize"))
 )
 GENERATE_BODIES = {"/inference/v1/generate": GENERATE}
 
 
 class Endpoint(msgspec.Struct):
-    """What a body may hold, what is refused by name, and what is known to have no effect.
+    """The fields of a body that are supported, refused by name, or known to have no effect.
 
-    ``aliases`` are other names of parameters, each with the parameter's.
+    ``aliases`` are other names of parameters, each with the parameter's name.
     """
 
     parameters: list[str]
@@ -76,7 +77,7 @@ class Endpoint(msgspec.Struct):
 
 
 class Limits(msgspec.Struct):
-    """How much one request may have; null where the context alone bounds it."""
+    """The limits of one request; null where the context alone limits it."""
 
     max_model_len: int
     max_output_tokens: int | None
@@ -86,18 +87,18 @@ class Limits(msgspec.Struct):
 
 
 class SamplerFacts(msgspec.Struct):
-    """How tokens are chosen: what is not followed, and whether draws follow the softmax."""
+    """Facts of the sampler: ignored parameters, and whether draws follow the softmax."""
 
     ignores: list[str]
     is_exact: bool
 
 
 class ModelCapabilities(msgspec.Struct):
-    """One model; all but its names and state is null before it was first loaded.
+    """One model; everything but its names and state is null before it is first loaded.
 
-    ``request_fields`` are those that plugins added, each with its JSON schema. ``media_loaders``
-    open the files that requests hold, such as ``image`` and ``pdf``. ``precision`` is the engine's
-    and ``encoder_precision`` the media encoder's; each is null where its component does not say.
+    ``request_fields`` are those that plugins add, each with its JSON schema. ``media_loaders``
+    open the files in requests, such as ``image`` and ``pdf``. ``precision`` is the engine's and
+    ``encoder_precision`` the media encoder's; each is null where its component does not state it.
     ``embedding_size`` is null where there are no embeddings.
     """
 
@@ -117,7 +118,7 @@ class ModelCapabilities(msgspec.Struct):
 
 
 class BatchBounds(msgspec.Struct):
-    """What one batch may be."""
+    """The limits of one batch."""
 
     max_lines: int
     max_line_bytes: int
@@ -125,7 +126,7 @@ class BatchBounds(msgspec.Struct):
 
 
 class Capabilities(msgspec.Struct):
-    """Every model that is served, and what any of them has: tools, and what is kept."""
+    """Every served model, and what the server provides: tools, stored files and batches."""
 
     version: str
     models: list[ModelCapabilities]
@@ -135,16 +136,16 @@ class Capabilities(msgspec.Struct):
 
 
 class CapabilitiesController(Controller):
-    """For clients that ask before they send."""
+    """Capabilities, for clients that check them before they send requests."""
 
     @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities, access="key"))
-    async def tell(self, service: NamedDependency[Service]) -> Capabilities:
-        """Tell what can be asked."""
+    async def capabilities(self, service: NamedDependency[Service]) -> Capabilities:
+        """Return what every model supports."""
         names, files = service.toolbox.names, service.settings.files
         data, batches = service.settings.data, None
         if data.folder:
-            most_bytes = service.settings.max_body_bytes
-            batches = BatchBounds(data.max_batch_lines, most_bytes, data.max_file_bytes)
+            max_line_bytes = service.settings.max_body_bytes
+            batches = BatchBounds(data.max_batch_lines, max_line_bytes, data.max_file_bytes)
         return Capabilities(__version__, _models(service), names, files, batches)
 
 
@@ -181,31 +182,31 @@ def _model(model: ModelHandle, bodies: _Bodies, known: KnownFields) -> ModelCapa
 
 
 def _endpoints(facts: RunnerFacts, bodies: _Bodies, known: KnownFields) -> dict[str, Endpoint]:
-    """Return what can be posted, but for what this model would refuse."""
-    taken = facts.request_fields.keys() & known.keys()  # others are not looked for in a body
+    """Return the endpoints and fields that a model supports."""
+    supported = facts.request_fields.keys() & known.keys()  # other fields are not read from a body
     changing = {name for name, each in known.items() if any(f.changes != "nothing" for f in each)}
     idle = {EFFORT} - facts.options
     endpoints = {}
     for path, reader in bodies.items():
         if path != "/v1/embeddings" or facts.limits.hidden_size:
-            absent = _absent(facts, is_answered=path not in _UNANSWERED) - idle
+            absent = _absent(facts, is_answered=path not in _WITHOUT_ANSWER) - idle
             shape = cast("Hashable", reader.shape)  # mypy does not know it of type[Any]
-            refused = rejected_fields(reader) | places_of(shape, absent)
-            own = reader.fields - refused - idle
+            refused = rejected_fields(reader) | paths_of(shape, absent)
+            parameters = reader.fields - refused - idle
             if reader.takes_added:
-                own, refused = own | taken, refused | (changing - taken)
+                parameters, refused = parameters | supported, refused | (changing - supported)
             without_effect = {n for n, action in actions(reader).items() if action == "no effect"}
             endpoints[path] = Endpoint(
-                sorted(own),
+                sorted(parameters),
                 sorted(refused),
-                {name: of for name, of in sorted(reader.known.aliases.items()) if of in own},
+                {name: of for name, of in sorted(reader.known.aliases.items()) if of in parameters},
                 sorted(without_effect - refused),
             )
     return endpoints
 
 
 def _absent(facts: RunnerFacts, *, is_answered: bool) -> frozenset[str]:
-    """Return what only other models can be asked; a prompt alone needs no more than a tokenizer."""
+    """Return fields of other models; a prompt without an answer needs a tokenizer alone."""
     absent = frozenset(get_args(Option)) - facts.options
     if not is_answered:
         return absent - {"skip_special_tokens"}

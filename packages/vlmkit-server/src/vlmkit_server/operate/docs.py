@@ -1,4 +1,4 @@
-"""``GET /docs``: the OpenAPI document as a page, which the server renders and needs no script."""
+"""``GET /docs``: the OpenAPI document as an HTML page, rendered by the server, without scripts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ _BOUNDS = {
 
 
 class DocsController(Controller):
-    """For people who write clients."""
+    """Documentation, for developers of clients."""
 
     @route("/docs", http_method=READ, operation=Operation(bytes, media_type=HTML, access="key"))
     async def show(self, docs: NamedDependency[bytes]) -> Response[bytes]:
@@ -37,13 +37,13 @@ class DocsController(Controller):
 
 def docs_page(document: bytes) -> bytes:
     """Return the page of an OpenAPI document; takes tens of milliseconds."""
-    return page("vlmkit: what can be asked", _body(msgspec.json.decode(document)))
+    return page("vlmkit: API reference", _body(msgspec.json.decode(document)))
 
 
 def _body(document: _Json) -> Iterator[str]:
     yield around("p", "Version ", element("code", document["info"]["version"]), ". ")
     yield around("p", "For programs: ", link("/openapi.json"), ".")
-    told = [
+    operations = [
         (path, method, each)
         for path, methods in document["paths"].items()
         for method, each in methods.items()
@@ -51,10 +51,10 @@ def _body(document: _Json) -> Iterator[str]:
     ]
     rows = [
         [_anchor(path, method, each), element("span", each["summary"])]
-        for path, method, each in told
+        for path, method, each in operations
     ]
     yield table(("request", "what it does"), rows)
-    for path, method, each in told:
+    for path, method, each in operations:
         yield from _operation(path, method, each)
     yield element("h2", "Types")
     for name, schema in document["components"]["schemas"].items():
@@ -107,7 +107,7 @@ def _default(schema: _Json, *, is_required: bool) -> str:
 
 
 def _shape(schema: Any) -> str:
-    """Return the type that a schema says, in one line of HTML."""
+    """Return a schema's type, in one line of HTML."""
     if not isinstance(schema, Mapping):
         return element("span", "anything" if schema else "nothing")
     if ref := schema.get("$ref"):

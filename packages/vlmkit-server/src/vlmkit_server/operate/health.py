@@ -1,7 +1,7 @@
-"""Whether this process is of use, and whether it takes work now.
+"""Health routes: liveness, readiness and version.
 
-``/healthz``, which others call ``/health`` or ``/ping``: it answers, and none of its engines failed
-for good. ``/readyz``: it takes work, or says what it waits for. ``/version``: what it is.
+``/healthz``, also ``/health`` and ``/ping``: the process responds, and no engine failed for good.
+``/readyz``: whether it accepts work, or why not. ``/version``: its version.
 """
 
 from typing import Any, Literal
@@ -22,15 +22,15 @@ Status = Literal["ready", "loading", "failed", "full", "draining"]
 
 
 class Health(msgspec.Struct):
-    """Whether the process can go on, or must be started again."""
+    """Whether the process is healthy, or must be restarted."""
 
     status: Literal["ok", "failed"] = "ok"
 
 
 class ModelReadiness(msgspec.Struct):
-    """How far one model is, how busy, and what it counts for in the memory budget.
+    """The state, load and memory size of one model.
 
-    What is null is of all clients, and not shown to the one who asks.
+    Null values cover all clients, and are hidden from this caller.
     """
 
     state: State
@@ -42,12 +42,12 @@ class ModelReadiness(msgspec.Struct):
 
 
 class ResourceUse(msgspec.Struct):
-    """How much of something is used.
+    """The use of one resource.
 
     Attributes:
-        held: by whoever asks.
-        total: by all; null to those who may not know.
-        most: how much there is.
+        held: by the caller.
+        total: by all callers; null if hidden from this caller.
+        most: the limit.
     """
 
     held: int
@@ -56,12 +56,12 @@ class ResourceUse(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """Whether new work is taken from whoever asks, and why not; and what is under way.
+    """Whether the server accepts work from the caller, why not, and what is in progress.
 
     Attributes:
-        resources: what is held of each, by name.
-        num_ignored: requests with keys that were ignored, by key; null to those who may not know.
-        num_unconstrained: requests whose answers are not held to all of their schemas; the same.
+        resources: the use of each resource, by name.
+        num_ignored: requests with ignored fields, by field; null if hidden from this caller.
+        num_unconstrained: requests whose schemas are not enforced completely; likewise.
     """
 
     status: Status
@@ -72,7 +72,7 @@ class Readiness(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """What this server is a version of."""
+    """The version of the server."""
 
     version: str
 
@@ -81,7 +81,7 @@ _READINESS = Operation(Readiness, unready=Readiness, access="key")
 
 
 class HealthController(Controller):
-    """For load balancers and supervisors."""
+    """Health, for load balancers and supervisors."""
 
     @route(
         ["/healthz", "/health", "/ping"],
@@ -89,7 +89,7 @@ class HealthController(Controller):
         operation=Operation(Health, unready=Health, access="open"),
     )
     async def health(self, service: NamedDependency[Service]) -> Response[Health]:
-        """Answer 200, or 503 if an engine failed for good."""
+        """Return 200, or 503 if an engine failed for good."""
         if any(model.needs_new_process for model in service.models.values()):
             return Response(Health("failed"), status_code=503)
         return Response(Health())
@@ -98,14 +98,14 @@ class HealthController(Controller):
     async def readiness(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> Response[Readiness]:
-        """Answer 200 if new work is taken, or else 503 and when to ask again."""
+        """Return 200 if the server accepts work, otherwise 503 with Retry-After."""
         caller = caller_of(request)
         status = readiness_of(service, caller.account)
         body = _readiness(status, service, caller)
         if status == "ready":
             return Response(body)
         match status:
-            case "full":  # who looks takes no turn
+            case "full":  # a probe reserves no slot
                 retry_after_s = service.retry_after_s(caller.account, is_reserved=False)
             case "draining":
                 retry_after_s = service.closing().retry_after_s
@@ -117,12 +117,12 @@ class HealthController(Controller):
 
     @route("/version", http_method=READ, operation=Operation(Version, access="key"))
     async def version(self) -> Version:
-        """Tell the version, whatever else is the matter."""
+        """Return the version."""
         return Version(__version__)
 
 
 def readiness_of(service: Service, account: str) -> Status:
-    """Return the first reason not to send work here on somebody's account."""
+    """Return the state of the server for a tenant or client network."""
     if service.is_draining:
         return "draining"
     if service.registry.has_failed:
@@ -133,7 +133,7 @@ def readiness_of(service: Service, account: str) -> Status:
 
 
 def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
-    """Return what a caller may know."""
+    """Return the readiness, without what is hidden from the caller."""
     is_shown = caller.is_operator
     uses = service.resource_limits.uses(caller.account).items()
     return Readiness(

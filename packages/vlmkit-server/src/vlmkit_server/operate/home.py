@@ -1,6 +1,6 @@
-"""``GET /``: what this server is and how to ask it, for people who open its address in a browser.
+"""``GET /``: a page about this server and its API, for people who open its address in a browser.
 
-Where keys are asked for, a browser sends none: the page then names no model and no state.
+Where keys are required, a browser sends none: the page then shows no model and no state.
 """
 
 import json
@@ -30,27 +30,27 @@ from vlmkit_server.http.page import (
 _PAGE = Operation(bytes, media_type=HTML, may_be_missing=True, access="open")
 _WHAT = "A vlmkit server: vision-language models behind the APIs of OpenAI and Anthropic."
 _KEYS = (
-    "This server asks for API keys. Clients send one in the header "
+    "This server requires API keys. Clients send one in the header "
     "“authorization: Bearer KEY” or “x-api-key: KEY”; the server's operator has them."
 )
 _LINKS = {
-    "/docs": "what it can be asked",
+    "/docs": "the API reference",
     "/openapi.json": "the same for programs",
     "/v1/models": "its models",
-    "/v1/capabilities": "what each of them takes",
-    "/readyz": "whether it takes requests now",
-    "/healthz": "whether it works",
+    "/v1/capabilities": "what each model supports",
+    "/readyz": "whether it accepts requests now",
+    "/healthz": "whether it is healthy",
 }
 
 
 class HomeController(Controller):
-    """For people."""
+    """The home page, for people."""
 
     @route("/", http_method=READ, operation=_PAGE)
     async def show(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> Response[bytes]:
-        """Show what this server is, to clients that ask for text/html."""
+        """Show a page about this server, to clients that accept text/html."""
         if not accepts_html(request.headers.get("accept", "")):
             raise NotFoundException
         return page_response(page("vlmkit", _body(service, str(request.base_url))))
@@ -78,7 +78,7 @@ def _state(model: ModelHandle) -> str:
 
 
 def _example(url: str, model: str) -> str:
-    """Return a command for a shell."""
+    """Return a shell command."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     address = shlex.quote(f"{url}/chat/completions")
     return (

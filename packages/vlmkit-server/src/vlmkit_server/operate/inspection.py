@@ -1,6 +1,6 @@
-"""What clients of llama.cpp and vLLM ask a server about itself: load, properties, slots, tokenizer.
+"""Read-only routes that clients of llama.cpp and vLLM use: load, properties, slots and tokenizer.
 
-Nothing here shows a prompt, an answer or a path of the machine, and nothing can be changed.
+They show no prompt, no answer and no path of the machine, and change nothing.
 """
 
 from collections.abc import Iterator
@@ -21,26 +21,26 @@ from vlmkit_server.http.operation import Operation
 
 
 class Load(msgspec.Struct):
-    """How many requests are under way: of all clients to operators, of one's own to others."""
+    """Requests in progress: of all clients for operators, otherwise the caller's own."""
 
     server_load: int
 
 
 class ModelQuery(msgspec.Struct):
-    """Which model is meant; may be left out where one is served."""
+    """The model; may be left out where one is served."""
 
     model: str | None = None
 
 
 class GenerationSettings(msgspec.Struct):
-    """The context of one slot, and how tokens are sampled where a request does not say."""
+    """The context of one slot, and the default sampling parameters."""
 
     n_ctx: int
     params: dict[str, Any]
 
 
 class Modalities(msgspec.Struct):
-    """What a message may show."""
+    """The media types that a message may contain."""
 
     vision: bool
     audio: bool
@@ -57,7 +57,7 @@ class Props(msgspec.Struct):
 
 
 class Slot(msgspec.Struct):
-    """A place for one sequence in the batch, by llama.cpp's names."""
+    """A sequence slot of the batch, by llama.cpp's names."""
 
     id: int
     n_ctx: int
@@ -65,9 +65,9 @@ class Slot(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct):
-    """What is known of a tokenizer, by vLLM's names; ``eos_tokens`` is ours.
+    """The facts of a tokenizer, by vLLM's names; ``eos_tokens`` is an addition.
 
-    ``chat_template`` is never shown: operators may not want that.
+    ``chat_template`` is never shown, since operators may keep it private.
     """
 
     tokenizer_class: str
@@ -87,7 +87,7 @@ class InspectionController(Controller):
     async def load(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> Load:
-        """Return how many requests are under way."""
+        """Return the number of requests in progress."""
         caller = caller_of(request)
         quota = service.resource_limits.requests
         return Load(quota.num_held if caller.is_operator else quota.held_by(caller.account))
@@ -115,7 +115,7 @@ class InspectionController(Controller):
     async def slots(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> list[Slot]:
-        """Return the places for sequences; those in use come first."""
+        """Return the sequence slots; those in use come first."""
         _, runner = _named(request, service)
         return list(_slots(runner))
 
@@ -127,7 +127,7 @@ class InspectionController(Controller):
     async def tokenizer(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> TokenizerInfo:
-        """Return what is known of a model's tokenizer."""
+        """Return the facts of a model's tokenizer."""
         _, runner = _named(request, service)
         limits = runner.facts.limits
         ends = [
@@ -148,7 +148,7 @@ def _named(request: Request[Any, Any, Any], service: Service) -> tuple[str, Runn
     """Return a model's name and its runner, if it is in memory.
 
     Raises:
-        RequestError: none is named where several are served.
+        RequestError: several models are served, and none is named.
         ModelNotFound: no model has this name.
         Unavailable: it is not in memory.
     """
@@ -164,7 +164,7 @@ def _named(request: Request[Any, Any, Any], service: Service) -> tuple[str, Runn
 
 
 def _params(defaults: SamplingParams) -> dict[str, Any]:
-    """Return how tokens are sampled, by llama.cpp's names."""
+    """Return the default sampling parameters, by llama.cpp's names."""
     return {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,

@@ -1,7 +1,8 @@
-"""``POST /v1/models/load`` and ``/unload``: models that the operator named, by their names.
+"""``POST /v1/models/load`` and ``/unload``: load and unload configured models by name.
 
-Only there where the operator lets clients do this. Whoever is not patient sends ``wait: false`` and
-reads ``state`` of ``GET /v1/models/{id}``; who goes away while waiting stops nothing.
+The routes exist only if the operator enables them. A client that does not want to wait sends
+``wait: false`` and polls ``state`` of ``GET /v1/models/{id}``. A disconnect while waiting stops
+nothing.
 """
 
 from typing import Any
@@ -21,14 +22,14 @@ from vlmkit_server.wire.sampling_fields import ModelName
 
 
 class NamedModel(msgspec.Struct, kw_only=True):
-    """The body of both: which model, and whether the answer waits until it is done."""
+    """The body of both routes: the model, and whether to wait for the outcome."""
 
     model: ModelName | None = None
     wait: bool = True
 
 
 class Managed(ModelBody, kw_only=True):
-    """The model as it is now; ``success`` is what llama.cpp's server says."""
+    """The state of the model; ``success`` is a field of llama.cpp's server."""
 
     success: bool = True
 
@@ -38,7 +39,7 @@ OPERATION = Operation(Managed, NamedModel, access="admin")
 
 
 class ManagementController(Controller):
-    """What is in memory."""
+    """Loading and unloading of models."""
 
     @post(["/v1/models/load", "/models/load"], status_code=200, operation=OPERATION)
     async def load(
@@ -51,15 +52,15 @@ class ManagementController(Controller):
     async def unload(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:
-        """Unload a model when its answers have ended."""
+        """Unload a model after its answers have ended."""
         return _UnloadCall(request, service, NAMED)
 
 
 class _ManagementCall(Call[NamedModel]):
-    """Answers with what became of a model."""
+    """A call whose response is the state of a model."""
 
     def answer(self, name: str) -> ASGIApp:
-        """Return the model as it is now."""
+        """Return the response with the model's state."""
         body = model_body(self.service.registry.find(name), name)
         content = msgspec.json.encode(Managed(**msgspec.structs.asdict(body)))
         return ASGIResponse(body=content, headers=self.headers)
@@ -69,7 +70,7 @@ class _LoadCall(_ManagementCall):
     """Loads a model."""
 
     async def start(self, body: NamedModel) -> ASGIApp:
-        """Load it, or only begin to."""
+        """Load the model, or start to."""
         name = self.service.name(body.model)
         model = self.service.registry.find(name)
         if body.wait:
@@ -83,7 +84,7 @@ class _UnloadCall(_ManagementCall):
     """Unloads a model."""
 
     async def start(self, body: NamedModel) -> ASGIApp:
-        """Unload it, or only begin to."""
+        """Unload the model, or start to."""
         name = self.service.name(body.model)
         model = self.service.registry.find(name)
         if body.wait:

@@ -1,7 +1,7 @@
-"""``GET /metrics``: what monitors show, for those who collect numbers.
+"""``GET /metrics``: the page of a monitor, such as Prometheus metrics.
 
-The page is written beside the event loop, one at a time; only reading the server's state takes time
-in it, which is that of a few dozen attributes for each model.
+The page is written outside the event loop, one at a time. The event loop only reads the server's
+state: a few dozen attributes for each model.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_WAITING = 16  # scrapes at once; a page takes milliseconds
 
 
 class Scraper:
-    """Writes pages, one after the other."""
+    """Writes metrics pages, one after the other."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -35,8 +35,8 @@ class Scraper:
         """Return the page.
 
         Raises:
-            Overloaded: too many are wanted at once.
-            NotStored: no monitor shows anything.
+            Overloaded: too many pages are requested at once.
+            NotStored: no monitor provides a page.
         """
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("too many scrapes are under way", hint="try again later")
@@ -51,24 +51,24 @@ class Scraper:
         return page
 
     async def close(self) -> None:
-        """Write no more."""
+        """Stop writing pages."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class MetricsController(Controller):
-    """For Prometheus and its like."""
+    """Metrics, for Prometheus and similar programs."""
 
     @route("/metrics", http_method=READ, operation=Operation(bytes, access="metrics"))
     async def metrics(
         self, request: Request[Any, Any, Any], scraper: NamedDependency[Scraper]
     ) -> Response[bytes]:
-        """Tell all numbers."""
+        """Return all metrics."""
         page = await scraper.page(request.headers.get("accept", ""))
         return Response(page.content, headers={"content-type": page.media_type})
 
 
 def state_of(service: Service) -> ServerState:
-    """Return how a server is now; to be called in its event loop."""
+    """Return the state of a server; must be called in its event loop."""
     return ServerState(
         status=readiness_of(service, ""),
         models=tuple(_state_of(model) for model in service.models.values()),

@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: what is served, loaded or not."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: the served models, loaded or not."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from vlmkit_server.http.operation import Operation
 
 
 class ModelBody(msgspec.Struct):
-    """One model under one of its names, in OpenAI's shape; from ``root`` on, the fields are ours.
+    """One model under one of its names, in OpenAI's shape; fields from ``root`` on are additions.
 
     ``root`` is the model's own name.
     """
@@ -37,19 +37,19 @@ class ModelList(msgspec.Struct):
 
 
 class ModelsController(Controller):
-    """What is served."""
+    """The served models."""
 
     path = "/v1/models"
 
     @route(http_method=READ, operation=Operation(ModelList, access="key"))
     async def list_all(self, service: NamedDependency[Service]) -> ModelList:
-        """List every name of every model, those included that are not in memory."""
+        """List every name of every model, whether or not it is in memory."""
         models = service.models.values()
         return ModelList([model_body(model, name) for model in models for name in model.names])
 
     @route("/{name:path}", http_method=READ, operation=Operation(ModelBody, access="key"))
     async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
-        """Describe one model; names may hold slashes."""
+        """Describe one model; names may contain slashes."""
         name = name.removeprefix("/")
         return model_body(service.registry.find(name), name)
 

@@ -1,4 +1,4 @@
-"""Tells systemd how the service is, by its datagrams; elsewhere, nothing happens.
+"""Notifies systemd of the service's state by datagrams; does nothing on other systems.
 
 The protocol is that of ``sd_notify(3)``: lines of ``NAME=value`` to the socket that
 ``NOTIFY_SOCKET`` names, a path or an abstract address.
@@ -13,36 +13,35 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """Sends what there is to say; nobody is waited for.
+    """Sends notifications without waiting.
 
     Args:
-        environ: says where to; without ``NOTIFY_SOCKET``, nowhere.
+        environ: the environment; without ``NOTIFY_SOCKET``, nothing is sent.
 
     Attributes:
-        watchdog_s: how often a service must say that it lives, before systemd ends it; None where
-            systemd does not mind.
+        watchdog_s: the interval in which systemd expects a sign of life; None without a watchdog.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
         self.watchdog_s: float | None = None
         period = environ.get("WATCHDOG_USEC", "")
-        whose = environ.get("WATCHDOG_PID", str(os.getpid()))
-        if self._address and period.isdecimal() and int(period) and whose == str(os.getpid()):
+        watched_pid = environ.get("WATCHDOG_PID", str(os.getpid()))
+        if self._address and period.isdecimal() and int(period) and watched_pid == str(os.getpid()):
             self.watchdog_s = int(period) / 1e6
 
     @property
-    def is_heard(self) -> bool:
-        """Whether there is anybody to tell."""
+    def is_enabled(self) -> bool:
+        """Whether systemd expects notifications."""
         return bool(self._address)
 
-    def tell(self, *lines: str) -> None:
-        """Send some lines together."""
+    def send(self, *lines: str) -> None:
+        """Send some lines in one datagram."""
         if sys.platform != "win32" and self._address:
             is_abstract = self._address.startswith("@")
             address = f"\0{self._address[1:]}" if is_abstract else self._address
             with (
-                contextlib.suppress(OSError),  # nobody listens, or there is no file to be had
+                contextlib.suppress(OSError),  # no listener, or no free file descriptor
                 socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
             ):
                 sender.setblocking(False)
@@ -50,10 +49,10 @@ class Notifier:
 
 
 def in_usec(seconds: float) -> int:
-    """Return a span in systemd's unit."""
+    """Return a duration in microseconds, systemd's unit."""
     return int(seconds * 1e6)
 
 
 def reloading() -> tuple[str, str]:
-    """Return the lines that say that a service reads its files again."""
+    """Return the lines that report that a service reloads its files."""
     return "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"

@@ -1,7 +1,7 @@
-"""``GET /openapi.json``: what this server takes and answers, as an OpenAPI document.
+"""``GET /openapi.json``: the API of this server as an OpenAPI document.
 
-All of it is read off what runs: the routes, and the types that their bodies are decoded into and
-encoded from. What types cannot say, such as that two fields exclude each other, is a 400.
+Everything is derived from the running server: the routes, and the types that bodies are decoded
+into and encoded from. What types cannot express, such as two exclusive fields, is a 400.
 """
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
@@ -27,45 +27,45 @@ _TEXT = {"type": "string"}
 _DEFINED = "#/$defs/"
 _AS_NAME = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
 _REFUSALS = {
-    400: "Something in the body is wrong; `param` names it.",
-    404: "What is named is not here.",
-    408: "The body came too slowly.",
+    400: "A field of the body is invalid; `param` names it.",
+    404: "The named object does not exist.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is not announced as JSON.",
-    429: "Too much is under way.",
+    415: "The body is not declared as JSON.",
+    429: "Too many requests are in progress.",
 }
-_NOT_FOUND = {400: "A parameter is wrong.", 404: _REFUSALS[404]}
+_NOT_FOUND = {400: "A parameter is invalid.", 404: _REFUSALS[404]}
 _ALWAYS = {421: "The request is meant for another host.", 500: "The server failed."}
-_UNREADY = {503: "The server, or this model, takes no work now."}
+_UNREADY = {503: "The server, or this model, accepts no work now."}
 _HAS_RETRY_AFTER = (429, 503)
 _NAMED = {
-    name: {"description": "What the request is called.", "required": True, "schema": _TEXT}
+    name: {"description": "The id of the request.", "required": True, "schema": _TEXT}
     for name in ("x-request-id", "request-id")
 }
-_IGNORED = {HEADER: {"description": "Keys of the body that had no effect.", "schema": _TEXT}}
-_TIMING = {"server-timing": {"description": "Where the time went.", "schema": _TEXT}}
+_IGNORED = {HEADER: {"description": "Fields of the body that had no effect.", "schema": _TEXT}}
+_TIMING = {"server-timing": {"description": "Timings of the request.", "schema": _TEXT}}
 _RETRY = {"retry-after": {"description": "Seconds.", "required": True, "schema": _TEXT}}
 _PARAMETERS = [
     {
         "name": "x-request-id",
         "in": "header",
-        "description": "What the request is to be called.",
+        "description": "The id that the request is to have.",
         "schema": _TEXT,
     }
 ]
 _STRICT = {
     "name": STRICT_HEADER,
     "in": "header",
-    "description": "`1` has keys of the body that would be ignored refused.",
+    "description": "`1` refuses a body with fields that would be ignored.",
     "schema": _TEXT,
 }
 
 
 class OpenApiController(Controller):
-    """For clients that are made from a description."""
+    """The API description, for client generators."""
 
     @route("/openapi.json", http_method=READ, operation=Operation(dict[str, Any], access="key"))
-    async def tell(self, document: NamedDependency[bytes]) -> Response[bytes]:
+    async def describe(self, document: NamedDependency[bytes]) -> Response[bytes]:
         """Describe every route of this server."""
         return Response(document, media_type=MediaType.JSON)
 
@@ -75,10 +75,10 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
 
     Args:
         app: the application.
-        added: fields that plugins added to requests.
+        added: fields that plugins add to requests.
     """
     handlers = list(_handlers(app))
-    types = dict.fromkeys(kind for *_, told in handlers for kind in told.types)
+    types = dict.fromkeys(kind for *_, operation in handlers for kind in operation.types)
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
@@ -86,15 +86,15 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
     _require_tags_of_unions_alone(components)
     names = dict(zip(types, schemas, strict=True))
     paths: dict[str, _Json] = {}
-    for path, handler, told in handlers:
+    for path, handler, described in handlers:
         for method in sorted(handler.http_methods):
-            own = told.of(method)
+            operation = described.of(method)
             paths.setdefault(path, {})[method.lower()] = {
                 "operationId": _operation_id(method, path),
                 "summary": (handler.fn.__doc__ or "").partition("\n")[0],
-                "parameters": _parameters(path, own),
-                **_sent(own, names),
-                "responses": _responses(own, names, method, path),
+                "parameters": _parameters(path, operation),
+                **_request_body(operation, names),
+                "responses": _responses(operation, names, method, path),
             }
     return msgspec.json.encode(
         {
@@ -107,7 +107,7 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
 
 
 def _add_fields(components: dict[str, Any], added: KnownFields) -> None:
-    """Add the fields of plugins to the bodies that may hold them."""
+    """Add the fields of plugins to the bodies that accept them."""
     properties: _Json = {}
     for name, meanings in added.items():
         own = []
@@ -124,7 +124,7 @@ def _add_fields(components: dict[str, Any], added: KnownFields) -> None:
 
 
 def _moved(schema: Any, prefix: str) -> Any:
-    """Return a schema whose definitions are found among an OpenAPI document's components."""
+    """Return a schema whose references point to the OpenAPI document's components."""
     if isinstance(schema, Mapping):
         return {key: _moved(value, prefix) for key, value in schema.items()}
     if isinstance(schema, list):
@@ -138,14 +138,14 @@ def _operation_id(method: str, path: str) -> str:
     return f"{method.lower()} {path}".translate(_AS_NAME)
 
 
-def _links(told: Operation) -> _Json:
-    """Return what can be done with the id of an answer, each by the one parameter of its path."""
+def _links(operation: Operation) -> _Json:
+    """Return the operations on the id of a response, each by its path's one parameter."""
     return {
         _operation_id(method, path): {
             "operationId": _operation_id(method, path),
             "parameters": {_names(path)[0]: "$response.body#/id"},
         }
-        for method, path in told.links
+        for method, path in operation.links
     }
 
 
@@ -155,7 +155,7 @@ def _names(path: str) -> list[str]:
 
 
 def _handlers(app: Litestar) -> Iterable[tuple[str, HTTPRouteHandler, Operation]]:
-    """Yield the path of each handler, as documents write it, and what it says of itself."""
+    """Yield each handler with its path, as documents write it, and its operation."""
     for each in app.routes:
         if isinstance(each, HTTPRoute):
             for handler in each.route_handlers:
@@ -163,30 +163,30 @@ def _handlers(app: Litestar) -> Iterable[tuple[str, HTTPRouteHandler, Operation]
                     yield each.path_format, handler, handler.opt["operation"]
 
 
-def _parameters(path: str, told: Operation) -> Seq[_Json]:
-    """Return what a request may say outside of its body."""
+def _parameters(path: str, operation: Operation) -> Seq[_Json]:
+    """Return the parameters of a request."""
     path_schema = {"in": "path", "required": True, "schema": _TEXT}
     found = [{"name": name} | path_schema for name in _names(path)]
-    if told.query:
-        asked = msgspec.json.schema(told.query, ref_template="")
-        ((_, shape),) = asked["$defs"].items()
+    if operation.query:
+        query = msgspec.json.schema(operation.query, ref_template="")
+        ((_, shape),) = query["$defs"].items()
         found += [{"name": n, "in": "query", "schema": s} for n, s in shape["properties"].items()]
-    return [*found, *_PARAMETERS, *([_STRICT] if told.body or told.form else [])]
+    return [*found, *_PARAMETERS, *([_STRICT] if operation.body or operation.form else [])]
 
 
-def _sent(told: Operation, names: Mapping[Any, _Json]) -> _Json:
-    """Return what a request has as its body, if it has one."""
-    if told.body:
-        content = {"application/json": {"schema": names[told.body]}}
-    elif told.form:
-        content = {"multipart/form-data": {"schema": names[told.form]}}
+def _request_body(operation: Operation, names: Mapping[Any, _Json]) -> _Json:
+    """Return the request body of an operation, if it has one."""
+    if operation.body:
+        content = {"application/json": {"schema": names[operation.body]}}
+    elif operation.form:
+        content = {"multipart/form-data": {"schema": names[operation.form]}}
     else:
         return {}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def _require_tags_of_unions_alone(schema: Any) -> None:
-    """Say in place that a tag may be left out where only one thing can be meant: it is taken so."""
+    """Make tags optional, in place, except in unions: elsewhere the decoder infers them."""
     if isinstance(schema, dict):
         if "discriminator" in schema:
             schema["required"] = [schema["discriminator"]["propertyName"]]
@@ -201,29 +201,29 @@ def _require_tags_of_unions_alone(schema: Any) -> None:
 
 
 def _event(name: str) -> _Json:
-    """Return the schema of one event of a stream, as readers of OpenAPI 3.1 take it."""
+    """Return the schema of one event of a stream, in the form of OpenAPI 3.1."""
     data = _TEXT | {"description": f"JSON of a {name}, or of an error, or at the end `[DONE]`."}
     return {"type": "object", "properties": {"event": _TEXT, "data": data}, "required": ["data"]}
 
 
 def _responses(
-    told: Operation, names: Mapping[Any, _Json], method: str, path: str
+    operation: Operation, names: Mapping[Any, _Json], method: str, path: str
 ) -> dict[str, _Json]:
-    """Return every answer of an operation, by status."""
-    content: dict[str, _Json] = {told.media_type: {"schema": {}}}
-    if told.answer is not bytes:
-        content = {"application/json": {"schema": names[told.answer]}}
-    if told.events:
-        content["text/event-stream"] = {"schema": _event(told.events)}
-    has_body = bool(told.body or told.form)
-    headers = _NAMED | (_IGNORED if has_body else {}) | (_TIMING if told.has_timing else {})
+    """Return every response of an operation, by status."""
+    content: dict[str, _Json] = {operation.media_type: {"schema": {}}}
+    if operation.answer is not bytes:
+        content = {"application/json": {"schema": names[operation.answer]}}
+    if operation.events:
+        content["text/event-stream"] = {"schema": _event(operation.events)}
+    has_body = bool(operation.body or operation.form)
+    headers = _NAMED | (_IGNORED if has_body else {}) | (_TIMING if operation.has_timing else {})
     found: dict[int, _Json] = {
         200: {"description": "The answer.", "headers": headers, "content": content}
     }
-    if told.links:
-        found[200]["links"] = _links(told)
-    for status, description in _errors(told, method, path).items():
-        kind = told.unready if told.unready and status == 503 else told.error
+    if operation.links:
+        found[200]["links"] = _links(operation)
+    for status, description in _errors(operation, method, path).items():
+        kind = operation.unready if operation.unready and status == 503 else operation.error
         kind = ErrorBody if status == 421 else kind
         retry = _RETRY if has_body and status in _HAS_RETRY_AFTER else {}
         found[status] = {
@@ -237,17 +237,17 @@ def _responses(
     return {str(status): found[status] for status in sorted(found)}
 
 
-def _errors(told: Operation, method: str, path: str) -> dict[int, str]:
-    """Return what each status means that is no success."""
-    errors = _ALWAYS | (_REFUSALS | _UNREADY if told.body or told.form else {})
+def _errors(operation: Operation, method: str, path: str) -> dict[int, str]:
+    """Return the description of each error status of an operation."""
+    errors = _ALWAYS | (_REFUSALS | _UNREADY if operation.body or operation.form else {})
     if "{" in path:
         errors = errors | _NOT_FOUND
-    if told.may_be_missing:
+    if operation.may_be_missing:
         errors = errors | {404: _REFUSALS[404]}
-    if told.query:
+    if operation.query:
         errors = errors | {400: _NOT_FOUND[400]}
-    if told.unready:
+    if operation.unready:
         errors = errors | _UNREADY
-    if told.events and method == "GET":  # what lasts has a place in the server
+    if operation.events and method == "GET":  # a stream is admitted like a request
         errors = errors | {429: _REFUSALS[429]} | _UNREADY
     return errors
