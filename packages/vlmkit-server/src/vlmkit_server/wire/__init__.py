@@ -1,1 +1,1 @@
-"""Fields that many bodies share: how they are decoded, and what they come to."""
+"""Fields that many request bodies share: decoding, checks and defaults."""

@@ -1,7 +1,7 @@
-"""The form that a body wants its answer in: what may be sent, and the constraint that it comes to.
+"""The output format of an answer: the fields that request it, and the resulting constraint.
 
-OpenAI has ``response_format``, other servers have ``structured_outputs`` and ``guided_json`` and
-its like. How an answer is held to a constraint is the runner's business.
+OpenAI has ``response_format``; other servers have ``structured_outputs``, ``guided_json`` and
+similar fields. The runner enforces the constraint.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,24 +23,24 @@ from vlmkit.types.constraint import (
 )
 
 SchemaName = Annotated[str, Meta(max_length=512)]
-MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # as it was sent, spaces between its parts included
+MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # as sent, white space included
 
 
 class TextForm(msgspec.Struct, tag_field="type", tag="text"):
-    """Any text, as it is the case anyway."""
+    """Any text, which is the default."""
 
 
 class JsonObjectForm(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
-    """Any JSON object, or one that a schema describes.
+    """Any JSON object, or one that matches a schema.
 
-    A response repeats it: a schema that was not sent must not be encoded.
+    A response repeats it: a missing schema must not be encoded.
     """
 
     schema: Raw | UnsetType = UNSET
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A schema and what it is called; with ``strict``, each of its keywords must be enforced."""
+    """A schema and its name; with ``strict``, each of its keywords must be enforced."""
 
     name: SchemaName | None = None
     description: str | None = None
@@ -49,7 +49,7 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class JsonSchemaForm(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
-    """JSON that a schema describes, which stands in ``json_schema`` or beside the type."""
+    """JSON that matches a schema, which is in ``json_schema`` or beside the type."""
 
     json_schema: NamedSchema | None = None
     schema: Raw = msgspec.field(default_factory=Raw)
@@ -61,7 +61,7 @@ ResponseFormat = TextForm | JsonObjectForm | JsonSchemaForm
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """One of several ways to say what an answer must keep to."""
+    """One of several kinds of constraints."""
 
     json: Raw = msgspec.field(default_factory=Raw)
     json_object: bool | None = None
@@ -71,9 +71,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class Formed(msgspec.Struct, kw_only=True):
-    """The fields of a body that ask for a form; at most one of them may.
+    """The fields of a body that request an output format; at most one may be set.
 
-    What is to be a schema is not decoded before it is known to be short.
+    A schema is decoded only after its length is checked.
     """
 
     response_format: ResponseFormat | None = None
@@ -85,22 +85,22 @@ class Formed(msgspec.Struct, kw_only=True):
 
 
 class RequestedForm(NamedTuple):
-    """What an answer must keep to, and the field that asks for it."""
+    """The requested constraint, and the field that requests it."""
 
     field: str
     constraint: Constraint
 
 
 def requested_form(body: Formed) -> RequestedForm | None:
-    """Return the form that a body asks for; None leaves the answer free.
+    """Return the output format that a body requests; None leaves the answer free.
 
     Raises:
-        RequestError: several fields ask for one, or one asks for what makes no sense.
+        RequestError: several fields request one, or a constraint is invalid.
     """
     found = []
-    for field, make, said in _asked(body):
+    for field, parse, value in _requested(body):
         try:
-            found.append(RequestedForm(field, make(said)))
+            found.append(RequestedForm(field, parse(value)))
         except ConstraintError as error:
             error.param = field
             raise
@@ -110,8 +110,8 @@ def requested_form(body: Formed) -> RequestedForm | None:
     return found[0] if found else None
 
 
-def _asked(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any]]:
-    """Yield each field that asks, what makes a constraint of it, and what it holds."""
+def _requested(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any]]:
+    """Yield each field that is set, the parser of its constraint, and its value."""
     form, outputs = body.response_format, body.structured_outputs or StructuredOutputs()
     if isinstance(form, JsonObjectForm):
         schema = _given(form.schema)
@@ -122,7 +122,7 @@ def _asked(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any
         yield "response_format", _object if schema is None else described, schema
     if outputs.json_object:
         yield "structured_outputs.json_object", _object, None
-    for field, make, said in (
+    for field, parse, value in (
         ("guided_json", _schema, _given(body.guided_json)),
         ("guided_regex", Regex, body.guided_regex),
         ("guided_choice", _choice, body.guided_choice),
@@ -132,15 +132,15 @@ def _asked(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any
         ("structured_outputs.choice", _choice, outputs.choice),
         ("structured_outputs.grammar", Lark, outputs.grammar),
     ):
-        if said is not None:
-            yield field, make, said
+        if value is not None:
+            yield field, parse, value
 
 
 def _schema_of(form: JsonSchemaForm) -> tuple[Raw | None, bool]:
-    """Return the schema of a form, if it has one, and whether it is strict.
+    """Return the schema of a format, if it has one, and whether it is strict.
 
     Raises:
-        RequestError: it has two, or no place for one.
+        RequestError: it has two schemas, or no field for one.
     """
     schema, named = _given(form.schema), form.json_schema
     if named is None and schema is None:
@@ -163,14 +163,14 @@ def _object(_: None) -> JsonObject:
 
 
 def _given(value: Raw | UnsetType) -> Raw | None:
-    """Return a value, if there is one and it is not null."""
+    """Return a value, or None if it is missing or null."""
     if isinstance(value, UnsetType) or not len(value):
         return None
     return value if bytes(memoryview(value)[:5]) != b"null" else None
 
 
 def _schema(value: Raw) -> JsonSchema:
-    """Return what a schema, or its text, comes to."""
+    """Return the constraint of a schema, or of a schema's text."""
     schema = _decoded(value)
     return JsonSchema(schema) if isinstance(schema, str) else JsonSchema.of(schema)
 
@@ -184,7 +184,7 @@ def _decoded(value: Raw) -> Any:
         raise ConstraintError(f"a schema is over the limit of {MAX_CHARS} characters")
     try:
         return msgspec.json.decode(value)
-    except (ValueError, RecursionError):  # what was not decoded was not checked, either
+    except (ValueError, RecursionError):  # an undecoded value is not checked, either
         raise ConstraintError("a schema must be JSON, of bounded depth") from None
 
 

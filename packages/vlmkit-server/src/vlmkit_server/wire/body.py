@@ -1,4 +1,4 @@
-"""How the JSON of a body becomes a struct, or a refusal that names the field and shows no value."""
+"""Decodes the JSON of a body into a struct; errors name the field and never show a value."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -20,15 +20,15 @@ from vlmkit_server.wire.unused import UnusedKey, unused_keys
 
 B = TypeVar("B", bound=msgspec.Struct)
 D = TypeVar("D", bound=msgspec.Struct)
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _RECEIVED = re.compile(r", got `(\w+)`")
 _KINDS = {"str": "a string", "array": "an array", "object": "an object", "bool": "a boolean"}
-_MAX_NEUTRAL = 8  # values of one body that are left out, one by one
+_MAX_NEUTRAL = 8  # neutral values of one body that are removed, one by one
 
 
 @cache
 def _with(names: frozenset[str]) -> type[msgspec.Struct]:
-    """Return a struct with optional fields of any value."""
+    """Return a struct with optional fields of any type."""
     return msgspec.defstruct("Added", [(name, Any, None) for name in sorted(names)])
 
 
@@ -57,9 +57,9 @@ def _fields_of(kind: Any) -> set[str]:
     return {name for each in get_args(kind) for name in getattr(each, "__struct_fields__", ())}
 
 
-def _place(text: str) -> str:
-    """Return the place that the text of a validation error names, without indices of lists."""
-    found = _PLACE.search(text)
+def _path(text: str) -> str:
+    """Return the path that a validation error names, without list indices."""
+    found = _PATH.search(text)
     return found.group(1).replace("[...]", "") if found else ""
 
 
@@ -79,17 +79,18 @@ class BodyReader(Generic[B]):
     Args:
         shape: a struct.
         refused: fields, by their last name, that are refused unless their value is neutral.
-        hints: fields that are read, and reported as keys without a field are.
-        takes_added: whether such bodies may hold fields that plugins added to requests.
+        hints: fields that are read, and reported like unknown fields.
+        takes_added: whether such bodies may have fields that plugins add.
         about: what the body has that fields can change.
-        inner: where it holds the fields that other bodies have at the top, with a dot, or empty.
+        inner: the prefix of the object with the fields that other bodies have at the top, with a
+            dot; or empty.
 
     Attributes:
         shape: the struct.
-        fields: of the struct itself.
+        fields: fields of the struct itself.
         refused: those of them that are refused.
         hints, takes_added, about, inner: as above.
-        known: the table of fields, as it applies here.
+        known: the field table, as it applies here.
     """
 
     def __init__(
@@ -111,11 +112,11 @@ class BodyReader(Generic[B]):
         self._optional = {f.name for f in msgspec.structs.fields(shape) if not f.required}
         self.takes_added = takes_added
         self.about, self.inner = about, inner
-        own = self.fields - self.refused
+        declared = self.fields - self.refused
         if inner:
             holder = next(f for f in msgspec.structs.fields(shape) if f"{f.name}." == inner)
-            own |= _fields_of(holder.type)
-        self.known = KnownFields(own, about, inner)
+            declared |= _fields_of(holder.type)
+        self.known = KnownFields(declared, about, inner)
 
     def of(self, shape: type[D]) -> "BodyReader[D]":
         """Return a reader of another shape, which refuses fields of the same names."""
@@ -127,48 +128,48 @@ class BodyReader(Generic[B]):
         )
 
     def added(self, body: bytes, names: Collection[str]) -> dict[str, Any]:
-        """Return what a body that was read says by fields that plugins added, but for nulls.
+        """Return the fields of plugins in a body that was read, except nulls.
 
         Raises:
-            RequestError: one holds what was read past before, and is no text or number.
-            OutOfMemory: this machine has no room for it now.
+            RequestError: one has invalid JSON that was skipped before.
+            OutOfMemory: the machine has no memory for it now.
         """
         if not names or not self.takes_added:
             return {}
         with self._refusing(body):
             found = msgspec.json.decode(body, type=_with(frozenset(names)))
-        said = {name: getattr(found, name) for name in names}
-        return {name: value for name, value in said.items() if value is not None}
+        values = {name: getattr(found, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
     def read(self, body: bytes, added: Collection[str] = ()) -> tuple[B, frozenset[str]]:
-        """Decode and check a body; return it with the names of keys that are ignored.
+        """Decode and check a body; return it with the names of ignored fields.
 
         Args:
-            body: what was sent.
-            added: fields that plugins added, which are nobody's to ignore here.
+            body: the JSON text.
+            added: fields that plugins add, which are not ignored here.
 
         Raises:
-            RequestError: names the first field that is wrong, and never shows what it held.
-            OutOfMemory: this machine has no room for it now.
+            RequestError: names the first invalid field, and never shows its value.
+            OutOfMemory: the machine has no memory for it now.
         """
         check_structure(body)
         with self._refusing(body):
-            made, body = self._decoded(body)
+            decoded, body = self._decode(body)
             known = added if self.takes_added else ()
-            unused = [key for key in unused_keys(made, body) if key.place not in known]
+            unused = [key for key in unused_keys(decoded, body) if key.path not in known]
             aliases = self.known.aliases
-            ignored = self.known.ignored(key for key in unused if key.place not in aliases)
-            self._set_aliases(made, [key for key in unused if key.place in aliases], body)
-            idle = (n for n in self.hints if not TABLE[n].is_neutral(getattr(made, n)))
-            return made, ignored | shown_names(idle)
+            ignored = self.known.ignored(key for key in unused if key.path not in aliases)
+            self._set_aliases(decoded, [key for key in unused if key.path in aliases], body)
+            idle = (n for n in self.hints if not TABLE[n].is_neutral(getattr(decoded, n)))
+            return decoded, ignored | shown_names(idle)
 
-    def _decoded(self, body: bytes) -> tuple[B, bytes]:
-        """Return what a body says, and the body without neutral values that its types refuse."""
+    def _decode(self, body: bytes) -> tuple[B, bytes]:
+        """Decode a body; return it, and its text without neutral values that its types refuse."""
         for _ in range(_MAX_NEUTRAL):
             try:
                 return self._decoder.decode(body), body
             except msgspec.ValidationError as error:
-                name = _place(str(error))
+                name = _path(str(error))
                 if name not in self._optional:
                     raise
                 if (shorter := without_neutral(body, self.refused | {name})) is None:
@@ -176,38 +177,40 @@ class BodyReader(Generic[B]):
                 body = shorter
         return self._decoder.decode(body), body
 
-    def _set_aliases(self, made: B, keys: Collection[UnusedKey], body: bytes) -> None:
-        """Give fields the values that a body says by their other names."""
+    def _set_aliases(self, decoded: B, keys: Collection[UnusedKey], body: bytes) -> None:
+        """Set fields to the values of their aliases."""
         targets = {
-            key.place: self.known.aliases[key.place]
+            key.path: self.known.aliases[key.path]
             for key in keys
-            if not self._is_moot(key, getattr(made, self.known.aliases[key.place]))
+            if not self._is_redundant(key, getattr(decoded, self.known.aliases[key.path]))
         }
         if not targets:
             return
-        said = msgspec.json.decode(body, type=_of_targets(self.shape, frozenset(targets.items())))
+        aliased = msgspec.json.decode(
+            body, type=_of_targets(self.shape, frozenset(targets.items()))
+        )
         for alias, target in sorted(targets.items()):
-            value, before = getattr(said, alias), getattr(made, target)
+            value, before = getattr(aliased, alias), getattr(decoded, target)
             if _is_given(before) and not _is_same(before, value):
                 raise RequestError(f"{alias} and {target} differ; send one of them", param=alias)
-            setattr(made, target, value)
+            setattr(decoded, target, value)
 
-    def _is_moot(self, key: UnusedKey, before: Any) -> bool:
-        """Tell whether an alias has a neutral value, and its field another one or none like it."""
+    def _is_redundant(self, key: UnusedKey, before: Any) -> bool:
+        """Tell whether an alias is neutral, and its field is set or cannot have that value."""
         value = key.value()
-        if value is None or not TABLE[key.place].is_neutral(value):
+        if value is None or not TABLE[key.path].is_neutral(value):
             return value is None
         if _is_given(before):
             return True
         try:
-            msgspec.convert(value, _types(self.shape)[self.known.aliases[key.place]])
+            msgspec.convert(value, _types(self.shape)[self.known.aliases[key.path]])
         except msgspec.ValidationError:
             return True
         return False
 
     @contextmanager
     def _refusing(self, body: bytes) -> Iterator[None]:
-        """Make refusals of what decoding raises."""
+        """Convert decoding errors into refusals."""
         try:
             yield
         except MemoryError as error:
@@ -218,25 +221,25 @@ class BodyReader(Generic[B]):
             raise RequestError("the body is not valid JSON", code="invalid_json") from None
 
     def _refusal(self, text: str, body: bytes) -> RequestError:
-        """Say what a validation error means, without the values that its text may quote."""
-        found = _PLACE.search(text)
-        place = _place(text)
-        if place.rpartition(".")[2] in self._refused_names:
+        """Return the refusal for a validation error, without the values in its text."""
+        found = _PATH.search(text)
+        path = _path(text)
+        if path.rpartition(".")[2] in self._refused_names:
             received = _RECEIVED.search(text)
             kind = _KINDS.get(received.group(1), "a number") if received else "a value"
-            return rejection(place, self.known.row(place), kind)
+            return rejection(path, self.known.row(path), kind)
         if text.startswith("Invalid enum value"):
-            message = f"{place} is not supported with this value by this server"
+            message = f"{path} is not supported with this value by this server"
             message += self._expected(found, body)
-            return RequestError(message, param=place, code="unsupported_parameter")
+            return RequestError(message, param=path, code="unsupported_parameter")
         if text.startswith("Invalid value"):
-            message = f"{place} has a value that this server does not support"
+            message = f"{path} has a value that this server does not support"
             message += self._expected(found, body)
-            return RequestError(message, param=place, code="unsupported_value")
+            return RequestError(message, param=path, code="unsupported_value")
         wrong = text[: found.start()] if found else text
-        return RequestError(f"{place or 'the body'}: {wrong}", param=place or None)
+        return RequestError(f"{path or 'the body'}: {wrong}", param=path or None)
 
     def _expected(self, found: re.Match[str] | None, body: bytes) -> str:
-        """Return which values are taken in a place, as the end of a sentence."""
+        """Return the supported values of a field, as the end of a sentence."""
         values = known_values(self.shape, found.group(1), body) if found else ()
         return f"; supported are {', '.join(values)}" if values else ""

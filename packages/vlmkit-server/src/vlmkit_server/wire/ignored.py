@@ -1,6 +1,6 @@
-"""How a client and the operator are told which keys of a body had no effect.
+"""Reports to the client and the operator which fields of a body had no effect.
 
-Both reports are bounded, and neither shows text that is more than a name.
+Both reports are bounded, and contain names of fields alone.
 """
 
 import re
@@ -18,16 +18,16 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 UNKNOWN = "unknown_parameter"
 
 
-def shown_names(places: Iterable[str]) -> frozenset[str]:
-    """Return the places that a report shows; those beyond its bounds are ``other``."""
+def shown_names(paths: Iterable[str]) -> frozenset[str]:
+    """Return the paths that a report shows; those beyond its limits are ``other``."""
     names: set[str] = set()
-    for place in places:
-        names.add(place if len(names) < MAX_NAMES and _NAME.fullmatch(place) else OTHER)
+    for path in paths:
+        names.add(path if len(names) < MAX_NAMES and _NAME.fullmatch(path) else OTHER)
     return frozenset(names)
 
 
 def unknown(names: Iterable[str]) -> RequestError:
-    """Return the refusal of keys that might be ignored, where nothing may be."""
+    """Return the refusal of fields that would be ignored, where that is not allowed."""
     first = min(names)
     if first == OTHER:
         return RequestError("the body has a key that this server does not know", code=UNKNOWN)
@@ -35,10 +35,10 @@ def unknown(names: Iterable[str]) -> RequestError:
 
 
 def header_value(names: Iterable[str]) -> str:
-    """Return names as the value of a header."""
+    """Return names as a header value."""
     return ", ".join(sorted(names))
 
 
 def counter_names(names: Iterable[str]) -> frozenset[str]:
-    """Return what to count names as, of which there are few, whatever clients send."""
+    """Return the counters of some names: a fixed set, whatever clients send."""
     return frozenset(name if name in TABLE else OTHER for name in names)

@@ -1,4 +1,4 @@
-"""What is done about keys of a body that it does not declare: the table of fields says it."""
+"""Handles the fields of a body that its struct does not declare, by the field table."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -8,27 +8,27 @@ import msgspec
 
 from vlmkit.errors import RequestError
 from vlmkit_server.wire.ignored import UNKNOWN, shown_names
-from vlmkit_server.wire.row import About, Row, says_nothing
+from vlmkit_server.wire.row import About, Row, is_empty
 from vlmkit_server.wire.table import TABLE
 from vlmkit_server.wire.unused import UnusedKey
 
 ANSWERS = frozenset[About]({"answer", "prompt"})
-"""What the bodies of routes that answer are about."""
+"""What fields can change in the bodies of routes that answer."""
 
 _INDEX = re.compile(r"\[\d+\]")
 _SIGNS = re.compile("[_.-]")
-_MIN_CHARS = 8  # shorter names are near to too much
+_MIN_CHARS = 8  # shorter names resemble too many others
 _MAX_CHARS = 64
 _MAX_CHECKED = 64  # keys of one body
 
 
-def rejection(place: str, row: Row | None, kind: str) -> RequestError:
-    """Return the error of a field that a body may not have with this value."""
+def rejection(path: str, row: Row | None, kind: str) -> RequestError:
+    """Return the error of a field that a body must not have with this value."""
     neutral = row.neutral if row else ()
     accepted = ", ".join(msgspec.json.encode(each).decode() for each in (None, *neutral))
     return RequestError(
-        f"{place} is not supported by this server: got {kind}, accepted: {accepted}",
-        param=place,
+        f"{path} is not supported by this server: got {kind}, accepted: {accepted}",
+        param=path,
         code="unsupported_parameter",
         hint=_hint(row),
     )
@@ -41,12 +41,13 @@ def _hint(row: Row | None) -> str:
 
 
 class KnownFields:
-    """The table as it applies to one shape of body.
+    """The field table as it applies to one shape of body.
 
     Args:
-        own: names of the fields that the body declares and takes.
+        own: names of the fields that the body declares and accepts.
         about: what the body has that fields can change.
-        inner: where the body holds the fields that others have at the top, with a dot, or empty.
+        inner: the prefix of the object with the fields that others have at the top, with a dot;
+            or empty.
 
     Attributes:
         aliases: other names of the body's fields.
@@ -66,9 +67,9 @@ class KnownFields:
         )
         self._near = _neighbours([*own, *self.aliases])
 
-    def row(self, place: str) -> Row | None:
-        """Return the row of a place, which may have indices of lists, if it is known."""
-        return TABLE.get(_INDEX.sub("", place).removeprefix(self._inner))
+    def row(self, path: str) -> Row | None:
+        """Return the row of a path, which may have list indices, if there is one."""
+        return TABLE.get(_INDEX.sub("", path).removeprefix(self._inner))
 
     def is_rejected(self, row: Row) -> bool:
         """Tell whether the body rejects a field that it does not declare."""
@@ -76,45 +77,45 @@ class KnownFields:
         return action != "no effect" and row.about in self._about and row.field not in self.aliases
 
     def ignored(self, keys: Iterable[UnusedKey]) -> frozenset[str]:
-        """Return the names of keys that say something and change nothing, as reports show them.
+        """Return the names of set fields that change nothing, as reports show them.
 
         Raises:
-            RequestError: a key would change the answer, or is a misspelt name of one that would.
+            RequestError: a field would change the answer, or is a misspelt name of one that would.
         """
         idle: dict[str, None] = {}
         num_unknown = 0
         for key in keys:
-            if key.place in idle or says_nothing(value := key.value()):
+            if key.path in idle or is_empty(value := key.value()):
                 continue
-            row = self.row(key.place)
+            row = self.row(key.path)
             if row is None:
                 num_unknown += 1
                 if num_unknown <= _MAX_CHECKED:
-                    self._check_spelling(key.place)
+                    self._check_spelling(key.path)
             elif row.is_neutral(value):
                 continue
             elif self.is_rejected(row):
-                raise rejection(key.place, row, key.kind)
-            idle[key.place] = None
+                raise rejection(key.path, row, key.kind)
+            idle[key.path] = None
         return shown_names(idle)
 
-    def _check_spelling(self, place: str) -> None:
-        name = place.removeprefix(self._inner)
+    def _check_spelling(self, path: str) -> None:
+        name = path.removeprefix(self._inner)
         if "." in name or len(name) > _MAX_CHARS:
             return
         plain = _SIGNS.sub("", name).lower()
         found = (self._near.get(each) for each in (plain, *_shorter(plain)))
         if (near := next(filter(None, found), None)) is not None:
             raise RequestError(
-                f"{place} is not known to this server",
-                param=place,
+                f"{path} is not known to this server",
+                param=path,
                 code=UNKNOWN,
                 hint=f"did you mean {near}?",
             )
 
 
 def _neighbours(names: Iterable[str]) -> dict[str, str]:
-    """Return what names look like without signs and capitals, and without any one letter."""
+    """Return names without punctuation and capitals, and with any one letter removed."""
     found: dict[str, str] = {}
     for name in names:
         plain = _SIGNS.sub("", name).lower()
@@ -130,7 +131,7 @@ def _shorter(plain: str) -> list[str]:
 
 
 def without_neutral(body: bytes, names: Collection[str]) -> bytes | None:
-    """Return a body without those of some fields whose values change nothing; None if all do.
+    """Return a body without the neutral values of some fields; None if there are none.
 
     Raises:
         ValueError: the body is no JSON object.

@@ -1,4 +1,4 @@
-"""The values that a field of a body may have, where they are few: for errors about others."""
+"""Finds the supported values of a field with a small set of values, for error messages."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,16 @@ from vlmkit_server.wire.unused import LeftOut
 _STEPS = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
 
 
-def known_values(shape: type[msgspec.Struct], place: str, body: bytes) -> tuple[str, ...]:
-    """Return the values that a field may have, in their order; none where they are not few.
+def known_values(shape: type[msgspec.Struct], path: str, body: bytes) -> tuple[str, ...]:
+    """Return the values that a field may have, in order; empty unless they are a small set.
 
     Args:
-        shape: of the whole body.
-        place: of the field, such as ``messages[0].content[1].type``.
-        body: the JSON text: the types of the objects around the field say which fields they have.
+        shape: the struct of the whole body.
+        path: the path of the field, such as ``messages[0].content[1].type``.
+        body: the JSON text: the types of the objects around the field decide which fields they
+            have.
     """
-    *steps, last = _STEPS.findall(place) or [""]
+    *steps, last = _STEPS.findall(path) or [""]
     kinds: list[inspect.Type] = [_info(shape)]
     content: Raw | None = Raw(body)
     for step in steps:
@@ -43,7 +44,7 @@ def _info(shape: type[msgspec.Struct]) -> inspect.Type:
 
 
 def _held(content: Raw | None, step: str) -> Raw | None:
-    """Return what a JSON text holds at one step of a place, if it does."""
+    """Return the JSON value at one step of a path, if there is one."""
     try:
         if step.startswith("["):
             return msgspec.json.decode(content or b"", type=list[Raw])[int(step[1:-1])]
@@ -53,7 +54,7 @@ def _held(content: Raw | None, step: str) -> Raw | None:
 
 
 def _possible(kinds: Iterable[inspect.Type], content: Raw | None) -> Iterator[inspect.Type]:
-    """Yield types without the structs that an object says it is not, by its tag."""
+    """Yield types, except structs that an object's tag excludes."""
     for kind in kinds:
         for each in _alone(kind):
             if isinstance(each, inspect.StructType) and each.tag_field is not None:
@@ -80,7 +81,7 @@ def _structs(kinds: Iterable[inspect.Type]) -> Iterator[inspect.StructType]:
 
 
 def _within(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """Yield the types of a field, or of what a list holds."""
+    """Yield the types of a field, or of a list's items."""
     for each in _alone(kind):
         if isinstance(each, inspect.StructType):
             yield from (field.type for field in each.fields if field.encode_name == step)

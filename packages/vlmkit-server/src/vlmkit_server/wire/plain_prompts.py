@@ -1,4 +1,4 @@
-"""Texts that are no conversation, as several routes take them: one or many, text or tokens."""
+"""Prompts that are no conversation: one or several, as text or as tokens."""
 
 from collections.abc import Sequence as Seq, Sized
 from typing import Annotated, Any, TypeAlias
@@ -21,7 +21,7 @@ _OF_A_TEXT = frozenset({"messages", "text", "token_ids", "continuations[0]"})
 
 
 def plain_texts(given: PlainInput, name: str) -> list[Plain]:
-    """Return the texts of a field, each as it was sent.
+    """Return the prompts in a field, each as it was sent.
 
     Raises:
         RequestError: it mixes numbers with texts, or has too many.
@@ -40,31 +40,31 @@ def plain_texts(given: PlainInput, name: str) -> list[Plain]:
 
 
 def plain_names(texts: Sized, name: str) -> list[str]:
-    """Return what errors call each text of a field."""
+    """Return the name of each prompt of a field, for errors."""
     return [f"{name}[{n}]" for n in range(len(texts))] if len(texts) > 1 else [name]
 
 
 def check_plain_size(texts: Seq[Plain], most: int, facts: RunnerFacts) -> None:
-    """Refuse what would only cost time.
+    """Refuse prompts that are far too long, before they cost time.
 
     Args:
-        texts: of one request.
-        most: characters, or tokens, of all of them.
-        facts: of the model.
+        texts: the prompts of one request.
+        most: the largest total of characters, or of tokens.
+        facts: the model's facts.
 
     Raises:
-        PromptTooLong: there is more.
+        PromptTooLong: the total is larger.
     """
     if sum(map(len, texts)) > most:
         raise PromptTooLong(facts.limits.max_sequence_tokens, f"the text is over {most} characters")
 
 
 def plain_fields(text: Plain) -> dict[str, Any]:
-    """Return the field of a runner's request that a text goes into."""
+    """Return the field of a runner's request for a prompt."""
     return {"text": text} if isinstance(text, str) else {"token_ids": tuple(text)}
 
 
-def blame(error: RequestError, name: str) -> None:
-    """Say which field of a body an error is about that a runner raised of a text."""
+def rename_param(error: RequestError, name: str) -> None:
+    """Set the body's field in a runner's error about a prompt."""
     if error.param in _OF_A_TEXT:
         error.param = name

@@ -1,4 +1,4 @@
-"""Rows of the table of fields: how an answer is made, what form it has, and what it may call."""
+"""Rows of the field table: sampling, output format and tools."""
 
 from vlmkit_server.wire.row import Row
 

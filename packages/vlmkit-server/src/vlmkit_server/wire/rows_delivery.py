@@ -1,4 +1,4 @@
-"""Rows of the table of fields: how an answer is sent, what it holds besides, and labels."""
+"""Rows of the field table: delivery of an answer, further output, and labels."""
 
 from vlmkit_server.wire.row import Row
 

@@ -1,4 +1,4 @@
-"""Rows of the table of fields: prompts, vectors, and what stands inside messages."""
+"""Rows of the field table: prompts, vectors, and fields inside messages."""
 
 from vlmkit_server.wire.row import Row
 

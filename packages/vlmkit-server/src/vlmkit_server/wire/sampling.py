@@ -1,4 +1,4 @@
-"""From the fields of a body to sampling parameters."""
+"""Converts the fields of a body into sampling parameters."""
 
 from typing import Any
 
@@ -36,25 +36,25 @@ _SAME_NAME = (
     "n",
 )
 
-KEEPS_ALL = -1  # of top_k, as other servers write it
+TOP_K_OFF = -1  # of top_k, as other servers write it
 
 
 def sampling_values(body: SamplingFields) -> dict[str, Any]:
-    """Return what a body says of its answer, by the names of :class:`vlmkit.SamplingParams`.
+    """Return the sampling parameters of a body, by the names of :class:`vlmkit.SamplingParams`.
 
     Raises:
-        RequestError: it has options of a stream, and is none.
+        RequestError: it has stream options without a stream.
     """
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    return said_values(body)
+    return parameter_values(body)
 
 
-def said_values(said: Any) -> dict[str, Any]:
-    """Return those values of sampling parameters that are said by their own names."""
-    values = {name: value for name in _SAME_NAME if (value := getattr(said, name)) is not None}
-    if values.get("top_k") == KEEPS_ALL:
+def parameter_values(fields: Any) -> dict[str, Any]:
+    """Return the sampling parameters that are set under their own names."""
+    values = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
+    if values.get("top_k") == TOP_K_OFF:
         values["top_k"] = 0
-    if said.stop is not None:
-        values["stop"] = (said.stop,) if isinstance(said.stop, str) else tuple(said.stop)
+    if fields.stop is not None:
+        values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
     return values

@@ -1,6 +1,6 @@
-"""Fields that every body has which asks for an answer: how it is chosen, told and queued.
+"""The fields of every body that requests an answer: sampling, streaming and scheduling.
 
-Shapes and bounds: those of :class:`vlmkit.SamplingParams`, which checks what they are together.
+Types and limits are those of :class:`vlmkit.SamplingParams`, which checks combinations.
 """
 
 from typing import Annotated
@@ -36,7 +36,7 @@ from vlmkit_server.wire.answer_forms import Formed
 
 Label = Annotated[str, Meta(max_length=512)]
 TopKOrAll = Annotated[int, Meta(ge=-1, le=1_000_000)]
-"""As :data:`vlmkit.types.sampling.TopK`; -1 keeps all, too."""
+"""As :data:`vlmkit.types.sampling.TopK`; -1 also keeps all tokens."""
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -50,7 +50,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class AnswerFields(Formed, kw_only=True):
-    """What a body says of its answer, whichever API it is of."""
+    """The fields about the answer that the bodies of all APIs share."""
 
     model: ModelName | None = None
     stream: bool | None = None
@@ -63,7 +63,7 @@ class AnswerFields(Formed, kw_only=True):
     logit_bias: LogitBias | None = None
     seed: Seed | None = None
 
-    # Ours.
+    # Not in OpenAI's API.
     top_k: TopKOrAll | None = None
     min_p: MinP | None = None
     typical_p: TypicalP | None = None
@@ -89,10 +89,10 @@ class AnswerFields(Formed, kw_only=True):
 
 
 class SamplingFields(AnswerFields, kw_only=True):
-    """What a body of OpenAI's APIs says of its answer, whatever the prompt is."""
+    """The fields about the answer that the bodies of OpenAI's APIs share."""
 
     stream_options: StreamOptions | None = None
     stop: StopString | StopStrings | None = None
     n: NumChoices | None = None
     user: Label | None = None  # without effect by its own definition
-    return_token_ids: bool | None = None  # ours
+    return_token_ids: bool | None = None  # not in OpenAI's API

@@ -1,8 +1,8 @@
-"""How much a JSON text holds, counted before anything is made of it.
+"""Limits the structure of a JSON text, counted before it is decoded.
 
-Decoding is one call that lets no other thread run, and what it makes is many times larger than what
-was sent. Strings are long or short for nearly nothing; objects, lists and keys are what costs, and
-numbers that are far from what they are rounded to: a power of ten can take forty microseconds.
+Decoding is one call during which no other thread runs, and its result is many times larger than the
+text. Long strings cost almost nothing. Objects, lists and keys are expensive, and so are numbers
+far from their rounded value: a power of ten can take forty microseconds.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from vlmkit.errors import RequestError
 
 LIGHT_BYTES = 2**20
 LIGHT_MARKS = 2**12
-MAX_NODES = 2**17  # objects, lists and keys: so many take a tenth of a second
+MAX_NODES = 2**17  # objects, lists and keys; decoding that many takes a tenth of a second
 MAX_VALUES = 2**21  # of all lists and objects, such as a long prompt's tokens
-MAX_DIGITS = 64  # in a row, of a number: the time of an integer grows with their square
+MAX_DIGITS = 64  # consecutive digits: decoding time grows with their square
 MAX_POWERS = 2**10  # numbers with an exponent
-MAX_LONG = 2**17  # numbers of so many digits that rounding them can be long
-PIECE_BYTES = 2**18  # that are counted while no other thread runs
+MAX_LONG = 2**17  # numbers whose many digits can make rounding slow
+PIECE_BYTES = 2**18  # counted while no other thread runs
 _NODES, _COMMA = b"{[:", b","
 _QUOTE = ord('"')
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
@@ -26,24 +26,24 @@ _LONG, _TOO_LONG, _POWER = b"0" * 16, b"0" * (MAX_DIGITS + 1), b"0e"
 
 
 def is_light(body: bytes) -> bool:
-    """Tell whether a text can be decoded at once: in a millisecond or two, whatever it holds."""
+    """Tell whether a text can be decoded at once: in a millisecond or two, whatever it contains."""
     if len(body) > LIGHT_BYTES:
         return False
     return len(body) <= LIGHT_MARKS or _num_of(body, _NODES + _COMMA) <= LIGHT_MARKS
 
 
 def check_structure(body: bytes, what: str = "the body has", param: str | None = None) -> None:
-    """Do nothing if a text can be decoded in a tenth of a second or so.
+    """Check that a text can be decoded in about a tenth of a second.
 
-    What only looks like structure, since it stands in strings, is told apart where it matters.
+    Marks inside strings look like structure; they are told apart only where that matters.
 
     Args:
         body: the text.
-        what: it is, for the refusal.
-        param: the field that it is in, if it is not all of the body.
+        what: the subject of the refusal's sentence.
+        param: the field with the text, if it is not the whole body.
 
     Raises:
-        RequestError: it holds too much.
+        RequestError: its structure is too large.
     """
     if len(body) <= MAX_POWERS:
         return
@@ -52,7 +52,7 @@ def check_structure(body: bytes, what: str = "the body has", param: str | None =
 
 
 def _excess(pieces: Iterator[bytes]) -> str | None:
-    """Return of what there is too much, if there is."""
+    """Return the limit that is exceeded, or None."""
     num_nodes = num_commas = num_powers = num_long = 0
     before = b""
     for piece in pieces:
@@ -70,7 +70,7 @@ def _excess(pieces: Iterator[bytes]) -> str | None:
             return f"{MAX_VALUES} values"
         if _TOO_LONG in numbers:
             return f"{MAX_DIGITS} digits in a number"
-        num_numbers = num_nodes + num_commas + 1  # at most: letters of pictures look like powers
+        num_numbers = num_nodes + num_commas + 1  # at most: base64 of images looks like powers
         if min(num_powers, num_numbers) > MAX_POWERS:
             return f"{MAX_POWERS} numbers with an exponent"
         if min(num_long, num_numbers) > MAX_LONG:
@@ -87,11 +87,11 @@ def _pieces(body: bytes) -> Iterator[bytes]:
 
 
 def _outside(body: bytes) -> Iterator[bytes]:
-    """Yield what stands outside of strings, with their last quotes."""
+    """Yield the text outside strings, with the strings' last quotes."""
     is_inside, rest = False, b""
     for piece in _pieces(body):
         piece = rest + piece  # noqa: PLW2901
-        is_cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1  # it escapes what comes next
+        is_cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1  # it escapes the next character
         rest = b"\\" if is_cut else b""
         piece = piece.removesuffix(rest).replace(b"\\\\", b"").replace(b'\\"', b"")  # noqa: PLW2901
         letters = np.frombuffer(piece, np.uint8)

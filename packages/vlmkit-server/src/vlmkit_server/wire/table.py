@@ -1,6 +1,6 @@
-"""The fields that clients are known to send, and what is done about each.
+"""The field table: the fields that clients are known to send, and how each is handled.
 
-One table drives what bodies reject, take by another name or report, what ``/v1/capabilities`` lists
+It drives what bodies reject, accept under another name or report, the list in ``/v1/capabilities``
 and the page ``docs/reference/fields.md``. The defaults of the servers that have a field are its
 neutral values: some clients send all of them with every request.
 """
@@ -38,4 +38,4 @@ REPORTED = frozenset(
     for row in TABLE.values()
     if row.action == "no effect" or row.elsewhere == "no effect" or row.about != "answer"
 )
-"""Names that may be counted as they are; any other is a client's own text."""
+"""Names that may be counters; any other name is client data."""

@@ -1,4 +1,4 @@
-"""Fields of a body by which a client offers tools, and which of them the model is shown."""
+"""The fields by which a client offers tools, and the tools that the model sees."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from vlmkit_server.wire.sampling_fields import Label, SamplingFields
 from vlmkit_server.wire.unused import LeftOut
 
 Arguments = str | dict[str, Any] | None
-"""Of a call: the JSON text of an object, the object itself, or none."""
+"""The arguments of a call: the JSON text of an object, the object itself, or none."""
 
 FUNCTION = "function"
 OTHER = "other"
@@ -38,7 +38,7 @@ OTHER_TOOL_TYPES = (
     "web_search_preview",
     "web_search_preview_2025_03_11",
 )
-"""Types of OpenAI's tools that this server cannot run, wherever they are sent to."""
+"""Types of OpenAI's tools that this server cannot run, in any API."""
 
 _KNOWN_TYPE = re.compile(
     "|".join(OTHER_TOOL_TYPES) + "|namespace|mcp_toolset|"
@@ -48,7 +48,7 @@ _KNOWN_TYPE = re.compile(
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """What can be called."""
+    """A function that can be called."""
 
     name: FunctionName
     description: str | None = None
@@ -57,14 +57,14 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 def shown_type(kind: str | None, own: str) -> str | None:
-    """Return what a report calls a tool's type, None for this server's own."""
+    """Return a tool's type as reports show it; None for the supported type."""
     if kind in (None, own):
         return None
     return kind if kind and _KNOWN_TYPE.fullmatch(kind) else OTHER
 
 
 class Tool(LeftOut, kw_only=True):
-    """A function, or a tool of a type that this server cannot run, which is left out."""
+    """A function, or a tool of an unsupported type, which is left out."""
 
     type: Label | None = None
     function: Function | None = None
@@ -76,7 +76,7 @@ class Tool(LeftOut, kw_only=True):
 
 
 class ChosenFunction(msgspec.Struct, kw_only=True):
-    """The one that must be called."""
+    """The function that must be called."""
 
     name: Label
 
@@ -99,12 +99,12 @@ class ToolFields(SamplingFields, kw_only=True):
 
     @property
     def shown_functions(self) -> list[Function]:
-        """The tools that the model is shown."""
+        """The functions that the model sees."""
         return [t.function for t in self.tools or () if t.function and t.left_out is None]
 
 
 def check_tool_types(body: ToolFields) -> None:
-    """Do nothing if each tool is a function, or can be left out.
+    """Check that each tool is a function, or can be left out.
 
     Raises:
         RequestError: one is neither.
@@ -116,45 +116,45 @@ def check_tool_types(body: ToolFields) -> None:
 def check_types(
     tools: Iterable[tuple[str | None, bool]], own: str, definition: str, *, must_call: bool
 ) -> None:
-    """Do nothing if each tool of another type can be left out, and the others are defined.
+    """Check that each tool of another type can be left out, and that the others are defined.
 
     Args:
-        tools: of each, its type if that is another one, and whether it defines a function: then
-            another type is a mistake.
-        own: the type that this server supports.
+        tools: of each, its type if unsupported, and whether it defines a function, which makes
+            another type a mistake.
+        own: the supported type.
         definition: the field that defines a function.
         must_call: whether the answer must call a tool, which could be one that is left out.
 
     Raises:
-        RequestError: names the first that is wrong.
+        RequestError: names the first invalid tool.
     """
     for number, (other, is_defined) in enumerate(tools):
-        place = f"tools[{number}]"
+        path = f"tools[{number}]"
         if other is None and not is_defined:
-            message = f"{place}.{definition} is needed in a tool of type {own}"
-            raise RequestError(message, param=place)
+            message = f"{path}.{definition} is needed in a tool of type {own}"
+            raise RequestError(message, param=path)
         if other is not None and (is_defined or must_call):
-            raise unsupported_type(f"{place}.type", own, must_call=not is_defined)
+            raise unsupported_type(f"{path}.type", own, must_call=not is_defined)
 
 
-def unsupported_type(place: str, own: str, *, must_call: bool) -> RequestError:
+def unsupported_type(path: str, own: str, *, must_call: bool) -> RequestError:
     """Return the refusal of a tool of another type.
 
     Args:
-        place: of the type.
-        own: the type that this server supports.
-        must_call: whether that is refused only because the answer must call a tool.
+        path: the path of the type.
+        own: the supported type.
+        must_call: whether it is refused only because the answer must call a tool.
     """
     where = " where a call is required" if must_call else ""
     return RequestError(
-        f"{place} has a value that this server does not support{where}; supported are {own}",
-        param=place,
+        f"{path} has a value that this server does not support{where}; supported are {own}",
+        param=path,
         code="unsupported_value",
     )
 
 
 def tool_values(body: ToolFields) -> dict[str, Any]:
-    """Return what a body says of tools, by the names of :class:`vlmkit.Request`."""
+    """Return the tools of a body, by the names of :class:`vlmkit.Request`."""
     choice: ToolChoice | NamedTool | None = (
         NamedTool(body.tool_choice.function.name)
         if isinstance(body.tool_choice, ChosenTool)
@@ -173,7 +173,7 @@ def arguments_text(given: Arguments) -> str:
     """Return the arguments of a call as text.
 
     Raises:
-        RequestError: they are an object that is nested too deeply.
+        RequestError: the object is nested too deeply.
     """
     if given is None or isinstance(given, str):
         return given or ""
@@ -184,7 +184,7 @@ def arguments_text(given: Arguments) -> str:
 
 
 def _definition(function: Function) -> dict[str, Any]:
-    """Return a definition as chat templates read it: without what the client left out."""
-    said = {"name": function.name, "description": function.description or ""}
+    """Return a definition as chat templates expect it, with defaults filled in."""
+    definition = {"name": function.name, "description": function.description or ""}
     parameters = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": said | {"parameters": parameters}}
+    return {"type": "function", "function": definition | {"parameters": parameters}}

@@ -1,6 +1,6 @@
-"""From fields of Anthropic's and of the Responses API to those of a chat.
+"""Translates fields of Anthropic's and of the Responses API into those of a chat.
 
-Knows no field: what each one means stands where its API is translated.
+The API's own modules know what each field means.
 """
 
 from typing import Any
@@ -9,21 +9,21 @@ from vlmkit.errors import RequestError
 
 
 def set_field(
-    fields: dict[str, Any], places: dict[str, str], name: str, value: object, place: str
+    fields: dict[str, Any], paths: dict[str, str], name: str, value: object, path: str
 ) -> None:
-    """Set a field of a chat to the value of a field of another API, which errors name instead.
+    """Set a field of a chat to the value of another API's field, and record that field for errors.
 
     Args:
-        fields: of the chat; the field is set there.
-        places: where fields were sent; the field's place is set there.
-        name: of the field.
+        fields: the chat's fields; the field is set here.
+        paths: the paths of fields as they were sent; the field's path is set here.
+        name: the chat's field.
         value: its value.
-        place: the other API's field.
+        path: the other API's field.
 
     Raises:
         RequestError: the body has the chat's own field, too.
     """
     if fields.get(name) is not None:
-        raise RequestError(f"{name} and {place} exclude each other", param=name)
+        raise RequestError(f"{name} and {path} exclude each other", param=name)
     fields[name] = value
-    places[name] = place
+    paths[name] = path

@@ -1,4 +1,4 @@
-"""Finding keys of a JSON text that nothing uses, at any depth; not what that means."""
+"""Finds the keys of a JSON text that no field uses, at any depth; does not judge them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-MAX_KEYS = 2**16  # of all objects of one text: a client's keys take memory while they are compared
+MAX_KEYS = 2**16  # of all objects in a text: keys take memory while they are compared
 START_BYTES = 256
 LONG_BYTES = 2**14
 MAX_QUOTES = 2**18
@@ -25,30 +25,30 @@ class UnusedKey(NamedTuple):
     """A key without a field.
 
     Attributes:
-        place: the keys that lead to it, with dots; indices of lists are left out.
+        path: the dotted path, without list indices.
         start: the first bytes of its value.
     """
 
-    place: str
+    path: str
     start: bytes
 
     @classmethod
-    def of(cls, place: str, content: Raw) -> "UnusedKey":
-        """Return the key of a value; what is only read of it is copied."""
-        return cls(place, bytes(memoryview(content)[:START_BYTES]))
+    def of(cls, path: str, content: Raw) -> "UnusedKey":
+        """Return the key of a value; only the first bytes are copied."""
+        return cls(path, bytes(memoryview(content)[:START_BYTES]))
 
     @property
     def kind(self) -> str:
-        """What its value is, in JSON's words."""
+        """The JSON type of its value."""
         return _KINDS.get(self.start[:1], "a number")
 
     def value(self) -> Any:
-        """Return its value if that is short, or else something that equals nothing."""
+        """Return its value if that is short; otherwise an object that equals nothing."""
         if len(self.start) == START_BYTES:
             return _LONG
         try:
             return msgspec.json.decode(self.start)
-        except (ValueError, RecursionError):  # numbers and brackets are not decoded before
+        except (ValueError, RecursionError):  # numbers and brackets were not decoded before
             return _LONG
 
 
@@ -71,8 +71,8 @@ def unused_keys(value: Struct, text: bytes) -> Iterator[UnusedKey]:
     """Yield the keys that a struct, and the structs in it, have no field for.
 
     Args:
-        value: what was read.
-        text: the JSON text that it was read from.
+        value: the decoded struct.
+        text: the JSON text that it was decoded from.
 
     Raises:
         msgspec.ValidationError: there are too many keys.
@@ -82,27 +82,27 @@ def unused_keys(value: Struct, text: bytes) -> Iterator[UnusedKey]:
 
 
 class _Comparison:
-    """Compares one JSON text with what was read from it."""
+    """Compares a JSON text with the structs that were decoded from it."""
 
     def __init__(self) -> None:
         self._num_keys = 0
         self._object = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=self._counted)
         self._objects = msgspec.json.Decoder(list[dict[_Key, Raw]], dec_hook=self._counted)
 
-    def of(self, value: Any, content: bytes | Raw, place: str) -> Iterator[UnusedKey]:
-        """Yield unused keys; only a struct and a list of structs have any."""
+    def of(self, value: Any, content: bytes | Raw, path: str) -> Iterator[UnusedKey]:
+        """Yield unused keys; only a struct and a list of structs can have any."""
         if isinstance(value, Struct):
-            yield from self._in(value, self._object.decode(content), place)
+            yield from self._in(value, self._object.decode(content), path)
         elif isinstance(value, list) and value and isinstance(value[0], Struct):
             for struct, held in zip(value, self._objects.decode(content), strict=True):
-                yield from self._in(struct, held, place)
+                yield from self._in(struct, held, path)
 
-    def _in(self, struct: Struct, held: Mapping[_Key, Raw], place: str) -> Iterator[UnusedKey]:
+    def _in(self, struct: Struct, held: Mapping[_Key, Raw], path: str) -> Iterator[UnusedKey]:
         if isinstance(struct, LeftOut) and (kind := struct.left_out) is not None:
-            yield UnusedKey(f"{place}.{kind}", b"true")
+            yield UnusedKey(f"{path}.{kind}", b"true")
             return
         for key, content in held.items():
-            inner = f"{place}.{key}" if place else str(key)
+            inner = f"{path}.{key}" if path else str(key)
             if key in struct.__struct_fields__:
                 yield from self.of(getattr(struct, key), content, inner)
             elif key != struct.__struct_config__.tag_field:
@@ -116,16 +116,18 @@ class _Comparison:
 
 
 def _shortened(text: bytes) -> bytes:
-    """Return a JSON text without what its long strings say.
+    """Return a JSON text without the content of its long strings.
 
-    Their place is read past once for each object around them, which for pictures takes a while.
+    The text of a string is skipped once for each object around it, which is slow for images.
     """
     if len(text) < LONG_BYTES:
         return text
     pieces: list[bytes] = []
     start, is_inside = 0, False
     while len(pieces) < MAX_QUOTES and (end := text.find(b'"', start)) >= 0:
-        is_escaped = is_inside and _num_backslashes(text, start, end) % 2 == 1  # it is the string's
+        is_escaped = (
+            is_inside and _num_backslashes(text, start, end) % 2 == 1
+        )  # the quote belongs to the string
         if is_inside and end - start > LONG_BYTES:
             pieces.append(b"\\" * is_escaped)
         else:
@@ -136,7 +138,7 @@ def _shortened(text: bytes) -> bytes:
 
 
 def _num_backslashes(text: bytes, start: int, end: int) -> int:
-    """Count those before an end; a long string is not copied for them, as far as that can be."""
+    """Count the backslashes before a quote; avoids copying a long string if possible."""
     last = text[max(start, end - LONG_BYTES) : end]
     if not last.strip(b"\\"):
         last = text[start:end]

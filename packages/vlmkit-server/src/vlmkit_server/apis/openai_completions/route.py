@@ -36,11 +36,11 @@ from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.answer_forms import requested_form
 from vlmkit_server.wire.plain_prompts import (
     Plain,
-    blame,
     check_plain_size,
     plain_fields,
     plain_names,
     plain_texts,
+    rename_param,
 )
 from vlmkit_server.wire.sampling import sampling_values
 
@@ -190,7 +190,7 @@ class _Prompts:
         try:
             yield
         except RequestError as error:
-            blame(error, name)
+            rename_param(error, name)
             if error.param == "constraint" and self._form is not None:
                 error.param = self._form.field
             raise
@@ -226,7 +226,7 @@ def completion_texts(
     try:
         check_plain_size(texts, max_chars, facts)
     except RequestError as error:
-        blame(error, "prompt")
+        rename_param(error, "prompt")
         raise
     return texts
 

@@ -36,11 +36,11 @@ from vlmkit_server.gather import in_order
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.plain_prompts import (
-    blame,
     check_plain_size,
     plain_fields,
     plain_names,
     plain_texts,
+    rename_param,
 )
 
 
@@ -78,7 +78,7 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
             except RequestError as error:
                 error.param = field_of(error, body.messages or ())
                 if body.messages is None:
-                    blame(error, name)
+                    rename_param(error, name)
                 raise
 
         pairs = zip(names, requests, strict=True)
@@ -107,7 +107,7 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
         try:
             check_plain_size(texts, self.service.settings.max_text_chars, facts)
         except RequestError as error:
-            blame(error, "input")
+            rename_param(error, "input")
             raise
         return [Asked(**plain_fields(text), **same) for text in texts]
 

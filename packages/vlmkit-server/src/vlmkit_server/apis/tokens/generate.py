@@ -45,7 +45,7 @@ from vlmkit_server.exchange.streaming import EventStream
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.answer_forms import Formed, RequestedForm, requested_form
 from vlmkit_server.wire.plain_prompts import check_plain_size
-from vlmkit_server.wire.sampling import said_values
+from vlmkit_server.wire.sampling import parameter_values
 
 URLS = "features.image_urls"
 DIGESTS = "features.mm_hashes.image"
@@ -162,7 +162,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
 
 def _params(given: GenerateParams, facts: RunnerFacts) -> SamplingParams:
     """Return how tokens are chosen, on top of the model's own defaults."""
-    values = said_values(given)
+    values = parameter_values(given)
     if given.top_k == -1:  # vLLM's older way to keep all
         values["top_k"] = 0
     if given.logprobs is not None:

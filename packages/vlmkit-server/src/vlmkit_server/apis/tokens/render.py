@@ -47,7 +47,7 @@ from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.message_errors import MessageErrorBody, message_error
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.answer_forms import requested_form
-from vlmkit_server.wire.plain_prompts import Plain, blame, plain_fields, plain_names
+from vlmkit_server.wire.plain_prompts import Plain, plain_fields, plain_names, rename_param
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -202,7 +202,7 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
             try:
                 found = await runner.atokenize(request)
             except RequestError as error:
-                blame(error, name)
+                rename_param(error, name)
                 raise
             return rendered(body, self.model, request, found, runner.facts)
 

@@ -33,7 +33,7 @@ from vlmkit_server.exchange.full_response import PiecedAnswer
 from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.wire.plain_prompts import blame, check_plain_size
+from vlmkit_server.wire.plain_prompts import check_plain_size, rename_param
 
 _OF_MESSAGES = sorted(
     {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}
@@ -157,7 +157,7 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
             check_plain_size([body.tokens], self.service.settings.max_text_chars, runner.facts)
             text = await asyncio.to_thread(runner.detokenize, body.tokens)
         except RequestError as error:
-            blame(error, "tokens")
+            rename_param(error, "tokens")
             raise
         said = Detokenized(text, text)
         return ASGIResponse(body=msgspec.json.encode(said), headers=self.headers)
