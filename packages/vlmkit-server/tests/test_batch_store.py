@@ -75,7 +75,7 @@ class Stores(RuleBasedStateMachine):
         async def work():
             incoming = self.files.incoming(owner)
             content = b"".join(map(line, range(NUM_LINES)))
-            incoming.take(len(content))
+            incoming.count(len(content))
             await incoming.write(content)
             await incoming.end()
             file = await self.files.keep(
@@ -83,13 +83,13 @@ class Stores(RuleBasedStateMachine):
             )
             asked = BatchRequest(file.id, CHAT, "24h")
             body = await self.store.create(asked, Caller(owner, "tenant"))
-            batch = await self.store.opened(body.id)
+            batch = await self.store.lifecycle.opened(body.id)
             check = Check(self.folder.path(file.id), CHAT, max_lines=100, max_line_bytes=1000)
             is_first = True
-            for lot in check.places():
-                assert await self.store.lines.add_lines(batch.number, lot, is_first=is_first)
+            for spans in check.spans():
+                assert await self.store.lines.add_lines(batch.number, spans, is_first=is_first)
                 is_first = False
-            await self.store.begin(batch.id, check.num_lines, check.model)
+            await self.store.lifecycle.begin(batch.id, check.num_lines, check.model)
             return batch
 
         self.fails = False
@@ -124,7 +124,7 @@ class Stores(RuleBasedStateMachine):
         asked = [n for n, state in (own or {"lines": {}})["lines"].items() if state == "asked"]
         if asked:
             number = asked[line_number % len(asked)]
-            self.do(self.store.lines.give_back(own["batch"].number, number, counts=counts))
+            self.do(self.store.lines.release(own["batch"].number, number, counts=counts))
             own["lines"][number] = "waiting"
             own["attempts"][number] -= not counts
             own["postponed"][number] += 1
@@ -164,14 +164,14 @@ class Stores(RuleBasedStateMachine):
         if (own := self.chosen(which)) is None:
             return
         batch = own["batch"]
-        self.do(self.store.finalize(batch, "expired"))
+        self.do(self.store.lifecycle.finalize(batch, "expired"))
         left = self.do(self.store.lines.left(batch.number, 100))
         assert {each.number for each in left} == {
             n for n, state in own["lines"].items() if state in ("waiting", "asked")
         }
         entries = [Done(batch.number, each.number, b"%d:1\n" % each.number, True) for each in left]
         self.do(self.store.lines.finish(entries))
-        self.do(self.store.end(batch, "expired"))
+        self.do(self.store.lifecycle.end(batch, "expired"))
         for each in left:
             own["lines"][each.number] = "failed"
         own["is_over"] = True
@@ -194,7 +194,7 @@ class Stores(RuleBasedStateMachine):
         self.folder.close()
         self.fails = False
         self.open()
-        open_batches = self.do(self.store.restore())
+        open_batches = self.do(self.store.lifecycle.restore())
         ongoing = {b["batch"].id for b in self.batches.values() if not b["is_over"]}
         assert {each.id for each in open_batches} == ongoing
         for own in self.batches.values():
@@ -236,7 +236,7 @@ def test_a_batch_whose_file_is_wrong_takes_no_room(tmp_path):
         store = BatchStore(folder)
         body = await store.create(BatchRequest("x", CHAT, "1h"), Caller(b"one", ""))
         assert folder.num_bytes == 8192
-        await store.fail(await store.opened(body.id), BatchErrors([]))
+        await store.lifecycle.fail(await store.lifecycle.opened(body.id), BatchErrors([]))
         assert folder.num_bytes == 0
         folder.close()
 

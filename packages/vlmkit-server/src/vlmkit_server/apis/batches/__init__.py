@@ -1,1 +1,1 @@
-"""``/v1/batches``: many requests in one file, answered when nobody else wants the room."""
+"""``/v1/batches``: batches of requests in a file, run in the server's spare capacity."""

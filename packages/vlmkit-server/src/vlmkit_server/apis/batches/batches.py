@@ -1,4 +1,4 @@
-"""All batches of a server: new ones are checked in turn, and then asked; after a restart, again."""
+"""Creates batches, checks their input files in turn, and resumes them after a restart."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.batches.in_process_client import InProcessClient
-from vlmkit_server.apis.batches.input_lines import Check, Place
+from vlmkit_server.apis.batches.input_lines import Check, LineSpan
 from vlmkit_server.apis.batches.records import Kind, OpenBatch
 from vlmkit_server.apis.batches.runner import BatchRunner
 from vlmkit_server.apis.batches.store import BatchStore
@@ -27,30 +27,30 @@ RETRY_S = 2.0
 
 
 class Batches:
-    """Batches that outlive the process.
+    """The batches of a server; they survive a restart.
 
     Args:
-        files: has their files.
-        service: says whether there is room.
-        app: answers lines as it answers requests.
+        files: stores their files.
+        service: admits their requests.
+        app: answers their requests.
 
     Attributes:
-        files: has their files.
-        store: knows how far they are.
+        files: stores their files.
+        store: stores their state.
     """
 
     def __init__(self, files: FilesOnDisk, service: Service, app: ASGIApp) -> None:
         self.files = files
         self._settings = service.settings
         self.store = BatchStore(files.folder)
-        self.asker = BatchRunner(self.store, service, InProcessClient(app))
+        self._runner = BatchRunner(self.store, service, InProcessClient(app))
         self._unchecked: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_restored = False
 
     async def start(self) -> None:
-        """Go on with what is there from before, once the disk can be written."""
-        with contextlib.suppress(Unavailable):  # the log says it
+        """Resume unfinished batches, once the disk is writable."""
+        with contextlib.suppress(Unavailable):  # it is logged
             await self._restore()
         self._tasks.append(asyncio.ensure_future(self._run()))
 
@@ -59,41 +59,41 @@ class Batches:
             await asyncio.sleep(RETRY_S)
             with contextlib.suppress(Unavailable):
                 await self._restore()
-        for work in (self.asker.run(), self._check_all(), self._sweep()):
+        for work in (self._runner.run(), self._check_all(), self._sweep()):
             self._tasks.append(asyncio.ensure_future(work))
 
     async def _restore(self) -> None:
-        ongoing = await self.store.restore()
+        ongoing = await self.store.lifecycle.restore()
         suspects = await self.store.lines.suspects()
         for batch in ongoing:
             if batch.status == "validating":
                 self._unchecked.put_nowait(batch)
             else:
-                self.asker.add(batch)
+                self._runner.add(batch)
         if ongoing:
-            self.asker.suspect(suspects)
-            log.info("batches go on that had not ended")
+            self._runner.suspect(suspects)
+            log.info("unfinished batches resumed: %d", len(ongoing))
         self._is_restored = True
 
     async def stop(self) -> None:
-        """Stop to ask; what was not answered is asked after the next start."""
+        """Stop running batches; unanswered lines run after the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Unavailable):
-            await self.store.lines.give_all_back()
+            await self.store.lines.release_all()
         self.files.folder.close()
 
-    async def create(self, asked: BatchRequest, caller: Caller) -> BatchBody:
-        """Begin a batch.
+    async def create(self, request: BatchRequest, caller: Caller) -> BatchBody:
+        """Create a batch.
 
         Raises:
-            RequestError: its file is not there or not for batches, or it is too long.
-            Unavailable: it cannot be kept.
+            RequestError: its file is missing or not for batches, or it is too long.
+            Unavailable: it cannot be stored.
         """
         self._check_restored()
         try:
-            file = await self.files.find(asked.input_file_id, caller.owner)
+            file = await self.files.find(request.input_file_id, caller.owner)
         except RequestError as error:
             error.param = "input_file_id"
             raise
@@ -101,24 +101,24 @@ class Batches:
             raise RequestError(
                 "input_file_id names a file whose purpose is not batch", param="input_file_id"
             )
-        body = await self.store.create(asked, caller)
-        self._unchecked.put_nowait(await self.store.opened(body.id))
+        body = await self.store.create(request, caller)
+        self._unchecked.put_nowait(await self.store.lifecycle.opened(body.id))
         return body
 
-    async def create_of_lines(self, lots: Iterator[bytes], caller: Caller) -> BatchBody:
-        """Begin a batch of messages, whose lines are written into a file.
+    async def create_of_lines(self, chunks: Iterator[bytes], caller: Caller) -> BatchBody:
+        """Create a batch of messages; its lines are written to a file.
 
         Raises:
-            RequestError: its owner has no room for them.
-            Unavailable: it cannot be kept.
+            RequestError: the owner has no room for them.
+            Unavailable: it cannot be stored.
         """
         self._check_restored()
         incoming = self.files.incoming(caller.owner)
         with ExitStack() as undo:
             undo.callback(incoming.drop)
-            while lot := await asyncio.to_thread(next, lots, b""):
-                incoming.take(len(lot))
-                await incoming.write(lot)
+            while chunk := await asyncio.to_thread(next, chunks, b""):
+                incoming.count(len(chunk))
+                await incoming.write(chunk)
             await incoming.end()
             file = await self.files.keep(
                 incoming,
@@ -128,20 +128,20 @@ class Batches:
                 lives_s=None,
             )
             undo.pop_all()
-        asked = BatchRequest(file.id, "/v1/chat/completions", "24h")
+        request = BatchRequest(file.id, "/v1/chat/completions", "24h")
         try:
-            body = await self.store.create(asked, caller, MESSAGES)
+            body = await self.store.create(request, caller, MESSAGES)
         except BaseException:
             await self.files.delete(file.id, caller.owner)
             raise
-        self._unchecked.put_nowait(await self.store.opened(body.id))
+        self._unchecked.put_nowait(await self.store.lifecycle.opened(body.id))
         return body
 
     async def delete(self, batch_id: str, owner: bytes) -> None:
-        """Forget a batch of messages that has ended, and its files.
+        """Delete a batch of messages that has ended, and its files.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
             RequestError: it has not ended.
         """
         body = await self.store.find(batch_id, owner, "msgbatch")
@@ -154,13 +154,13 @@ class Batches:
         await self.store.delete(batch_id, owner)
 
     async def cancel(self, batch_id: str, caller: Caller, kind: Kind = "batch") -> BatchBody:
-        """Let a batch end.
+        """Cancel a batch.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         body = await self.store.cancel(batch_id, caller.owner, kind)
-        self.asker.cancel(batch_id)
+        self._runner.cancel(batch_id)
         return body
 
     def _check_restored(self) -> None:
@@ -173,13 +173,13 @@ class Batches:
             while True:
                 try:
                     await self._check(batch)
-                except Unavailable:  # the disk is full, and the log says it
+                except Unavailable:  # the disk is full, which is logged
                     await asyncio.sleep(RETRY_S)
                 else:
                     break
 
     async def _check(self, batch: OpenBatch) -> None:
-        """Look at all lines of a batch, and begin to ask it, or say why not."""
+        """Check all lines of a batch, then start to run it, or fail it."""
         data = self._settings.data
         check = Check(
             self.files.folder.path(batch.input_id),
@@ -187,41 +187,43 @@ class Batches:
             max_lines=data.max_batch_lines,
             max_line_bytes=self._settings.max_body_bytes,
         )
-        lots = check.places()
-        is_first = is_wanted = True
+        chunks = check.spans()
+        is_first = is_validating = True
         try:
-            while is_wanted and (lot := await asyncio.to_thread(_next, lots)) is not None:
-                is_wanted = await self.store.lines.add_lines(batch.number, lot, is_first=is_first)
+            while is_validating and (chunk := await asyncio.to_thread(_next, chunks)) is not None:
+                is_validating = await self.store.lines.add_lines(
+                    batch.number, chunk, is_first=is_first
+                )
                 is_first = False
         except OSError:
-            log.exception("the file of batch %s cannot be read", batch.id)
+            log.exception("the input file of batch %s cannot be read", batch.id)
             check.refuse("unreadable_file", "the file cannot be read")
         if check.errors:
-            await self.store.fail(batch, BatchErrors(check.errors))
-        if is_wanted and not check.errors:
-            await self.store.begin(batch.id, check.num_lines, check.model)
-        current = await self.store.opened(batch.id)
+            await self.store.lifecycle.fail(batch, BatchErrors(check.errors))
+        if is_validating and not check.errors:
+            await self.store.lifecycle.begin(batch.id, check.num_lines, check.model)
+        current = await self.store.lifecycle.opened(batch.id)
         if current.status != "failed":
-            self.asker.add(current)
+            self._runner.add(current)
 
     async def _sweep(self) -> None:
-        """Forget what is over, now and then."""
+        """Delete expired files and old batches, once a minute."""
         while True:
             with contextlib.suppress(Unavailable):
                 await self.files.forget_expired()
-                await self.store.forget_old()
+                await self.store.lifecycle.forget_old()
             await asyncio.sleep(SWEEP_S)
 
 
-def _next(lots: Iterator[list[Place]]) -> list[Place] | None:
-    return next(lots, None)
+def _next(chunks: Iterator[list[LineSpan]]) -> list[LineSpan] | None:
+    return next(chunks, None)
 
 
-def storage_location(batches: Batches | None) -> Batches:
-    """Return what may keep a batch that is asked for by its id.
+def batches_or_not_found(batches: Batches | None) -> Batches:
+    """Return the batches, for a request that names one by id.
 
     Raises:
-        NotStored: nothing keeps any.
+        NotStored: the server stores no batches.
     """
     if batches is None:
         raise NotStored(
@@ -230,11 +232,11 @@ def storage_location(batches: Batches | None) -> Batches:
     return batches
 
 
-def keeping(batches: Batches | None) -> Batches:
-    """Return what keeps the batches of a server.
+def require_batches(batches: Batches | None) -> Batches:
+    """Return the batches, for a request that creates one.
 
     Raises:
-        RequestError: nothing does.
+        RequestError: the server stores no batches.
     """
     if batches is None:
         raise RequestError(

@@ -1,6 +1,6 @@
-"""Requests that the server makes of itself: the application is called as HTTP would call it.
+"""A client in the server's own process: it calls the ASGI application as HTTP would.
 
-So a line of a batch passes everything that a request passes, and is counted wherever one is.
+So a batch line passes every check and counter that a request passes.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from vlmkit_server.http.caller import Caller, internal_state
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -20,10 +20,10 @@ class Answer(NamedTuple):
 
 
 class InProcessClient:
-    """Asks an application.
+    """Calls an application.
 
     Args:
-        app: it.
+        app: the application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -32,14 +32,14 @@ class InProcessClient:
     async def post(
         self, path: str, body: bytes, caller: Caller, request_id: str, gone: asyncio.Event
     ) -> Answer:
-        """Send a body, and return the answer.
+        """Send a body, and return the response.
 
         Args:
-            path: of the route.
+            path: the route's path.
             body: JSON.
-            caller: whose request it is.
-            request_id: what it is called.
-            gone: is set when nobody wants the answer any more; one that says so comes back.
+            caller: the caller on whose behalf the request is made.
+            request_id: the request's id.
+            gone: set to disconnect; the response then has the status 499.
         """
         has_sent = False
         status, headers, parts = 500, dict[str, str](), list[bytes]()

@@ -1,7 +1,7 @@
-"""The lines of a batch's file: what one says, and what is wrong with them, before any is asked.
+"""The lines of a batch's input file: parsing, and checks before the batch runs.
 
-Only a line feed ends a line: other characters that break lines may stand in a JSON text. What is in
-a request is not looked at but for what a batch cannot do: the route that it is for refuses it.
+Only a line feed ends a line: JSON text may contain other line breaks. Of a request, only what a
+batch cannot do is checked here; its route checks the rest.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from vlmkit_server.apis.batches.wire import AnyEndpoint, BatchError
 
-MAX_ERRORS = 100  # that are told
-PLACES_AT_ONCE = 1000
+MAX_ERRORS = 100  # that are reported
+SPANS_AT_ONCE = 1000
 _BOM = b"\xef\xbb\xbf"
 
 
 class Line(msgspec.Struct):
-    """What one line says; other keys have no effect."""
+    """One line; other keys have no effect."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     url: str
@@ -28,13 +28,13 @@ class Line(msgspec.Struct):
     method: Literal["POST"] = "POST"
 
 
-class Place(NamedTuple):
-    """Where a line is.
+class LineSpan(NamedTuple):
+    """The position of a line in the file.
 
     Attributes:
-        number: of the line, counted from 1.
-        start: its first byte.
-        num_bytes: how many it has, without its end.
+        number: its number, counted from 1.
+        start: offset of its first byte.
+        num_bytes: its length, without the line feed.
     """
 
     number: int
@@ -47,7 +47,7 @@ class _Named(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """What a batch has to know of a request."""
+    """The fields of a request that a batch checks."""
 
     model: str | None = None
     stream: bool | None = None
@@ -60,27 +60,27 @@ _REQUEST = msgspec.json.Decoder(_Request)
 
 
 def line_of(content: bytes) -> Line:
-    """Return what a line says that was checked before."""
+    """Parse a line that was checked before."""
     return _LINE.decode(content)
 
 
 def custom_id_of(content: bytes) -> str:
-    """Return how the client calls a line that was checked before."""
+    """Return the custom id of a line that was checked before."""
     return _NAMED.decode(content).custom_id
 
 
 class Check:
-    """Finds the lines of a file and what is wrong with them; takes time where there are many.
+    """Finds the lines of a file, and errors in them; slow for a file with many lines.
 
     Args:
-        path: of the file.
-        endpoint: what all of them must be for.
+        path: the file.
+        endpoint: the endpoint that all lines must have.
         max_lines: more are refused.
         max_line_bytes: a longer one is refused.
 
     Attributes:
-        errors: the first of what is wrong.
-        num_lines: how many there are, blank ones excepted.
+        errors: the first errors.
+        num_lines: the number of lines, except blank ones.
     """
 
     def __init__(
@@ -100,31 +100,31 @@ class Check:
         """The model that all lines name, if it is one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
-    def places(self) -> Iterator[list[Place]]:
-        """Yield where lines are, in lots; what comes after too many errors is not looked at."""
-        found: list[Place] = []
-        for place, content in self._lines():
+    def spans(self) -> Iterator[list[LineSpan]]:
+        """Yield the lines' positions in chunks; stops after too many errors."""
+        found: list[LineSpan] = []
+        for span, content in self._lines():
             if content.isspace():
                 continue
             self.num_lines += 1
             if self.num_lines > self._max_lines:
                 self.refuse("too_many_lines", f"there are over {self._max_lines} lines")
                 break
-            error = self._wrong(place.number, content)
+            error = self._line_error(span.number, content)
             if error is not None:
                 self.errors.append(error)
                 if len(self.errors) >= MAX_ERRORS:
                     break
-            found.append(place)
-            if len(found) >= PLACES_AT_ONCE:
+            found.append(span)
+            if len(found) >= SPANS_AT_ONCE:
                 yield found
                 found = []
         if not self.num_lines and not self.errors:
             self.refuse("empty_file", "the file has no lines")
         yield found
 
-    def _lines(self) -> Iterator[tuple[Place, bytes]]:
-        """Yield lines, of which one at a time is in memory."""
+    def _lines(self) -> Iterator[tuple[LineSpan, bytes]]:
+        """Yield lines, with one at a time in memory."""
         with self._path.open("rb") as file:
             start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
             file.seek(start)
@@ -139,16 +139,16 @@ class Check:
                         "line_too_long", f"the line is over {self._max_line_bytes} bytes", number
                     )
                     return
-                yield Place(number, start, len(content)), content
+                yield LineSpan(number, start, len(content)), content
                 start += len(content)
 
-    def _wrong(self, number: int, content: bytes) -> BatchError | None:
-        """Return what is wrong with a line, if anything is; its content is never repeated."""
+    def _line_error(self, number: int, content: bytes) -> BatchError | None:
+        """Return the error in a line, if there is one; never quotes its content."""
         try:
             line = _LINE.decode(content)
         except msgspec.ValidationError as error:
-            wrong, _, place = str(error).partition(" - at `$.")
-            return BatchError("invalid_line", wrong, number, place.rstrip("`") or None)
+            message, _, path = str(error).partition(" - at `$.")
+            return BatchError("invalid_line", message, number, path.rstrip("`") or None)
         except (ValueError, RecursionError):
             return BatchError("invalid_json_line", "the line is not valid JSON", number)
         if line.url != self._endpoint:
@@ -159,15 +159,15 @@ class Check:
                 "duplicate_custom_id", "custom_id is another line's, too", number, "custom_id"
             )
         self._ids.add(known)
-        return self._wrong_body(number, bytes(line.body).strip())
+        return self._body_error(number, bytes(line.body).strip())
 
-    def _wrong_body(self, number: int, body: bytes) -> BatchError | None:
+    def _body_error(self, number: int, body: bytes) -> BatchError | None:
         if not body.startswith(b"{"):
             return BatchError("invalid_line", "body must be an object", number, "body")
         try:
             request = _REQUEST.decode(body)
         except msgspec.ValidationError:
-            return None  # a value is of a wrong type, which the route says better
+            return None  # a value has a wrong type, which the route reports better
         if len(self._models) < 2:
             self._models.add(request.model)
         for name in ("stream", "background"):
@@ -178,5 +178,5 @@ class Check:
         return None
 
     def refuse(self, code: str, message: str, number: int | None = None) -> None:
-        """Note what is wrong."""
+        """Record an error."""
         self.errors.append(BatchError(code, message, number))

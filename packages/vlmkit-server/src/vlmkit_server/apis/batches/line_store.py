@@ -1,40 +1,40 @@
-"""The lines of batches in the database: which are to be asked, and what came of them.
+"""Stores the lines of batches in the database: which are left, and the results of the others.
 
-An answer is written behind those before it and counted in one transaction, together with its line,
-which is gone then: so that, whenever the process ends, every line has one answer or none yet. What
-an unfinished transaction left in a file is behind the bytes that count, and is written over.
+One transaction appends an answer to the output file, counts it, and deletes its line. So whenever
+the process ends, a line has one answer or none. Bytes of an unfinished transaction lie beyond the
+file's counted size, and are overwritten.
 """
 
 import itertools
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from vlmkit_server.apis.batches.input_lines import Place
+from vlmkit_server.apis.batches.input_lines import LineSpan
 from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.records import Done, TakenLine
 from vlmkit_server.storage.data_folder import Folder, counted_bytes
 
 
 class LineStore:
-    """Keeps lines. Is called in the event loop's thread.
+    """Stores lines. It is used in the event loop's thread.
 
     Args:
-        folder: where.
+        folder: the data folder.
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._run = folder.database.run
 
-    async def add_lines(self, batch: int, places: Sequence[Place], *, is_first: bool) -> bool:
-        """Note where lines are; tell whether the batch is still to be checked."""
+    async def add_lines(self, batch: int, spans: Sequence[LineSpan], *, is_first: bool) -> bool:
+        """Store lines' positions; tell whether the batch is still being validated."""
 
         def add(on: sqlite3.Connection) -> bool:
-            if is_first:  # what a check before this one found, which did not end
+            if is_first:  # left by an earlier check that did not end
                 on.execute("DELETE FROM lines WHERE batch = ?", (batch,))
             on.executemany(
                 "INSERT INTO lines (batch, number, start, length) VALUES (?, ?, ?, ?)",
-                [(batch, *place) for place in places],
+                [(batch, *span) for span in spans],
             )
             ((status,),) = on.execute("SELECT status FROM batches WHERE number = ?", (batch,))
             if status != "validating":
@@ -44,12 +44,12 @@ class LineStore:
         return await self._run(add)
 
     async def take(self, batch: int, num: int, *, number: int | None = None) -> list[TakenLine]:
-        """Return the next lines, which are noted as asked; fewer where there are no more.
+        """Return the next lines, and mark them as running; fewer if there are no more.
 
         Args:
-            batch: whose.
-            num: how many.
-            number: of the only one that is wanted.
+            batch: the batch's number.
+            num: how many lines.
+            number: the number of the only line wanted.
         """
         one = "" if number is None else f" AND number = {number:d}"
 
@@ -68,13 +68,13 @@ class LineStore:
 
         return await self._run(take)
 
-    async def give_back(self, batch: int, line: int, *, counts: bool) -> None:
-        """Note that a line is to be asked again, after those that were asked less often.
+    async def release(self, batch: int, line: int, *, counts: bool) -> None:
+        """Mark a line as waiting again, behind lines with fewer attempts.
 
         Args:
-            batch: whose.
-            line: which.
-            counts: whether the line may be at fault.
+            batch: the batch's number.
+            line: the line's number.
+            counts: whether the attempt counts: the line may have caused the failure.
         """
 
         def change(on: sqlite3.Connection) -> None:
@@ -86,8 +86,8 @@ class LineStore:
 
         await self._run(change)
 
-    async def give_all_back(self) -> None:
-        """Note that nothing is being asked, and that no line is at fault for that."""
+    async def release_all(self) -> None:
+        """Mark all running lines as waiting; their attempts do not count."""
 
         def change(on: sqlite3.Connection) -> None:
             on.execute("UPDATE lines SET is_asked = 0, attempts = attempts - 1 WHERE is_asked = 1")
@@ -95,7 +95,7 @@ class LineStore:
         await self._run(change)
 
     async def suspects(self) -> list[tuple[int, int]]:
-        """Return the batch and the number of lines that were asked when a process was killed."""
+        """Return the batch and number of lines that ran when a process was killed."""
 
         def read(on: sqlite3.Connection) -> list[tuple[int, int]]:
             return on.execute("SELECT batch, number FROM lines WHERE attempts > 0").fetchall()
@@ -103,10 +103,10 @@ class LineStore:
         return await self._run(read)
 
     async def finish(self, done: Iterable[Done]) -> None:
-        """Keep what came of lines, all of it or nothing; of a line that has ended, nothing.
+        """Store the results of lines, all or none; a line that has ended is skipped.
 
         Raises:
-            Unavailable: it cannot be kept now.
+            Unavailable: they cannot be stored now.
         """
         by_file = itertools.groupby(sorted(done, key=_file_of), key=_file_of)
         groups = [(file, list(each)) for file, each in by_file]
@@ -117,8 +117,8 @@ class LineStore:
         for owner, num_bytes in await self._run(keep):
             self._folder.count(owner, num_bytes)
 
-    async def ask_again(self, batch: int) -> bool:
-        """Let all lines of a batch wait that have no answer; tell whether there are any."""
+    async def reset(self, batch: int) -> bool:
+        """Mark all unanswered lines of a batch as waiting; tell whether there are any."""
 
         def change(on: sqlite3.Connection) -> bool:
             on.execute("UPDATE lines SET is_asked = 0 WHERE batch = ?", (batch,))
@@ -128,7 +128,7 @@ class LineStore:
         return await self._run(change)
 
     async def left(self, batch: int, num: int) -> list[TakenLine]:
-        """Return some of the lines that have no answer."""
+        """Return some of the unanswered lines."""
 
         def read(on: sqlite3.Connection) -> list[TakenLine]:
             rows = on.execute(
@@ -147,7 +147,7 @@ def _file_of(done: Done) -> tuple[int, bool]:
 def _append(
     on: sqlite3.Connection, folder: Folder, batch: int, is_error: bool, done: list[Done]
 ) -> tuple[bytes, int]:
-    """Write behind what a file has; return whose it is and how much more room it takes."""
+    """Append results to a file; return its owner, and by how much its counted size grows."""
     kind, count = ("error", "failed") if is_error else ("output", "completed")
     new = [
         each
@@ -164,12 +164,12 @@ def _append(
     folder.write(name, num_bytes, content)
     if not num_bytes:
         folder.sync_names()
-    used = [sum(tokens) for tokens in zip(*(each.used for each in new), strict=True)] or Used()
+    totals = [sum(tokens) for tokens in zip(*(each.used for each in new), strict=True)] or Used()
     num_left_out = sum(each.is_left_out for each in new)
     more = ", ".join(f"{field} = {field} + ?" for field in Used._fields)
     on.execute(
         f"UPDATE batches SET {kind}_bytes = ?, {count} = {count} + ?, "  # noqa: S608
         f"left_out = left_out + ?, {more} WHERE number = ?",
-        (num_bytes + len(content), len(new), num_left_out, *used, batch),
+        (num_bytes + len(content), len(new), num_left_out, *totals, batch),
     )
     return owner, counted_bytes(num_bytes + len(content)) - counted_bytes(num_bytes)

@@ -1,4 +1,4 @@
-"""Batches of messages as Anthropic's API tells them, made of what is kept of any batch."""
+"""Converts batches to Anthropic's shapes."""
 
 import contextlib
 import datetime as dt
@@ -46,7 +46,7 @@ _ENTRIES = msgspec.json.Decoder(_Entry)
 
 
 def check(requests: list[OneMessage], max_lines: int) -> None:
-    """Refuse what no batch can have; what is in a request is refused when it is asked.
+    """Refuse what no batch can contain; requests are otherwise checked when they run.
 
     Raises:
         RequestError: names the request.
@@ -59,7 +59,7 @@ def check(requests: list[OneMessage], max_lines: int) -> None:
         place = f"requests[{number}].params"
         if not bytes(each.params).lstrip().startswith(b"{"):
             raise RequestError(f"{place}: Expected `object`", param=place)
-        with contextlib.suppress(msgspec.ValidationError):  # which the route says better
+        with contextlib.suppress(msgspec.ValidationError):  # which the route reports better
             if _PARAMS.decode(each.params).stream:
                 raise RequestError(
                     f"{place}.stream is not supported in a batch",
@@ -69,20 +69,20 @@ def check(requests: list[OneMessage], max_lines: int) -> None:
 
 
 def lines(requests: list[OneMessage]) -> Iterator[bytes]:
-    """Yield requests as lines of a batch's file, in lots."""
-    lot = bytearray()
+    """Yield requests as lines of a batch's input file, in chunks."""
+    chunk = bytearray()
     for each in requests:
-        said = {"custom_id": each.custom_id, "url": "/v1/messages", "body": each.params}
-        # A client may break lines in its body, but only between what it says.
-        lot += msgspec.json.encode(said).replace(b"\n", b" ") + b"\n"
-        if len(lot) >= PIECE_BYTES:
-            yield bytes(lot)
-            lot.clear()
-    yield bytes(lot)
+        line = {"custom_id": each.custom_id, "url": "/v1/messages", "body": each.params}
+        # A client's body may contain line breaks, but only between tokens.
+        chunk += msgspec.json.encode(line).replace(b"\n", b" ") + b"\n"
+        if len(chunk) >= PIECE_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk)
 
 
-def told(body: BatchBody, num_left_out: int) -> MessageBatch:
-    """Return a batch as its owner sees it."""
+def message_batch(body: BatchBody, num_left_out: int) -> MessageBatch:
+    """Return a batch in Anthropic's shape."""
     counts, is_over = body.request_counts, body.ended_at is not None
     if not is_over:
         shown = MessageCounts(processing=counts.total)
@@ -104,10 +104,10 @@ def told(body: BatchBody, num_left_out: int) -> MessageBatch:
 
 
 def results(folder: Folder, name: str) -> Iterator[bytes]:
-    """Yield what became of the lines of a file, in lots; takes time.
+    """Yield the results of a file's lines, in chunks; slow.
 
     Raises:
-        OSError: it is not there any more.
+        OSError: the file is missing.
     """
     start, rest = 0, b""
     while piece := folder.read(name, start, PIECE_BYTES):

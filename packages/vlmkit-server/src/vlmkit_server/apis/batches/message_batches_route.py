@@ -1,4 +1,4 @@
-"""``/v1/messages/batches``: the same batches, as Anthropic's clients make and read them."""
+"""``/v1/messages/batches``: batches of messages, for Anthropic's clients."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.batches.batches import Batches, keeping, storage_location
-from vlmkit_server.apis.batches.message_batches import check, lines, results, told
+from vlmkit_server.apis.batches.batches import Batches, batches_or_not_found, require_batches
+from vlmkit_server.apis.batches.message_batches import check, lines, message_batch, results
 from vlmkit_server.apis.batches.message_batches_wire import (
     DeletedMessageBatch,
     MessageBatch,
@@ -37,12 +37,12 @@ _LINES = "application/octet-stream"
 
 
 class MessageBatchesController(Controller):
-    """The batch API of messages."""
+    """The batch API for messages."""
 
     path = "/v1/messages/batches"
     exception_handlers = error_handlers(message_error)
 
-    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    # One handler: with several, the framework's OPTIONS response has the last one's methods.
     @route(
         http_method=(*READ, HttpMethod.POST),
         status_code=200,
@@ -60,7 +60,7 @@ class MessageBatchesController(Controller):
         service: NamedDependency[Service],
         batches: NamedDependency[Batches | None],
     ) -> ASGIApp:
-        """List batches of messages, or begin one."""
+        """List batches of messages, or create one."""
         if request.method == HttpMethod.POST:
             return _CreateCall(request, service, batches)
         query = _query(dict(request.query_params.multi_items()))
@@ -71,8 +71,8 @@ class MessageBatchesController(Controller):
                 owner, num, query.after_id, query.before_id, "msgbatch"
             )
             has_more = len(found) == num
-            kept = found[-query.limit :] if query.before_id else found[: query.limit]
-            page = [await _told(batches, each) for each in kept]
+            shown = found[-query.limit :] if query.before_id else found[: query.limit]
+            page = [await _message_batch(batches, each) for each in shown]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         body = msgspec.json.encode(MessageBatchesPage(page, has_more, first, last))
         return ASGIResponse(body=body)
@@ -89,12 +89,13 @@ class MessageBatchesController(Controller):
         batches: NamedDependency[Batches | None],
         message_batch_id: FromPath[str],
     ) -> Response[bytes]:
-        """Tell how far a batch of messages is, or forget it and what came of it."""
-        kept, owner = storage_location(batches), caller_of(request).owner
+        """Return the state of a batch of messages, or delete it with its results."""
+        batches, owner = batches_or_not_found(batches), caller_of(request).owner
         if request.method == HttpMethod.DELETE:
-            await kept.delete(message_batch_id, owner)
+            await batches.delete(message_batch_id, owner)
             return _json(DeletedMessageBatch(message_batch_id))
-        return _json(await _told(kept, await kept.store.find(message_batch_id, owner, "msgbatch")))
+        body = await batches.store.find(message_batch_id, owner, "msgbatch")
+        return _json(await _message_batch(batches, body))
 
     @post(
         "/{message_batch_id:str}/cancel",
@@ -107,10 +108,10 @@ class MessageBatchesController(Controller):
         batches: NamedDependency[Batches | None],
         message_batch_id: FromPath[str],
     ) -> Response[bytes]:
-        """Let a batch of messages end; one that is over stays as it is."""
-        kept = storage_location(batches)
-        body = await kept.cancel(message_batch_id, caller_of(request), "msgbatch")
-        return _json(await _told(kept, body))
+        """Cancel a batch of messages; one that has ended stays as it is."""
+        batches = batches_or_not_found(batches)
+        body = await batches.cancel(message_batch_id, caller_of(request), "msgbatch")
+        return _json(await _message_batch(batches, body))
 
     @route(
         "/{message_batch_id:str}/results",
@@ -123,21 +124,21 @@ class MessageBatchesController(Controller):
         batches: NamedDependency[Batches | None],
         message_batch_id: FromPath[str],
     ) -> ASGIApp:
-        """Return what became of each request of a batch, once it has ended."""
-        kept, owner = storage_location(batches), caller_of(request).owner
-        body = await kept.store.find(message_batch_id, owner, "msgbatch")
+        """Return the result of each request of a batch, once it has ended."""
+        batches, owner = batches_or_not_found(batches), caller_of(request).owner
+        body = await batches.store.find(message_batch_id, owner, "msgbatch")
         if body.ended_at is None:
             raise RequestError("the batch has not ended", code="batch_not_ended")
         if request.method == HttpMethod.HEAD:
             return ASGIResponse(is_head_response=True, media_type=_LINES)
         names = [name for name in (body.output_file_id, body.error_file_id) if name]
         for name in names:
-            await kept.files.find(name, owner)  # or they were deleted, or have expired
-        return _Results(kept, names)
+            await batches.files.find(name, owner)  # raises if it was deleted or has expired
+        return _Results(batches, names)
 
 
 class _CreateCall(Call[MessageBatchRequest]):
-    """Begins a batch of messages."""
+    """Creates a batch of messages."""
 
     def __init__(
         self, request: Request[Any, Any, Any], service: Service, batches: Batches | None
@@ -146,22 +147,22 @@ class _CreateCall(Call[MessageBatchRequest]):
         self._batches = batches
 
     async def start(self, body: MessageBatchRequest) -> ASGIApp:
-        """Keep the requests as a file of lines, which is checked as any other."""
-        batches = keeping(self._batches)
+        """Store the requests as an input file, which is checked like any other."""
+        batches = require_batches(self._batches)
         most = self.service.settings.data.max_batch_lines
         await asyncio.to_thread(check, body.requests, most)
-        made = await batches.create_of_lines(lines(body.requests), self.caller)
-        told_now = told(made, 0)
-        told_now.request_counts.processing = len(body.requests)
-        return ASGIResponse(body=msgspec.json.encode(told_now), headers=self.headers)
+        created = await batches.create_of_lines(lines(body.requests), self.caller)
+        body_now = message_batch(created, 0)
+        body_now.request_counts.processing = len(body.requests)
+        return ASGIResponse(body=msgspec.json.encode(body_now), headers=self.headers)
 
 
 class _Results:
-    """Sends what became of each request, of which no more than a piece is in memory.
+    """Sends the results of the requests, with one piece at a time in memory.
 
     Args:
-        batches: have their files.
-        names: of the files.
+        batches: have the files.
+        names: the files.
     """
 
     def __init__(self, batches: Batches, names: list[str]) -> None:
@@ -169,38 +170,38 @@ class _Results:
         self._names = names
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send all of it."""
+        """Send the results."""
         headers = [(b"content-type", _LINES.encode()), (b"x-content-type-options", b"nosniff")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for name in self._names:
-            lots = results(self._folder, name)
-            while lot := await asyncio.to_thread(_next, lots):
-                await send(_piece(lot, more=True))
+            chunks = results(self._folder, name)
+            while chunk := await asyncio.to_thread(_next, chunks):
+                await send(_piece(chunk, more=True))
         await send(_piece(b"", more=False))
 
 
-def _next(lots: Iterator[bytes]) -> bytes:
-    """Return the next lot that has something, or none."""
-    return next((lot for lot in lots if lot), b"")
+def _next(chunks: Iterator[bytes]) -> bytes:
+    """Return the next nonempty chunk, or an empty one at the end."""
+    return next((chunk for chunk in chunks if chunk), b"")
 
 
 def _piece(body: bytes, *, more: bool) -> HTTPResponseBodyEvent:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-async def _told(batches: Batches, body: BatchBody) -> MessageBatch:
+async def _message_batch(batches: Batches, body: BatchBody) -> MessageBatch:
     is_cut = body.status in ("cancelled", "expired")
-    return told(body, await batches.store.num_left_out(body.id) if is_cut else 0)
+    return message_batch(body, await batches.store.num_left_out(body.id) if is_cut else 0)
 
 
 def _query(query: dict[str, str]) -> MessageBatchesQuery:
     try:
-        wanted = msgspec.convert(query, MessageBatchesQuery, strict=False)
+        page_query = msgspec.convert(query, MessageBatchesQuery, strict=False)
     except msgspec.ValidationError:
         raise RequestError("limit must be 1 to 1000", param="limit") from None
-    if wanted.after_id is not None and wanted.before_id is not None:
+    if page_query.after_id is not None and page_query.before_id is not None:
         raise RequestError("send either after_id or before_id", param="before_id")
-    return wanted
+    return page_query
 
 
 def _json(body: msgspec.Struct) -> Response[bytes]:

@@ -1,4 +1,4 @@
-"""What the routes of batches of messages take and answer, in Anthropic's shapes: no behaviour."""
+"""The bodies of the message batch routes, in Anthropic's shapes. No behavior."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ class MessageBatchRequest(msgspec.Struct):
 
 
 class MessageCounts(msgspec.Struct):
-    """How many requests of a batch ended in which way; all of them once it has ended."""
+    """Numbers of requests by outcome; all are set once the batch has ended."""
 
     processing: int = 0
     succeeded: int = 0
@@ -44,7 +44,7 @@ class MessageBatch(msgspec.Struct, tag_field="type", tag="message_batch"):
 
 
 class MessageBatchesPage(msgspec.Struct):
-    """Batches in a row, the newest first."""
+    """A page of batches, the newest first."""
 
     data: list[MessageBatch]
     has_more: bool
@@ -53,7 +53,7 @@ class MessageBatchesPage(msgspec.Struct):
 
 
 class MessageBatchesQuery(msgspec.Struct):
-    """What page is wanted."""
+    """The parameters of a page."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     after_id: str | None = None
@@ -61,6 +61,6 @@ class MessageBatchesQuery(msgspec.Struct):
 
 
 class DeletedMessageBatch(msgspec.Struct, tag_field="type", tag="message_batch_deleted"):
-    """What a client learns that had a batch deleted."""
+    """The response to the deletion of a batch."""
 
     id: str

@@ -1,4 +1,4 @@
-"""What a batch says of each of its lines: one line of its output or error file."""
+"""The lines of a batch's output and error files."""
 
 import secrets
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """What answers say of their tokens, whichever API's they are."""
+    """The token usage in an answer, in any API's shape."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -69,24 +69,24 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 def new_id() -> str:
-    """Return what a line's request is called."""
+    """Return a new id for a line's request."""
     return f"batch_req_{secrets.token_hex(12)}"
 
 
 def answered(request_id: str, custom_id: str, answer: Answer) -> bytes:
-    """Return the line that tells an answer, be it a refusal."""
+    """Return the line for an answer, which may be an error."""
     headers = {name: value for name, value in answer.headers.items() if name.startswith(_SHOWN)}
     response = _Response(answer.status, request_id, msgspec.Raw(answer.body), headers)
     return _line(_Entry(request_id, custom_id, response, None))
 
 
 def unanswered(custom_id: str, code: str, message: str) -> bytes:
-    """Return the line that tells why there is no answer."""
+    """Return the line for a request without an answer, with the reason."""
     return _line(_Entry(new_id(), custom_id, None, _Error(code, message)))
 
 
-def used(body: bytes) -> Used:
-    """Return the tokens that an answer took, as far as it says that."""
+def usage_of(body: bytes) -> Used:
+    """Return the tokens of an answer, as far as it reports them."""
     try:
         usage = _BODY.decode(body).usage or _Usage()
     except msgspec.DecodeError:
@@ -102,7 +102,7 @@ def used(body: bytes) -> Used:
 
 
 def _line(entry: _Entry) -> bytes:
-    """Encode an entry so that every reader of lines takes it for one."""
+    """Encode an entry as one line for every reader, also those that split at other line breaks."""
     line = msgspec.json.encode(entry)
     for end, written in _ODD_ENDS:
         line = line.replace(end, written)

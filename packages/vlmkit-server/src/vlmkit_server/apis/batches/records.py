@@ -1,4 +1,4 @@
-"""What is said of batches and their lines between who keeps them and who asks them."""
+"""Records of batches and lines that the store and the runner exchange."""
 
 from typing import Literal, NamedTuple
 
@@ -7,24 +7,24 @@ from vlmkit_server.apis.batches.wire import AnyEndpoint, Status
 from vlmkit_server.http.caller import Caller
 
 Kind = Literal["batch", "msgbatch"]
-"""How ids of batches begin: of OpenAI's API, and of Anthropic's."""
+"""The prefixes of batch ids: in OpenAI's API, and in Anthropic's."""
 
 
 class OpenBatch(NamedTuple):
     """A batch that has not ended.
 
     Attributes:
-        number: of all batches that there ever were.
-        id: how its owner calls it.
-        owner: whose it is.
-        tenant: whose caches it uses.
-        account: on whose account is what it takes.
-        key_id: what the key is called with which it was made, if any.
-        status: how far it is.
-        ending: what it will have been, once that is known.
-        endpoint: what its lines are for.
-        input_id: the file that has them.
-        expires_at: when it ends, whatever is left.
+        number: its number among all batches that ever existed.
+        id: its id.
+        owner: the owner that finds it and its files.
+        tenant: the tenant whose caches it uses.
+        account: the tenant or client network that its requests count for.
+        key_id: the id of the API key that created it, if any.
+        status: its status.
+        ending: its final status, once that is decided.
+        endpoint: the endpoint of its lines.
+        input_id: the input file.
+        expires_at: when it ends at the latest.
     """
 
     number: int
@@ -40,7 +40,7 @@ class OpenBatch(NamedTuple):
     expires_at: int
 
     def caller(self, priority: int) -> Caller:
-        """Return who asks its lines."""
+        """Return the caller of its requests."""
         return Caller(
             self.owner,
             self.tenant,
@@ -52,13 +52,13 @@ class OpenBatch(NamedTuple):
 
 
 class TakenLine(NamedTuple):
-    """A line that is to be asked.
+    """A line that is to be run.
 
     Attributes:
         number: counted from 1.
-        start: its first byte in the file.
-        num_bytes: how many it has.
-        attempts: how often it was asked before, and nobody learnt what came of it.
+        start: offset of its first byte in the file.
+        num_bytes: its length.
+        attempts: earlier attempts without a known result.
     """
 
     number: int
@@ -68,13 +68,13 @@ class TakenLine(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What came of a line.
+    """The result of a line.
 
     Attributes:
         batch: the number of its batch.
-        line: its own.
-        entry: what is written of it.
-        is_error: in which file.
+        line: its own number.
+        entry: the line for the output or error file.
+        is_error: whether it belongs to the error file.
         used: the tokens that it took.
         is_left_out: whether its batch ended before it was answered.
     """

@@ -1,4 +1,4 @@
-"""``/v1/batches``: batches are made, told, listed and cancelled, as OpenAI's clients do it."""
+"""``/v1/batches``: create, read, list and cancel batches, in OpenAI's shapes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.batches.batches import Batches, keeping, storage_location
+from vlmkit_server.apis.batches.batches import Batches, batches_or_not_found, require_batches
 from vlmkit_server.apis.batches.wire import (
     BatchBody,
     BatchesPage,
@@ -36,7 +36,7 @@ class BatchesController(Controller):
 
     path = "/v1/batches"
 
-    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    # One handler: with several, the framework's OPTIONS response has the last one's methods.
     @route(
         http_method=(*READ, HttpMethod.POST),
         status_code=200,
@@ -48,7 +48,7 @@ class BatchesController(Controller):
         service: NamedDependency[Service],
         batches: NamedDependency[Batches | None],
     ) -> ASGIApp:
-        """List batches, or begin one."""
+        """List batches, or create one."""
         if request.method == HttpMethod.POST:
             return _CreateCall(request, service, batches)
         query = _query(dict(request.query_params.multi_items()))
@@ -58,8 +58,8 @@ class BatchesController(Controller):
             found = await batches.store.page(owner, query.limit + 1, query.after)
         page = found[: query.limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
-        told = BatchesPage(page, len(found) > len(page), first, last)
-        return ASGIResponse(body=msgspec.json.encode(told))
+        body = BatchesPage(page, len(found) > len(page), first, last)
+        return ASGIResponse(body=msgspec.json.encode(body))
 
     @route("/{batch_id:str}", http_method=READ, operation=Operation(BatchBody))
     async def batch(
@@ -68,9 +68,9 @@ class BatchesController(Controller):
         batches: NamedDependency[Batches | None],
         batch_id: FromPath[str],
     ) -> Response[bytes]:
-        """Tell how far a batch is."""
-        kept = storage_location(batches)
-        return _json(await kept.store.find(batch_id, caller_of(request).owner))
+        """Return the state of a batch."""
+        stored = batches_or_not_found(batches)
+        return _json(await stored.store.find(batch_id, caller_of(request).owner))
 
     @post(
         "/{batch_id:str}/cancel",
@@ -83,12 +83,12 @@ class BatchesController(Controller):
         batches: NamedDependency[Batches | None],
         batch_id: FromPath[str],
     ) -> Response[bytes]:
-        """Let a batch end; one that is over stays as it is."""
-        return _json(await storage_location(batches).cancel(batch_id, caller_of(request)))
+        """Cancel a batch; one that has ended stays as it is."""
+        return _json(await batches_or_not_found(batches).cancel(batch_id, caller_of(request)))
 
 
 class _CreateCall(Call[BatchRequest]):
-    """Begins a batch."""
+    """Creates a batch."""
 
     def __init__(
         self, request: Request[Any, Any, Any], service: Service, batches: Batches | None
@@ -98,13 +98,13 @@ class _CreateCall(Call[BatchRequest]):
         self._key = request.scope["state"].get("key")
 
     async def start(self, body: BatchRequest) -> ASGIApp:
-        """Keep a batch, which is checked and asked when its turn comes."""
-        batches = keeping(self._batches)
+        """Store a batch, which is checked and run in turn."""
+        batches = require_batches(self._batches)
         access = _ACCESS.get(body.endpoint, "chat")
         if self._key is not None and not self._key.may(access):
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
-        made = await batches.create(body, self.caller)
-        return ASGIResponse(body=msgspec.json.encode(made), headers=self.headers)
+        created = await batches.create(body, self.caller)
+        return ASGIResponse(body=msgspec.json.encode(created), headers=self.headers)
 
 
 def _query(query: dict[str, str]) -> BatchesQuery:

@@ -1,6 +1,6 @@
-"""A batch as its row of the database has it: found, told to its owner, and changed.
+"""Rows of batches in the database: find them, convert them to bodies, and change them.
 
-Is called within a transaction. Lines are :mod:`vlmkit_server.apis.batches.line_store`'s.
+It is used within a transaction. :mod:`vlmkit_server.apis.batches.line_store` has the lines.
 """
 
 import sqlite3
@@ -22,8 +22,8 @@ from vlmkit_server.apis.batches.wire import (
 from vlmkit_server.http.errors import NotStored, Overloaded
 
 MAX_BATCHES = 1000  # of one owner
-MAX_OPEN = 100  # of those, that have not ended
-MAX_ALL_OPEN = 1000  # of everybody
+MAX_OPEN = 100  # of those, without an end
+MAX_ALL_OPEN = 1000  # of all owners
 COLUMNS = "body, status, total, completed, failed, {}".format(", ".join(Used._fields))
 _BODY = msgspec.json.Decoder(BatchBody)
 
@@ -32,7 +32,7 @@ def found(on: sqlite3.Connection, batch_id: str, owner: bytes, kind: Kind) -> tu
     """Return a batch's row.
 
     Raises:
-        NotStored: there is none, or not of this owner.
+        NotStored: it does not exist, or has another owner.
     """
     row: tuple[Any, ...] | None = on.execute(
         f"SELECT {COLUMNS} FROM batches WHERE id = ? AND owner = ? AND id GLOB ?",  # noqa: S608
@@ -45,8 +45,8 @@ def found(on: sqlite3.Connection, batch_id: str, owner: bytes, kind: Kind) -> tu
     return row
 
 
-def told(row: tuple[Any, ...]) -> BatchBody:
-    """Return a batch as its owner sees it."""
+def body_of(row: tuple[Any, ...]) -> BatchBody:
+    """Return a batch's body, for its owner."""
     body, _, total, completed, failed, *used = row
     tokens = Used(*used)
     usage = BatchUsage(
@@ -61,13 +61,13 @@ def told(row: tuple[Any, ...]) -> BatchBody:
 
 
 def status_of(on: sqlite3.Connection, batch_id: str) -> str:
-    """Return how far a batch is."""
+    """Return the status of a batch."""
     ((status,),) = on.execute("SELECT status FROM batches WHERE id = ?", (batch_id,))
     return str(status)
 
 
 def change_batch(on: sqlite3.Connection, batch_id: str, status: Status, **fields: Any) -> None:
-    """Let a batch have another status."""
+    """Change the status of a batch."""
     ((body,),) = on.execute("SELECT body FROM batches WHERE id = ?", (batch_id,))
     changed = replace(_BODY.decode(body), status=status, **fields)
     on.execute(
@@ -76,8 +76,8 @@ def change_batch(on: sqlite3.Connection, batch_id: str, status: Status, **fields
     )
 
 
-def make_way(on: sqlite3.Connection, owner: bytes) -> None:
-    """Forget the batch of an owner that ended first, if there are as many as there may be."""
+def evict_oldest(on: sqlite3.Connection, owner: bytes) -> None:
+    """Delete the batch of an owner that ended first, if the owner has too many."""
     (in_all,) = on.execute("SELECT count(*) FROM batches WHERE ended_at IS NULL").fetchone()
     (num, num_open) = on.execute(
         "SELECT count(*), count(*) - count(ended_at) FROM batches WHERE owner = ?", (owner,)

@@ -1,4 +1,4 @@
-"""What the routes of batches take and answer, in OpenAI's shapes: no behaviour."""
+"""The bodies of the batch routes, in OpenAI's shapes. No behavior."""
 
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ Metadata = Annotated[
 
 
 class ExpiresAfter(msgspec.Struct):
-    """When what comes of a batch is forgotten."""
+    """When the results of a batch expire."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]
@@ -43,7 +43,7 @@ class BatchRequest(msgspec.Struct):
 
 
 class BatchError(msgspec.Struct):
-    """What is wrong with a line of a batch's file, which is counted from 1."""
+    """An error in a line of a batch's input file; lines are counted from 1."""
 
     code: str
     message: str
@@ -59,7 +59,7 @@ class BatchErrors(msgspec.Struct):
 
 
 class RequestCounts(msgspec.Struct):
-    """How many requests a batch has, and how many of them ended in which way."""
+    """The number of requests in a batch, and of those that ended, by outcome."""
 
     total: int = 0
     completed: int = 0
@@ -67,19 +67,19 @@ class RequestCounts(msgspec.Struct):
 
 
 class InputDetails(msgspec.Struct):
-    """Of what is read."""
+    """Details of the input tokens."""
 
     cached_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct):
-    """Of what is answered."""
+    """Details of the output tokens."""
 
     reasoning_tokens: int = 0
 
 
 class BatchUsage(msgspec.Struct):
-    """What the answers of a batch took so far."""
+    """The tokens of a batch so far."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -89,7 +89,7 @@ class BatchUsage(msgspec.Struct):
 
 
 class BatchBody(msgspec.Struct, kw_only=True):
-    """A batch, in OpenAI's shape; moments are in seconds since 1970."""
+    """A batch, in OpenAI's shape; times are in seconds since 1970."""
 
     id: str
     endpoint: AnyEndpoint
@@ -116,12 +116,12 @@ class BatchBody(msgspec.Struct, kw_only=True):
 
     @property
     def ended_at(self) -> int | None:
-        """When it ended, however that was."""
+        """When it ended, with any outcome."""
         return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
 
 
 class BatchesPage(msgspec.Struct):
-    """Batches in a row, the newest first."""
+    """A page of batches, the newest first."""
 
     data: list[BatchBody]
     has_more: bool
@@ -131,7 +131,7 @@ class BatchesPage(msgspec.Struct):
 
 
 class BatchesQuery(msgspec.Struct):
-    """What page is wanted."""
+    """The parameters of a page."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: str | None = None

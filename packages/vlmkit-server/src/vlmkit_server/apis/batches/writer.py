@@ -1,4 +1,4 @@
-"""Writes what came of lines: what comes while something is written is written together after it."""
+"""Writes results of lines; results that arrive during a write are written together after it."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ RETRY_S = 2.0
 
 
 class Writer:
-    """Has answers kept.
+    """Stores results.
 
-    Where the disk is full they are held, as many as are asked at once, until it is not.
+    While the disk is full, results stay in memory: at most as many as lines run at once.
 
     Args:
-        lines: keeps them.
+        lines: stores the results.
     """
 
     def __init__(self, lines: LineStore) -> None:
@@ -26,16 +26,16 @@ class Writer:
         self._waiting: list[tuple[Done, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def keep(self, done: Done) -> None:
-        """Return when it is on the disk."""
-        kept = asyncio.get_running_loop().create_future()
-        self._waiting.append((done, kept))
+    async def store(self, done: Done) -> None:
+        """Store a result; return when it is on disk."""
+        stored = asyncio.get_running_loop().create_future()
+        self._waiting.append((done, stored))
         if self._task is None:
             self._task = asyncio.ensure_future(self._write())
-        await kept
+        await stored
 
     async def stop(self) -> None:
-        """Write no more than what is being written."""
+        """Stop after the current write."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -43,23 +43,23 @@ class Writer:
     async def _write(self) -> None:
         try:
             while self._waiting:
-                now, self._waiting = self._waiting, []
-                await self._kept([done for done, _ in now])
-                for _, kept in now:
-                    if not kept.done():
-                        kept.set_result(None)
+                current, self._waiting = self._waiting, []
+                await self._finish([done for done, _ in current])
+                for _, stored in current:
+                    if not stored.done():
+                        stored.set_result(None)
         finally:
             self._task = None
 
-    async def _kept(self, done: list[Done]) -> None:
-        is_told = False
+    async def _finish(self, done: list[Done]) -> None:
+        is_logged = False
         while True:
             try:
                 await self._lines.finish(done)
             except Unavailable as error:
-                if not is_told:
-                    log.error("answers of batches wait: %s", error)  # noqa: TRY400
-                    is_told = True
+                if not is_logged:
+                    log.error("results of batches cannot be written, retrying: %s", error)  # noqa: TRY400
+                    is_logged = True
                 await asyncio.sleep(RETRY_S)
             else:
                 return

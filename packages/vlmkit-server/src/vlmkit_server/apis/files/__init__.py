@@ -1,1 +1,1 @@
-"""``/v1/files``: files that clients send once and then name, as OpenAI and Anthropic have it."""
+"""``/v1/files``: files that clients upload, and use in later requests and batches."""

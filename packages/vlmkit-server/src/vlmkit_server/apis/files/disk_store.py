@@ -1,9 +1,8 @@
-"""Files in a folder, which are there when the server is started again.
+"""Stores files in a folder, so that they survive a restart.
 
-None is evicted to make room: what does not fit is refused. They are found only with the
-credentials that they were sent with. A name stands in the database before a file has it, so that
-what a killed process leaves is known, and nothing else is ever unlinked. Is called in the event
-loop's thread.
+No file is evicted for another: what does not fit is refused. A file is found only with the
+credentials that it was sent with. Its name is in the database before the file exists, so the server
+knows what a killed process left, and unlinks nothing else. It is used in the event loop's thread.
 """
 
 import asyncio
@@ -23,14 +22,14 @@ from vlmkit_server.storage.database import not_written
 log = logging.getLogger(__name__)
 
 MAX_FILES = 10_000  # of one owner
-BATCH_LIVES_S = 30 * 86_400  # as OpenAI's do, unless it is said
+BATCH_LIVES_S = 30 * 86_400  # OpenAI's default
 
 _FORGET_UNLINK = "DELETE FROM pending_unlinks WHERE name = ?"
 _COLUMNS = "id, filename, purpose, media_type, num_bytes, created_at, expires_at"
 
 
 class DiskFile(NamedTuple):
-    """What is known of a file; see :class:`~vlmkit_server.apis.files.memory_store.StoredFile`."""
+    """The facts of a file; see :class:`~vlmkit_server.apis.files.memory_store.StoredFile`."""
 
     id: str
     filename: str
@@ -42,11 +41,11 @@ class DiskFile(NamedTuple):
 
 
 class FilesOnDisk:
-    """Keeps files.
+    """Stores files.
 
     Args:
-        folder: where.
-        now: tells the time in seconds since 1970.
+        folder: the data folder.
+        now: returns the time in seconds since 1970.
     """
 
     def __init__(self, folder: Folder, now: Callable[[], float] = time.time) -> None:
@@ -54,10 +53,10 @@ class FilesOnDisk:
         self._now = now
 
     def restore(self) -> None:
-        """Count what is stored, and unlink what an upload or a deletion left that was killed.
+        """Count stored files, and unlink what a killed upload or deletion left.
 
-        Files that the database does not name stay where they are, and are told in the log: they may
-        be of a database that was lost.
+        Files that the database does not list stay, and are logged: they may belong to a lost
+        database.
         """
 
         def read(on: sqlite3.Connection) -> tuple[list[tuple[bytes, str, int]], list[tuple[str]]]:
@@ -93,7 +92,7 @@ class FilesOnDisk:
         return True
 
     def note_unlinked(self, name: str) -> None:
-        """Have it noted soon that a file is gone."""
+        """Record in the background that a file is unlinked."""
         self.folder.database.run_later(lambda on: on.execute(_FORGET_UNLINK, (name,)))
 
     def incoming(self, owner: bytes) -> "IncomingFile":
@@ -109,18 +108,18 @@ class FilesOnDisk:
         media_type: str,
         lives_s: int | None,
     ) -> DiskFile:
-        """Keep a file that was written.
+        """Store a file that was written.
 
         Args:
             incoming: the file.
-            filename: a label.
-            purpose: another.
-            media_type: what it is said to be.
-            lives_s: time after which it is forgotten; that of batches, for those, when None.
+            filename: the client's name for it.
+            purpose: OpenAI's label.
+            media_type: the client's media type.
+            lives_s: time until it expires; the default of batch files, for those, when None.
 
         Raises:
-            Overloaded: its owner has too many.
-            Unavailable: it cannot be kept.
+            Overloaded: its owner has too many files.
+            Unavailable: it cannot be stored.
         """
         if lives_s is None and purpose == "batch":
             lives_s = BATCH_LIVES_S
@@ -149,10 +148,10 @@ class FilesOnDisk:
         return file
 
     async def find(self, file_id: str, owner: bytes) -> DiskFile:
-        """Return what is known of a file.
+        """Return the facts of a file.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         now = self._now()
 
@@ -184,10 +183,10 @@ class FilesOnDisk:
         return await self.folder.database.run(read)
 
     async def delete(self, file_id: str, owner: bytes) -> None:
-        """Forget a file.
+        """Delete a file.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
             RequestError: a batch reads it.
         """
         file = await self.find(file_id, owner)
@@ -205,15 +204,15 @@ class FilesOnDisk:
                 _expect_unlink(on, file_id)
             return is_deleted
 
-        if not await self.folder.database.run(forget):  # somebody else has deleted it meanwhile
+        if not await self.folder.database.run(forget):  # another request deleted it meanwhile
             raise not_stored()
         await self._remove(file.id, owner, file.num_bytes)
 
     async def piece(self, file_id: str, owner: bytes, start: int, num_bytes: int) -> bytes:
-        """Return a part of what a file holds.
+        """Return a part of a file's content.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         file = await self.find(file_id, owner)
         try:
@@ -221,12 +220,12 @@ class FilesOnDisk:
             content = await asyncio.to_thread(self.folder.read, file.id, start, most)
         except FileNotFoundError:  # it was deleted meanwhile
             raise not_stored() from None
-        if len(content) < most:  # somebody else has cut it
+        if len(content) < most:  # another program truncated it
             raise not_stored()
         return content
 
     async def forget_expired(self) -> None:
-        """Remove files whose time is over and that no batch reads."""
+        """Delete expired files that no batch reads."""
         now = self._now()
 
         def forget(on: sqlite3.Connection) -> list[tuple[str, bytes, int]]:
@@ -251,11 +250,11 @@ class FilesOnDisk:
 
 
 class IncomingFile:
-    """A file on its way to the disk.
+    """A file that is being uploaded.
 
     Args:
-        files: which it is to be one of.
-        owner: whose it is.
+        files: stores it.
+        owner: its owner.
     """
 
     def __init__(self, files: FilesOnDisk, owner: bytes) -> None:
@@ -265,14 +264,14 @@ class IncomingFile:
         self._files = files
         self._folder = files.folder
         self._num_counted = 0
-        self._is_noted = False  # in the database
+        self._is_recorded = False  # in the database
 
-    def take(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> None:
         """Count bytes that are about to be written.
 
         Raises:
-            RequestError: the file is larger than one may be, or its owner has no room for it.
-            Unavailable: nobody has.
+            RequestError: the file is too large, or its owner has no room for it.
+            Unavailable: the folder has no room for it.
         """
         self.num_bytes += num_bytes
         most = self._folder.settings.max_file_bytes
@@ -284,12 +283,12 @@ class IncomingFile:
             self._num_counted += more
 
     async def write(self, content: bytes) -> None:
-        """Write bytes behind those that are there; they are counted already.
+        """Append bytes, which are counted already.
 
         Raises:
             Unavailable: the disk is full or cannot be written.
         """
-        await self._note()
+        await self._record()
         start = self.num_bytes - len(content)
         name = self.name + PART
         try:
@@ -298,7 +297,7 @@ class IncomingFile:
             raise not_written(error) from error
 
     async def end(self) -> None:
-        """Make sure that all of it is on the disk.
+        """Flush the file to disk.
 
         Raises:
             Unavailable: the disk is full or cannot be written.
@@ -308,33 +307,33 @@ class IncomingFile:
             self._folder.write(self.name + PART, self.num_bytes, b"")
             self._folder.sync_names()
 
-        await self._note()
+        await self._record()
 
         try:
             await asyncio.to_thread(sync)
         except OSError as error:
             raise not_written(error) from error
 
-    async def _note(self) -> None:
-        """Write the name into the database before the folder has it."""
-        if not self._is_noted:
+    async def _record(self) -> None:
+        """Write the name into the database before the file exists."""
+        if not self._is_recorded:
             await self._folder.database.run(lambda on: _expect_unlink(on, self.name + PART))
-            self._is_noted = True
+            self._is_recorded = True
 
     def drop(self) -> None:
-        """Unlink it: it is not stored."""
+        """Unlink the file, which is not stored."""
         self._folder.remove(self.name + PART)
         self._files.note_unlinked(self.name + PART)
         self._folder.count(self.owner, -self._num_counted)
 
 
 def _expect_unlink(on: sqlite3.Connection, name: str) -> None:
-    """Note a name that is to be unlinked by the next start, if not before."""
+    """Record a name that the next start unlinks, if not done before."""
     on.execute("INSERT OR IGNORE INTO pending_unlinks VALUES (?)", (name,))
 
 
 def insert(on: sqlite3.Connection, owner: bytes, file: DiskFile) -> None:
-    """Note a file that is in the folder."""
+    """Record a file that is in the folder."""
     on.execute(
         f"INSERT INTO files (owner, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
         (owner, *file),

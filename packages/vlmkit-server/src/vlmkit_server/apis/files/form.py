@@ -1,6 +1,6 @@
-"""From the body of ``POST /v1/files`` to a file and what is said of it.
+"""Parses the multipart body of ``POST /v1/files``.
 
-The multipart package reads the body; what its parts may be is said here.
+The multipart package parses the body; this module checks its parts.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ UNKNOWN_TYPE = "application/octet-stream"
 
 
 class SentFile(NamedTuple):
-    """What is said of a file that was sent.
+    """The metadata of an uploaded file.
 
     Attributes:
-        form: the fields beside it.
-        filename: a label.
-        media_type: what it is said to be.
+        form: the form's other fields.
+        filename: the client's name for the file.
+        media_type: the client's media type.
         ignored: fields that have no effect.
     """
 
@@ -38,20 +38,20 @@ class SentFile(NamedTuple):
 
     @property
     def purpose(self) -> str:
-        """What it is sent for; where that is not said, to be used by whoever sends it."""
+        """Its purpose; ``user_data`` if none is sent."""
         return self.form.purpose or "user_data"
 
     @property
     def lives_s(self) -> int | None:
-        """Time after which it is to be forgotten, as the clients of either API say it."""
+        """Time until it expires, in the field of either API."""
         return self.form.expires_after_seconds or self.form.expires_in_seconds
 
 
 def boundary_of(headers: Headers) -> str:
-    """Return what parts the body.
+    """Return the boundary of a multipart body.
 
     Raises:
-        WrongMediaType: it is no multipart body.
+        WrongMediaType: the body is not multipart.
     """
     kind, options = parse_options_header(headers.get("content-type", ""))
     boundary: str = options.get("boundary", "")
@@ -64,17 +64,17 @@ def boundary_of(headers: Headers) -> str:
 
 
 class FormReader:
-    """Reads a body as it comes, and hands on what the file in it holds.
+    """Parses a body piece by piece, and passes on the file's content.
 
     Args:
-        boundary: what parts the body.
-        take: takes the next bytes of the file.
+        boundary: the boundary of the parts.
+        on_content: called with the next bytes of the file.
 
     Raises:
-        RequestError: no body can have such a boundary.
+        RequestError: the boundary is invalid.
     """
 
-    def __init__(self, boundary: str, take: Callable[[bytes], None]) -> None:
+    def __init__(self, boundary: str, on_content: Callable[[bytes], None]) -> None:
         try:
             self._parser = PushMultipartParser(boundary, max_segment_count=MAX_PARTS, strict=True)
         except MultipartError:
@@ -83,31 +83,31 @@ class FormReader:
                 param="content-type",
                 code="invalid_form",
             ) from None
-        self._take = take
+        self._on_content = on_content
         self._file: MultipartSegment | None = None
         self._name = ""
         self._texts: dict[str, bytes] = {}
 
     def feed(self, piece: bytes) -> None:
-        """Read the next piece of a body, or its end, if it is empty; takes time where it is large.
+        """Parse the next piece of a body; an empty one is its end. A large piece is slow.
 
         Raises:
-            RequestError: the body is wrong.
+            RequestError: the body is invalid.
         """
         try:
             for event in self._parser.parse(piece):
                 if isinstance(event, MultipartSegment):
                     self._begin(event)
                 elif event:
-                    self._go_on(event)
+                    self._continue(event)
         except (MultipartError, UnicodeDecodeError):
-            raise _wrong() from None
+            raise _invalid_form() from None
 
     def sent(self) -> SentFile:
-        """Return what was said of the file, once all is read.
+        """Return the file's metadata, at the end of the body.
 
         Raises:
-            RequestError: names the field that is wrong.
+            RequestError: names the invalid field.
         """
         if self._file is None:
             raise RequestError("file is needed", param="file")
@@ -133,19 +133,19 @@ class FormReader:
         else:
             self._file = segment
 
-    def _go_on(self, content: bytes) -> None:
+    def _continue(self, content: bytes) -> None:
         if self._name == "file":
-            self._take(content)
+            self._on_content(content)
         else:
             held = self._texts[self._name]
             self._texts[self._name] = (held + content)[: MAX_FIELD_BYTES + 1]
 
 
 def sent_file(body: bytes, boundary: str) -> tuple[SentFile, bytes]:
-    """Read a whole body, and return what the file holds, too; takes time where it is large.
+    """Parse a whole body, and return the file's metadata and content; slow for a large body.
 
     Raises:
-        RequestError: names the field that is wrong.
+        RequestError: names the invalid field.
     """
     content = bytearray()
     reader = FormReader(boundary, content.extend)
@@ -161,7 +161,7 @@ def _text(name: str, content: bytes) -> str:
 
 
 def _form(given: dict[str, str]) -> FileForm:
-    """Return a form whose fields have the types that they should."""
+    """Return a form whose fields have the declared types."""
     for name, text in given.items():
         try:
             msgspec.convert({"file": b"", name: text}, FileForm, strict=False)
@@ -174,5 +174,5 @@ def _form(given: dict[str, str]) -> FileForm:
     return msgspec.convert({"file": b"", **given}, FileForm, strict=False)
 
 
-def _wrong() -> RequestError:
+def _invalid_form() -> RequestError:
     return RequestError("the body is not valid multipart/form-data", code="invalid_form")

@@ -1,9 +1,8 @@
-"""Files that are kept for later: bounded in number and bytes, forgotten by least recent use.
+"""Stores files in the process's memory: limited in number and bytes, with LRU eviction.
 
-Whoever keeps most forgets first, so that nobody's files are pushed out by those of one who keeps
-more.
-They live as long as the process, in its memory, and are found only with the credentials that they
-were sent with. Is called in the event loop's thread.
+A file of the caller that stores most is evicted first, so that it cannot evict other callers'
+files. A file is found only with the credentials that it was sent with. It is used in the event
+loop's thread.
 """
 
 import itertools
@@ -20,20 +19,19 @@ from vlmkit_server.settings.server import FilesSettings
 
 
 class StoredFile(NamedTuple):
-    """A file, and what was said of it.
+    """A file and its metadata.
 
     Attributes:
-        id: what it is called; whoever knows it and has the credentials may read the file, so it
-            cannot be guessed.
-        number: how many were stored before.
-        owner: whose it is.
-        account: on whose account it is kept.
-        filename: a label.
-        purpose: a label of OpenAI's.
-        media_type: what its sender says it is; nothing here believes it.
-        content: what it holds.
+        id: its id; it cannot be guessed, since the id and the credentials give access to the file.
+        number: the number of files stored before it.
+        owner: its owner.
+        account: the tenant or client network that it counts for.
+        filename: the client's name for it.
+        purpose: OpenAI's label.
+        media_type: the client's media type, which is not trusted.
+        content: its content.
         created_at: seconds since 1970.
-        expires_at: when it is forgotten, whoever uses it; None leaves that to others' files.
+        expires_at: when it is deleted; None if only eviction deletes it.
     """
 
     id: str
@@ -49,30 +47,30 @@ class StoredFile(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """How much it holds."""
+        """The size of its content."""
         return len(self.content)
 
 
 class FileStore:
-    """Keeps files.
+    """Stores files.
 
     Args:
-        settings: bounds.
-        now: tells the time in seconds since 1970.
+        settings: the limits.
+        now: returns the time in seconds since 1970.
     """
 
     def __init__(self, settings: FilesSettings, now: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._now = now
         self._files: OrderedDict[str, StoredFile] = OrderedDict()
-        self._holdings = EvictionPolicy(settings.max_stored, settings.max_stored_bytes)
+        self._policy = EvictionPolicy(settings.max_stored, settings.max_stored_bytes)
         self._numbers = itertools.count()
 
     def check(self) -> None:
-        """Refuse a file of which nothing is known yet, where none are kept.
+        """Refuse an upload, before anything of it is known, where files are disabled.
 
         Raises:
-            RequestError: that is so.
+            RequestError: the server stores no files.
         """
         if not self._settings.max_stored:
             raise RequestError(
@@ -92,27 +90,27 @@ class FileStore:
         lives_s: int | None,
         account: str = "",
     ) -> StoredFile:
-        """Keep a file, and forget others where there is no room for it.
+        """Store a file, and evict others if that is needed.
 
         Args:
-            owner: whose it is.
-            content: what it holds.
-            filename: a label.
-            purpose: another.
-            media_type: what it is said to be.
-            lives_s: time after which it is forgotten.
-            account: on whose account it is kept.
+            owner: its owner.
+            content: its content.
+            filename: the client's name for it.
+            purpose: OpenAI's label.
+            media_type: the client's media type.
+            lives_s: time until it expires.
+            account: the tenant or client network that it counts for.
 
         Raises:
-            RequestError: it would not fit if it were the only one.
-            Overloaded: it does not fit beside those of others, who keep less.
+            RequestError: it is larger than the limit.
+            Overloaded: it does not fit beside files of callers that store less.
         """
         self.check()
         most = self._settings.max_stored_bytes
         if len(content) > most:
             raise too_large(most)
         self._forget_expired()
-        self._make_room(account, len(content))
+        self._evict_for(account, len(content))
         created_at = int(self._now())
         expires_at = None if lives_s is None else created_at + lives_s
         file = StoredFile(
@@ -128,14 +126,14 @@ class FileStore:
             expires_at,
         )
         self._files[file.id] = file
-        self._holdings.add(account, 1, len(content))
+        self._policy.add(account, 1, len(content))
         return file
 
     def find(self, file_id: str, owner: bytes) -> StoredFile:
-        """Return a file, which counts as a use of it.
+        """Return a file, and mark it as used.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         self._forget_expired()
         file = self._files.get(file_id)
@@ -145,16 +143,16 @@ class FileStore:
         return file
 
     def all_of(self, owner: bytes) -> list[StoredFile]:
-        """Return an owner's files, the oldest first; that is no use of them."""
+        """Return an owner's files, the oldest first, without marking them as used."""
         self._forget_expired()
         own = (file for file in self._files.values() if file.owner == owner)
         return sorted(own, key=lambda file: file.number)
 
     def delete(self, file_id: str, owner: bytes) -> None:
-        """Forget a file.
+        """Delete a file.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         self._forget(self.find(file_id, owner).id)
 
@@ -166,38 +164,38 @@ class FileStore:
         for file_id in late:
             self._forget(file_id)
 
-    def _make_room(self, account: str, num_bytes: int) -> None:
-        """Forget files until there is room for another one of an account, or none if that fails."""
-        left, gone = self._holdings.copy(), dict[str, StoredFile]()
-        while not left.fits(1, num_bytes):
-            accounts = left.tenants_to_evict(account, 1, num_bytes)
-            oldest = (self._oldest_of(each, gone) for each in accounts)
+    def _evict_for(self, account: str, num_bytes: int) -> None:
+        """Evict files until another one fits, or none if that is impossible."""
+        policy, evicted = self._policy.copy(), dict[str, StoredFile]()
+        while not policy.fits(1, num_bytes):
+            accounts = policy.tenants_to_evict(account, 1, num_bytes)
+            oldest = (self._oldest_of(each, evicted) for each in accounts)
             if (file := next(filter(None, oldest), None)) is None:
                 raise Overloaded(
                     "there is no room for a file of this size beside those that others keep"
                 )
-            left.add(file.account, -1, -len(file.content))
-            gone[file.id] = file
-        for file_id in gone:
+            policy.add(file.account, -1, -len(file.content))
+            evicted[file.id] = file
+        for file_id in evicted:
             self._forget(file_id)
 
-    def _oldest_of(self, account: str, gone: Container[str]) -> StoredFile | None:
-        """Return the file of an account that was used least recently, but for some."""
+    def _oldest_of(self, account: str, evicted: Container[str]) -> StoredFile | None:
+        """Return the least recently used file of a caller, except evicted ones."""
         own = (file for file in self._files.values() if file.account == account)
-        return next((file for file in own if file.id not in gone), None)
+        return next((file for file in own if file.id not in evicted), None)
 
     def _forget(self, file_id: str) -> None:
         file = self._files.pop(file_id)
-        self._holdings.add(file.account, -1, -len(file.content))
+        self._policy.add(file.account, -1, -len(file.content))
 
 
 def too_large(most_bytes: int) -> RequestError:
-    """Return the refusal of a file that is larger than one may be."""
+    """Return the refusal of a file that is too large."""
     return RequestError(f"file is over {most_bytes} bytes", param="file", code="file_too_large")
 
 
 def not_stored() -> NotStored:
-    """Return the refusal of a file that is not there, or another's."""
+    """Return the error of a file that does not exist, or has another owner."""
     return NotStored(
         "no file of this id is stored here",
         param="file_id",

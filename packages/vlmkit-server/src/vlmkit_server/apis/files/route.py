@@ -1,7 +1,7 @@
-"""``/v1/files``: files are sent, listed, read and deleted.
+"""``/v1/files``: upload, list, read and delete files.
 
-Clients of OpenAI's API and of Anthropic's use the same routes; each is answered in its own shape.
-What is a file's content is given back as bytes that no browser shows.
+Clients of OpenAI's API and of Anthropic's use the same routes; each gets its own shape. A file's
+content is sent with headers that keep browsers from showing it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit_server.apis.files.shapes import deleted, file_error, listed, told
+from vlmkit_server.apis.files.shapes import deleted, encoded, file_error, listed
 from vlmkit_server.apis.files.storage import FileFacts, FileStorage
 from vlmkit_server.apis.files.upload import upload
 from vlmkit_server.apis.files.wire import DeletedFile, FileBody, FileForm, FilesPage, FilesQuery
@@ -29,12 +29,12 @@ _NOT_SHOWN = {"content-disposition": "attachment", "x-content-type-options": "no
 
 
 class FilesController(Controller):
-    """Files that are named by an id."""
+    """Files that clients name by id."""
 
     path = "/v1/files"
     exception_handlers = error_handlers(file_error)
 
-    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    # One handler: with several, the framework's OPTIONS response has the last one's methods.
     @route(
         http_method=(*READ, HttpMethod.POST),
         status_code=200,
@@ -46,12 +46,12 @@ class FilesController(Controller):
         service: NamedDependency[Service],
         files: NamedDependency[FileStorage],
     ) -> ASGIApp:
-        """List files, or keep one."""
+        """List files, or upload one."""
         if request.method == HttpMethod.POST:
             return upload(request, service, files)
         query = dict(request.query_params.multi_items())
         content = listed(await files.all_of(caller_of(request).owner), query, request.headers)
-        return ASGIResponse(body=content)  # of which HEAD gets the headers
+        return ASGIResponse(body=content)  # HEAD gets the headers alone
 
     @route(
         "/{file_id:str}",
@@ -65,13 +65,13 @@ class FilesController(Controller):
         files: NamedDependency[FileStorage],
         file_id: FromPath[str],
     ) -> Response[bytes]:
-        """Tell what is known of a file, or forget it."""
+        """Return a file's metadata, or delete the file."""
         owner = caller_of(request).owner
         if request.method == HttpMethod.DELETE:
             await files.delete(file_id, owner)
             content = deleted(file_id, request.headers)
         else:
-            content = told(await files.find(file_id, owner), request.headers)
+            content = encoded(await files.find(file_id, owner), request.headers)
         return Response(content, media_type=MediaType.JSON)
 
     @route("/{file_id:str}/content", http_method=READ, operation=Operation(bytes))
@@ -81,7 +81,7 @@ class FilesController(Controller):
         files: NamedDependency[FileStorage],
         file_id: FromPath[str],
     ) -> ASGIApp:
-        """Return what a file holds."""
+        """Return a file's content."""
         owner = caller_of(request).owner
         file = await files.find(file_id, owner)
         if request.method == HttpMethod.HEAD:
@@ -93,12 +93,12 @@ class FilesController(Controller):
 
 
 class Download:
-    """Sends what a file holds, of which no more than a piece is in memory.
+    """Sends a file's content, with one piece at a time in memory.
 
     Args:
-        files: it is one of them.
-        file: what is known of it.
-        owner: whose it is.
+        files: stores the file.
+        file: the facts of the file.
+        owner: its owner.
     """
 
     def __init__(self, files: FileStorage, file: FileFacts, owner: bytes) -> None:
@@ -107,15 +107,17 @@ class Download:
         self._owner = owner
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send all of it.
+        """Send the content.
 
         Raises:
-            NotStored: it is gone, and nothing was sent yet.
+            NotStored: the file is gone, and nothing was sent yet.
         """
         num_left = self._file.num_bytes
         piece = await self._files.piece(self._file.id, self._owner, 0, PIECE_BYTES)
-        told = {"content-type": "application/octet-stream", "content-length": str(num_left)}
-        headers = [(name.encode(), value.encode()) for name, value in (told | _NOT_SHOWN).items()]
+        own_headers = {"content-type": "application/octet-stream", "content-length": str(num_left)}
+        headers = [
+            (name.encode(), value.encode()) for name, value in (own_headers | _NOT_SHOWN).items()
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
             num_left -= len(piece)

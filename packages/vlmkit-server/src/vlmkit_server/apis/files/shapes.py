@@ -1,4 +1,4 @@
-"""Stored files as one of the two APIs tells them: which one, the header of a request says."""
+"""Encodes stored files for OpenAI's or Anthropic's clients, by a request's headers."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -22,69 +22,75 @@ from vlmkit_server.http.errors import Fault, openai_error
 from vlmkit_server.http.message_errors import message_error
 
 VERSION = "anthropic-version"
-_OWN_MOST = 1000
+_MAX_ANTHROPIC_PAGE = 1000
 _PAGE = "page_"
-_NOT_HERE = ("ids", "ids[]", "scope_id")
+_UNSUPPORTED = ("ids", "ids[]", "scope_id")
 
 
 def is_anthropics(headers: Headers) -> bool:
-    """Tell whether a client speaks Anthropic's API: its clients always say which version."""
+    """Tell whether a client uses Anthropic's API: its clients always send a version."""
     return VERSION in headers
 
 
 def file_error(fault: Fault, status: int, scope: Scope) -> bytes:
-    """Encode an error in the shape of the API that a client speaks."""
+    """Encode an error in the shape of the client's API."""
     write = message_error if is_anthropics(Headers.from_scope(scope)) else openai_error
     return write(fault, status, scope)
 
 
-def told(file: FileFacts, headers: Headers) -> bytes:
-    """Encode what is known of a file."""
+def encoded(file: FileFacts, headers: Headers) -> bytes:
+    """Encode the metadata of a file."""
     return msgspec.json.encode(_metadata(file) if is_anthropics(headers) else _body(file))
 
 
 def deleted(file_id: str, headers: Headers) -> bytes:
-    """Encode that a file was deleted."""
-    own = is_anthropics(headers)
-    return msgspec.json.encode(DeletedFileMetadata(file_id) if own else DeletedFile(file_id))
+    """Encode the response to a deletion."""
+    is_anthropic = is_anthropics(headers)
+    return msgspec.json.encode(
+        DeletedFileMetadata(file_id) if is_anthropic else DeletedFile(file_id)
+    )
 
 
 def listed(files: Sequence[FileFacts], query: Mapping[str, str], headers: Headers) -> bytes:
     """Encode a page of files.
 
     Args:
-        files: all of them, the oldest first.
-        query: the parameters of a URL.
-        headers: of the request.
+        files: all files, the oldest first.
+        query: the parameters of the URL.
+        headers: the request's headers.
 
     Raises:
-        RequestError: a parameter is wrong.
+        RequestError: a parameter is invalid.
     """
-    own = is_anthropics(headers)
-    wanted = _wanted(query)
-    after = wanted.page.removeprefix(_PAGE) if wanted.page else wanted.after
-    files = [f for f in files if wanted.purpose in (None, f.purpose)]
-    if wanted.order == "desc":
+    is_anthropic = is_anthropics(headers)
+    page_query = _query(query)
+    after = page_query.page.removeprefix(_PAGE) if page_query.page else page_query.after
+    files = [f for f in files if page_query.purpose in (None, f.purpose)]
+    if page_query.order == "desc":
         files = files[::-1]
     start = 0
     if after is not None:
         names = [file.id for file in files]
         if after not in names:
-            field = "page" if wanted.page else "after"
+            field = "page" if page_query.page else "after"
             raise RequestError(f"{field} names no file that is stored here", param=field)
         start = names.index(after) + 1
-    most = min(wanted.limit or 20, _OWN_MOST) if own else wanted.limit or 10_000
+    most = (
+        min(page_query.limit or 20, _MAX_ANTHROPIC_PAGE)
+        if is_anthropic
+        else page_query.limit or 10_000
+    )
     page = files[start : start + most]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     has_more = start + len(page) < len(files)
-    if not own:
+    if not is_anthropic:
         return msgspec.json.encode(FilesPage([_body(f) for f in page], has_more, first, last))
     data, next_page = [_metadata(f) for f in page], f"{_PAGE}{last}" if has_more else None
     return msgspec.json.encode(FileMetadataPage(data, has_more, first, last, next_page))
 
 
-def _wanted(query: Mapping[str, str]) -> FilesQuery:
-    for name in _NOT_HERE:
+def _query(query: Mapping[str, str]) -> FilesQuery:
+    for name in _UNSUPPORTED:
         if name in query:
             raise RequestError(
                 f"{name} is not supported by this server", param=name, code="unsupported_parameter"

@@ -1,4 +1,4 @@
-"""Files that are kept: in memory, or on disk where the operator names a folder."""
+"""The storage of files: in memory, or on disk if the operator sets a data folder."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from vlmkit_server.apis.files.memory_store import FileStore, StoredFile
 
 
 class FileFacts(Protocol):
-    """What is known of a file; see :class:`.memory_store.StoredFile`."""
+    """The facts of a file; see :class:`.memory_store.StoredFile`."""
 
     @property
     def id(self) -> str: ...  # noqa: D102
@@ -28,13 +28,13 @@ class FileFacts(Protocol):
 
 @runtime_checkable
 class FileStorage(Protocol):
-    """Files that their owners find again."""
+    """Stores files of clients."""
 
     async def find(self, file_id: str, owner: bytes) -> FileFacts:
-        """Return what is known of a file.
+        """Return the facts of a file.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         ...
 
@@ -43,28 +43,28 @@ class FileStorage(Protocol):
         ...
 
     async def delete(self, file_id: str, owner: bytes) -> None:
-        """Forget a file.
+        """Delete a file.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
             RequestError: it is in use.
         """
         ...
 
     async def piece(self, file_id: str, owner: bytes, start: int, num_bytes: int) -> bytes:
-        """Return a part of what a file holds.
+        """Return a part of a file's content.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: it does not exist, or has another owner.
         """
         ...
 
 
 class FilesInMemory:
-    """Files that end with the process.
+    """Stores files until the process ends.
 
     Args:
-        store: has them.
+        store: the file store.
     """
 
     def __init__(self, store: FileStore) -> None:
@@ -79,20 +79,20 @@ class FilesInMemory:
         return self.store.all_of(owner)
 
     async def delete(self, file_id: str, owner: bytes) -> None:
-        """Forget a file."""
+        """Delete a file."""
         self.store.delete(file_id, owner)
 
     async def piece(self, file_id: str, owner: bytes, start: int, num_bytes: int) -> bytes:
-        """Return a part of what a file holds."""
+        """Return a part of a file's content."""
         content = self.store.find(file_id, owner).content
         return content[start : start + num_bytes]
 
 
 async def whole(files: FileStorage, file_id: str, owner: bytes, most_bytes: int) -> bytes:
-    """Return what a file holds, if that is not too much.
+    """Return a file's content, if it is not too large.
 
     Raises:
-        NotStored: there is none, or not of this owner.
+        NotStored: it does not exist, or has another owner.
         RequestError: it is too large to be a part of a request.
     """
     file = await files.find(file_id, owner)

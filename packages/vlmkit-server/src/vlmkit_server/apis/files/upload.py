@@ -1,4 +1,4 @@
-"""How a file comes: in memory it is read whole, to the disk it is written as it comes."""
+"""Receives uploads: into memory as a whole, or to disk piece by piece."""
 
 import asyncio
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.files.disk_store import FilesOnDisk, IncomingFile
 from vlmkit_server.apis.files.form import FormReader, SentFile, boundary_of, sent_file
-from vlmkit_server.apis.files.shapes import told
+from vlmkit_server.apis.files.shapes import encoded
 from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
 from vlmkit_server.exchange.bodies import Body
 from vlmkit_server.exchange.content_encoding import check_not_encoded
@@ -20,11 +20,11 @@ from vlmkit_server.http.caller import caller_of
 from vlmkit_server.wire.ignored import shown_names
 
 PIECE_BYTES = 2**20
-FORM_BYTES = 2**16  # of a body besides the file in it
+FORM_BYTES = 2**16  # size of a body besides its file
 
 
 def upload(request: Request[Any, Any, Any], service: Service, files: FileStorage) -> ASGIApp:
-    """Return the ASGI application that keeps a file and answers."""
+    """Return the ASGI application that stores an upload and responds."""
     if isinstance(files, FilesOnDisk):
         return _ToDisk(request, service, files)
     if isinstance(files, FilesInMemory):
@@ -33,12 +33,12 @@ def upload(request: Request[Any, Any, Any], service: Service, files: FileStorage
 
 
 class _ToMemory:
-    """Takes one file, as the ASGI application that makes its response.
+    """Stores one upload in memory, as the ASGI application that responds.
 
     Args:
-        request: what is sent.
-        service: whether work is taken.
-        files: where it is kept.
+        request: the upload.
+        service: admits the request.
+        files: stores the file.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class _ToMemory:
         self._store = files.store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, keep the file, and answer."""
+        """Read the body, store the file, and respond."""
         self._store.check()
         check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
         account = caller_of(self._request).account
         self._service.check_admission(account)
-        with ExitStack() as place, self._service.bodies.opened(self._request) as sent:
+        with ExitStack() as permits, self._service.bodies.opened(self._request) as sent:
             body = await sent.read(self._request)
-            place.enter_context(self._service.admitted(account))
-            response = await self._service.attend(self._kept(body, boundary), receive, scope)
+            permits.enter_context(self._service.admitted(account))
+            response = await self._service.attend(self._stored(body, boundary), receive, scope)
         await response(scope, receive, send)
 
-    async def _kept(self, body: bytes, boundary: str) -> ASGIApp:
+    async def _stored(self, body: bytes, boundary: str) -> ASGIApp:
         sent, content = await asyncio.to_thread(sent_file, body, boundary)
         headers = _ignored(sent, self._service, self._request)
         if sent.purpose == "batch":
@@ -81,16 +81,16 @@ class _ToMemory:
             lives_s=sent.lives_s,
             account=caller.account,
         )
-        return ASGIResponse(body=told(file, self._request.headers), headers=headers)
+        return ASGIResponse(body=encoded(file, self._request.headers), headers=headers)
 
 
 class _ToDisk:
-    """Takes one file, of which no more than a piece is in memory.
+    """Stores one upload on disk, with one piece at a time in memory.
 
     Args:
-        request: what is sent.
-        service: whether work is taken.
-        files: where it is kept.
+        request: the upload.
+        service: admits the request.
+        files: stores the file.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class _ToDisk:
         self._files = files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the body as it comes, keep the file, and answer."""
+        """Write the body as it arrives, store the file, and respond."""
         check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
         account = caller_of(self._request).account
@@ -122,7 +122,7 @@ class _ToDisk:
                     lives_s=sent.lives_s,
                 )
                 undo.pop_all()
-        response = ASGIResponse(body=told(file, self._request.headers), headers=headers)
+        response = ASGIResponse(body=encoded(file, self._request.headers), headers=headers)
         await response(scope, receive, send)
 
     async def _written(self, body: Body, boundary: str, incoming: IncomingFile) -> SentFile:
@@ -136,7 +136,7 @@ class _ToDisk:
             num_bytes += len(piece) - len(content)
             if num_bytes > FORM_BYTES:
                 raise RequestError("the form is too long besides its file", code="invalid_form")
-            incoming.take(len(content))
+            incoming.count(len(content))
             await incoming.write(bytes(content))
             content.clear()
         await asyncio.to_thread(reader.feed, b"")

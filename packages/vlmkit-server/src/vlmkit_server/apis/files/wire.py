@@ -1,4 +1,4 @@
-"""What the routes of files take and answer, in OpenAI's shapes and in Anthropic's: no behaviour."""
+"""The bodies of the file routes, in OpenAI's and Anthropic's shapes. No behavior."""
 
 from typing import Annotated, Literal
 
@@ -39,7 +39,7 @@ class FileBody(msgspec.Struct):
 
 
 class FilesPage(msgspec.Struct):
-    """Files in a row, in OpenAI's shape."""
+    """A page of files, in OpenAI's shape."""
 
     data: list[FileBody]
     has_more: bool
@@ -49,7 +49,7 @@ class FilesPage(msgspec.Struct):
 
 
 class DeletedFile(msgspec.Struct):
-    """What a client of OpenAI's learns that had a file deleted."""
+    """The response to a deletion, in OpenAI's shape."""
 
     id: str
     object: Literal["file"] = "file"
@@ -57,7 +57,7 @@ class DeletedFile(msgspec.Struct):
 
 
 class FilesQuery(msgspec.Struct):
-    """What page is wanted; ``page`` is Anthropic's, and has its ``limit`` end at 1000."""
+    """The parameters of a page; ``page`` is Anthropic's, and limits ``limit`` to 1000."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     order: Literal["asc", "desc"] = "desc"
@@ -79,7 +79,7 @@ class FileMetadata(msgspec.Struct, tag_field="type", tag="file"):
 
 
 class FileMetadataPage(msgspec.Struct):
-    """Files in a row, in Anthropic's shape."""
+    """A page of files, in Anthropic's shape."""
 
     data: list[FileMetadata]
     has_more: bool
@@ -89,6 +89,6 @@ class FileMetadataPage(msgspec.Struct):
 
 
 class DeletedFileMetadata(msgspec.Struct, tag_field="type", tag="file_deleted"):
-    """What a client of Anthropic's learns that had a file deleted."""
+    """The response to a deletion, in Anthropic's shape."""
 
     id: str
