@@ -124,7 +124,7 @@ class Running(Asked):
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
         stats = self.runner().stats()
-        return not (stats.num_running or stats.num_waiting or self.service.num_open)
+        return not (stats.num_running or stats.num_waiting or self.service.active.num_open)
 
 
 def http_client() -> httpx2.Client:

@@ -70,9 +70,9 @@ def test_a_client_that_goes_away_while_its_image_is_opened_never_reaches_the_eng
         parts = [image_part(picture())]
         body = {"model": "mock", "stream": stream, "messages": [{"role": "user", "content": parts}]}
         connection = server.connect(body)
-        assert eventually(lambda: server.service.num_open == 1)
+        assert eventually(lambda: server.service.active.num_open == 1)
         close(connection, "close")
-        assert eventually(lambda: server.service.num_open == 0)
+        assert eventually(lambda: server.service.active.num_open == 0)
         go_on.set()
         blocker.result()
         assert eventually(server.is_idle)
@@ -82,7 +82,7 @@ def test_a_client_that_goes_away_while_its_image_is_opened_never_reaches_the_eng
 def test_a_client_that_goes_away_while_it_sends_its_body_is_forgotten(server):
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(http_request(chat("x" * 1000))[:-500])
-    assert eventually(lambda: server.service.num_open == 1)
+    assert eventually(lambda: server.service.active.num_open == 1)
     connection.close()
     assert eventually(server.is_idle)
 
@@ -117,7 +117,7 @@ def test_nothing_is_left_of_many_requests_that_were_cut_off_anywhere():
                 assert eventually(lambda: pipeline.stats().num_running > 0)
             close(connection, "reset" if number % 5 == 0 else "close")
         assert eventually(server.is_idle)
-        assert not server.service._tasks
+        assert not server.service.active._tasks
         assert not pipeline._loop.num_jobs
         assert pipeline.stats().counters["num_finished"] == 0
         assert server.post(chat("still here")).json()["choices"][0]["finish_reason"] == "stop"
@@ -129,7 +129,7 @@ def test_a_reader_that_takes_nothing_is_cut_off():
         text = scripted(text="x", tokens=900_000)
         body = chat(text, stream=True, logprobs=True, top_logprobs=20, max_tokens=900_000)
         connection = server.connect(body, receive_bytes=4096)
-        assert eventually(lambda: server.service.num_open == 1)
+        assert eventually(lambda: server.service.active.num_open == 1)
         assert eventually(server.is_idle)
         assert pipeline.stats().counters["num_aborted"] == 1
         connection.close()

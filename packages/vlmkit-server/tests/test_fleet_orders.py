@@ -76,7 +76,7 @@ class World:
 
     async def manage(self, what, name):
         try:
-            await getattr(self.fleet, what)(self.models[name])
+            await getattr(self.fleet.control, what)(self.models[name])
         except VlmkitError as error:
             self.codes.add(error.code)
 
@@ -126,12 +126,12 @@ async def play(orders, world):
     models, fleet, yard = world.models, world.fleet, world.yard
     for name in SIZES:  # whatever happened, each can be loaded, asked and unloaded
         yard.breaks(name, is_broken=False)
-        await fleet.load(models[name])
+        await fleet.control.load(models[name])
         await world.ask(name, name, 3)
-        await fleet.unload(models[name])
+        await fleet.control.unload(models[name])
         assert models[name].state == "unloaded"
     for name in SIZES:
-        await fleet.unload(models[name])
+        await fleet.control.unload(models[name])
     assert yard.held == 0
     return world
 

@@ -26,7 +26,7 @@ def test_a_server_answers_while_its_models_load():
         assert (answer.status_code, answer.json()["status"]) == (503, "loading")
         assert answer.headers["retry-after"]
         assert answer.json()["models"]["late"]["state"] == "waiting"
-        late.start()
+        late.mark_loading()
         assert server.get("/readyz").json()["models"]["late"]["state"] == "loading"
         assert server.get("/healthz").status_code == 200
         assert server.get("/v1/models/late").json()["state"] == "loading"
@@ -35,7 +35,7 @@ def test_a_server_answers_while_its_models_load():
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
         assert refused.headers["retry-after"]
         with mock_pipeline() as second:
-            late.finish(second)
+            late.mark_ready(second)
             assert server.get("/readyz").status_code == 200
             assert server.post(chat() | {"model": "late"}).status_code == 200
 

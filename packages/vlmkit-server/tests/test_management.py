@@ -80,7 +80,7 @@ def test_a_model_that_is_dismissed_while_it_is_loaded_is_unloaded_when_it_is_the
         first = pool.submit(ask, server, "one")
         assert waits(server, "one", 1)
         unloading = pool.submit(manage, server, "unload", "one")
-        assert eventually(lambda: server.service.num_open == 2)
+        assert eventually(lambda: server.service.active.num_open == 2)
         yard.let_go("one")
         assert said(first.result()) == "hello"
         assert state_of(unloading.result()) == "unloaded"
@@ -131,7 +131,7 @@ def test_who_goes_away_stops_neither_load_nor_unload(yard):
         gone = server.connect({"model": "one"}, path="/v1/models/load")
         assert eventually(lambda: states(server)["one"] == "loading")
         gone.close()
-        assert eventually(lambda: server.service.num_open == 0)
+        assert eventually(lambda: server.service.active.num_open == 0)
         yard.let_go("one")
         assert eventually(lambda: states(server)["one"] == "ready")
         connection = streaming(server, "one", ENDLESS)

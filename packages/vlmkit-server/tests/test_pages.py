@@ -81,7 +81,7 @@ def test_where_keys_are_asked_for_nobody_without_one_learns_of_models(tmp_path):
     add_line(tmp_path / "keys.jsonl", key)
     with running(keys_file=str(tmp_path / "keys.jsonl")) as server:
         page = Page(server.get("/", headers=BROWSER))
-        assert "asks for API keys" in page.text
+        assert "requires API keys" in page.text
         assert "mock" not in page.texts
         assert "state" not in page.texts
         assert server.get("/docs", headers=BROWSER).status_code == 401

@@ -31,7 +31,7 @@ def test_pieces_are_gathered_up_to_a_size_and_nothing_is_lost():
 
 
 def test_nothing_is_begun_before_it_is_wanted():
-    written = json_pieces.later(lambda: [json.dumps(1 / 0).encode()])
+    written = json_pieces.deferred(lambda: [json.dumps(1 / 0).encode()])
     assert iter(written) is written
 
 

@@ -99,7 +99,7 @@ def test_a_restart_waits_first_and_then_loads(clock, runner):
 def test_a_drain_is_over_when_its_time_is(clock, runner):
     async def drained():
         served = Service({"mock": runner}, ServerSettings())
-        with served.opened():
+        with served.active.opened():
             draining = asyncio.ensure_future(served.drain(40.0))
             await asyncio.sleep(0)
             first = served.closing().retry_after_s

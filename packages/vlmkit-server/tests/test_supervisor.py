@@ -32,7 +32,7 @@ def place(caplog):
     caplog.set_level("INFO")
 
     def found():
-        return re.findall(r"health at (\S+)", caplog.text)[-1]
+        return re.findall(r"health probes on (\S+)", caplog.text)[-1]
 
     return found
 
@@ -56,7 +56,7 @@ def test_health_is_told_while_the_server_is_full(place):
 def test_health_is_told_while_the_event_loop_is_busy_and_fails_when_it_hangs(place, monkeypatch):
     gate = threading.Event()
     with running(health_port=0) as server:
-        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
         assert health(place) == (200, "ok")
         monkeypatch.setattr(supervisor, "MAX_LAG_S", 0.1)
         assert eventually(lambda: health(place) == (503, "failed"))
@@ -159,7 +159,7 @@ def test_who_asks_for_numbers_is_not_answered_while_the_event_loop_hangs(place, 
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     gate = threading.Event()
     with running(monitors={"told": Told()}, health_port=0, health_metrics=True) as server:
-        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
         with pytest.raises(httpx2.RemoteProtocolError):
             numbers(place)
         assert health(place) == (200, "ok")
@@ -236,11 +236,11 @@ def test_systemd_hears_no_life_of_a_server_whose_event_loop_hangs(tmp_path, monk
     heard = []
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "1000")
-    monkeypatch.setattr(Notifier, "tell", lambda _, *lines: heard.extend(lines))
+    monkeypatch.setattr(Notifier, "send", lambda _, *lines: heard.extend(lines))
     gate = threading.Event()
     with running() as server:
         assert eventually(lambda: "WATCHDOG=1" in heard)
-        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
         server_is_held = threading.Event()
         assert not server_is_held.wait(0.3)
         heard.clear()
@@ -255,6 +255,6 @@ def test_elsewhere_nobody_is_told(monkeypatch):
     assert notifier.watchdog_s is None
     assert not notifier.is_enabled
     notifier.send("READY=1")
-    Notifier({"NOTIFY_SOCKET": "/nowhere/at/all"}).tell("READY=1")
+    Notifier({"NOTIFY_SOCKET": "/nowhere/at/all"}).send("READY=1")
     other = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
     assert Notifier(other).watchdog_s is None

@@ -17,6 +17,10 @@ from vlmkit_server.settings.server import ApiKey, ServerSettings
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES = 1024  # of a file with one key
+SINGLE_KEY_ID = "api-key"
+"""The id of a single key, and its tenant; it survives restarts and changes of the secret."""
+
 
 class Reloaded(NamedTuple):
     """The changes of a reload.
@@ -105,15 +109,15 @@ class KeyRing:
             return Reloaded(sorted(now - before), sorted(before - now))
 
 
-MAX_BYTES = 1024
-ID = "api-key"
-"""Its id in logs and its tenant; they survive a restart and a change of the secret."""
-
-
 def single_key(secret: str) -> Key:
     """Return the key of a secret, with the scopes ``chat`` and ``embed``."""
     return Key(
-        id=ID, name=ID, tenant=ID, digest=digest_of(secret), scopes=("chat", "embed"), created_s=0
+        id=SINGLE_KEY_ID,
+        name=SINGLE_KEY_ID,
+        tenant=SINGLE_KEY_ID,
+        digest=digest_of(secret),
+        scopes=("chat", "embed"),
+        created_s=0,
     )
 
 

@@ -36,7 +36,7 @@ class BackgroundWork:
             except BaseException:
                 work.close()
                 raise
-            permits.enter_context(self._service.opened())
+            permits.enter_context(self._service.active.opened())
             held = permits.pop_all()
         task = asyncio.ensure_future(work)
         self._tasks.add(task)

@@ -9,9 +9,10 @@ from litestar.types import Receive, Scope, Send
 
 from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.types.completion import Completion
-from vlmkit_server.exchange.json_pieces import PIECE_BYTES, gathered, later
+from vlmkit_server.exchange.active_requests import disconnected
+from vlmkit_server.exchange.json_pieces import PIECE_BYTES, deferred, gathered
 from vlmkit_server.exchange.server_timing import server_timing
-from vlmkit_server.exchange.service import Service, disconnected
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import tenant_or_network
 from vlmkit_server.http.errors import ClientGone, Unavailable
 
@@ -53,7 +54,7 @@ class WholeAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the end and send the answer; an error has its own status."""
-        completion = await self._service.attend(self._stream.aresult(), receive, scope)
+        completion = await self._service.active.attend(self._stream.aresult(), receive, scope)
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
         timing = server_timing(self._images_s, completion.timings)
@@ -80,7 +81,7 @@ class PiecedAnswer:
     def __init__(
         self, make: Callable[[], Iterable[bytes]], service: Service, headers: Mapping[str, str]
     ) -> None:
-        self._next = partial(gathered, later(make))
+        self._next = partial(gathered, deferred(make))
         self._service = service
         self._headers = headers
 
@@ -94,7 +95,7 @@ class PiecedAnswer:
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *headers]})
         try:
-            await self._service.attend(self._rest(first, encode, send), receive, scope)
+            await self._service.active.attend(self._rest(first, encode, send), receive, scope)
         except ClientGone:
             return
         except Unavailable:

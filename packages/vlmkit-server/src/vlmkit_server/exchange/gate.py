@@ -70,7 +70,7 @@ class Gate:
             await send(message)
 
         try:
-            with self._service.opened():
+            with self._service.active.opened():
                 await self._enter(scope, receive, send_with_id, headers)
         finally:
             if _is_large(headers):

@@ -35,7 +35,7 @@ def filled(value: Any, fillings: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
         yield from filling
 
 
-def later(make: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
+def deferred(make: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
     """Yield pieces, and start to create them when the first one is requested."""
     yield from make()
 

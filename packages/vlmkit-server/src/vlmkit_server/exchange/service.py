@@ -3,25 +3,22 @@
 It is used in the event loop's thread.
 """
 
-import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from litestar.datastructures import Headers
-from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.request_field import FieldFacts
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.auth.key_ring import key_ring
+from vlmkit_server.exchange.active_requests import ActiveRequests
 from vlmkit_server.exchange.bodies import Bodies
-from vlmkit_server.exchange.deadline import TooLate, deadline_of
 from vlmkit_server.exchange.monitors import Monitors
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.exchange.resource_limits import ResourceLimits
@@ -29,7 +26,7 @@ from vlmkit_server.fleet.fleet import Fleet
 from vlmkit_server.fleet.model_handle import State
 from vlmkit_server.fleet.model_registry import ModelRegistry
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Servable, runner_of
-from vlmkit_server.http.errors import ClientGone, Unavailable, waiting_s
+from vlmkit_server.http.errors import Unavailable, waiting_s
 from vlmkit_server.http.quota import Permit
 from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.logs.audit import AuditLog
@@ -110,21 +107,18 @@ class Service:
         self.monitors = Monitors(monitors, component_names)
         self.is_draining = False
         self._drained_s: float | None = None  # the deadline of the drain
-        self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by the ignored field
-        self.num_unconstrained = 0  # requests with schema keywords that are not enforced
+        self.num_unenforced = 0  # requests with schema keywords that are not enforced
         self.resource_limits = ResourceLimits(settings)
         self.bodies = Bodies(
             self.resource_limits.body_bytes, settings.body_timeout_s, settings.max_body_bytes
         )
         self.offload = OffloadExecutor()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
+        self.active = ActiveRequests(self.closing)
 
-    def count_unconstrained(self) -> None:
+    def count_unenforced(self) -> None:
         """Count a request with schema keywords that are not enforced."""
-        self.num_unconstrained += 1
+        self.num_unenforced += 1
 
     # Admission.
 
@@ -215,52 +209,6 @@ class Service:
         self.num_ignored.update(counter_names(names))
         return {HEADER: header_value(names | besides)} if policy == "report" else {}
 
-    # Requests in progress.
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Count a request of any kind; a drain waits for it."""
-        self.num_open += 1
-        self._is_idle.clear()
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            if not self.num_open:
-                self._is_idle.set()
-
-    async def attend(self, work: Coroutine[Any, Any, T], receive: Receive, scope: Scope) -> T:
-        """Run the work of one request until it ends or its result is no longer wanted.
-
-        Args:
-            work: is cancelled when the client disconnects, the deadline passes, or the server
-                gives up.
-            receive: the connection; nothing but a disconnect is expected.
-            scope: the request's scope, with its deadline.
-
-        Raises:
-            ClientGone: the client disconnected.
-            TooLate: the deadline passed.
-            Unavailable: the server is shutting down and did not wait any longer.
-        """
-        deadline_s = deadline_of(scope)
-        left_s = None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
-        task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(disconnected(receive))
-        self._tasks.add(task)
-        try:
-            await asyncio.wait((task, watcher), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientGone if watcher.done() else TooLate
-            if task.cancelled():
-                raise self.closing()
-            return task.result()
-        finally:
-            self._tasks.discard(task)
-            task.cancel()
-            watcher.cancel()
-            await asyncio.gather(task, watcher, return_exceptions=True)
-
     # Logs and shutdown.
 
     def reopen_logs(self) -> None:
@@ -292,23 +240,14 @@ class Service:
         self.is_draining = True
         self._drained_s = time.monotonic() + timeout_s
         self.bodies.end(self.closing)
-        try:
-            await asyncio.wait_for(self._is_idle.wait(), timeout_s - last_words_s)
-        except TimeoutError:
-            log.warning("drain deadline: cancelling requests that still run: %d", self.num_open)
-            for task in self._tasks:
-                task.cancel()
-            return False
-        return True
+        if await self.active.wait_until_idle(timeout_s - last_words_s):
+            return True
+        log.warning("drain deadline: cancelling running requests: %d", self.active.num_open)
+        self.active.cancel()
+        return False
 
 
 def _spec(given: ModelSpec | Servable | Loader | None) -> ModelSpec:
     if isinstance(given, ModelSpec):
         return given
     return ModelSpec() if given is None or isinstance(given, Servable) else ModelSpec(load=given)
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -133,7 +133,7 @@ class ByteStream(ABC):
     async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
         """Send everything but the last event, and return the last event."""
         try:
-            await self._service.attend(self._write_with_pings(send), receive, scope)
+            await self._service.active.attend(self._write_with_pings(send), receive, scope)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - the client must learn that the answer is incomplete

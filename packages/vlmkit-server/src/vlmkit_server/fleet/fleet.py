@@ -36,7 +36,7 @@ OnLoaded = Callable[[Seq[str]], None]
 
 
 class Fleet:
-    """Loads and unloads models, and leases them to requests.
+    """Leases models to requests, and loads them at startup and on demand.
 
     Args:
         registry: the models.
@@ -44,6 +44,7 @@ class Fleet:
         max_waiting: requests that may wait for models, in total.
 
     Attributes:
+        control: loads and unloads models on clients' orders.
         recovery: restarts failed models, and has the error that ends the server.
         on_loaded: called in a thread with the names of the loaded models, once every model that
             is loaded at startup is ready.
@@ -66,10 +67,9 @@ class Fleet:
             on_stuck=self.recovery.close_failed,
             watch=LoadWatch(settings.load_timeout_s, self.recovery.load_timed_out),
         )
+        self.control = ModelControl(self._queue)
         self._idle = _IdleUnloader(self._queue, settings)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    # For requests.
+        self._start_task: asyncio.Task[None] | None = None  # the event loop has a weak reference
 
     @asynccontextmanager
     async def leased(self, name: str) -> AsyncIterator[Runner]:
@@ -138,7 +138,55 @@ class Fleet:
         self._queue.advance()
         self._idle.watch(model)
 
-    # For clients that load and unload models.
+    def start(self) -> None:
+        """Start to load the models that are loaded at startup."""
+        self.recovery.start()
+        first = [model for model in self._models if model.is_expected and model.spec.load]
+        for model in first:
+            model.is_wanted = True
+            self._queue.enqueue(model)
+        self._start_task = asyncio.ensure_future(self._report_start(first))
+
+    async def _report_start(self, first: Seq[ModelHandle]) -> None:
+        """Report the outcome of the startup, when it is over."""
+        for model in first:
+            while model.is_expected:
+                await model.state_change()
+        if not self._registry.has_failed:
+            names = [model.name for model in self._models if model.state == "ready"]
+            await self._thread.run(partial(self.on_loaded, names))
+            return
+        for model in first:
+            if model.error is not None:
+                self.recovery.fail(as_exception(model.name, model.error))
+
+    def add(self, model: ModelHandle, runner: Runner) -> None:
+        """Serve a model that is loaded already; its runner is closed at the end."""
+        self._thread.add(runner)
+        self._on_ready(model, runner)
+
+    def _on_ready(self, model: ModelHandle, runner: Runner) -> None:
+        model.mark_ready(runner)
+        log.info("model %r is ready", model.name)
+        self._idle.watch(model)
+        runner.on_failure(partial(self.recovery.engine_failed, model))
+
+    def close(self) -> None:
+        """Close every runner, even if another one cannot be closed."""
+        if (error := self._thread.close()) is not None:
+            self.recovery.fail(closing_error(error))
+
+
+class ModelControl:
+    """Loads and unloads models on clients' orders.
+
+    Args:
+        queue: loads and unloads them.
+    """
+
+    def __init__(self, queue: LoadQueue) -> None:
+        self._queue = queue
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start_loading(self, model: ModelHandle) -> None:
         """Start to load a model, if it is not loaded.
@@ -183,7 +231,8 @@ class Fleet:
         if model.state == "ready":
             self._queue.unload(model)
         task = asyncio.ensure_future(self._unloaded(model))
-        self._track(task)
+        self._tasks.add(task)  # the event loop has weak references alone
+        task.add_done_callback(self._tasks.discard)
         return task
 
     async def _unloaded(self, model: ModelHandle) -> None:
@@ -199,50 +248,6 @@ class Fleet:
     async def unload(self, model: ModelHandle) -> None:
         """Unload a model, and wait for it; cancelling this stops nothing."""
         await asyncio.shield(self.start_unloading(model))
-
-    def _track(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)  # the event loop has weak references alone
-        task.add_done_callback(self._tasks.discard)
-
-    # Start and end.
-
-    def start(self) -> None:
-        """Start to load the models that are loaded at startup."""
-        self.recovery.start()
-        first = [model for model in self._models if model.is_expected and model.spec.load]
-        for model in first:
-            model.is_wanted = True
-            self._queue.enqueue(model)
-        self._track(asyncio.ensure_future(self._report_start(first)))
-
-    async def _report_start(self, first: Seq[ModelHandle]) -> None:
-        """Report the outcome of the startup, when it is over."""
-        for model in first:
-            while model.is_expected:
-                await model.state_change()
-        if not self._registry.has_failed:
-            names = [model.name for model in self._models if model.state == "ready"]
-            await self._thread.run(partial(self.on_loaded, names))
-            return
-        for model in first:
-            if model.error is not None:
-                self.recovery.fail(as_exception(model.name, model.error))
-
-    def add(self, model: ModelHandle, runner: Runner) -> None:
-        """Serve a model that is loaded already; its runner is closed at the end."""
-        self._thread.add(runner)
-        self._on_ready(model, runner)
-
-    def _on_ready(self, model: ModelHandle, runner: Runner) -> None:
-        model.mark_ready(runner)
-        log.info("model %r is ready", model.name)
-        self._idle.watch(model)
-        runner.on_failure(partial(self.recovery.engine_failed, model))
-
-    def close(self) -> None:
-        """Close every runner, even if another one cannot be closed."""
-        if (error := self._thread.close()) is not None:
-            self.recovery.fail(closing_error(error))
 
 
 class _IdleUnloader:

@@ -1,7 +1,7 @@
 """A quota that callers share fairly: no caller can hold all of it while others want some.
 
-A holder that can be evicted, such as an idle connection, lets one caller use the whole quota: when
-a caller with less arrives, the holder of the caller with most is evicted. A permit, such as that of
+A holder that can be evicted, such as an idle connection, lets one caller use the whole quota. When
+a caller with less arrives, a holder of the caller with most is evicted. A permit, such as that of
 a running request, is never evicted: an eighth of the quota is left to callers below their share.
 The quota does not know what it limits or what an eviction does. It is used in the event loop's
 thread alone.

@@ -141,7 +141,7 @@ def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
         {name: _model(model, is_shown=is_shown) for name, model in service.models.items()},
         {n: ResourceUse(u.held, u.total if is_shown else None, u.most) for n, u in uses},
         dict(service.num_ignored) if is_shown else None,
-        service.num_unconstrained if is_shown else None,
+        service.num_unenforced if is_shown else None,
     )
 
 

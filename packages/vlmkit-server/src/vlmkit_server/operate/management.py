@@ -74,9 +74,9 @@ class _LoadCall(_ManagementCall):
         name = self.service.name(body.model)
         model = self.service.registry.find(name)
         if body.wait:
-            await self.service.fleet.load(model)
+            await self.service.fleet.control.load(model)
         else:
-            self.service.fleet.start_loading(model)
+            self.service.fleet.control.start_loading(model)
         return self.answer(name)
 
 
@@ -88,7 +88,7 @@ class _UnloadCall(_ManagementCall):
         name = self.service.name(body.model)
         model = self.service.registry.find(name)
         if body.wait:
-            await self.service.fleet.unload(model)
+            await self.service.fleet.control.unload(model)
         else:
-            self.service.fleet.start_unloading(model)
+            self.service.fleet.control.start_unloading(model)
         return self.answer(name)

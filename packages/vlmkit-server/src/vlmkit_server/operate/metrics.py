@@ -72,12 +72,12 @@ def state_of(service: Service) -> ServerState:
     return ServerState(
         status=readiness_of(service, ""),
         models=tuple(_state_of(model) for model in service.models.values()),
-        num_open=service.num_open,
+        num_open=service.active.num_open,
         resources={
             n: (quota.num_held, quota.limit) for n, quota in service.resource_limits.quotas.items()
         },
         num_ignored=dict(service.num_ignored),
-        num_unconstrained=service.num_unconstrained,
+        num_unconstrained=service.num_unenforced,
     )
 
 

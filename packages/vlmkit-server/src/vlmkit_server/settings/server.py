@@ -182,9 +182,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             line.
         access_log: file that gets a JSON object for each request: its route, key, outcome, bytes,
             tokens and times. None is written when empty.
-        audit_log: file that gets a JSON object for each security-relevant action: start and end,
-            reloads of keys, loaded models, requests that load, store or delete something, and
-            refusals for lack of a key. None is written when empty.
+        audit_log: file that gets a JSON object for each security-relevant action. These are start
+            and end, reloads of keys, loaded models, refusals for lack of a key, and requests that
+            load, store or delete something. None is written when empty.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"

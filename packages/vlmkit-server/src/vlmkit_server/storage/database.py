@@ -78,7 +78,7 @@ class Database:
         """Run some work synchronously, as at startup."""
         return self._thread.submit(self._done, work).result()
 
-    def run_later(self, work: Callable[[sqlite3.Connection], object]) -> None:
+    def run_in_background(self, work: Callable[[sqlite3.Connection], object]) -> None:
         """Run some work without waiting; the next start repeats what this one cannot do."""
         with contextlib.suppress(RuntimeError):  # the database is closed
             self._thread.submit(self._done, work)

@@ -72,9 +72,10 @@ class BatchRunner:
         self._store = store
         self._service = service
         self._requests = LineRequests(store.folder, client)
+        self._finisher = _Finisher(store, self._requests)
         self._max_running = store.folder.settings.max_batch_requests
         self._active: dict[int, ActiveBatch] = {}
-        self._turns = _OwnerTurns()
+        self._rotation = _OwnerRotation()
 
         self._suspects: list[tuple[int, int]] = []
         self._changed = asyncio.Event()
@@ -153,13 +154,13 @@ class BatchRunner:
             await self._take_lines(active, min(num, num_spare))
         now = self._store.now()
         ends = [each.batch.expires_at - now for each in self._active.values() if not each.ending]
-        pauses = self._turns.pauses_s()
+        pauses = self._rotation.pauses_s()
         return max(POLL_S, min([IDLE_S, *ends, *pauses]))
 
     def _next(self) -> tuple[ActiveBatch | None, int]:
         """Return the batch whose turn it is, and how many lines it may start."""
         batches = self._active.values()
-        found, num_owners = self._turns.next(
+        found, num_owners = self._rotation.next(
             [each for each in batches if not each.ending and not each.is_dry],
             {each.batch.owner for each in batches},
         )
@@ -204,7 +205,7 @@ class BatchRunner:
         except Exception as error:  # the line stays marked as running, and is found later
             if not isinstance(error, Unavailable):
                 log.exception("a batch line failed")
-            self._turns.pause(active.batch.owner, RETRY_AFTER_S)
+            self._rotation.pause(active.batch.owner, RETRY_AFTER_S)
         finally:
             active.num_running -= 1
             self.num_running -= 1
@@ -215,7 +216,7 @@ class BatchRunner:
         done = await self._requests.run(active.batch, line, active.gone)
         if not isinstance(done, Retry):
             return done
-        self._turns.pause(active.batch.owner, done.pause_s)
+        self._rotation.pause(active.batch.owner, done.pause_s)
         await self._store.lines.release(active.batch.number, line.number, counts=done.counts)
         active.is_dry = False
         return None
@@ -229,40 +230,9 @@ class BatchRunner:
             self._changed.set()
 
     async def _finalize(self, active: ActiveBatch) -> None:
-        """Write results for unanswered lines, and end a batch."""
-        while True:
-            try:
-                is_over = await self._is_over(active)
-                break
-            except Unavailable:  # the disk cannot be written, which is logged
-                await asyncio.sleep(RETRY_AFTER_S)
-            except Exception:  # retried: otherwise its owner would wait forever
-                log.exception("batch %s could not be ended", active.batch.id)
-                await asyncio.sleep(RETRY_AFTER_S)
-        if is_over:
+        if await self._finisher.finish(active):
             del self._active[active.batch.number]
         self._changed.set()
-
-    async def _is_over(self, active: ActiveBatch) -> bool:
-        """End a batch, unless it has lines whose result is unknown."""
-        batch, ending = active.batch, active.ending or "completed"
-        if ending == "completed" and await self._store.lines.reset(batch.number):
-            active.gone = asyncio.Event()
-            active.ending, active.is_dry, active.is_ending = None, False, False
-            return False
-        await self._store.lifecycle.finalize(batch, ending)
-        if ending in _LEFT:
-            await self._end_lines(batch, *_LEFT[ending])
-        await self._store.lifecycle.end(batch, ending)
-        log.info("batch %s of tenant %s ended: %s", batch.id, batch.account, ending)
-        return True
-
-    async def _end_lines(self, batch: OpenBatch, code: str, why: str) -> None:
-        def left_out(lines: Iterable[TakenLine]) -> list[Done]:
-            return [self._requests.left_out(batch, line, code, why) for line in lines]
-
-        while lines := await self._store.lines.left(batch.number, LEFT_AT_ONCE):
-            await self._store.lines.finish(await asyncio.to_thread(left_out, lines))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -275,7 +245,7 @@ class BatchRunner:
             log.error("a batch task failed", exc_info=error)
 
 
-class _OwnerTurns:
+class _OwnerRotation:
     """Gives turns to the owners of batches, and pauses owners whose lines were refused."""
 
     def __init__(self) -> None:
@@ -314,3 +284,47 @@ class _OwnerTurns:
         owner = min(first, key=self._last_turns.__getitem__)
         self._last_turns[owner] = next(self._numbers)
         return first[owner], len(first)
+
+
+class _Finisher:
+    """Ends batches, and writes results for their unanswered lines.
+
+    Args:
+        store: stores the batches.
+        requests: creates the results.
+    """
+
+    def __init__(self, store: BatchStore, requests: LineRequests) -> None:
+        self._store = store
+        self._requests = requests
+
+    async def finish(self, active: ActiveBatch) -> bool:
+        """End a batch; False if it has lines whose result is unknown, which run again."""
+        while True:
+            try:
+                return await self._try_finish(active)
+            except Unavailable:  # the disk cannot be written, which is logged
+                await asyncio.sleep(RETRY_AFTER_S)
+            except Exception:  # retried: otherwise its owner would wait forever
+                log.exception("batch %s could not be ended", active.batch.id)
+                await asyncio.sleep(RETRY_AFTER_S)
+
+    async def _try_finish(self, active: ActiveBatch) -> bool:
+        batch, ending = active.batch, active.ending or "completed"
+        if ending == "completed" and await self._store.lines.reset(batch.number):
+            active.gone = asyncio.Event()
+            active.ending, active.is_dry, active.is_ending = None, False, False
+            return False
+        await self._store.lifecycle.finalize(batch, ending)
+        if ending in _LEFT:
+            await self._end_lines(batch, *_LEFT[ending])
+        await self._store.lifecycle.end(batch, ending)
+        log.info("batch %s of tenant %s ended: %s", batch.id, batch.account, ending)
+        return True
+
+    async def _end_lines(self, batch: OpenBatch, code: str, why: str) -> None:
+        def left_out(lines: Iterable[TakenLine]) -> list[Done]:
+            return [self._requests.left_out(batch, line, code, why) for line in lines]
+
+        while lines := await self._store.lines.left(batch.number, LEFT_AT_ONCE):
+            await self._store.lines.finish(await asyncio.to_thread(left_out, lines))

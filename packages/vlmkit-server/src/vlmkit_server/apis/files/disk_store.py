@@ -58,23 +58,13 @@ class FilesOnDisk:
         Files that the database does not list stay, and are logged: they may belong to a lost
         database.
         """
-
-        def read(on: sqlite3.Connection) -> tuple[list[tuple[bytes, str, int]], list[tuple[str]]]:
-            found = on.execute("SELECT owner, id, num_bytes FROM files")
-            unfinished = on.execute(
-                "SELECT owner, output_id, output_bytes FROM batches WHERE ended_at IS NULL "
-                "UNION ALL SELECT owner, error_id, error_bytes FROM batches WHERE ended_at IS NULL"
-            )
-            pending = on.execute("SELECT name FROM pending_unlinks")
-            return [*found, *unfinished], pending.fetchall()
-
-        stored, pending = self.folder.database.run_now(read)
+        stored, pending = self.folder.database.run_now(_stored_and_pending)
         names = set()
         for owner, name, num_bytes in stored:
             self.folder.count(owner, counted_bytes(num_bytes))
             names.add(name)
         removed = [(name,) for (name,) in pending if name in names or self._is_removed(name)]
-        self.folder.database.run_later(lambda on: on.executemany(_FORGET_UNLINK, removed))
+        self.folder.database.run_in_background(lambda on: on.executemany(_FORGET_UNLINK, removed))
         if num_unknown := self.folder.num_unknown(names):
             log.warning(
                 "server.data.folder %r: %d files are not in the database; they are kept and not "
@@ -93,7 +83,7 @@ class FilesOnDisk:
 
     def note_unlinked(self, name: str) -> None:
         """Record in the background that a file is unlinked."""
-        self.folder.database.run_later(lambda on: on.execute(_FORGET_UNLINK, (name,)))
+        self.folder.database.run_in_background(lambda on: on.execute(_FORGET_UNLINK, (name,)))
 
     def incoming(self, owner: bytes) -> "IncomingFile":
         """Return a file that is about to be written."""
@@ -325,6 +315,19 @@ class IncomingFile:
         self._folder.remove(self.name + PART)
         self._files.note_unlinked(self.name + PART)
         self._folder.count(self.owner, -self._num_counted)
+
+
+def _stored_and_pending(
+    on: sqlite3.Connection,
+) -> tuple[list[tuple[bytes, str, int]], list[tuple[str]]]:
+    """Return owner, name and size of all stored files, and the names of pending unlinks."""
+    found = on.execute("SELECT owner, id, num_bytes FROM files")
+    unfinished = on.execute(
+        "SELECT owner, output_id, output_bytes FROM batches WHERE ended_at IS NULL "
+        "UNION ALL SELECT owner, error_id, error_bytes FROM batches WHERE ended_at IS NULL"
+    )
+    pending = on.execute("SELECT name FROM pending_unlinks")
+    return [*found, *unfinished], pending.fetchall()
 
 
 def _expect_unlink(on: sqlite3.Connection, name: str) -> None:

@@ -58,7 +58,9 @@ class _ToMemory:
         with ExitStack() as permits, self._service.bodies.opened(self._request) as sent:
             body = await sent.read(self._request)
             permits.enter_context(self._service.admitted(account))
-            response = await self._service.attend(self._stored(body, boundary), receive, scope)
+            response = await self._service.active.attend(
+                self._stored(body, boundary), receive, scope
+            )
         await response(scope, receive, send)
 
     async def _stored(self, body: bytes, boundary: str) -> ASGIApp:

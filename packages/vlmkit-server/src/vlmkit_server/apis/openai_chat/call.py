@@ -122,7 +122,7 @@ class Call(ABC, Generic[B]):
                     self.service.resource_limits.logprob_bytes, self.caller.account
                 )
                 self._leases.callback(self._whole.close)
-            response = await self.service.attend(self.start(body), receive, scope)
+            response = await self.service.active.attend(self.start(body), receive, scope)
             del body  # what was sent need not wait for the answer: it can be large
         await response(scope, receive, send)
 
@@ -145,7 +145,7 @@ class Call(ABC, Generic[B]):
         if self.added:
             self._settle_added(runner.facts)
         clamped = OutputLimit(runner.facts, self.headers)
-        unconstrained = UnenforcedSchemas(self.headers, self.service.count_unconstrained)
+        unconstrained = UnenforcedSchemas(self.headers, self.service.count_unenforced)
         return MeteredRunner(
             runner, clamped, unconstrained, self._charge, self._record, self._whole
         )
@@ -258,7 +258,7 @@ class MessagesCall(Call[B]):
         offers = chat.shown_functions or chat.server_tools
         if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
             self.headers[UNCONSTRAINED_HEADER] = "tools"
-            self.service.count_unconstrained()
+            self.service.count_unenforced()
 
 
 async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:

@@ -49,7 +49,7 @@ async def answered(
 
     try:
         async with lease:
-            await service.attend(read(), _never, scope)
+            await service.active.attend(read(), _never, scope)
             last = await service.offload.run(
                 partial(events.closing, stream.usage), tenant_or_network(scope)
             )
