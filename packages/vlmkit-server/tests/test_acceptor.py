@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from running_server import eventually, process, running
-from test_strangers import is_closed, opened, status
+from test_resource_exhaustion import is_closed, opened, status
 from test_tls import FILES, write_certificate
 
 HELLO = bytes.fromhex("16030100c8010000c40303")  # how a ClientHello of TLS begins

@@ -13,7 +13,7 @@ from contextlib import closing
 import httpx2
 import pytest
 from running_server import chat, eventually, http_client, http_request, process, running, scripted
-from test_strangers import is_closed, opened
+from test_resource_exhaustion import is_closed, opened
 from two_keys import headers_of
 
 from vlmkit.errors import ConfigError
