@@ -29,7 +29,7 @@ def encrypted(tmp_path, **settings):
     return trust, running(tls_certificate=certificate, tls_private_key=key, **settings)
 
 
-def test_handshakes_that_never_end_are_counted_and_make_way(tmp_path):
+def test_endless_handshakes_are_counted_and_evicted(tmp_path):
     trust, started = encrypted(tmp_path, max_connections=8, header_timeout_s=600)
     with started as server:
         quota = server.service.resource_limits.connections
@@ -52,7 +52,7 @@ def test_a_handshake_that_never_ends_is_ended(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
-def test_one_who_comes_from_many_addresses_keeps_nobody_out():
+def test_a_client_with_many_addresses_blocks_no_other():
     with running(max_connections=8, header_timeout_s=600) as server:
         strangers = [opened(server, b"GET ", f"127.0.1.{number}") for number in range(1, 21)]
         assert eventually(lambda: server.service.resource_limits.connections.num_held == 8)

@@ -230,7 +230,7 @@ TestStores = Stores.TestCase
 TestStores.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 
 
-def test_a_batch_whose_file_is_wrong_takes_no_room(tmp_path):
+def test_a_batch_with_an_invalid_file_takes_no_space(tmp_path):
     async def work():
         folder = Folder(DataSettings(folder=str(tmp_path)))
         store = BatchStore(folder)

@@ -86,7 +86,7 @@ def said(entry):
     return entry["response"]["body"]["choices"][0]["message"]["content"]
 
 
-def test_every_line_is_answered_once_with_its_pictures_and_bad_ones_are_told(keeping):
+def test_every_line_is_answered_once_with_its_images_and_errors_are_reported(keeping):
     client = keeping.client()
     shown = client.files.create(file=b64(picture(9, 7)), purpose="vision")
     lines = []
@@ -203,7 +203,7 @@ def test_a_wrong_line_fails_the_batch_by_its_number(keeping, content, code, numb
     assert (error.code, error.line, error.param) == (code, number, param)
 
 
-def test_what_is_wrong_is_told_of_so_many_lines(keeping):
+def test_a_bounded_number_of_line_errors_is_reported(keeping):
     client = keeping.client()
     batch = ended(client, begun(client, b"{\n" * 1000))
     assert [error.line for error in batch.errors.data] == list(range(1, 101))
@@ -356,7 +356,7 @@ def test_tenants_neither_see_nor_use_nor_fill_each_others_batches(tmp_path):
         two.close()
 
 
-def test_who_has_no_room_for_answers_is_told_so_by_line_and_others_go_on(tmp_path):
+def test_a_full_owner_gets_errors_by_line_and_others_continue(tmp_path):
     data = kept(tmp_path, max_tenant_bytes=24_000, max_batch_requests=1)
     with running(data=data) as server:
         client = server.client()
@@ -370,7 +370,7 @@ def test_who_has_no_room_for_answers_is_told_so_by_line_and_others_go_on(tmp_pat
         assert 0 < len(left) < 20
 
 
-def test_what_a_batch_may_be_is_told(keeping, server):
+def test_the_limits_of_batches_are_listed(keeping, server):
     bounds = {"max_lines": 50_000, "max_line_bytes": 64 * 2**20, "max_file_bytes": 200 * 2**20}
     assert keeping.get("/v1/capabilities").json()["batches"] == bounds
     assert server.get("/v1/capabilities").json()["batches"] is None
@@ -405,7 +405,7 @@ def test_a_live_request_goes_before_lines_of_batches(tmp_path):
         assert ended(client, batch).status == "cancelled"
 
 
-def test_lines_leave_half_of_the_places_to_live_requests(tmp_path):
+def test_lines_leave_half_of_the_quota_to_interactive_requests(tmp_path):
     with running(data=kept(tmp_path, max_batch_requests=8), max_requests=4) as server:
         client = server.client()
         batch = begun(client, [line(str(n), chat(ENDLESS)) for n in range(20)])
@@ -418,7 +418,7 @@ def test_lines_leave_half_of_the_places_to_live_requests(tmp_path):
         assert ended(client, batch).status == "cancelled"
 
 
-def test_a_refusal_for_want_of_room_is_no_answer_of_a_line(tmp_path):
+def test_a_429_is_no_answer_of_a_line(tmp_path):
     """A model that takes few at once: what it refuses is asked again, and nothing is lost."""
     model = mock_pipeline(max_sequences=1, max_waiting=1)
     with running({"mock": model}, data=kept(tmp_path, max_batch_requests=8)) as server:
@@ -427,7 +427,7 @@ def test_a_refusal_for_want_of_room_is_no_answer_of_a_line(tmp_path):
         assert (batch.status, batch.request_counts.completed) == ("completed", 8)
 
 
-def test_lines_are_held_to_the_limits_of_who_asked(tmp_path):
+def test_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
     """What may be asked later is asked later; what never may be is refused."""
     limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
     with running(data=kept(tmp_path), limits=limits) as server:
@@ -466,7 +466,7 @@ def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard
         assert left == {f"bad {n}" for n in range(4)}
 
 
-def test_lines_whose_file_was_changed_are_told_and_end_the_batch(tmp_path):
+def test_lines_of_a_changed_file_are_reported_and_end_the_batch(tmp_path):
     with running(data=kept(tmp_path, max_batch_requests=1)) as server:
         client = server.client()
         slow = chat(scripted(text="x", tokens=200, latency_s=0.01))
@@ -479,9 +479,7 @@ def test_lines_whose_file_was_changed_are_told_and_end_the_batch(tmp_path):
         assert left == {"unreadable_line"}
 
 
-def test_a_full_disk_is_told_and_what_was_answered_is_kept_once_it_is_not(
-    tmp_path, monkeypatch, caplog
-):
+def test_answers_during_a_full_disk_are_stored_later(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(writer, "RETRY_S", 0.1)
     write = Folder.write
 

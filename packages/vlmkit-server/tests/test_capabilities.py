@@ -22,7 +22,7 @@ def told(server, name="mock"):
     return next(model for model in models if model["id"] == name)
 
 
-def test_every_route_that_takes_a_body_is_told(server):
+def test_every_route_with_a_body_is_listed(server):
     routes = [route for route in create_app({}).routes if isinstance(route, HTTPRoute)]
     posted = {r.path for r in routes if "POST" in r.methods and not r.path_parameters}
     of_no_model = {"/v1/files", "/v1/batches", "/v1/messages/batches"}
@@ -45,7 +45,7 @@ def some(names, path):
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
-def test_what_is_told_to_be_refused_is_refused(server, path):
+def test_fields_listed_as_refused_are_refused(server, path):
     endpoint = told(server)["endpoints"][path]
     assert not set(endpoint["parameters"]) & set(endpoint["refused"])
     for name in some(set(endpoint["refused"]) - set(Formed.__struct_fields__), path):
@@ -58,7 +58,7 @@ def test_what_is_told_to_be_refused_is_refused(server, path):
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
-def test_what_is_refused_by_name_is_told_to_be(server, path):
+def test_refused_fields_are_listed(server, path):
     """Fields by which other servers change the answer, too, which have no place in a body here."""
     endpoint = told(server)["endpoints"][path]
     for name in some(TABLE, path):
@@ -75,7 +75,7 @@ def test_what_is_refused_by_name_is_told_to_be(server, path):
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
-def test_what_is_told_to_have_no_effect_is_taken_and_reported_or_a_label(server, path):
+def test_fields_listed_without_effect_are_accepted_and_reported_or_labels(server, path):
     endpoint = told(server)["endpoints"][path]
     assert not set(endpoint["without_effect"]) & {*endpoint["refused"], *endpoint["aliases"]}
     for name in some(endpoint["without_effect"], path):
@@ -85,7 +85,7 @@ def test_what_is_told_to_have_no_effect_is_taken_and_reported_or_a_label(server,
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
-def test_an_alias_is_told_with_the_field_that_it_stands_for(server, path):
+def test_an_alias_is_listed_with_its_target(server, path):
     endpoint = told(server)["endpoints"][path]
     assert set(endpoint["aliases"].values()) <= set(endpoint["parameters"])
     for name in endpoint["aliases"]:
@@ -144,7 +144,7 @@ def simple():
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
-def test_what_a_model_cannot_be_asked_is_told_to_be_refused(simple, path):
+def test_fields_that_a_model_does_not_support_are_listed_as_refused(simple, path):
     endpoint = told(simple)["endpoints"][path]
     for name, value in SAYING.items():
         if name not in {*endpoint["parameters"], *endpoint["refused"]}:
@@ -172,14 +172,14 @@ def test_what_a_sampler_ignores_is_told_of_parameters_in_another_field_too(simpl
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
-def test_what_is_told_to_be_taken_is_known(server, path):
+def test_listed_parameters_are_known(server, path):
     names = told(server)["endpoints"][path]["parameters"]
     for name in set(names) - set(MINIMAL[path]):
         strict = {"x-vlmkit-strict": "1"}
         assert server.post(MINIMAL[path] | {name: None}, path, headers=strict).status_code == 200
 
 
-def test_forms_are_told_where_they_can_be_kept_to():
+def test_output_formats_are_listed_where_they_are_enforced():
     body = chat("which?", guided_choice=["tree"])
     models = {
         "mock": mock_pipeline(),
@@ -208,7 +208,7 @@ def test_a_model_without_eyes_or_vectors_says_so(monkeypatch):
         assert server.post(MINIMAL["/v1/embeddings"], "/v1/embeddings").status_code == 400
 
 
-def test_the_precision_of_each_part_is_told(monkeypatch):
+def test_the_precision_of_each_component_is_listed(monkeypatch):
     import dataclasses
 
     limits = MockEngine.limits.fget

@@ -96,7 +96,7 @@ def test_a_new_folder_may_hold_other_files_of_the_same_server(tmp_path):
         assert (tmp_path / DATABASE).exists()
 
 
-def test_what_others_put_into_a_folder_of_ours_stays(tmp_path):
+def test_foreign_files_in_the_data_folder_stay(tmp_path):
     with running(data=DataSettings(**kept(tmp_path / "data"))) as server:
         file = sent(server)
     (tmp_path / "data/files/thesis.tex").write_text("years of work")
@@ -166,7 +166,7 @@ def test_an_empty_database_beside_stored_files_is_refused(tmp_path):
     assert (tmp_path / "files" / OURS).read_text() == "an upload"
 
 
-def test_files_that_an_older_database_does_not_know_stay_and_are_told(tmp_path, caplog):
+def test_files_missing_in_an_older_database_stay_and_are_logged(tmp_path, caplog):
     root = tmp_path / "data"
     with running(data=DataSettings(**kept(root))) as server:
         first = sent(server, b"first")
@@ -283,7 +283,7 @@ def test_a_link_in_place_of_a_part_of_the_folder_is_refused(tmp_path, name):
 
 
 @pytest.mark.posix
-def test_what_takes_the_name_of_a_stored_file_is_neither_read_nor_written(tmp_path):
+def test_an_object_with_a_stored_files_name_is_neither_read_nor_written(tmp_path):
     (tmp_path / "secret").write_text("a secret of the operator")
     with running(data=DataSettings(**kept(tmp_path / "data"))) as server:
         client = server.client()

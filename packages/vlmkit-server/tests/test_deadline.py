@@ -16,7 +16,7 @@ def is_empty(server):
     return server.is_idle() and server.service.resource_limits.requests.num_held == 0
 
 
-def test_what_takes_longer_than_the_server_allows_ends_with_a_sentence():
+def test_a_request_over_the_server_timeout_ends_with_an_error():
     with running(request_timeout_s=0.3) as server:
         answer = server.post(chat(SLOW))
         assert code(answer) == (503, "deadline_exceeded")
@@ -26,7 +26,7 @@ def test_what_takes_longer_than_the_server_allows_ends_with_a_sentence():
         assert eventually(lambda: is_empty(server))
 
 
-def test_a_client_may_have_less_patience_and_never_more():
+def test_a_client_can_shorten_the_timeout_and_never_extend_it():
     with running(request_timeout_s=0.4) as server:
         for patience in ("0.2", "100"):
             answer = server.post(chat(SLOW), headers={"x-request-timeout": patience})
@@ -42,7 +42,7 @@ def test_a_stream_that_has_begun_ends_with_an_error():
         assert eventually(lambda: is_empty(server))
 
 
-def test_who_waits_for_a_place_ends_too():
+def test_the_deadline_includes_waiting():
     with running({"mock": mock_pipeline(max_sequences=1)}) as server:
         first = server.connect(chat(SLOW, stream=True))
         assert eventually(lambda: server.runner().stats().num_running == 1)
@@ -63,7 +63,7 @@ def test_an_answer_in_the_background_fails_when_its_time_is_over():
 
 
 @pytest.mark.parametrize("given", ["", "0", "-1", "nan", "1e9", "5s", "inf", "1" * 400])
-def test_what_is_no_time_is_refused(server, given):
+def test_an_invalid_timeout_is_refused(server, given):
     answer = server.post(chat(), headers={"x-request-timeout": given})
     assert code(answer) == (400, "invalid_request")
     assert answer.json()["error"]["param"] == "x-request-timeout"

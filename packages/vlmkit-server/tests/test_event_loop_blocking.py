@@ -133,11 +133,11 @@ TOO_LONG = {
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
-def test_what_is_long_in_a_body_stops_nobody(server, name):
+def test_a_long_body_does_not_block_the_event_loop(server, name):
     assert sent(server, TOO_LONG[name]()).status_code == 400
 
 
-def test_large_pictures_that_come_at_once_stop_nobody(server):
+def test_concurrent_large_images_do_not_block_the_event_loop(server):
     body = TOO_LONG["a picture that is none"]()
     headers = {"content-type": "application/json"}
 
@@ -153,7 +153,7 @@ def test_large_pictures_that_come_at_once_stop_nobody(server):
     assert server.longest_stop_s() < MAX_STOP_S
 
 
-def test_as_many_things_as_are_taken_stop_nobody(server):
+def test_a_body_at_its_structural_limits_does_not_block_the_event_loop(server):
     answer = sent(server, messages(20, 1000))
     assert answer.status_code == 200
     ids = {"model": "mock", "tokens": [65] * 1_900_000}
@@ -188,7 +188,7 @@ def test_arguments_of_calls_are_looked_at_as_bodies_are(server, num_calls):
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
-def test_a_prompt_of_two_million_characters_stops_nobody(server, path):
+def test_a_prompt_of_two_million_characters_does_not_block_the_event_loop(server, path):
     text = "x" * 1_900_000
     body = {"model": "mock", "prompt": text, "return_token_strs": True}
     answer = sent(server, body if path == "/tokenize" else chat(text), path)
@@ -221,22 +221,22 @@ def check_large_answers(server, num, num_tokens, streams):
             assert len(answer.content) > num_tokens * 900
 
 
-def test_an_answer_of_megabytes_stops_nobody(server):
+def test_an_answer_of_megabytes_does_not_block_the_event_loop(server):
     check_large_answers(server, 2, 1000, [False, True])
 
 
-def test_log_probabilities_of_a_long_prompt_stop_nobody(server):
+def test_log_probabilities_of_a_long_prompt_do_not_block_the_event_loop(server):
     answer = sent(server, chat("x" * 10_000, prompt_logprobs=20))
     assert len(answer.json()["prompt_logprobs"]) > 10_000
 
 
-def test_thousands_of_vectors_stop_nobody(server):
+def test_thousands_of_vectors_do_not_block_the_event_loop(server):
     answer = sent(server, {"model": "mock", "input": ["a"] * 2048}, "/v1/embeddings")
     assert len(answer.json()["data"]) == 2048
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_who_leaves_a_large_answer_stops_nobody(server, is_written):
+def test_a_disconnect_from_a_large_answer_does_not_block_the_event_loop(server, is_written):
     body = large_answers(16, 500)["/v1/chat/completions"]
     server.stops()
     with neighbour(server), socket.create_connection(server.address) as reader:
@@ -252,5 +252,5 @@ def test_who_leaves_a_large_answer_stops_nobody(server, is_written):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_answers_of_a_hundred_megabytes_stop_nobody(server):
+def test_answers_of_a_hundred_megabytes_do_not_block_the_event_loop(server):
     check_large_answers(server, 32, 4096, [False])

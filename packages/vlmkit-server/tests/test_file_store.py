@@ -61,7 +61,7 @@ def test_files_are_within_bounds_and_their_owners_whatever_is_done(given_uses):
         assert all(file.owner == owner for owner in OWNERS for file in store.all_of(owner))
 
 
-def test_an_expired_file_makes_room_before_any_other():
+def test_an_expired_file_is_evicted_before_any_other():
     now = 0.0
     store = FileStore(FilesSettings(max_stored=2), lambda: now)
     old, late = add(store, b"one", 1), add(store, b"one", 1, lives_s=5)
@@ -92,7 +92,7 @@ def test_any_announcement_is_read_or_refused(value):
         assert boundary_of(Headers({"content-type": value.decode("latin-1")}))
 
 
-def test_who_keeps_most_forgets_and_nobody_elses_are_pushed_out():
+def test_files_of_the_caller_with_most_are_evicted():
     store = FileStore(FilesSettings(max_stored=100, max_stored_bytes=100))
 
     def kept(account, num_bytes):

@@ -33,7 +33,7 @@ def send(server, fields=(), file=("x.png", PICTURE, "image/png"), **options):
     )
 
 
-def test_a_file_is_kept_told_read_and_deleted(files):
+def test_a_file_is_stored_described_read_and_deleted(files):
     sent = files.create(file=("teal.png", PICTURE), purpose="vision")
     assert (sent.object, sent.filename, sent.purpose) == ("file", "teal.png", "vision")
     assert (sent.bytes, sent.status, sent.expires_at) == (len(PICTURE), "processed", None)
@@ -99,7 +99,7 @@ def test_lists_come_in_pages():
         ("scope_id=x", "scope_id is not supported"),
     ],
 )
-def test_a_page_that_cannot_be_given_is_refused(server, query, problem):
+def test_an_invalid_page_is_refused(server, query, problem):
     answer = server.get(f"/v1/files?{query}")
     assert answer.status_code == 400
     assert problem in answer.json()["error"]["message"]
@@ -128,7 +128,7 @@ def test_no_browser_shows_what_a_file_holds(server, files):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_was_used_least_recently_is_forgotten():
+def test_the_least_recently_used_file_is_evicted():
     for bounds in (FilesSettings(max_stored=2), FilesSettings(max_stored_bytes=20)):
         with running(files=bounds) as server:
             files = server.client().files
@@ -175,14 +175,14 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(server, fields, para
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_fields_without_effect_are_told(server):
+def test_fields_without_effect_are_reported(server):
     answer = send(server, {"colour": "red", "purpose": "vision"})
     assert (answer.status_code, answer.headers["x-vlmkit-ignored"]) == (200, "colour")
     strict = {"x-vlmkit-strict": "1"}
     assert send(server, {"colour": "red"}, headers=strict).status_code == 400
 
 
-def test_what_is_no_form_is_refused(server):
+def test_an_invalid_form_is_refused(server):
     url = f"{server.url}/v1/files"
     bare = {"content-type": "multipart/form-data"}
     bound = {"content-type": "multipart/form-data; boundary=x"}
@@ -220,7 +220,7 @@ def test_a_form_over_the_bound_of_bodies_is_refused():
             assert list(server.client().files.list())
 
 
-def test_what_is_kept_is_told(server):
+def test_limits_of_stored_files_are_listed(server):
     told = server.get("/v1/capabilities").json()
     assert told["files"] == msgspec.to_builtins(FilesSettings())
     assert told["models"][0]["media_loaders"] == ["image", "tiff"]

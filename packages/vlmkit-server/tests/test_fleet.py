@@ -77,7 +77,7 @@ def test_clients_that_ask_for_one_model_load_it_once_and_others_are_answered_mea
     assert yard.num_loads == {"quick": 1, "slow": 1}
 
 
-def test_a_client_that_leaves_while_it_waits_harms_nobody(yard, pool):
+def test_a_client_that_disconnects_while_waiting_affects_no_other(yard, pool):
     with served({"one": yard.spec("one")}) as server:
         yard.hold("one")
         gone = server.connect(chat() | {"model": "one"})
@@ -90,7 +90,7 @@ def test_a_client_that_leaves_while_it_waits_harms_nobody(yard, pool):
         assert server.service.models["one"].num_users == 0
 
 
-def test_a_model_that_nobody_waits_for_any_more_is_not_loaded(yard, pool):
+def test_a_model_without_waiting_requests_is_not_loaded(yard, pool):
     with served({"first": yard.spec("first"), "then": yard.spec("then")}) as server:
         yard.hold("first")
         first = pool.submit(ask, server, "first")
@@ -105,7 +105,7 @@ def test_a_model_that_nobody_waits_for_any_more_is_not_loaded(yard, pool):
     assert yard.num_loads == {"first": 1}
 
 
-def test_a_load_that_fails_is_told_to_all_who_waited_and_is_tried_again(yard, pool, monkeypatch):
+def test_a_failed_load_fails_all_waiting_requests_and_is_retried(yard, pool, monkeypatch):
     with served({"one": yard.spec("one"), "two": yard.spec("two")}) as server:
         yard.hold("one")
         yard.breaks("one")
@@ -125,7 +125,7 @@ def test_a_load_that_fails_is_told_to_all_who_waited_and_is_tried_again(yard, po
     assert yard.held == 0
 
 
-def test_the_least_recently_used_idle_model_makes_room(yard):
+def test_the_least_recently_used_idle_model_is_evicted(yard):
     specs = {name: yard.spec(name, 2) for name in ("a", "b", "c")}
     with served(specs, memory_budget_bytes=5) as server:
         for name in "aba":
@@ -137,7 +137,7 @@ def test_the_least_recently_used_idle_model_makes_room(yard):
     assert yard.held == 0
 
 
-def test_a_model_that_answers_is_not_unloaded_and_who_wants_its_room_waits(yard, pool):
+def test_a_busy_model_is_not_unloaded_and_others_wait_for_its_memory(yard, pool):
     specs = {name: yard.spec(name, 3) for name in ("busy", "other")}
     with served(specs | {"small": yard.spec("small")}, memory_budget_bytes=4) as server:
         connection = streaming(server, "busy")
@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_weighed_has_failed(yard):
         ({"aliases": ("one",)}, "two models are called 'one'"),
     ],
 )
-def test_what_cannot_go_together_is_refused_before_anything_is_loaded(yard, fields, message):
+def test_conflicting_models_are_refused_before_any_is_loaded(yard, fields, message):
     specs = {"one": yard.spec("one", **fields), "two": yard.spec("two")}
     settings = ServerSettings(fleet=FleetSettings(memory_budget_bytes=8))
     with pytest.raises(ConfigError, match=message):

@@ -88,7 +88,7 @@ def test_the_failure_of_the_last_one_ends_the_server(replicas):
         serve({"one": replicas}, ServerSettings(port=0))
 
 
-def test_requests_are_refused_when_nobody_has_room():
+def test_requests_are_refused_when_all_runners_are_full():
     replicas = Replicas([mock_pipeline(max_sequences=1, max_waiting=1) for _ in range(2)])
     with running({"mock": replicas}) as server:
         held: list[socket.socket] = []

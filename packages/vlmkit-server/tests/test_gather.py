@@ -47,7 +47,7 @@ def told(way, *items):
 
 
 @pytest.mark.parametrize("way", [gather, in_order])
-def test_what_comes_is_in_the_order_of_the_items(way):
+def test_results_are_in_the_order_of_the_items(way):
     assert told(way, "late a", "b", "c")[0] == ["LATE A", "B", "C"]
     assert told(way)[0] == []
 
@@ -58,17 +58,17 @@ def test_the_first_that_fails_ends_all_others():
     assert set(work.left) >= {"endless", "endless too"}
 
 
-def test_of_several_that_fail_together_the_first_is_told():
+def test_of_simultaneous_errors_the_first_is_raised():
     assert told(gather, "endless", "1 fails", "2 fails", "3 fails")[0] == "1 fails"
 
 
 @pytest.mark.parametrize(("way", "expected"), [(gather, "2 fails"), (in_order, "late 1 fails")])
-def test_who_fails_late_is_told_where_the_order_counts(way, expected):
+def test_a_late_error_is_raised_where_the_order_counts(way, expected):
     assert told(way, "late 1 fails", "2 fails")[0] == expected
 
 
 @pytest.mark.parametrize("way", [gather, in_order])
-def test_who_waits_no_more_leaves_nothing(way):
+def test_a_cancelled_caller_leaves_no_task(way):
     async def left():
         work = Work()
         waiting = asyncio.ensure_future(way(work, ["endless a", "endless b"], 8))

@@ -59,7 +59,7 @@ def test_a_full_queue_is_said_to_load_balancers_and_to_clients():
         assert eventually(lambda: server.get("/readyz").status_code == 200)
 
 
-def test_more_requests_than_are_taken_are_refused():
+def test_requests_over_the_limit_are_refused():
     with running(max_requests=1) as server:
         first = server.connect(chat(scripted(text="x", tokens=4000, latency_s=0.01), stream=True))
         assert eventually(lambda: server.runner().stats().num_running == 1)

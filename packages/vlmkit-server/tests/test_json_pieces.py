@@ -17,7 +17,7 @@ def test_holes_are_filled_in_their_order(lists, num_each, text):
     assert json.loads(b"".join(written)) == [text, *({text: each} for each in lists)]
 
 
-def test_what_was_taken_is_let_go():
+def test_drained_items_are_freed():
     items = list(range(5))
     taken = json_pieces.drained(items)
     assert (next(taken), next(taken), len(items)) == (0, 1, 3)
@@ -35,7 +35,7 @@ def test_nothing_is_begun_before_it_is_wanted():
     assert iter(written) is written
 
 
-def test_an_answer_that_nobody_takes_is_written_no_further(monkeypatch):
+def test_an_answer_without_a_reader_is_encoded_no_further(monkeypatch):
     written = []
 
     def noted(source):

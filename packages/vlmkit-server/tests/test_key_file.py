@@ -58,7 +58,7 @@ def test_a_new_file_can_be_read_by_its_owner_alone(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_keys_are_listed_with_what_became_of_them(path, capsys):
+def test_keys_are_listed_with_their_state(path, capsys):
     for arguments in (["one", "--tenant", "team"], ["two", "--days", "3"]):
         assert command(capsys, "add", *arguments, "--file", str(path))[0] == 0
     add_line(path, new_key("three", ("admin",), lives_s=0)[0])
@@ -140,7 +140,7 @@ def test_a_line_without_its_end_is_not_gone_on_with(path):
     assert read_lines(path) == [first, second]
 
 
-def test_a_broken_line_is_told_by_its_number_and_never_shown(path):
+def test_an_invalid_line_is_reported_by_number_and_never_quoted(path):
     key, secret = new_key("one", ("chat",))
     add_line(path, key)
     for wrong in (
@@ -158,14 +158,14 @@ def test_a_broken_line_is_told_by_its_number_and_never_shown(path):
         assert wrong not in str(caught.value)
 
 
-def test_nothing_is_added_to_what_is_no_file_of_keys(path, capsys):
+def test_nothing_is_appended_to_another_kind_of_file(path, capsys):
     path.write_text("[server]\n")
 
     assert command(capsys, "add", "one", "--file", str(path))[0] == 2
     assert path.read_text() == "[server]\n"
 
 
-def test_who_is_revoked_stays_revoked_wherever_the_line_stands(path):
+def test_a_revocation_counts_wherever_its_line_is(path):
     key, _ = new_key("one", ("chat",))
     for line in (Revoked(key.id, 1), key, key):
         add_line(path, line)

@@ -66,7 +66,7 @@ def key(tmp_path):
 # The access log.
 
 
-def test_a_line_says_what_came_of_a_request(tmp_path, key):
+def test_a_line_has_the_outcome_of_a_request(tmp_path, key):
     access = tmp_path / "access.jsonl"
     own, secret = key
     keys_file = str(tmp_path / "keys.jsonl")
@@ -90,7 +90,7 @@ def test_a_line_says_what_came_of_a_request(tmp_path, key):
     assert stat.S_IMODE(access.stat().st_mode) == 0o600
 
 
-def test_streams_refusals_and_those_who_leave_have_lines_as_well(tmp_path):
+def test_streams_refusals_and_disconnects_have_lines(tmp_path):
     access = tmp_path / "access.jsonl"
     with running(access_log=str(access)) as server:
         for event in server.client().chat.completions.create(
@@ -115,7 +115,7 @@ def test_streams_refusals_and_those_who_leave_have_lines_as_well(tmp_path):
         assert line["prompt_tokens"] > 0
 
 
-def test_who_writes_no_lines_pays_for_none():
+def test_without_an_access_log_nothing_is_recorded():
     with running() as server:
         body = server.post(chat())
         assert body.status_code == 200
@@ -139,12 +139,12 @@ def test_a_log_that_was_moved_away_goes_on_in_a_new_one(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["access_log", "audit_log"])
-def test_a_log_that_cannot_be_written_is_told_at_the_start(tmp_path, setting):
+def test_a_log_that_cannot_be_written_is_reported_at_startup(tmp_path, setting):
     with pytest.raises(ConfigError, match=f"server.{setting}"):
         Service({}, ServerSettings(**{setting: str(tmp_path / "none" / "log")}))
 
 
-def test_a_full_disk_is_told_and_stops_nothing(caplog):
+def test_a_full_disk_is_logged_and_stops_nothing(caplog):
     full = LineFile("/dev/full", "server.access_log")
     full.add(b"{}")
     assert "lines lost" in caplog.text
@@ -170,7 +170,7 @@ def test_lines_from_many_threads_are_all_there_and_whole(tmp_path):
 # The audit log.
 
 
-def test_what_is_of_consequence_is_written_with_who_did_it(tmp_path, key):
+def test_security_relevant_actions_are_logged_with_their_caller(tmp_path, key):
     audit, keys_file = tmp_path / "audit.jsonl", str(tmp_path / "keys.jsonl")
     own, secret = key
     manage = FleetSettings(manage=True)
@@ -286,7 +286,7 @@ def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(name, message, v
     assert handler.said[-1] == f"2 more within 3600 s, like: {handler.said[0].splitlines()[0]}"
 
 
-def test_what_is_said_of_models_is_always_said():
+def test_lines_about_models_are_not_throttled():
     logger, handler, _ = logger_with_floods()
     logger.name = "vlmkit_server.fleet.fleet"
     for number in range(5):
@@ -294,7 +294,7 @@ def test_what_is_said_of_models_is_always_said():
     assert len(handler.said) == 5
 
 
-def test_sums_are_told_when_the_time_is_over():
+def test_throttled_counts_are_logged_at_the_end_of_the_period():
     logger, handler, _ = logger_with_floods(0.05)
     for _ in range(5):
         logger.warning("nonsense")

@@ -17,7 +17,7 @@ def state_of(answer):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nobody_loads_or_unloads_unless_the_operator_allows_it(server, path):
+def test_clients_load_and_unload_only_if_the_operator_allows_it(server, path):
     assert server.post({"model": "mock"}, path).status_code in (404, 405)
     assert said(ask(server, "mock")) == "hello"
 
@@ -58,7 +58,7 @@ def test_answers_end_before_their_model_is_unloaded_and_newcomers_get_it_anew(ya
     assert yard.most_held == 1
 
 
-def test_who_does_not_wait_is_told_how_far_it_is(yard):
+def test_a_client_that_does_not_wait_gets_the_state(yard):
     with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         assert state_of(manage(server, "load", "one", wait=False)) == "loading"
@@ -87,7 +87,7 @@ def test_a_model_that_is_dismissed_while_it_is_loaded_is_unloaded_when_it_is_the
     assert yard.held == 0
 
 
-def test_a_model_that_waits_for_its_turn_is_given_up(yard, pool):
+def test_unloading_a_waiting_model_dequeues_it(yard, pool):
     specs = {name: yard.spec(name) for name in ("first", "then")}
     with served(specs, manage=True) as server:
         yard.hold("first")
@@ -101,7 +101,7 @@ def test_a_model_that_waits_for_its_turn_is_given_up(yard, pool):
     assert yard.num_loads == {"first": 1}
 
 
-def test_a_model_that_requests_wait_for_is_not_given_up(yard, pool):
+def test_unloading_does_not_dequeue_a_model_with_waiting_requests(yard, pool):
     specs = {name: yard.spec(name) for name in ("first", "then")}
     with served(specs, manage=True) as server:
         yard.hold("first")
@@ -125,7 +125,7 @@ def test_a_load_that_fails_says_so_and_may_be_tried_again_at_once(yard):
         assert said(ask(server, "one")) == "hello"
 
 
-def test_who_goes_away_stops_neither_load_nor_unload(yard):
+def test_a_disconnect_stops_neither_load_nor_unload(yard):
     with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         gone = server.connect({"model": "one"}, path="/v1/models/load")
@@ -154,7 +154,7 @@ def test_who_goes_away_stops_neither_load_nor_unload(yard):
         ({"model": "there"}, 400),
     ],
 )
-def test_only_what_the_operator_named_is_loaded_and_unloaded(yard, body, status):
+def test_only_configured_models_are_loaded_and_unloaded(yard, body, status):
     models = {"one": yard.spec("one"), "there": mock_pipeline()}
     with served(models, manage=True) as server:
         for path in PATHS:
@@ -163,7 +163,7 @@ def test_only_what_the_operator_named_is_loaded_and_unloaded(yard, body, status)
     assert not yard.num_loads
 
 
-def test_keys_that_nothing_uses_are_told(yard):
+def test_unknown_fields_are_reported(yard):
     with served({"one": yard.spec("one")}, manage=True) as server:
         answer = manage(server, "load", "one", ttl=300)
         assert answer.headers["x-vlmkit-ignored"] == "ttl"

@@ -37,7 +37,7 @@ def told(batches, batch):
     return results
 
 
-def test_every_message_is_answered_once_and_refusals_are_told(batches):
+def test_every_message_is_answered_once_and_refusals_are_reported(batches):
     requests = [request(f"n-{n}", [text(f"{n}\u2028"), image()]) for n in range(60)]
     requests[7]["params"]["temperature"] = 9
     requests[8]["params"]["model"] = "none"

@@ -65,7 +65,7 @@ def server(notes):
         yield server
 
 
-def test_each_request_is_told_once_with_its_route_and_status(server, notes):
+def test_each_request_is_reported_once_with_its_route_and_status(server, notes):
     for path, route, status in (
         ("/v1/models", "/v1/models", 200),
         ("/v1/models/mock", "/v1/models/{name}", 200),
@@ -79,7 +79,7 @@ def test_each_request_is_told_once_with_its_route_and_status(server, notes):
     assert [request for request, _ in notes.ends] == notes.begun
 
 
-def test_the_code_of_an_error_is_told_also_of_one_in_a_stream(server, notes):
+def test_an_error_code_is_reported_in_streams_too(server, notes):
     server.post(chat(temperature=99))
     assert (notes.last().status, notes.last().code) == (400, "invalid_request")
     server.post(chat(scripted(text="abc", fail_at_token=1), stream=True))
@@ -88,7 +88,7 @@ def test_the_code_of_an_error_is_told_also_of_one_in_a_stream(server, notes):
     assert (notes.last().status, notes.last().code) == (200, "")
 
 
-def test_one_who_goes_away_before_the_answer_is_told_as_gone(server, notes):
+def test_a_disconnect_before_the_answer_is_reported_as_499(server, notes):
     with server.connect(chat(scripted(text="x", prefill_latency_s=0.2), max_tokens=3)):
         assert eventually(lambda: server.runner().stats().num_running == 1)
     assert eventually(lambda: len(notes.ends) == 1)
@@ -133,7 +133,7 @@ def test_the_page_is_written_beside_the_event_loop(server, notes):
     assert notes.state.resources["requests"][1] == server.service.settings.max_requests
 
 
-def test_a_scrape_that_takes_long_holds_nobody_up_and_too_many_are_refused(monkeypatch):
+def test_a_slow_scrape_delays_no_request_and_too_many_are_refused(monkeypatch):
     go_on = threading.Event()
 
     class Slow(Notes):

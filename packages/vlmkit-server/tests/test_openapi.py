@@ -90,7 +90,7 @@ def test_links_of_a_response_lead_to_all_that_can_be_done_with_one(document):
     assert found == {key for key in told if "{response_id}" in key[0] and key[1] != "HEAD"}
 
 
-def test_bounds_and_tags_are_told_as_they_are_held(document):
+def test_documented_limits_and_tags_are_enforced(document):
     schemas = document["components"]["schemas"]
     assert schemas["ChatRequest"]["required"] == ["messages"]
     assert schemas["ChatRequest"]["properties"]["messages"]["items"]["required"] == ["role"]

@@ -76,7 +76,7 @@ def test_the_name_of_a_model_and_the_host_are_texts():
         assert "<img" not in server.get("/", headers=BROWSER | host).text
 
 
-def test_where_keys_are_asked_for_nobody_without_one_learns_of_models(tmp_path):
+def test_a_page_without_a_key_shows_no_models(tmp_path):
     key, secret = new_key("alice", ("chat",))
     add_line(tmp_path / "keys.jsonl", key)
     with running(keys_file=str(tmp_path / "keys.jsonl")) as server:

@@ -134,7 +134,7 @@ def errors_of(said):
     return [line for line in said.err.splitlines() if line.startswith("error: ")]
 
 
-def test_no_wrong_setting_hides_what_else_is_wrong(config, capsys):
+def test_one_invalid_setting_hides_no_other(config, capsys):
     folder = config.parent
     (folder / "keys.jsonl").write_text("one\n\ntwo")
     (folder / "certificate.pem").unlink()
@@ -261,7 +261,7 @@ def without_rights():
 
 
 @pytest.mark.posix
-def test_what_permissions_forbid_is_said_to_be_forbidden(config, capsys):
+def test_missing_permissions_are_reported(config, capsys):
     assert checked(capsys, config)[0] == 0  # and all is imported that others may not read
     with tempfile.TemporaryDirectory() as there:  # a folder of pytest's is closed to others
         folder = Path(there) / "etc"
@@ -296,7 +296,7 @@ def test_what_permissions_forbid_is_said_to_be_forbidden(config, capsys):
 
 
 @pytest.mark.posix
-def test_what_keeps_no_server_from_starting_is_a_warning(config, capsys):
+def test_problems_that_prevent_no_start_are_warnings(config, capsys):
     folder = config.parent
     now = datetime.now(UTC)
     write_certificate(folder, not_after=now - timedelta(days=1))

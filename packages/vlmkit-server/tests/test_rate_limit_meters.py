@@ -62,7 +62,7 @@ def test_a_month_ends_with_its_last_day():
     assert monthly.standings()["requests"].reset_s == 31 * 86_400
 
 
-def test_who_waits_as_long_as_he_is_told_is_admitted_and_not_sooner():
+def test_a_request_is_admitted_after_retry_after_and_not_sooner():
     clock = Time()
     limited = usage("tokens=7/minute", clock=clock)
     limited.use(Cost(tokens=7))
@@ -76,14 +76,14 @@ def test_who_waits_as_long_as_he_is_told_is_admitted_and_not_sooner():
     limited.use(Cost(tokens=3))
 
 
-def test_what_no_waiting_helps_is_told_without_a_time():
+def test_a_request_over_the_limit_gets_no_retry_time():
     for amount in ("0", "4"):
         with pytest.raises(RateLimited) as caught:
             usage(f"images={amount}/day").use(Cost(images=5))
         assert caught.value.retry_after_s is None
 
 
-def test_what_is_held_and_not_used_is_free_at_the_end():
+def test_an_unused_reservation_is_freed_at_the_end():
     limited = usage("tokens=100/day")
     reservation = limited.reserve(Cost(tokens=90))
     assert left(limited) == 10
@@ -105,7 +105,7 @@ def test_an_answer_that_is_made_as_fast_as_is_allowed_leaves_all_the_room():
     assert left(limited) == 60
 
 
-def test_a_request_is_held_to_each_of_its_limits_or_to_none():
+def test_a_request_counts_against_all_of_its_limits_or_none():
     limited = usage("tokens=10/minute", "tokens=15/day", "images=1/hour")
     with pytest.raises(RateLimited):
         limited.reserve(Cost(tokens=5, images=2))
@@ -114,7 +114,7 @@ def test_a_request_is_held_to_each_of_its_limits_or_to_none():
     assert limited.standings()["tokens"].most == 10
 
 
-def test_other_limits_forget_nothing_of_what_was_used():
+def test_changed_limits_keep_the_usage():
     limited = usage("tokens=10/day")
     limited.use(Cost(tokens=8))
     limited.change(limits_of(["tokens=20/day"]))

@@ -63,7 +63,7 @@ def free(server, secret, unit="tokens"):
     return remaining(server.get("/v1/models", headers=bearer(secret)), unit)
 
 
-def test_an_answer_is_charged_what_it_took_and_the_rest_is_given_back(keys):
+def test_an_answer_is_charged_its_usage_and_the_rest_is_released(keys):
     secret = keys(f"tokens={MANY}", f"images={MANY}", f"image_tokens={MANY}")
     with running(keys_file=str(keys.path)) as server:
         parts = [image_part(picture()), {"type": "text", "text": "what?"}]
@@ -140,7 +140,7 @@ def test_anthropics_client_raises_its_own_error_in_its_own_words(keys):
         assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
 
 
-def test_what_can_never_be_had_is_not_tried_again_by_clients(keys):
+def test_clients_do_not_retry_a_request_over_its_limit(keys):
     secret = keys("tokens=100/minute")
     with running(keys_file=str(keys.path)) as server:
         asked = []
@@ -240,7 +240,7 @@ def test_addresses_are_limited_where_no_key_is_asked_for_and_health_is_not():
             assert server.get(path).status_code == 200
 
 
-def test_what_was_given_up_at_any_moment_is_held_no_more(keys):
+def test_a_request_abandoned_at_any_moment_holds_nothing(keys):
     secret = keys("tokens=100000000/minute", f"images={MANY}")
     chance = random.Random(7)
     with running(keys_file=str(keys.path)) as server:
@@ -279,7 +279,7 @@ def test_a_page_of_a_listed_origin_reads_refusals_as_well(keys):
         assert "access-control-allow-credentials" not in answer.headers
 
 
-def test_who_has_no_limits_sees_none(keys):
+def test_a_client_without_limits_gets_no_limit_headers(keys):
     with running() as server:
         answer = server.post(chat())
         assert not [name for name in answer.headers if "ratelimit" in name]
@@ -337,7 +337,7 @@ def test_quotas_survive_a_kill_and_a_restart(keys, tmp_path):
     assert base.stat().st_mode & 0o077 == 0
 
 
-def test_a_usage_file_that_is_none_is_told(tmp_path):
+def test_an_invalid_usage_file_is_reported(tmp_path):
     path = tmp_path / "usage"
     path.write_text("something else, which is long enough to be read as a file of some kind " * 99)
     with pytest.raises(ConfigError, match="usage file"):
@@ -371,7 +371,7 @@ def test_limits_are_written_into_the_file_and_listed(tmp_path, capsys):
         ("image_tokens=1/day", "image tokens, and this API key may have 1 image token a day"),
     ],
 )
-def test_one_of_something_is_told_in_the_singular(limit, told, keys):
+def test_an_amount_of_one_is_written_in_the_singular(limit, told, keys):
     secret = keys(limit)
     parts = [image_part(picture()), {"type": "text", "text": "what?"}]
     body = chat(max_tokens=5) | {"messages": [{"role": "user", "content": parts}]}

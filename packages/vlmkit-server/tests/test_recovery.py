@@ -11,7 +11,7 @@ from vlmkit_server.fleet.recovery import STEADY_S, Restarts
 from vlmkit_server.settings.fleet import FleetSettings
 
 
-def test_each_wait_is_twice_the_one_before_until_it_is_given_up():
+def test_each_wait_before_a_restart_is_twice_the_previous_one():
     restarts = Restarts(4)
     assert [restarts.next_wait_s("one", 0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
     assert restarts.next_wait_s("two", 0.0) == 1.0
@@ -22,14 +22,14 @@ def test_waits_have_a_bound():
     assert [restarts.next_wait_s("one", 0.0) for _ in range(100)][-1] == 60.0
 
 
-def test_who_served_for_long_starts_anew():
+def test_a_model_that_served_for_long_starts_with_the_first_wait():
     restarts = Restarts(1)
     assert restarts.next_wait_s("one", 0.0) == 1.0
     assert restarts.next_wait_s("one", STEADY_S) is None
     assert restarts.next_wait_s("one", 2 * STEADY_S + 1) == 1.0
 
 
-def test_a_load_that_takes_long_is_told_again_and_again_and_then_given_up(monkeypatch, caplog):
+def test_a_slow_load_is_logged_repeatedly_until_its_timeout(monkeypatch, caplog):
     monkeypatch.setattr(load_watch, "FIRST_WARNING_S", 0.01)
     given_up = []
 
@@ -53,7 +53,7 @@ def test_a_load_that_takes_long_is_told_again_and_again_and_then_given_up(monkey
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0.05])
-def test_a_server_ends_by_a_load_without_end_only_if_told_to(yard, timeout_s):
+def test_an_endless_load_ends_the_server_only_with_a_timeout(yard, timeout_s):
     fleet = FleetSettings(load_timeout_s=timeout_s)
     specs = {"one": yard.spec("one")}
     yard.hold("one")

@@ -42,7 +42,7 @@ def status(server, **options):
     return server.post(chat("hello", max_tokens=1), **options).status_code
 
 
-def test_bodies_that_are_announced_and_never_come_keep_nobody_out():
+def test_announced_bodies_that_never_arrive_block_no_client():
     with running() as server:
         strangers = [opened(server, HUGE + b"\r\n{") for _ in range(40)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 40)
@@ -52,7 +52,7 @@ def test_bodies_that_are_announced_and_never_come_keep_nobody_out():
         assert eventually(lambda: server.service.bodies.quota.num_held == 0)
 
 
-def test_many_who_announce_nothing_are_all_answered():
+def test_many_bodies_without_a_length_are_answered():
     body = json.dumps(chat("hello", max_tokens=1)).encode()
 
     def chunked(server):
@@ -65,7 +65,7 @@ def test_many_who_announce_nothing_are_all_answered():
         assert set(pool.map(lambda _: chunked(server), range(64))) == {b"200"}
 
 
-def test_of_bodies_the_one_of_whoever_sends_most_makes_way(tmp_path):
+def test_a_body_of_the_client_that_sends_most_is_evicted(tmp_path):
     path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("hog", "other")]
     for key, _ in keys:
         add_line(path, key)
@@ -101,7 +101,7 @@ def test_a_connection_goes_on_once_the_rest_of_a_body_came(monkeypatch):
         stranger.close()
 
 
-def test_idle_connections_make_way_for_new_ones():
+def test_idle_connections_are_closed_for_new_ones():
     with running(max_connections=4) as server:
         strangers = [opened(server, b"GET /healthz HTTP/1.1\r\nhost: lo") for _ in range(4)]
         assert [status(server) for _ in range(3)] == [200] * 3
@@ -110,7 +110,7 @@ def test_idle_connections_make_way_for_new_ones():
             stranger.close()
 
 
-def test_a_connection_too_many_is_told_to_come_back(caplog):
+def test_a_connection_over_the_limit_gets_retry_after(caplog):
     caplog.set_level(logging.WARNING)
     slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
     with running(max_connections=2) as server:
@@ -132,7 +132,7 @@ def test_requests_ahead_of_their_answers_are_few():
         assert eventually(server.is_idle)
 
 
-def test_what_is_no_request_keeps_no_connection_open():
+def test_bytes_outside_a_request_keep_no_connection_open():
     with running(header_timeout_s=0.3) as server:
         stranger = opened(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b" 200 " in stranger.recv(65_536)
@@ -140,7 +140,7 @@ def test_what_is_no_request_keeps_no_connection_open():
         assert is_closed(stranger)
 
 
-def test_bodies_that_never_come_take_no_places_of_requests():
+def test_bodies_that_never_arrive_use_no_request_quota():
     with running(max_requests=2) as server:
         strangers = [opened(server, HUGE + b"\r\n{") for _ in range(10)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 10)
@@ -150,7 +150,7 @@ def test_bodies_that_never_come_take_no_places_of_requests():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
-def test_who_holds_most_connections_makes_way_for_others():
+def test_connections_of_the_client_with_most_are_closed_for_others():
     with running(max_connections=8, body_timeout_s=300) as server:
         hog = [opened(server, HUGE + b"\r\n{", ALIAS) for _ in range(8)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 8)

@@ -22,13 +22,13 @@ def streamed(server, headers, **fields):
                               headers=headers)  # fmt: skip
 
 
-def test_every_resource_is_told_by_name():
+def test_every_resource_is_reported_by_name():
     uses = ResourceLimits(ServerSettings()).uses("anybody")
     assert {"connections", "body_bytes", "requests"} <= set(uses)
     assert all((use.held, use.total) == (0, 0) and use.most > 0 for use in uses.values())
 
 
-def test_one_tenant_leaves_places_to_others(tmp_path):
+def test_one_tenant_leaves_quota_to_others(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     (operator,) = headers_of(tmp_path, "operator", scopes=("admin",))
     with served(tmp_path, max_requests=16) as server, ThreadPoolExecutor(16) as pool:
@@ -68,7 +68,7 @@ def test_a_tenant_is_shown_what_is_its_own_and_totals_only_to_operators(tmp_path
         assert shown == alone
 
 
-def test_who_comes_back_when_told_gets_in():
+def test_a_client_that_obeys_retry_after_is_admitted():
     with running(max_requests=2) as server, ThreadPoolExecutor(2) as pool:
         body = chat(scripted(text="x", tokens=40, latency_s=0.05), max_tokens=40)
         for _ in range(2):
@@ -84,7 +84,7 @@ def test_who_comes_back_when_told_gets_in():
             assert {each.result().status_code for each in asking} == {200}
 
 
-def test_after_requests_that_were_given_up_nothing_is_held():
+def test_abandoned_requests_hold_nothing():
     with running() as server:
         for number in range(30):
             fields = {"stream": number % 2 == 0, "n": 1 + number % 3, "max_tokens": 1000}
@@ -96,7 +96,7 @@ def test_after_requests_that_were_given_up_nothing_is_held():
         assert eventually(lambda: is_empty(server))
 
 
-def test_a_burst_of_many_answers_delays_nobody_elses(tmp_path):
+def test_a_burst_of_answers_delays_no_other_tenant(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     models = {"mock": mock_pipeline(max_sequences=8)}
     with shared(tmp_path, models=models) as server, ThreadPoolExecutor(6) as pool:
@@ -114,7 +114,7 @@ def test_a_burst_of_many_answers_delays_nobody_elses(tmp_path):
         assert eventually(lambda: server.service.resource_limits.requests.num_held == 0)
 
 
-def test_after_a_drain_that_cut_answers_off_nothing_is_held():
+def test_a_drain_that_cancels_answers_leaves_nothing_held():
     with running(drain_timeout_s=0.2) as server:
         asking = [
             server.connect(chat(SLOW, stream=number % 2 == 0, logprobs=True, max_tokens=1000))
@@ -126,7 +126,7 @@ def test_after_a_drain_that_cut_answers_off_nothing_is_held():
         each.close()
 
 
-def test_what_is_stored_by_one_tenant_pushes_nothing_of_anothers_out(tmp_path):
+def test_stored_objects_of_one_tenant_evict_none_of_another(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     few = {"responses__max_stored": 6, "files__max_stored": 6}
     with served(tmp_path, **few) as server:

@@ -20,7 +20,7 @@ def quota(server):
     return server.service.resource_limits.logprob_bytes
 
 
-def test_what_would_never_fit_is_refused_by_name_before_it_costs():
+def test_an_answer_over_the_budget_is_refused_by_field():
     with running(max_logprob_bytes=1_000_000) as server:
         refused = server.post(asking(SLOW, max_tokens=64, n=8))
         error = refused.json()["error"]
@@ -33,7 +33,7 @@ def test_what_would_never_fit_is_refused_by_name_before_it_costs():
         assert eventually(lambda: quota(server).num_held == 0)
 
 
-def test_what_does_not_fit_beside_others_comes_back_later():
+def test_an_answer_that_does_not_fit_beside_others_gets_retry_after():
     with running(max_logprob_bytes=1_000_000) as server:
         first = server.connect(asking(SLOW, max_tokens=400))
         assert eventually(lambda: quota(server).num_held == 400 * EACH)
@@ -65,7 +65,7 @@ def test_scores_of_a_prompt_count_too():
         assert eventually(lambda: quota(server).num_held == 0)
 
 
-def test_no_more_is_held_than_is_claimed():
+def test_answers_take_no_more_memory_than_reserved():
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -260,7 +260,7 @@ def test_a_server_may_store_nothing():
         assert refused(server, background=True)["param"] == "background"
 
 
-def test_what_was_used_least_recently_is_forgotten():
+def test_the_least_recently_used_response_is_evicted():
     with running(responses=ResponsesSettings(max_stored=2)) as server:
         first, second = whole(server, scripted(text="1")), whole(server, scripted(text="2"))
         assert stored(server, first.id).status_code == 200
@@ -417,7 +417,7 @@ def begun(store, name, account, size=1):
     return store.begin(name, b"", turn)
 
 
-def test_who_keeps_most_forgets_and_nobody_elses_are_pushed_out():
+def test_responses_of_the_caller_with_most_are_evicted():
     store = ResponseStore(ResponsesSettings(max_stored=10))
     for number in range(3):
         begun(store, f"mine{number}", "me")

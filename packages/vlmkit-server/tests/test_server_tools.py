@@ -99,13 +99,13 @@ def test_rounds_have_an_end(served: Running, tools: Tools) -> None:
         (("nonsense", {}), "error: there is no such tool"),
     ],
 )
-def test_a_tool_that_fails_is_told_to_the_model(
+def test_a_failed_tool_is_reported_to_the_model(
     served: Running, called: tuple[str, dict[str, Any]], expected: str
 ) -> None:
     assert said(ask(served, calls(called), "fail", "crash")).endswith(expected)
 
 
-def test_the_operators_log_tells_who_called_what_and_never_what_was_said(
+def test_the_log_names_requests_and_tools_and_never_arguments_or_results(
     served: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "vlmkit_server.tools")
@@ -187,7 +187,7 @@ def test_what_does_not_go_with_them_is_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_tool_that_cannot_be_had_is_told_without_its_reasons(served: Running) -> None:
+def test_an_unavailable_tool_is_reported_without_its_reasons(served: Running) -> None:
     answer = served.post(chat("hello", server_tools=["absent"]))
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "tool_failed"
@@ -215,7 +215,7 @@ def test_other_paths_refuse_them_by_name(served: Running, path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_ends_the_call(served: Running, tools: Tools, stream: bool) -> None:
+def test_a_disconnect_ends_the_call(served: Running, tools: Tools, stream: bool) -> None:
     tools.is_waiting.clear()
     tools.is_cancelled.clear()
     body = chat(calls(("wait", {})), server_tools=["wait"], stream=stream)

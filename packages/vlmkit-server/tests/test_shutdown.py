@@ -125,7 +125,7 @@ def test_a_tokenizer_that_hangs_does_not_hold_it_up(tmp_path):
         assert_ends_well(server)
 
 
-def test_an_engine_that_hangs_is_given_up_with_the_process(tmp_path):
+def test_a_hanging_engine_ends_with_the_process(tmp_path):
     with served(tmp_path, "engine") as server, connect(server, http_request(chat("hello"))):
         assert eventually(lambda: "hangs" in server.log.read_text())
         status, said = ended(server)

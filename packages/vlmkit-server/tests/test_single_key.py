@@ -60,7 +60,7 @@ def test_a_public_address_is_guarded_by_one_key():
 
 
 @pytest.mark.parametrize("content", ["", "short", "two words of text here", "ä" * 20, "x" * 600])
-def test_what_is_no_key_is_refused_and_not_repeated(content, tmp_path, capsys):
+def test_an_invalid_key_is_refused_and_not_quoted(content, tmp_path, capsys):
     (file := tmp_path / "key").write_text(content)
     assert cli.run(["serve", "mock", "--set", f"server.api_key_file={file}"]) == 2
     said = capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_a_model_whose_compiler_cannot_be_built_is_not_served(tmp_path):
     assert "'mock' could not be loaded: constraint 'late'" in done.stderr
 
 
-def test_who_asks_without_a_constraint_builds_nothing(tmp_path):
+def test_a_request_without_a_constraint_builds_no_compiler(tmp_path):
     command = [*VLMKIT, "ask", "mock", "hello", *CHOSEN]
     done = ended(command, tmp_path)
     assert done.stdout.strip() == "hello", done.stderr

@@ -105,7 +105,7 @@ def test_a_loop_that_dies_tells_everyone_and_ends_the_process(tmp_path, fault):
         assert "faulty.py:" in told
 
 
-def test_an_encoder_that_hangs_is_told_with_its_request_and_ends_the_process(tmp_path):
+def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_path):
     with command(tmp_path, slow_s=0.3, stuck_s=1.0) as server:
         inflict(tmp_path, "hang")
         parts = [image_part(picture()), {"type": "text", "text": "private"}]

@@ -43,7 +43,7 @@ def health(place, path="/healthz"):
         return answer.status_code, answer.json()["status"]
 
 
-def test_health_is_told_while_the_server_is_full(place):
+def test_probes_are_answered_while_the_server_is_full(place):
     with running(health_port=0, max_connections=1) as server:
         busy = opened(server, ENDLESS)
         assert b" 200 " in busy.recv(65_536)
@@ -53,7 +53,9 @@ def test_health_is_told_while_the_server_is_full(place):
         busy.close()
 
 
-def test_health_is_told_while_the_event_loop_is_busy_and_fails_when_it_hangs(place, monkeypatch):
+def test_probes_are_answered_while_the_event_loop_is_busy_and_fail_when_it_hangs(
+    place, monkeypatch
+):
     gate = threading.Event()
     with running(health_port=0) as server:
         server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
@@ -74,7 +76,7 @@ def test_health_fails_with_the_engine(place):
         assert eventually(lambda: health(place)[0] == 503)
 
 
-def test_strangers_at_the_port_of_health_keep_nobody_out(place, monkeypatch):
+def test_idle_clients_of_the_health_port_block_no_probe(place, monkeypatch):
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 60.0)
     with running(health_port=0):
         port = int(place().rpartition(":")[2])
@@ -89,7 +91,7 @@ def test_strangers_at_the_port_of_health_keep_nobody_out(place, monkeypatch):
             stranger.close()
 
 
-def test_who_says_nothing_at_the_port_of_health_is_not_waited_for(place, monkeypatch):
+def test_a_silent_client_of_the_health_port_times_out(place, monkeypatch):
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     with running(health_port=0):
         port = int(place().rpartition(":")[2])
@@ -106,7 +108,7 @@ def test_who_says_nothing_at_the_port_of_health_is_not_waited_for(place, monkeyp
         (b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 20_000, b"200"),
     ],
 )
-def test_nothing_else_is_told_there(place, request_line, status):
+def test_the_health_port_serves_nothing_else(place, request_line, status):
     with running(health_port=0):
         port = int(place().rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), 300) as stranger:
@@ -130,7 +132,7 @@ def numbers(place, method="GET", **headers):
         return http.request(method, f"{place()}/metrics", headers=headers)
 
 
-def test_numbers_are_told_at_the_port_of_health_where_that_is_wanted(place, tmp_path):
+def test_the_health_port_serves_metrics_if_enabled(place, tmp_path):
     told, (key,) = Told(), headers_of(tmp_path, "metrics", scopes=("metrics",))
     wanted = {"health_port": 0, "health_metrics": True, "max_connections": 1}
     keys = str(tmp_path / "keys.jsonl")
@@ -149,13 +151,13 @@ def test_numbers_are_told_at_the_port_of_health_where_that_is_wanted(place, tmp_
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
-def test_no_numbers_are_told_there_where_nobody_shows_any_or_wants_it(place, is_wanted):
+def test_the_health_port_serves_no_metrics_if_disabled_or_without_a_monitor(place, is_wanted):
     monitors = {} if is_wanted else {"told": Told()}
     with running(monitors=monitors, health_port=0, health_metrics=is_wanted):
         assert numbers(place).status_code == 404
 
 
-def test_who_asks_for_numbers_is_not_answered_while_the_event_loop_hangs(place, monkeypatch):
+def test_metrics_are_not_served_while_the_event_loop_hangs(place, monkeypatch):
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     gate = threading.Event()
     with running(monitors={"told": Told()}, health_port=0, health_metrics=True) as server:
@@ -173,7 +175,7 @@ def test_numbers_at_a_port_that_is_not_there_are_refused():
     assert caught.value.hint == "set server.health_port"
 
 
-def test_a_port_of_health_that_is_taken_is_told_before_anything_is_loaded():
+def test_a_health_port_in_use_is_reported_before_models_load():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="cannot be listened on") as caught:
@@ -206,7 +208,7 @@ class Manager:
 @pytest.mark.posix
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 @pytest.mark.parametrize("is_abstract", [False, True])
-def test_systemd_is_told_of_start_reload_life_and_end(tmp_path, monkeypatch, is_abstract):
+def test_systemd_is_notified_of_start_reload_life_and_end(tmp_path, monkeypatch, is_abstract):
     name = f"@vlmkit-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     monkeypatch.setenv("NOTIFY_SOCKET", name)
@@ -250,7 +252,7 @@ def test_systemd_hears_no_life_of_a_server_whose_event_loop_hangs(tmp_path, monk
         assert eventually(lambda: "WATCHDOG=1" in heard)
 
 
-def test_elsewhere_nobody_is_told(monkeypatch):
+def test_nothing_is_sent_without_systemd(monkeypatch):
     notifier = Notifier({"WATCHDOG_USEC": "1000"})
     assert notifier.watchdog_s is None
     assert not notifier.is_enabled

@@ -74,7 +74,7 @@ def test_certificates_and_keys_are_read_again_on_hangup(tmp_path):
         assert server.process.wait() == 0
 
 
-def test_a_certificate_that_is_none_is_told_before_anything_is_loaded(tmp_path):
+def test_an_invalid_certificate_is_reported_before_models_load(tmp_path):
     write_certificate(tmp_path)
     certificate, key = (tmp_path / name for name in FILES)
     settings = ServerSettings(tls_certificate=str(certificate), tls_private_key=str(key))
@@ -88,7 +88,7 @@ def test_a_certificate_that_is_none_is_told_before_anything_is_loaded(tmp_path):
         serve({}, ServerSettings(tls_private_key=str(key)))
 
 
-def test_a_key_that_is_encrypted_is_told_and_nobody_is_asked_for_its_password(tmp_path):
+def test_an_encrypted_key_is_reported_without_a_password_prompt(tmp_path):
     write_certificate(tmp_path)
     certificate, key = (tmp_path / name for name in FILES)
     loaded = serialization.load_pem_private_key(key.read_bytes(), None)
