@@ -263,7 +263,7 @@ def test_a_check_reads_any_file(tmp_path):
     def read(content):
         path.write_bytes(content)
         check = Check(path, CHAT, max_lines=5, max_line_bytes=60)
-        places = [place for lot in check.places() for place in lot]
+        places = [place for lot in check.spans() for place in lot]
         if not check.errors:
             assert len(places) == check.num_lines > 0
             for place in places:

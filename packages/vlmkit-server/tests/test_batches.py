@@ -495,7 +495,11 @@ def test_answers_during_a_full_disk_are_stored_later(tmp_path, monkeypatch, capl
         with pytest.raises(openai.InternalServerError) as caught:
             client.files.create(file=b"x", purpose="user_data")
         assert (caught.value.status_code, caught.value.code) == (503, "disk_full")
-        assert eventually(lambda: "answers of batches wait: the disk is full" in caplog.text)
+        assert eventually(
+            lambda: (
+                "results of batches cannot be written, retrying: the disk is full" in caplog.text
+            )
+        )
         assert eventually(server.is_idle)  # no more is asked than can be held
         assert server.post(chat()).status_code == 200
         monkeypatch.setattr(Folder, "write", write)
