@@ -94,7 +94,7 @@ def test_every_problem_is_reported_at_once(config, capsys):
         f"server.audit_log '{folder}/logs/audit.jsonl' cannot be written: there is no folder",
         "observers.log.file '/no/requests' cannot be written: there is no folder '/no'",
         f"keys file '{folder}/keys.jsonl', line 1, is no key",
-        f"server.tls_certificate '{folder}/certificate.pem' has no certificate in PEM",
+        f"server.tls_certificate '{folder}/certificate.pem' contains no certificate in PEM",
         f"usage file '{folder}/usage.sqlite' cannot be used",
         f"server.data.folder '{folder}/data' is not empty",
         f"host '127.0.0.1', port {port} cannot be listened on: Address already in use",
@@ -110,7 +110,10 @@ def test_every_problem_is_reported_at_once(config, capsys):
         (["model=./none"], "model folder './none' does not exist"),
         (["model=mokc"], "model 'mokc' is not a packaged name"),
         (['server={host="192.0.2.1", keys_file=""}'], "can be reached by other machines"),
-        (["server.health_metrics=true"], "server.health_metrics wants numbers at a port"),
+        (
+            ["server.health_metrics=true"],
+            "server.health_metrics is set, and server.health_port is not",
+        ),
         (["server.prot=1"], "unknown setting 'server.prot'"),
         (["server.data.folder=/dev/null"], "server.data.folder '/dev/null' cannot be used"),
         (["server.keys_file=none.jsonl"], "keys file 'none.jsonl' cannot be read: No such file"),
@@ -160,8 +163,8 @@ def test_one_invalid_setting_hides_no_other(config, capsys):
         "observer 'log' has no setting 'colour'",
         f"keys file '{folder}/keys.jsonl', line 1, is no key",
         f"keys file '{folder}/keys.jsonl', line 3, is no key",
-        f"server.tls_certificate '{folder}/certificate.pem' is no file",
-        f"server.tls_private_key '{folder}/key.pem' is no file",
+        f"server.tls_certificate '{folder}/certificate.pem' does not exist",
+        f"server.tls_private_key '{folder}/key.pem' does not exist",
     ]
     problems = errors_of(said)
     assert len(problems) == len(expected), said.err
@@ -318,8 +321,8 @@ def test_problems_that_prevent_no_start_are_warnings(config, capsys):
     ("change", "words"),
     [
         ("key", "cannot be used with the key"),
-        ("certificate", "has no certificate in PEM"),
-        ("pair", "do not belong together"),
+        ("certificate", "contains no certificate in PEM"),
+        ("pair", "do not match"),
     ],
 )
 def test_which_file_of_a_certificate_is_wrong_is_said(change, words, config, capsys):

@@ -82,7 +82,7 @@ def test_an_invalid_certificate_is_reported_before_models_load(tmp_path):
         broken.write_text("none")
         with pytest.raises(ConfigError, match="tls_certificate"):
             serve({}, settings)
-    with pytest.raises(ConfigError, match=r"tls_certificate .* is no file"):
+    with pytest.raises(ConfigError, match=r"tls_certificate .* does not exist"):
         serve({}, ServerSettings(tls_certificate=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match=r"tls_private_key .* and server.tls_certificate is not"):
         serve({}, ServerSettings(tls_private_key=str(key)))

@@ -61,7 +61,7 @@ class Guard:
         """Return the key on whose behalf the server makes a request, if it is still valid."""
         key = self._keys.by_id(caller.key_id)
         if key is None or key.tenant != caller.tenant:
-            raise KeyRefused("the API key by which this was asked for is not taken any more")
+            raise KeyRefused("the API key of this request is no longer valid")
         return key
 
     def _key(self, given: set[str]) -> Key:

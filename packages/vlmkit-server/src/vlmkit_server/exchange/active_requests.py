@@ -1,4 +1,4 @@
-"""The requests in progress: counts them, and runs each until nobody needs its result.
+"""The requests in progress: counts them, and runs each while its result is needed.
 
 It does not admit requests; the service does.
 """

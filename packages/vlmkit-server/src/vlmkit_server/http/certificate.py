@@ -67,7 +67,7 @@ def _unreadable(setting: str, file: str) -> ConfigError | None:
         with open(file, "rb") as opened:  # noqa: PTH123 - the path is a string
             opened.read(1)
     except FileNotFoundError:
-        return ConfigError(f"{setting} {file!r} is no file", hint="check the path")
+        return ConfigError(f"{setting} {file!r} does not exist", hint="check the path")
     except OSError as error:
         return ConfigError(
             f"{setting} {file!r} cannot be read: {error.strerror}",
@@ -82,12 +82,12 @@ def _load_error(certificate: str, key: str | None, error: Exception) -> str:
     """Return a message that names the wrong file, as far as OpenSSL reports it."""
     name = f"server.tls_certificate {certificate!r}"
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-        return f"{name} and the key {key or certificate!r} do not belong together"
+        return f"{name} and the key {key or certificate!r} do not match"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificate)
     except ssl.SSLError:
-        return f"{name} has no certificate in PEM"
-    return f"{name} cannot be used with the key {key or certificate!r}: it is no key in PEM"
+        return f"{name} contains no certificate in PEM"
+    return f"{name} cannot be used with the key {key or certificate!r}: it is not a key in PEM"
 
 
 def _handshake(client_side: ssl.SSLContext, server_side: ssl.SSLContext) -> dict[str, Any]:

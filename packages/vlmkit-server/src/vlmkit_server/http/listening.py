@@ -28,9 +28,9 @@ def refuse_unguarded(settings: ServerSettings) -> None:
     is_guarded = settings.asks_for_keys or settings.allow_public_without_key
     if settings.is_public and not is_guarded:
         raise ConfigError(
-            f"host {settings.host!r} can be reached by other machines, and no API key is asked for",
-            hint="make one by vlmkit keys add and name its file in server.keys_file, set one by "
-            "VLMKIT_SERVER__API_KEY, or, behind a proxy that asks for one, set "
+            f"host {settings.host!r} can be reached by other machines, and no API key is required",
+            hint="create one by vlmkit keys add and name its file in server.keys_file, set one by "
+            "VLMKIT_SERVER__API_KEY, or, behind a proxy that requires one, set "
             "server.allow_public_without_key",
         )
 
@@ -46,7 +46,7 @@ def health_listener(settings: ServerSettings) -> socket.socket | None:
         return opened(host, settings.health_port, "server.health_port")
     if settings.health_metrics:
         raise ConfigError(
-            "server.health_metrics wants numbers at a port that is not there",
+            "server.health_metrics is set, and server.health_port is not",
             hint="set server.health_port",
         )
     return None

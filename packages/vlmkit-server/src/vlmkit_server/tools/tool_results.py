@@ -15,26 +15,28 @@ NO_IMAGES = "[an image is left out: this model takes none]"
 
 
 def fitted(
-    results: Seq[Message], said: Seq[Message], facts: RunnerFacts, settings: ServerSettings
+    results: Seq[Message], conversation: Seq[Message], facts: RunnerFacts, settings: ServerSettings
 ) -> list[Message]:
     """Return tool results, cut to the conversation's remaining limits.
 
     Args:
         results: turns of tools.
-        said: the conversation before them.
+        conversation: the messages before them.
         facts: the model's facts.
         settings: limits of one request.
     """
-    budget = _Budget(said, facts, settings)
+    budget = _Budget(conversation, facts, settings)
     return [replace(turn, parts=tuple(budget.limited(turn.parts))) for turn in results]
 
 
 class _Budget:
     """The remaining limits of a conversation."""
 
-    def __init__(self, said: Seq[Message], facts: RunnerFacts, settings: ServerSettings) -> None:
-        images = list(images_of(said))
-        texts = (part.text for part in parts_of(said) if isinstance(part, TextPart))
+    def __init__(
+        self, conversation: Seq[Message], facts: RunnerFacts, settings: ServerSettings
+    ) -> None:
+        images = list(images_of(conversation))
+        texts = (part.text for part in parts_of(conversation) if isinstance(part, TextPart))
         self._takes_images = facts.takes_images
         self._num_images = facts.bounds.max_images - len(images)
         self._num_pixels = settings.max_request_pixels - sum(
