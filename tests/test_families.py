@@ -20,7 +20,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from vlmkit_torch import refusal
 
 pytestmark = pytest.mark.torch

@@ -24,11 +24,23 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and /pro
 DEMO = Path(vlmkit_demo.plugin.__file__).with_name("checkpoint")
 PROGRAM = Path(__file__).with_name("hostile_checkpoints.py")
 ONNX = {
-    "modules": ["onnxruntime", "tokenizers", "vlmkit", "vlmkit_onnx.build", "vlmkit_hf.tokenizer"],
+    "modules": [
+        "onnxruntime",
+        "tokenizers",
+        "vlmkit",
+        "vlmkit_onnx.build",
+        "vlmkit_hf.text_side.tokenizer",
+    ],
     "sections": {"engine": {"use": "onnx"}, "media_encoder": {"use": "onnx"}},
 }
 TORCH = {
-    "modules": ["torch", "transformers", "vlmkit", "vlmkit_torch.engine", "vlmkit_hf.tokenizer"],
+    "modules": [
+        "torch",
+        "transformers",
+        "vlmkit",
+        "vlmkit_torch.engine",
+        "vlmkit_hf.text_side.tokenizer",
+    ],
     "sections": {"engine": {"use": "torch"}, "media_encoder": {"use": "torch"}},
 }
 GRAPHS = ("decoder.onnx", "vision.onnx")

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.models.auto import image_processing_auto, processing_auto
 
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_hf import processor as processors
+from vlmkit_hf.images.processors import loading as processors
 
 # What published checkpoints name where transformers has no word of it.
 PROCESSORS = {

@@ -93,13 +93,13 @@ def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
         ("ovis2", "vlmkit_torch.features.MARKS", "?", "takes image features in no form that is"),
         (
             "video_llava",
-            "vlmkit_hf.image_facts._OLD_NAMES",
+            "vlmkit_hf.images.facts._OLD_NAMES",
             "?",
             "the code of model type 'video_llava' fails at one",
         ),
         (
             "emu3",
-            "vlmkit_hf.processor.takes_images",
+            "vlmkit_hf.images.processors.loading.takes_images",
             lambda _: False,
             "no prompt can hold one: this model takes no images",
         ),

@@ -18,9 +18,9 @@ from parity.pipeline import conversation, load, stream_all
 from parity.test_pipeline_parity import SIZES
 from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_hf.image_facts import family_token, stated_token
+from vlmkit_hf.images.facts import family_token, stated_token
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from vlmkit_torch import reading
 
 pytest.importorskip("vlmkit_hf")
@@ -148,7 +148,7 @@ def test_a_config_that_leaves_it_to_its_own_vocabulary_is_taken_at_its_familys_w
 
     own: list[int] = []
     folder = changed(saved("gemma3"), tmp_path / "m", "config.json", forget)
-    for place in ("image_facts", "image_side"):  # whose vocabulary is the real family's
+    for place in ("images.facts", "images.side"):  # whose vocabulary is the real family's
         monkeypatch.setattr(f"vlmkit_hf.{place}.family_token", lambda _: own[0])
     tokenizer = HfTokenizer(Checkpoint("m", folder), HfTokenizerSettings())
     (slot,) = tokenizer.prompt(conversation(asked(zoo.picture(1)))).media

@@ -199,7 +199,7 @@ def _vision(name: str) -> VisionSide:
 def _image_processor_class(name: str) -> Any:
     if name.endswith("Pil"):
         return getattr(transformers, name)
-    from vlmkit_hf.pillow.processor import processor_class
+    from vlmkit_hf.images.pillow.processor import processor_class
 
     return processor_class(name) or getattr(transformers, name)  # some need no torchvision
 

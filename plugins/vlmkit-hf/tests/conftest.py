@@ -10,7 +10,7 @@ import zoo
 from stub_hub import StubHub, stub_hub
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import resource
 import sys
 from pathlib import Path
 
-import vlmkit_hf.template
+import vlmkit_hf.templates.template
 from vlmkit.errors import VlmkitError
-from vlmkit_hf.sandbox import budget
-from vlmkit_hf.template import ChatTemplate
+from vlmkit_hf.templates.sandbox import budget
+from vlmkit_hf.templates.template import ChatTemplate
 
 MAX_BYTES = 2**30
 """Address space of one rendering beyond what the interpreter has."""
@@ -185,7 +185,9 @@ def outcome(source: str) -> str:
 
 def main() -> None:
     """Render all templates."""
-    vlmkit_hf.template.MAX_STEPS = budget.MAX_ITEMS = 2**16  # quicker, and enough for what grows
+    vlmkit_hf.templates.template.MAX_STEPS = budget.MAX_ITEMS = (
+        2**16
+    )  # quicker, and enough for what grows
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES, size + MAX_BYTES))
     for name, source in TEMPLATES.items():

@@ -9,7 +9,7 @@ import pytest
 from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.calls import STRANGE, TEMPLATES, vocabulary
 
 TOOLS = [

@@ -11,7 +11,7 @@ from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.template import GPT_OSS
 from zoo.text import harmony
 from zoo.tokenizer import byte_level

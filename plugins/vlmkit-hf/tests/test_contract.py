@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from vlmkit_testing import TokenizerContract
 
 SMALLER: dict[str, Mapping[str, Any]] = {

@@ -13,7 +13,7 @@ from vlmkit.errors import RequestError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, Role, TextPart
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]
 TokenizerOf = Callable[[str], HfTokenizer]

@@ -19,9 +19,9 @@ from vlmkit.settings.images import ImageLimits
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit.types.transform import Transform
-from vlmkit_hf.image_side import ImageSide
+from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]
 CheckpointOf = Callable[[str], Checkpoint]
@@ -106,7 +106,7 @@ def test_the_digest_changes_with_the_package_that_prepared_the_image(
     checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prompt(tokenizer_of("qwen2_vl"), plain(64, 48)).media[0]
-    monkeypatch.setattr("vlmkit_hf.image_side.version", lambda _: "0.0.0")
+    monkeypatch.setattr("vlmkit_hf.images.side.version", lambda _: "0.0.0")
     other = HfTokenizer(checkpoint_of("qwen2_vl"), HfTokenizerSettings())
 
     assert prompt(other, plain(64, 48)).media[0].digest != before.digest

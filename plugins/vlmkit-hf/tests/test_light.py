@@ -17,14 +17,16 @@ from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.types.image import Image
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.message import ImagePart, Message
-from vlmkit_hf import plugin, tokenizer_files
-from vlmkit_hf.light import alike, families, file
-from vlmkit_hf.light.reading import cached_folder, read, written
-from vlmkit_hf.light.writing import keep
-from vlmkit_hf.pillow import pixels
+from vlmkit_hf import plugin
+from vlmkit_hf.images.pillow import pixels
+from vlmkit_hf.images.standalone import families
+from vlmkit_hf.saved import comparison, file
+from vlmkit_hf.saved.reading import cached_folder, read, written
+from vlmkit_hf.saved.writing import keep
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
-from vlmkit_hf.tokenizer_files import objection
+from vlmkit_hf.text_side import files
+from vlmkit_hf.text_side.files import objection
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 PLAIN = HfTokenizerSettings()
 UNKNOWN = "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them"
@@ -57,15 +59,15 @@ def test_both_ways_make_the_same_of_texts_and_pictures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = folder_of(name)
-    monkeypatch.setattr(alike, "SIZES", ((33, 90), (260, 71), (150, 151)))
+    monkeypatch.setattr(comparison, "SIZES", ((33, 90), (260, 71), (150, 151)))
     keep(Checkpoint(name, folder), folder)
     made = light(folder)
     assert made is not None, file.read(folder).refusal
     monkeypatch.setattr(
-        alike, "SIZES", ((8, 8), (61, 300), (29, 28))
+        comparison, "SIZES", ((8, 8), (61, 300), (29, 28))
     )  # others than it was tried at
 
-    assert alike.difference(tokenizer_of(name), made) == ""
+    assert comparison.difference(tokenizer_of(name), made) == ""
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "phi3", "gpt_oss"])
@@ -77,10 +79,10 @@ def test_both_ways_make_the_same_of_texts(
     made = light(folder)
     assert made is not None, file.read(folder).refusal
 
-    assert alike.difference(tokenizer_of(name), made) == ""
+    assert comparison.difference(tokenizer_of(name), made) == ""
     calls = (
         [
-            it.prompt([Message.of("user", "Hi.")], tools=[alike.TOOL]).calling
+            it.prompt([Message.of("user", "Hi.")], tools=[comparison.TOOL]).calling
             for it in (tokenizer_of(name), made)
         ]
         if name == "gpt_oss"
@@ -114,7 +116,7 @@ def test_settings_of_a_folder_count_on_both_ways(
     made = light(folder)
     assert made is not None, file.read(folder).refusal
 
-    assert alike.difference(HfTokenizer(checkpoint, PLAIN), made) == ""
+    assert comparison.difference(HfTokenizer(checkpoint, PLAIN), made) == ""
 
 
 def test_an_image_that_is_shown_otherwise_is_found_and_told(
@@ -136,7 +138,7 @@ def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
 ) -> None:
     checkpoint = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
     assert UNKNOWN in str(keep(checkpoint))
-    monkeypatch.setattr("vlmkit_hf.light.writing.resolved", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr("vlmkit_hf.saved.writing.resolved", lambda *_: pytest.fail("asked again"))
 
     assert UNKNOWN in str(keep(checkpoint))
     assert read(checkpoint, PLAIN) is None
@@ -162,8 +164,8 @@ def test_what_one_version_could_not_do_another_tries_again(
     checkpoint = Checkpoint("llava", folder)
     with monkeypatch.context() as before:
         before.setattr(families, "WORDS", {})
-        before.setattr("vlmkit_hf.light.describing.WORDS", {})
-        before.setattr("vlmkit_hf.light.writing.versions", lambda: {"vlmkit-hf": "0.0.1"})
+        before.setattr("vlmkit_hf.images.standalone.describing.WORDS", {})
+        before.setattr("vlmkit_hf.saved.writing.versions", lambda: {"vlmkit-hf": "0.0.1"})
         assert "LlavaProcessor with" in str(keep(checkpoint, folder))
 
     assert keep(checkpoint) is None
@@ -173,7 +175,7 @@ def test_what_one_version_could_not_do_another_tries_again(
 def test_without_transformers_a_folder_says_what_its_text_side_needs(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_files, "_is_installed", lambda name: name != "transformers")
+    monkeypatch.setattr(files, "_is_installed", lambda name: name != "transformers")
     checkpoint = Checkpoint("llava", folder_of("llava"))
     assert objection(checkpoint) == "it needs transformers, which is not installed"
     keep(checkpoint, checkpoint.path)
@@ -283,9 +285,13 @@ def test_the_plugin_reads_what_it_kept_and_keeps_nothing_twice(
     context = BuildContext("m", Checkpoint("m", folder_of("llava")))
     assert provider.keep is not None
     provider.keep(context, None)
-    monkeypatch.setattr("vlmkit_hf.text_parts.resolved", lambda *_: pytest.fail("transformers"))
-    monkeypatch.setattr("vlmkit_hf.tokenizer.resolved", lambda *_: pytest.fail("transformers"))
-    monkeypatch.setattr("vlmkit_hf.light.writing.keep", lambda *_: pytest.fail("kept again"))
+    monkeypatch.setattr(
+        "vlmkit_hf.text_side.parts.resolved", lambda *_: pytest.fail("transformers")
+    )
+    monkeypatch.setattr(
+        "vlmkit_hf.text_side.tokenizer.resolved", lambda *_: pytest.fail("transformers")
+    )
+    monkeypatch.setattr("vlmkit_hf.saved.writing.keep", lambda *_: pytest.fail("kept again"))
     made = provider.build(context)
     provider.keep(context, None)
     part = ImagePart(Image.open(zoo.picture(1, 60, 44)), ImageOptions())

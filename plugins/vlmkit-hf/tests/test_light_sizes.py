@@ -12,8 +12,8 @@ from transformers.models.idefics3 import image_processing_pil_idefics3 as idefic
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen2_vl
 
-from vlmkit_hf.pillow import grids, sizes
-from vlmkit_hf.sizing.sizing import Size
+from vlmkit_hf.images.pillow import grids, sizes
+from vlmkit_hf.images.sizing.base import Size
 
 SIDES = st.integers(1, 5000)
 SIZES = st.builds(Size, SIDES, SIDES)

@@ -15,9 +15,9 @@ from vlmkit.types.image import Image
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.message import ImagePart, Message, TextPart
 from vlmkit.types.prompt_options import PromptOptions
-from vlmkit_hf.image_side import ImageSide
-from vlmkit_hf.outline import Outlines
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.images.outline import Outlines
+from vlmkit_hf.images.side import ImageSide
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]
 ANY = ImageLimits(max_aspect_ratio=1e9)

@@ -12,7 +12,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level
 
 IMAGE = "]<]image[>["

@@ -15,12 +15,12 @@ from vlmkit.errors import RequestError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
-from vlmkit_hf.pillow import pixels
-from vlmkit_hf.pillow.processor import processor_class
-from vlmkit_hf.pillow.view import Cut, Pad, Resize, num_tiles, show
+from vlmkit_hf.images.pillow import pixels
+from vlmkit_hf.images.pillow.processor import processor_class
+from vlmkit_hf.images.pillow.views import Cut, Pad, Resize, num_tiles, show
+from vlmkit_hf.images.sizing.base import Size
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.sizing.sizing import Size
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 BILINEAR, BICUBIC = PIL.Image.Resampling.BILINEAR, PIL.Image.Resampling.BICUBIC
 

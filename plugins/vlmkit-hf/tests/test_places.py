@@ -9,7 +9,7 @@ from vlmkit.running.engine_loop.grounding import AnswerGrounding
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]
 UNKNOWN = {"llava", "llava_next", "idefics3", "smolvlm", "gemma3", "mistral3"}

@@ -19,7 +19,7 @@ from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit_hf import plugin
 from vlmkit_hf.hub import repository
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 WITHOUT_TORCH = """
 import json, sys
@@ -29,7 +29,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 image = Image.open(sys.argv[1])
 made = {}
 for folder in sys.argv[2:]:

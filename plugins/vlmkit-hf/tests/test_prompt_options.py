@@ -10,7 +10,7 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.types.delta import text_of
 from vlmkit.types.message import Message
 from vlmkit.types.prompt_options import PromptOptions
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level, sentencepiece
 
 TokenizerWith = Callable[[Any, str], HfTokenizer]

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from vlmkit.types.delta import reasoning_of, text_of
 from vlmkit.types.message import Message
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level, sentencepiece
 
 SAY = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"

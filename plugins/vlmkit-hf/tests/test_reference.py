@@ -12,7 +12,7 @@ import zoo
 from vlmkit.errors import RequestError
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, Role, TextPart
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]
 TokenizerOf = Callable[[str], HfTokenizer]

@@ -19,7 +19,7 @@ from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit.types.tool_choice import NamedTool
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.calls import TEMPLATES, vocabulary
 
 TokenizerWith = Callable[[Any, str], HfTokenizer]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import RequestError
-from vlmkit_hf.sentinel import Segment, StandIns
-from vlmkit_hf.template import ChatTemplate
+from vlmkit_hf.templates.stand_ins import Segment, StandIns
+from vlmkit_hf.templates.template import ChatTemplate
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 quick = settings(max_examples=100)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import vlmkit_hf.template
+import vlmkit_hf.templates.template
 from vlmkit.errors import CheckpointError, ConfigError, RequestError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.message import Message, TextPart
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.template import ChatTemplate
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.templates.template import ChatTemplate
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 CheckpointOf = Callable[[str], Checkpoint]
 ASK = [Message.of("user", "Hello there")]
@@ -192,7 +192,7 @@ LOOKS_AT_ALL = "{% for m in messages %}{% for n in messages %}{{ n.role }}{% end
 def test_a_template_that_takes_too_long_is_stopped(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vlmkit_hf.template, "MAX_STEPS", 2**16)
+    monkeypatch.setattr(vlmkit_hf.templates.template, "MAX_STEPS", 2**16)
     template = ChatTemplate(source, {}, "m")
     with pytest.raises(RequestError, match="takes too long to write this conversation") as caught:
         template.render([{"role": "user"}] * 2000)
@@ -294,7 +294,7 @@ def test_a_bad_named_template_among_settings_is_named(
 
 
 def test_one_conversation_costs_another_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vlmkit_hf.template, "MAX_STEPS", 2**16)
+    monkeypatch.setattr(vlmkit_hf.templates.template, "MAX_STEPS", 2**16)
     template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}{{ 2 * 3 }}", {}, "m")
     for _ in range(4):  # more than one may take
         assert template.render([{"role": "user"}] * 2**15) == "user" * 2**15 + "6"

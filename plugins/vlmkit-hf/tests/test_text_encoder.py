@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from vlmkit_hf.sentinel import Segment
-from vlmkit_hf.text_encoder import SLOT, TextEncoder
+from vlmkit_hf.templates.stand_ins import Segment
+from vlmkit_hf.tokens.text_encoder import SLOT, TextEncoder
 
 LETTERS = sorted(set("<end>ab[MG] "))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from vlmkit.errors import RequestError
 from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from zoo.tokenizer import byte_level
 
 MARKS = ("<think>", "</think>")

@@ -10,8 +10,8 @@ import PIL.Image
 import pytest
 import transformers
 
-from vlmkit_hf.pillow.processor import processor_class
-from vlmkit_hf.pillow.table import FAMILIES
+from vlmkit_hf.images.pillow.families import FAMILIES
+from vlmkit_hf.images.pillow.processor import processor_class
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchvision")

@@ -11,21 +11,21 @@ from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_hf import tokenizer_files
 from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.text_side import files
 
 VLMKIT_API = (1, 0)
 _IS_KEPT = "vlmkit-hf: the text side was read as it was written"
 
 
 def _build_tokenizer(context: BuildContext) -> Tokenizer:
-    from vlmkit_hf.light.reading import read
-    from vlmkit_hf.tokenizer import HfTokenizer
+    from vlmkit_hf.saved.reading import read
+    from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
     settings = context.settings or HfTokenizerSettings()
     parts = read(context.files, settings)
     if parts is None:
-        from vlmkit_hf.advice import import_transformers
+        from vlmkit_hf.text_side.advice import import_transformers
 
         import_transformers()
     else:
@@ -34,7 +34,7 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
 
 
 def _examine_tokenizer(context: BuildContext) -> str:
-    if tokenizer_files.is_awaited(context.files):
+    if files.is_awaited(context.files):
         return ""
     _build_tokenizer(context)  # which reads no weights, and checks the chat template
     return ""
@@ -43,7 +43,7 @@ def _examine_tokenizer(context: BuildContext) -> str:
 def _keep(context: BuildContext, folder: Path | None) -> str | None:
     if folder is None and _IS_KEPT in context.shared:
         return None
-    from vlmkit_hf.light.writing import keep
+    from vlmkit_hf.saved.writing import keep
 
     return keep(context.files, folder)
 
@@ -84,7 +84,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
     registry.add(
         "hf",
         _build_tokenizer,
-        cannot_serve=tokenizer_files.objection,
+        cannot_serve=files.objection,
         settings=HfTokenizerSettings,
         examine=_examine_tokenizer,
         description="tokenizer, chat template and image processor of a transformers checkpoint",

@@ -15,7 +15,7 @@ from vlmkit_hf.hub import cache
 from vlmkit_hf.hub.failures import explained
 from vlmkit_hf.hub.fetching import LIBRARY, snapshot
 from vlmkit_hf.hub.repository import CONFIGS, SMALL, files_of_model
-from vlmkit_hf.light.file import FILE
+from vlmkit_hf.saved.file import FILE
 
 FIRST_BYTES = 2**15  # holds the header of most files
 MAX_CONNECTIONS = 8

@@ -1,0 +1,1 @@
+"""Builds the processors of transformers without torch and without torchvision."""

@@ -1,0 +1,4 @@
+"""Image processors from saved settings, for families whose rules are implemented here.
+
+They need no transformers. ``describing`` converts a processor of transformers to such settings.
+"""

@@ -1,0 +1,173 @@
+"""What a processor did to a picture, so that a place in an answer can be found in the picture.
+
+Derived from the processor's settings and from the arrays that it made; families whose treatment is
+not known here get no report rather than a wrong one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from vlmkit.types.image import Image
+from vlmkit.types.transform import Transform
+from vlmkit_hf.images.pillow.grids import nearest_in_shape, up_to
+from vlmkit_hf.images.pillow.sizes import best_canvas
+from vlmkit_hf.images.pillow.views import Cut, Pad, Plan, Resize, num_tiles
+from vlmkit_hf.images.sizing.base import Size
+
+Sides = tuple[int, int]
+SIDES = ("height", "width")
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """An image processor that says what it does to a picture of a size."""
+
+    def plan(self, size: Size, options: Mapping[str, Any]) -> Plan:
+        """Return how such a picture is shown."""
+        ...
+
+
+def transform_of(
+    image: Image, arrays: Mapping[str, Any], processor: Any, options: Mapping[str, Any]
+) -> Transform | None:
+    """Return the report for one image; None where the treatment is not known.
+
+    Args:
+        image: the upright picture.
+        arrays: what the image processor made of it alone.
+        processor: the image processor.
+        options: what it was called with.
+    """
+    if isinstance(processor, Planner):
+        return _planned(image, processor.plan(Size(image.height, image.width), options))
+    return _told(image, arrays, _Settings(processor, options))
+
+
+def _told(image: Image, arrays: Mapping[str, Any], settings: "_Settings") -> Transform | None:
+    """Of transformers' own processors: what their arrays and settings say."""
+    for name, report in _BY_ARRAY.items():
+        if name in arrays:
+            return report(image, arrays, settings)
+    if "pixel_values" not in arrays:
+        return None
+    shape = tuple(arrays["pixel_values"][0].shape)
+    if settings.get("image_grid_pinpoints"):
+        return _padded_tiles(image, shape, settings)
+    if len(shape) != 3 or settings.get("do_pan_and_scan"):
+        return None
+    if "image_sizes" in arrays:
+        height, width = (int(n) for n in arrays["image_sizes"][0])
+        return _report(image, (height, width))
+    if settings.get("do_center_crop"):
+        return _cropped(image, shape[1:], settings)
+    return None if settings.get("do_pad") else _report(image, (shape[1], shape[2]))
+
+
+def _planned(image: Image, plan: Plan) -> Transform | None:
+    """Ours: what the view says that is cut into tiles, or the first where none is."""
+    view = next((view for view in plan.views if isinstance(view[-1], Cut)), plan.views[0])
+    resize, *others = view
+    pads = [step for step in others if isinstance(step, Pad)]
+    if not isinstance(resize, Resize) or len(pads) < len(others) - isinstance(view[-1], Cut):
+        return None
+    (height, width), ground = resize.size, pads[0] if pads else Pad(resize.size)
+    pad = (
+        ground.top,
+        ground.left,
+        ground.size.height - height - ground.top,
+        ground.size.width - width - ground.left,
+    )
+    return _report(image, (height, width), pad=pad, num_tiles=sum(map(num_tiles, plan.views)))
+
+
+class _Settings:
+    """A processor's settings under the options of its call."""
+
+    def __init__(self, processor: Any, options: Mapping[str, Any]) -> None:
+        self._processor = processor
+        self._options = options
+
+    def get(self, name: str) -> Any:
+        value = self._options.get(name)
+        return getattr(self._processor, name, None) if value is None else value
+
+
+def _report(image: Image, used: Sides, **more: Any) -> Transform:
+    return Transform(
+        source_size=(image.source_size[1], image.source_size[0]),
+        turned=image.turned,
+        upright_size=(image.height, image.width),
+        used_size=used,
+        scale=(used[0] / image.height, used[1] / image.width),
+        **more,
+    )
+
+
+def _in_patches(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """Qwen-VL, GLM-4V: stretched to whole patches."""
+    patch = settings.get("patch_size")
+    _, rows, columns = (int(n) for n in arrays["image_grid_thw"][0])
+    return _report(image, (rows * patch, columns * patch))
+
+
+def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """Idefics3, SmolVLM: stretched to whole tiles, and once more to a single one.
+
+    Granite Docling, too, but that a picture of one tile is not shown once more.
+    """
+    rows, columns = int(arrays["rows"][0][0]), int(arrays["cols"][0][0])
+    longest = settings.get("max_image_size")
+    tile = (
+        settings.get("size") if longest is None else dict.fromkeys(SIDES, longest["longest_edge"])
+    )
+    used = (max(rows, 1) * tile["height"], max(columns, 1) * tile["width"])
+    is_alone = longest is None and rows * columns == 1
+    return _report(image, used, num_tiles=1 if is_alone else rows * columns + 1)
+
+
+def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """InternVL: stretched to a grid of tiles; if there are several, once more to a single one."""
+    num_tiles = int(arrays["num_patches"][0])
+    size = settings.get("size")
+    height, width = size["height"], size["width"]
+    if num_tiles == 1:
+        return _report(image, (height, width))
+    allowed = up_to(settings.get("max_patches"), settings.get("min_patches"))
+    rows, columns = nearest_in_shape(Size(image.height, image.width), Size(height, width), allowed)
+    return _report(image, (rows * height, columns * width), num_tiles=num_tiles)
+
+
+def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> Transform:
+    """LLaVA-NeXT: kept in shape, padded to a grid of tiles, and once more squeezed into one."""
+    height, width = best_canvas(
+        Size(image.height, image.width), settings.get("image_grid_pinpoints")
+    )
+    scale = min(height / image.height, width / image.width)
+    used = (
+        min(-int(-image.height * scale // 1), height),
+        min(-int(-image.width * scale // 1), width),
+    )
+    top, left = (height - used[0]) // 2, (width - used[1]) // 2
+    pad = (top, left, height - used[0] - top, width - used[1] - left)
+    return _report(image, used, pad=pad, num_tiles=shape[0])
+
+
+def _cropped(image: Image, kept: tuple[int, ...], settings: _Settings) -> Transform | None:
+    """CLIP: the shorter side resized to the model's size, the middle kept."""
+    size = settings.get("size")
+    if not settings.get("do_resize") or "shortest_edge" not in size:
+        return None
+    edge = size["shortest_edge"]
+    upright = (image.height, image.width)
+    short, long = sorted(upright)
+    longer = int(edge * long / short)
+    used = (edge, longer) if upright[0] <= upright[1] else (longer, edge)
+    top, left = (used[0] - kept[0]) // 2, (used[1] - kept[1]) // 2
+    return _report(image, used, crop=(top, left, top + kept[0], left + kept[1]))
+
+
+_BY_ARRAY: dict[str, Callable[[Image, Mapping[str, Any], _Settings], Transform]] = {
+    "image_grid_thw": _in_patches,
+    "rows": _tiled,
+    "num_patches": _stretched_tiles,
+}

@@ -1,0 +1,115 @@
+"""Whether two tokenizers of one model make the same of what they are given."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.types.image import Image
+from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.types.message import ImagePart, Message
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
+
+TEXT = (
+    'It\'s  "ne\u0301e" \n\t \u4f60\u597d, \U0001f642! \u00a0 12345 def f(x):\r\n    '
+    "return \ufb01 <|im_end|></s><image> "
+)
+SIZES = ((64, 48), (40, 88), (96, 96), (300, 1100), (1100, 290), (701, 899), (17, 230), (520, 640))
+TOKENS = (64, 1000)  # that a picture is to take
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks up.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CONVERSATIONS = (
+    [Message.of("user", TEXT)],
+    [Message.of("system", "Be short."), Message.of("user", "Why?")],
+    [
+        Message.of("user", "Hi."),
+        Message.of("assistant", "<think>Hm</think> Yes."),
+        Message.of("user", TEXT),
+    ],
+)
+Ask = Callable[[HfTokenizer], Any]
+
+
+def difference(one: HfTokenizer, other: HfTokenizer) -> str:
+    """Return what two tokenizers of a model make otherwise; empty where all is equal."""
+    for name, ask in _questions(one):
+        if not _are_equal(_answer(ask, one), _answer(ask, other)):
+            return f"{name} would not be the same"
+    return ""
+
+
+def _questions(tokenizer: HfTokenizer) -> Iterator[tuple[str, Ask]]:
+    for name in ("vocab_size", "eos_ids", "banned_ids", "honours"):
+        yield name.replace("_", " "), lambda it, name=name: getattr(it, name)  # type: ignore[misc]
+    yield "texts", lambda it: [it.encode(TEXT, adds_special=adds) for adds in (False, True)]
+    yield "answers", lambda it: it.decode(range(0, it.vocab_size, 1 + it.vocab_size // 2000))
+    yield "tokens", lambda it: [it.token_bytes(i) for i in range(0, it.vocab_size, 97)]
+    for messages in CONVERSATIONS:
+        for tools in (None, [TOOL]):
+            yield "prompts", lambda it, m=messages, t=tools: it.prompt(m, tools=t)  # type: ignore[misc]
+    for size in SIZES:
+        picture = Image.open(_picture(size))
+        for shown in _options(tokenizer):
+            part = ImagePart(picture, shown)
+            messages = [Message.of("user", "What?", [part, part])]
+            for options in (PromptOptions(), PromptOptions(light=True)):
+                yield (
+                    f"a picture of {size[1]}x{size[0]}",
+                    lambda it, m=messages, o=options: it.prompt(m, options=o),  # type: ignore[misc]
+                )
+
+
+def _options(tokenizer: HfTokenizer) -> Iterator[ImageOptions]:
+    yield PLAIN_IMAGE
+    if "image_detail" in tokenizer.honours:
+        yield from (ImageOptions(wanted_tokens=most) for most in TOKENS)
+
+
+def _picture(size: tuple[int, int]) -> PIL.Image.Image:
+    """Return a picture with all levels and with edges, always the same."""
+    random = np.random.default_rng(sum(size))
+    coarse = random.integers(0, 256, (-(-size[0] // 7), -(-size[1] // 5), 3), np.uint8)
+    fine = random.integers(0, 32, (*size, 3), np.uint8)
+    pixels = coarse.repeat(7, 0).repeat(5, 1)[: size[0], : size[1]] ^ fine
+    return PIL.Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def _answer(ask: Ask, tokenizer: HfTokenizer) -> Any:
+    """Return what a tokenizer says; a refusal is an answer, too."""
+    try:
+        return ask(tokenizer)
+    except VlmkitError as error:
+        return type(error), str(error)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Prompt) and isinstance(other, Prompt)):
+        return bool(one == other)
+    if len(one.media) != len(other.media):
+        return False
+    facts = [
+        (
+            *(it.token_ids, it.opens_reasoning, it.reasoning_marks),
+            *(it.calling, it.channels, it.place_format),
+        )
+        for it in (one, other)
+    ]
+    return facts[0] == facts[1] and all(map(_are_slots_equal, one.media, other.media))
+
+
+def _are_slots_equal(one: MediaSlot, other: MediaSlot) -> bool:
+    facts = [(it.start, it.stop, it.digest, it.num_features, it.transform) for it in (one, other)]
+    if facts[0] != facts[1] or one.inputs.keys() != other.inputs.keys():
+        return False
+    pairs = ((np.asarray(one.inputs[name]), np.asarray(other.inputs[name])) for name in one.inputs)
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)

@@ -1,0 +1,96 @@
+"""Whether a folder holds a tokenizer that can be read here, and why not; imports nothing heavy.
+
+A vocabulary as other libraries write it (SentencePiece's, tiktoken's) is converted by transformers,
+which needs those libraries for it.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
+
+EXPORT_HINT = "export the model again: vlmkit export MODEL DIR"
+FETCH_HINT = "fetch tokenizer.json and tokenizer_config.json of the same model"
+
+_READY = ("tokenizer.json", "vocab.txt", "tekken.json")
+_NEEDED = ("sentencepiece", "tiktoken", "google.protobuf")
+_VOCABULARIES = ("*.model", "*.tiktoken")
+
+
+def objection(checkpoint: Checkpoint) -> str | None:
+    """Say why a folder's tokenizer cannot be read; None where it seems that it can."""
+    return _flaw(checkpoint) or _unwritten(checkpoint)
+
+
+def is_awaited(checkpoint: Checkpoint) -> bool:
+    """Tell whether a vocabulary is yet to be fetched: in a preview its file is empty until then."""
+    files = (path for kind in (*_READY, *_VOCABULARIES) for path in checkpoint.path.glob(kind))
+    return checkpoint.is_preview and any(path.stat().st_size == 0 for path in files)
+
+
+def _unwritten(checkpoint: Checkpoint) -> str | None:
+    """Say that only transformers could read it, where that is not there."""
+    if _is_installed("transformers"):
+        return None
+    from vlmkit_hf.saved import file
+    from vlmkit_hf.saved.reading import written
+
+    found = written(checkpoint)
+    if found is not None and found[1].text is not None:
+        return None
+    if found is not None:
+        reason = f"it needs transformers, which is not installed: {found[1].refusal}"
+    elif checkpoint.has(file.FILE):
+        reason = (
+            f"{file.FILE!r} is of other files than the folder has, and without it transformers is "
+            "needed, which is not installed"
+        )
+        return Objection(reason, hint=f"{EXPORT_HINT}; or {install_command('vlmkit-hf')}")
+    else:
+        reason = "it needs transformers, which is not installed"
+    return Objection(reason, hint=install_command("vlmkit-hf"))
+
+
+def _flaw(checkpoint: Checkpoint) -> str | None:
+    """Say what of its files is missing, or needs what is not installed."""
+    if any(checkpoint.has(file) for file in _READY):
+        return None
+    if checkpoint.has("vocab.json"):
+        if checkpoint.has("merges.txt"):
+            return None
+        return Objection("'vocab.json' is there, and 'merges.txt' is missing", hint=FETCH_HINT)
+    found = sorted(path for kind in _VOCABULARIES for path in checkpoint.path.glob(kind))
+    if not found:
+        return Objection("the model's folder has no tokenizer.json", hint=FETCH_HINT)
+    if absent := [name for name in _NEEDED if not _is_installed(name)]:
+        return Objection(
+            f"the tokenizer is there as {found[0].name!r} alone, and to convert it "
+            f"{' and '.join(absent)} must be installed",
+            hint=f"{install_command('vlmkit-hf[convert]')}; or {FETCH_HINT}",
+        )
+    if not _is_sentencepiece(found[0]) and not _names_control_tokens(checkpoint):
+        return Objection(
+            f"the tokenizer is there as {found[0].name!r} of tiktoken alone, which does not say "
+            "what its control tokens are",
+            hint=FETCH_HINT,
+        )
+    return None
+
+
+def _is_sentencepiece(path: Path) -> bool:
+    """Tell a protocol buffer, which begins with its first piece, from lines of text."""
+    with path.open("rb") as file:
+        return file.read(1) == b"\n"
+
+
+def _names_control_tokens(checkpoint: Checkpoint) -> bool:
+    return bool(checkpoint.read_json("tokenizer_config.json").get("added_tokens_decoder"))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a module whose package is absent
+        return False

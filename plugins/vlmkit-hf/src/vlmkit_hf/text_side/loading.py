@@ -1,0 +1,102 @@
+"""A checkpoint's tokenizer as transformers reads it, or the true reason why it cannot be read."""
+
+from typing import Any
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.config_bounds import failed_field
+from vlmkit_hf.templates.sources import templates_in_files
+from vlmkit_hf.text_side.files import FETCH_HINT
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """Return a checkpoint's tokenizer; runs no code of it and fetches nothing.
+
+    Raises:
+        CheckpointError: there is none that can be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers may raise anything
+        raise _reason(checkpoint) from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.name!r} has no fast form",
+            hint="its folder needs tokenizer.json",
+        )
+    _try(tokenizer.backend_tokenizer, checkpoint)
+    return tokenizer
+
+
+def _try(backend: Any, checkpoint: Checkpoint) -> None:
+    """Encode a short text, which a tokenizer of wrong names does not survive.
+
+    Raises:
+        CheckpointError: it fails, or panics in Rust.
+    """
+    try:
+        backend.encode("a", add_special_tokens=True)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic is no Exception
+        raise CheckpointError(
+            f"'tokenizer.json' of model {checkpoint.name!r} cannot encode a text: its parts do not "
+            "belong together",
+            hint=FETCH_HINT,
+        ) from error
+
+
+def _reason(checkpoint: Checkpoint) -> CheckpointError:
+    """Return why transformers could not read a tokenizer: often it is not the tokenizer's fault."""
+    owner = checkpoint.name
+    try:
+        templates_in_files(checkpoint)  # which are read together with it
+    except CheckpointError as error:
+        return error
+    settings = checkpoint.read_json("tokenizer_config.json")
+    if (flaw := _flaw_of_config(checkpoint)) is not None:
+        return CheckpointError(
+            f"config.json of model {owner!r} is not one that transformers can read{flaw}",
+            hint="compare it with that of the model's authors; the log shows what is wrong",
+        )
+    if "AutoTokenizer" in (settings.get("auto_map") or ()):
+        return CheckpointError(
+            f"the tokenizer of model {owner!r} is defined by code in the checkpoint, which is "
+            "never run",
+            hint="there may be a conversion of the model to what transformers defines",
+        )
+    if checkpoint.has("tokenizer.json") and not _is_whole(checkpoint):
+        return CheckpointError(
+            f"'tokenizer.json' of model {owner!r} is not the file of a tokenizer", hint=FETCH_HINT
+        )
+    return CheckpointError(
+        f"model {owner!r} has no tokenizer that transformers can load", hint=FETCH_HINT
+    )
+
+
+def _flaw_of_config(checkpoint: Checkpoint) -> str | None:
+    """Return which field of a config is wrong, as the end of a sentence; None for no config's."""
+    from transformers import AutoConfig
+
+    if not checkpoint.has("config.json"):
+        return None  # a tokenizer alone needs none
+    try:
+        AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - of whatever kind: it cannot be read
+        field = failed_field(error)
+        return f": its field {field!r} is wrong" if field else ""
+    return None
+
+
+def _is_whole(checkpoint: Checkpoint) -> bool:
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+    except Exception:  # noqa: BLE001 - of whatever kind: it cannot be read
+        return False
+    return True

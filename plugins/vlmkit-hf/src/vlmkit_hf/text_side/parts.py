@@ -1,0 +1,69 @@
+"""What a text side consists of, whoever resolved it: transformers, or a file that says what it did.
+
+What is done with the parts is the tokenizer's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.images.side import ImageSide
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.templates.sources import template_sources
+from vlmkit_hf.text_side.end_tokens import end_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextParts:
+    """Of one model.
+
+    Attributes:
+        backend: from text to tokens and back.
+        named: special tokens by the names that templates know them by.
+        bos: the token that texts begin with, if there is one.
+        eos: the token that they end with.
+        eos_ids: tokens that end an answer.
+        templates: chat templates by name.
+        images: what shows pictures; None for a model without eyes.
+    """
+
+    backend: Tokenizer
+    named: Mapping[str, str | Sequence[str]]
+    bos: str | None
+    eos: str | None
+    eos_ids: frozenset[int]
+    templates: Mapping[str, str]
+    images: ImageSide | None
+
+    @property
+    def added(self) -> dict[str, int]:
+        """The added tokens by their texts."""
+        added = sorted(self.backend.get_added_tokens_decoder().items())
+        return {token.content: number for number, token in added}
+
+
+def resolved(checkpoint: Checkpoint, settings: HfTokenizerSettings) -> TextParts:
+    """Resolve a text side by transformers.
+
+    Raises:
+        CheckpointError: the files hold no tokenizer, or a processor that cannot work here.
+        ConfigError: the chat template of the settings cannot be read.
+    """
+    from vlmkit_hf.images.processors.loading import load_processor, takes_images
+    from vlmkit_hf.text_side.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint)
+    images: ImageSide | None = None
+    if takes_images(checkpoint):
+        images = ImageSide(load_processor(checkpoint, tokenizer), checkpoint)
+    return TextParts(
+        backend=tokenizer.backend_tokenizer,
+        named=tokenizer.special_tokens_map,
+        bos=tokenizer.bos_token,
+        eos=tokenizer.eos_token,
+        eos_ids=end_tokens(checkpoint, tokenizer, tokenizer.get_added_vocab()),
+        templates=template_sources(checkpoint, tokenizer, settings),
+        images=images,
+    )

@@ -1,0 +1,411 @@
+"""The text side of a Hugging Face checkpoint: conversations to prompts, tokens to text."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+from vlmkit.errors import ImageError, RequestError
+from vlmkit.interfaces.chat_format import CallFormat, Calling, ChannelFormat
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.reader import AnswerReader
+from vlmkit.interfaces.tokenizer import PLAIN, Option
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.grounding_formats import BY_FAMILY
+from vlmkit.kit.harmony_parser import HarmonyParser
+from vlmkit.kit.plain_parser import PlainParser
+from vlmkit.kit.reasoning_parser import ReasoningParser
+from vlmkit.kit.tool_call_parser import ToolCallParser
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message, image_parts_of, refuse_other_media
+from vlmkit.types.prompt_options import PromptOptions
+from vlmkit_hf.chat.channels import behind, in_tokens
+from vlmkit_hf.chat.conversation import Chat
+from vlmkit_hf.chat.tool_call_formats import with_tokens
+from vlmkit_hf.images.side import ImageSide, PreparedImage
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.templates.reasoning import Marks
+from vlmkit_hf.templates.sources import DEFAULT, GIVE_ONE, WITH_TOOLS, origin_of
+from vlmkit_hf.templates.stand_ins import Segment
+from vlmkit_hf.templates.template import ChatTemplate
+from vlmkit_hf.text_side.parts import TextParts, resolved
+from vlmkit_hf.text_side.vocabulary import refuse_unknown_tokens
+from vlmkit_hf.tokens.detokenizer import HfTokenStream, TokenBytes
+from vlmkit_hf.tokens.text_encoder import TextEncoder
+
+_OPTIONS: frozenset[Option] = frozenset(get_args(Option))
+_OPTIONS_OF_SIZES: frozenset[Option] = frozenset({"image_detail", "mm_processor_kwargs"})
+_IMAGE_OPTIONS: frozenset[Option] = _OPTIONS_OF_SIZES | {"max_image_tokens", "return_places"}
+NUM_BEFORE = 8  # tokens before an answer that say how a text goes on
+
+
+class HfTokenizer:
+    """One checkpoint's tokenizer, chat template and image processor.
+
+    Args:
+        checkpoint: the model's files.
+        settings: see :class:`HfTokenizerSettings`.
+        parts: what the text side consists of; None lets transformers resolve it.
+
+    Raises:
+        CheckpointError: the files hold no tokenizer, or a processor that cannot work here.
+        ConfigError: the chat template of the settings cannot be read.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: HfTokenizerSettings,
+        parts: TextParts | None = None,
+    ) -> None:
+        parts = parts or resolved(checkpoint, settings)
+        self._images: ImageSide | None = parts.images
+        self._backend = parts.backend
+        self._bos, self._eos = parts.bos, parts.eos
+        templates = {
+            name: ChatTemplate(
+                source, parts.named, checkpoint.name, origin_of(name, checkpoint, settings)
+            )
+            for name, source in parts.templates.items()
+            if name in (DEFAULT, WITH_TOOLS)
+        }
+        template = templates.get(DEFAULT)
+        placeholder = self._images.placeholder if self._images else None
+        self._chats = {
+            name: Chat(made, placeholder, is_for_tools=name == WITH_TOOLS)
+            for name, made in templates.items()
+        }
+        self._knows_effort = template is not None and template.effort.is_known
+        self._added: Mapping[str, int] = parts.added
+        channels = self._chats[DEFAULT].channels if DEFAULT in self._chats else None
+        self._channels = in_tokens(channels, self._added) if channels else None
+        self._marks = None if self._channels else _marks(template, self._added)
+        self._encoder = TextEncoder(
+            self._backend, self._control_tokens(templates.values()), slot_like=placeholder
+        )
+        if self._images is not None:
+            self._images.check(self._encoder)
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        refuse_unknown_tokens(checkpoint, vocabulary, self._silent_tokens(templates.values()))
+        self._place_format = BY_FAMILY.get(checkpoint.model_type)
+        self._token_bytes = TokenBytes(self._backend)
+        self._vocab_size: int = 1 + max(vocabulary.values())
+        self._eos_ids = parts.eos_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids can be decoded."""
+        return self._vocab_size
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._eos_ids
+
+    @property
+    def banned_ids(self) -> frozenset[int]:
+        """Placeholders of images, video and sound, which mean nothing in an answer."""
+        banned = self._images.banned_ids if self._images else frozenset()
+        return frozenset(i for i in banned if 0 <= i < self._vocab_size) - self._eos_ids
+
+    @property
+    def honours(self) -> frozenset[Option]:
+        """Every option, but for those of images and efforts where there is nothing to choose."""
+        options = _OPTIONS if self._knows_effort else _OPTIONS - {"reasoning_effort"}
+        if self._place_format is None:
+            options -= {"return_places"}
+        if self._images is None:
+            return options - _IMAGE_OPTIONS
+        return options if self._images.has_sizes else options - _OPTIONS_OF_SIZES
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: PromptOptions = PLAIN,
+    ) -> Prompt:
+        """Render the chat template, expand images to placeholders, preprocess their pixels.
+
+        Raises:
+            RequestError: the template refuses these roles, or the model takes no images.
+            ImageError: the processor refuses an image.
+        """
+        refuse_other_media(messages, {"image"})
+        shown = list(image_parts_of(messages))
+        images = [part.image for part in shown]
+        self._check_images(images)
+        chat = self._chat(tools)
+        if chat is None:
+            raise RequestError(
+                "this model has no chat template",
+                param="messages",
+                code="no_chat_template",
+                hint=GIVE_ONE,
+            )
+        layout = self._images.layout(len(images)) if self._images else None
+        segments = self._begun(chat.segments(messages, tools, layout, options))
+        if self._images is not None:
+            segments = self._images.spaced(segments)
+        # A processor completes a text that does not begin as its tokenizer would; a text model's
+        # template is taken at its word.
+        adds_special = self._images is not None and not self._begins(segments)
+        channels = behind(self._channels, segments) if self._channels else None
+        if channels is not None:
+            opens = channels.opens == channels.reasoning
+        else:
+            opens = self._marks is not None and self._marks.opened_by(segments)
+        written = partial(
+            replace,
+            opens_reasoning=opens,
+            calling=self._calling(tools, channels),
+            channels=channels,
+            reasoning_marks=self._marks.as_tokens(self._added) if self._marks else None,
+        )
+        if self._images is None or not images:
+            token_ids = self._encoder.encode(segments, adds_special=adds_special)
+            return written(Prompt(tuple(token_ids)))
+        runs = self._cut_at_images(segments, len(images))
+        prepare = _outlined if options.light else _prepared
+        prepared = prepare(self._images, shown, self._encoder)
+        token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
+        return written(_filled(token_ids, prepared), place_format=self._place_format)
+
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        """Return the token ids of plain text; no string in it becomes a special token."""
+        return self._encoder.encode([Segment(text, is_client=True)], adds_special=adds_special)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        known = [i for i in token_ids if 0 <= i < self._vocab_size]
+        text: str = self._backend.decode(known, skip_special_tokens=True)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for; may be part of a character."""
+        return self._token_bytes(token_id)
+
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        """Return a fresh reader of an answer; it knows how this model marks its reasoning."""
+        stream = partial(
+            HfTokenStream,
+            self._backend,
+            self._vocab_size,
+            shows_special=shows_special,
+            after=prompt.token_ids[-NUM_BEFORE:] if prompt.is_plain else (),
+        )
+        if prompt.is_plain:
+            return PlainParser(stream())
+        calling = prompt.calling
+        if prompt.channels is not None:
+            tools = calling.tools if calling else ()
+            return HarmonyParser(stream, prompt.channels, tools)
+        said = None
+        if calling is not None and isinstance(calling.format, CallFormat):
+            said = ToolCallParser(stream, calling.format, calling.tools)
+        if self._marks is None:
+            return said or PlainParser(stream())
+        start, end = self._marks.as_tokens(self._added)
+        return ReasoningParser(stream, start, end, is_open=prompt.opens_reasoning, said=said)
+
+    def _chat(self, tools: Sequence[Mapping[str, Any]] | None) -> Chat | None:
+        """Return how a conversation is written: some models have a template for tools alone."""
+        if tools and WITH_TOOLS in self._chats:
+            return self._chats[WITH_TOOLS]
+        return self._chats.get(DEFAULT)
+
+    def _calling(
+        self, tools: Sequence[Mapping[str, Any]] | None, channels: ChannelFormat | None
+    ) -> Calling | None:
+        """Return how an answer may call tools; None where that is not known."""
+        chat = self._chat(tools)
+        form = chat.call_format if chat and tools else None
+        if form is None or not tools:
+            return None
+        if isinstance(form, ChannelFormat):
+            if channels is None or channels.opens == channels.said:
+                return None
+            return Calling(channels, tuple(tools))
+        return Calling(with_tokens(form, self._added), tuple(tools))
+
+    def _control_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
+        """Return the added tokens that only a template or a processor may write.
+
+        Those are all special ones, those that the processor writes, those that the chat template
+        itself mentions, and the marks of reasoning, of which it may say nothing. Other added
+        tokens, such as ``<table>`` in Gemma's vocabulary, are words: they mean the same whoever
+        writes them.
+        """
+        added = self._backend.get_added_tokens_decoder().values()
+        chosen = {token.content for token in added if token.special}
+        if self._images is not None:
+            chosen |= self._images.control_tokens
+        words = [t.content for t in added if not t.content.isspace()]
+        for template in templates:
+            chosen |= {word for word in words if template.mentions(word)}
+        if self._marks is not None:
+            chosen |= self._added.keys() & {self._marks.start, self._marks.end}
+        return chosen
+
+    def _silent_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
+        """Return the special tokens that no template writes, and the placeholders."""
+        added = self._backend.get_added_tokens_decoder()
+        banned = self._images.banned_ids if self._images else frozenset()
+        return {
+            token.content
+            for number, token in added.items()
+            if number in banned
+            or (
+                token.special
+                and token.content not in (self._bos, self._eos)
+                and not any(template.mentions(token.content) for template in templates)
+            )
+        }
+
+    def _check_images(self, images: Sequence[Image]) -> None:
+        if images and self._images is None:
+            raise RequestError(
+                "this model takes no images", param="messages", code="images_not_supported"
+            )
+        if not images and self._images is not None and self._images.needs_image:
+            raise RequestError("this model needs an image", param="messages")
+        if len(images) > 1 and self._images is not None and self._images.leads:
+            raise RequestError(
+                f"this model takes one image, and there are {len(images)}",
+                param="messages",
+                code="too_many_images",
+            )
+
+    def _begins(self, segments: list[Segment]) -> bool:
+        text = self._led(segments)[1]
+        return self._bos is not None and self._bos != "" and _starts_with(text, self._bos)
+
+    def _led(self, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+        """Return an image that stands before everything, and what follows it."""
+        place = self._images.placeholder if self._images and self._images.leads else ""
+        if not place or not _starts_with(segments, place):
+            return [], segments
+        rest = segments[0].text.removeprefix(place)
+        first = [Segment(rest, is_client=False)] if rest else []
+        return [Segment(place, is_client=False)], [*first, *segments[1:]]
+
+    def _begun(self, segments: list[Segment]) -> list[Segment]:
+        """Put the token before a text that its processor would put there."""
+        first = self._images.begins_with if self._images else ""
+        image, text = self._led(segments)
+        if not first or _starts_with(text, first):
+            return segments
+        return [*image, Segment(first, is_client=False), *text]
+
+    def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
+        """Put None where the template placed an image."""
+        placeholder = self._images.placeholder if self._images else ""
+        runs: list[Segment | None] = []
+        for segment in segments:
+            if segment.is_client:
+                runs.append(segment)
+                continue
+            first, *rest = segment.text.split(placeholder)
+            runs.append(Segment(first, is_client=False))
+            for text in rest:
+                runs += [None, Segment(text, is_client=False)]
+        num_placed = runs.count(None)
+        if num_placed != num_images:
+            raise RequestError(
+                f"the model's chat template places {num_placed} of {num_images} images",
+                param="messages",
+            )
+        return runs
+
+
+def _prepared(
+    side: ImageSide, shown: Sequence[ImagePart], encoder: TextEncoder
+) -> list[PreparedImage]:
+    """Preprocess images; one that is shown several times in one size is preprocessed once.
+
+    Raises:
+        ImageError: one cannot be shown so; says which it is.
+        RequestError: limits that are asked for are not known.
+    """
+    once: dict[tuple[bytes, str], PreparedImage] = {}
+    prepared = []
+    for index, part in enumerate(shown):
+        try:
+            limits = side.limits(part.image, part.options)
+            key = (part.image.digest, f"{limits} {part.options.max_tokens}")
+            if key not in once:
+                once[key] = side.prepare(part.image, encoder, limits, part.options)
+        except ImageError as error:
+            error.index = index
+            raise
+        prepared.append(once[key])
+    return prepared
+
+
+def _outlined(
+    side: ImageSide, shown: Sequence[ImagePart], encoder: TextEncoder
+) -> list[PreparedImage]:
+    """Return what images have by their sizes alone; errors as for :func:`_prepared`."""
+    outlined = []
+    for index, part in enumerate(shown):
+        try:
+            limits = side.limits(part.image, part.options)
+            outlined.append(side.outline(part.image, encoder, limits, part.options))
+        except ImageError as error:
+            error.index = index
+            raise
+    return outlined
+
+
+def _with_slots(
+    runs: Sequence[Segment | None], prepared: Sequence[PreparedImage]
+) -> list[Segment | None]:
+    """Put the ordinary text that belongs to an image on both sides of its slot."""
+    images = iter(prepared)
+    segments: list[Segment | None] = []
+    for run in runs:
+        if run is not None:
+            segments.append(run)
+            continue
+        expansion = next(images).expansion
+        head = Segment(expansion.head, is_client=False)
+        segments += [head, None, Segment(expansion.tail, is_client=False)]
+    return segments
+
+
+def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
+    """Put each image's own tokens where its slot is."""
+    images = iter(prepared)
+    filled: list[int] = []
+    slots = []
+    for token_id in token_ids:
+        if token_id >= 0:
+            filled.append(token_id)
+            continue
+        image = next(images)
+        start = len(filled)
+        filled += image.expansion.token_ids
+        slots.append(
+            MediaSlot(
+                start=start,
+                stop=len(filled),
+                digest=image.digest,
+                inputs=image.inputs,
+                num_features=image.num_features,
+                transform=image.transform,
+                preprocess=image.preprocess,
+                num_encoded=image.num_encoded,
+            )
+        )
+    return Prompt(tuple(filled), tuple(slots))
+
+
+def _starts_with(segments: Sequence[Segment], token: str) -> bool:
+    """Tell whether a text begins with a token that no client wrote."""
+    return bool(segments) and not segments[0].is_client and segments[0].text.startswith(token)
+
+
+def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> Marks | None:
+    """Return the marks that the template knows, or else the vocabulary."""
+    known = Marks.of(template.mentions) if template else None
+    return known or Marks.of(added.__contains__)
