@@ -15,8 +15,8 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.image import Image
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.message import ImagePart, Message
+from vlmkit_hf.images.size import Size
 from vlmkit_hf.images.sizing.area import Area
-from vlmkit_hf.images.sizing.base import Size
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 

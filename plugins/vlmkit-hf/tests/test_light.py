@@ -25,7 +25,6 @@ from vlmkit_hf.saved.reading import cached_folder, read, written
 from vlmkit_hf.saved.writing import keep
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side import files
-from vlmkit_hf.text_side.files import objection
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 PLAIN = HfTokenizerSettings()
@@ -175,7 +174,10 @@ def test_what_one_version_could_not_do_another_tries_again(
 def test_without_transformers_a_folder_says_what_its_text_side_needs(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_is_installed", lambda name: name != "transformers")
+    monkeypatch.setattr(files, "is_installed", lambda name: name != "transformers")
+    registry: Registry[Any] = Registry("tokenizer", "vlmkit-hf")
+    plugin.vlmkit_register_tokenizers(registry)
+    objection = registry.get("hf").objection
     checkpoint = Checkpoint("llava", folder_of("llava"))
     assert objection(checkpoint) == "it needs transformers, which is not installed"
     keep(checkpoint, checkpoint.path)

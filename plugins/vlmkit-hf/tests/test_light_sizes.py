@@ -13,7 +13,7 @@ from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen2_vl
 
 from vlmkit_hf.images.pillow import grids, sizes
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 SIDES = st.integers(1, 5000)
 SIZES = st.builds(Size, SIDES, SIDES)

@@ -18,7 +18,7 @@ from vlmkit.types.message import Message
 from vlmkit_hf.images.pillow import pixels
 from vlmkit_hf.images.pillow.processor import processor_class
 from vlmkit_hf.images.pillow.views import Cut, Pad, Resize, num_tiles, show
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 

@@ -25,12 +25,21 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
     settings = context.settings or HfTokenizerSettings()
     parts = read(context.files, settings)
     if parts is None:
-        from vlmkit_hf.text_side.advice import import_transformers
+        from vlmkit_hf.text_side.loading import import_transformers
 
         import_transformers()
     else:
         context.share(_IS_KEPT, lambda: True)
     return HfTokenizer(context.files, settings, parts)
+
+
+def _objection(checkpoint: Checkpoint) -> str | None:
+    reason = files.objection(checkpoint)
+    if reason is not None or files.is_installed("transformers"):
+        return reason
+    from vlmkit_hf.saved import reading
+
+    return reading.objection(checkpoint)
 
 
 def _examine_tokenizer(context: BuildContext) -> str:
@@ -84,7 +93,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
     registry.add(
         "hf",
         _build_tokenizer,
-        cannot_serve=files.objection,
+        cannot_serve=_objection,
         settings=HfTokenizerSettings,
         examine=_examine_tokenizer,
         description="tokenizer, chat template and image processor of a transformers checkpoint",

@@ -15,8 +15,7 @@ from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.chat.channels import channels_of, writes_calls
-from vlmkit_hf.chat.messages import Form, Turns
-from vlmkit_hf.chat.single_calls import one_each
+from vlmkit_hf.chat.messages import Form, Turns, one_each
 from vlmkit_hf.chat.tool_call_formats import TOOL, format_of
 from vlmkit_hf.templates.reasoning import NAMES, Marks
 from vlmkit_hf.templates.sandbox.budget import TemplateTooCostly

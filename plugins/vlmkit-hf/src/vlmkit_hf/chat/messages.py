@@ -4,13 +4,16 @@ Every string of a client is hidden. Says what has to be in the rendered text, an
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vlmkit.errors import RequestError
-from vlmkit.types.message import ImagePart, Message, ReasoningPart, TextPart
+from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, TextPart
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.templates.reasoning import Marks
 from vlmkit_hf.templates.stand_ins import StandIns
+
+Numbered = tuple[int, Message]
 
 
 class Form(NamedTuple):
@@ -144,3 +147,47 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
+
+
+def one_each(messages: Sequence[Numbered]) -> Iterator[Numbered]:
+    """Yield messages in which a turn calls once, followed by its results, or speaks.
+
+    What such a turn thinks stays with its first call.
+    """
+    start = 0
+    while start < len(messages):
+        number, message = messages[start]
+        start += 1
+        calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+        others = tuple(part for part in message.parts if not isinstance(part, ToolCallPart))
+        said = tuple(part for part in others if isinstance(part, TextPart))
+        if not calls or (len(calls) == 1 and not any(part.text.strip() for part in said)):
+            yield number, message
+            continue
+        stop = start
+        while stop < len(messages) and messages[stop][1].role == "tool":
+            stop += 1
+        if any(part.text.strip() for part in said):
+            yield number, replace(message, parts=said)
+        thought = tuple(part for part in others if not isinstance(part, TextPart))
+        yield from _answered(number, message, thought, calls, messages[start:stop])
+        start = stop
+
+
+def _answered(
+    number: int,
+    message: Message,
+    thought: tuple[Part, ...],
+    calls: Sequence[ToolCallPart],
+    results: Sequence[Numbered],
+) -> Iterator[Numbered]:
+    """Yield calls, each with its results; those of no call come last."""
+    by_call: dict[str | None, list[Numbered]] = {call.id: [] for call in calls}
+    rest: list[Numbered] = []
+    for result in results:
+        by_call.get(result[1].call_id, rest).append(result)
+    for call in calls:
+        yield number, replace(message, parts=(*thought, call))
+        thought = ()
+        yield from by_call.pop(call.id, [])
+    yield from rest

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from vlmkit_hf.images.sizing.base import Limits, Size, Sizing
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import Limits, Sizing
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -26,7 +26,6 @@ from vlmkit.types.image import Image
 from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.types.stage import NO_STAGE, Stage
 from vlmkit.types.transform import Transform
-from vlmkit_hf.chat.conversation import Layout
 from vlmkit_hf.images.facts import (
     ImageFacts,
     facts_of,
@@ -39,7 +38,8 @@ from vlmkit_hf.images.facts import (
 )
 from vlmkit_hf.images.outline import Outlines
 from vlmkit_hf.images.processors.parts import spaced
-from vlmkit_hf.images.sizing.base import Limits, Size, Sizing
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import Limits, Sizing
 from vlmkit_hf.images.sizing.find import find_sizing
 from vlmkit_hf.images.transform import transform_of
 from vlmkit_hf.templates.stand_ins import Segment
@@ -134,7 +134,7 @@ class ImageSide:
         """Whether a picture can be shown in other sizes than the processor would choose."""
         return self._sizing is not None
 
-    def layout(self, num_images: int) -> Layout | None:
+    def layout(self, num_images: int) -> Callable[[str], str] | None:
         """Return what the processor does to a text as a whole; None for nothing."""
         if not num_images or not self._facts.lays_out:
             return None

@@ -12,7 +12,7 @@ from vlmkit.types.transform import Transform
 from vlmkit_hf.images.pillow.grids import nearest_in_shape, up_to
 from vlmkit_hf.images.pillow.sizes import best_canvas
 from vlmkit_hf.images.pillow.views import Cut, Pad, Plan, Resize, num_tiles
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 Sides = tuple[int, int]
 SIDES = ("height", "width")

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from vlmkit.errors import CheckpointError
 from vlmkit.kit import user_cache
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
 from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.images.standalone.processor import LightProcessor
 from vlmkit_hf.saved import file
@@ -20,6 +22,7 @@ from vlmkit_hf.text_side.parts import TextParts
 
 log = logging.getLogger(__name__)
 
+EXPORT_HINT = "export the model again: vlmkit export MODEL DIR"
 PACKAGES = ("vlmkit-hf", "transformers", "tokenizers")
 
 
@@ -66,6 +69,27 @@ def written(checkpoint: Checkpoint) -> tuple[Path, TextFile] | None:
         else:
             return folder, content
     return None
+
+
+def objection(checkpoint: Checkpoint) -> Objection | None:
+    """Return why a model needs transformers, which is not installed; None if it does not.
+
+    Loading then needs a saved text side of exactly these files.
+    """
+    found = written(checkpoint)
+    if found is not None and found[1].text is not None:
+        return None
+    if found is not None:
+        reason = f"it needs transformers, which is not installed: {found[1].refusal}"
+    elif checkpoint.has(file.FILE):
+        reason = (
+            f"{file.FILE!r} is of other files than the folder has, and without it transformers is "
+            "needed, which is not installed"
+        )
+        return Objection(reason, hint=f"{EXPORT_HINT}; or {install_command('vlmkit-hf')}")
+    else:
+        reason = "it needs transformers, which is not installed"
+    return Objection(reason, hint=install_command("vlmkit-hf"))
 
 
 def cached_folder(checkpoint: Checkpoint) -> Path:

@@ -17,7 +17,7 @@ from vlmkit_hf.saved.comparison import difference
 from vlmkit_hf.saved.file import TextFile, WrittenImages, WrittenText
 from vlmkit_hf.saved.reading import cached_folder, parts_of, versions, written
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.text_side.advice import import_transformers
+from vlmkit_hf.text_side.loading import import_transformers
 from vlmkit_hf.text_side.parts import TextParts, resolved
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 

@@ -11,7 +11,6 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 
-EXPORT_HINT = "export the model again: vlmkit export MODEL DIR"
 FETCH_HINT = "fetch tokenizer.json and tokenizer_config.json of the same model"
 
 _READY = ("tokenizer.json", "vocab.txt", "tekken.json")
@@ -21,40 +20,6 @@ _VOCABULARIES = ("*.model", "*.tiktoken")
 
 def objection(checkpoint: Checkpoint) -> str | None:
     """Say why a folder's tokenizer cannot be read; None where it seems that it can."""
-    return _flaw(checkpoint) or _unwritten(checkpoint)
-
-
-def is_awaited(checkpoint: Checkpoint) -> bool:
-    """Tell whether a vocabulary is yet to be fetched: in a preview its file is empty until then."""
-    files = (path for kind in (*_READY, *_VOCABULARIES) for path in checkpoint.path.glob(kind))
-    return checkpoint.is_preview and any(path.stat().st_size == 0 for path in files)
-
-
-def _unwritten(checkpoint: Checkpoint) -> str | None:
-    """Say that only transformers could read it, where that is not there."""
-    if _is_installed("transformers"):
-        return None
-    from vlmkit_hf.saved import file
-    from vlmkit_hf.saved.reading import written
-
-    found = written(checkpoint)
-    if found is not None and found[1].text is not None:
-        return None
-    if found is not None:
-        reason = f"it needs transformers, which is not installed: {found[1].refusal}"
-    elif checkpoint.has(file.FILE):
-        reason = (
-            f"{file.FILE!r} is of other files than the folder has, and without it transformers is "
-            "needed, which is not installed"
-        )
-        return Objection(reason, hint=f"{EXPORT_HINT}; or {install_command('vlmkit-hf')}")
-    else:
-        reason = "it needs transformers, which is not installed"
-    return Objection(reason, hint=install_command("vlmkit-hf"))
-
-
-def _flaw(checkpoint: Checkpoint) -> str | None:
-    """Say what of its files is missing, or needs what is not installed."""
     if any(checkpoint.has(file) for file in _READY):
         return None
     if checkpoint.has("vocab.json"):
@@ -64,7 +29,7 @@ def _flaw(checkpoint: Checkpoint) -> str | None:
     found = sorted(path for kind in _VOCABULARIES for path in checkpoint.path.glob(kind))
     if not found:
         return Objection("the model's folder has no tokenizer.json", hint=FETCH_HINT)
-    if absent := [name for name in _NEEDED if not _is_installed(name)]:
+    if absent := [name for name in _NEEDED if not is_installed(name)]:
         return Objection(
             f"the tokenizer is there as {found[0].name!r} alone, and to convert it "
             f"{' and '.join(absent)} must be installed",
@@ -79,6 +44,20 @@ def _flaw(checkpoint: Checkpoint) -> str | None:
     return None
 
 
+def is_awaited(checkpoint: Checkpoint) -> bool:
+    """Tell whether a vocabulary is yet to be fetched: in a preview its file is empty until then."""
+    files = (path for kind in (*_READY, *_VOCABULARIES) for path in checkpoint.path.glob(kind))
+    return checkpoint.is_preview and any(path.stat().st_size == 0 for path in files)
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether a module can be imported; does not import it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a module whose package is absent
+        return False
+
+
 def _is_sentencepiece(path: Path) -> bool:
     """Tell a protocol buffer, which begins with its first piece, from lines of text."""
     with path.open("rb") as file:
@@ -87,10 +66,3 @@ def _is_sentencepiece(path: Path) -> bool:
 
 def _names_control_tokens(checkpoint: Checkpoint) -> bool:
     return bool(checkpoint.read_json("tokenizer_config.json").get("added_tokens_decoder"))
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a module whose package is absent
-        return False

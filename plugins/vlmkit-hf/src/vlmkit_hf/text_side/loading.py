@@ -1,5 +1,7 @@
 """A checkpoint's tokenizer as transformers reads it, or the true reason why it cannot be read."""
 
+import importlib
+import logging
 from typing import Any
 
 from vlmkit.errors import CheckpointError
@@ -7,6 +9,20 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import failed_field
 from vlmkit_hf.templates.sources import templates_in_files
 from vlmkit_hf.text_side.files import FETCH_HINT
+
+
+def import_transformers() -> None:
+    """Import transformers, dropping what it says of an absent PyTorch."""
+    logger = logging.getLogger("transformers")
+    logger.addFilter(_is_not_advice)
+    try:
+        importlib.import_module("transformers.processing_utils")  # says it a second time
+    finally:
+        logger.removeFilter(_is_not_advice)
+
+
+def _is_not_advice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("PyTorch was not found")
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:

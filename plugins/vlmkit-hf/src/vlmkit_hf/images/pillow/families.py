@@ -14,7 +14,7 @@ from vlmkit_hf.images.pillow import packing, patching, pixels, tiling
 from vlmkit_hf.images.pillow.packing import Arrays
 from vlmkit_hf.images.pillow.pixels import Pixels, Scaling
 from vlmkit_hf.images.pillow.views import Plan, show
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC = range(4)  # as Pillow numbers them
 HALF = (0.5, 0.5, 0.5)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 
 class Grid(NamedTuple):

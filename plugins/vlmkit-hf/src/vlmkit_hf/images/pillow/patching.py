@@ -11,7 +11,7 @@ from vlmkit_hf.images.pillow import sizes
 from vlmkit_hf.images.pillow.grids import Grid
 from vlmkit_hf.images.pillow.sizes import size_of
 from vlmkit_hf.images.pillow.views import Cut, Pad, Plan, Resize, View
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 
 def gemma4_unified(size: Size, s: Any) -> Plan:

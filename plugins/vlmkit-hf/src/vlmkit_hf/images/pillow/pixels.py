@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
 Resizer = Callable[[Pixels, Size], Pixels]

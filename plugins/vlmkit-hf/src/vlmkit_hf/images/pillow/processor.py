@@ -15,7 +15,7 @@ from transformers.processing_utils import ImagesKwargs
 from vlmkit_hf.images.pillow.families import FAMILIES, Family, arrays_of
 from vlmkit_hf.images.pillow.pixels import Pixels
 from vlmkit_hf.images.pillow.views import Plan
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 _COMMON = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
 

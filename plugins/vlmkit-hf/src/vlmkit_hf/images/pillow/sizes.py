@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 MOST_STRETCHED = 200
 SMALLEST, LARGEST = 1, 4096  # sides of a picture before it is split

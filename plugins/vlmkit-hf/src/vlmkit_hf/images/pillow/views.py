@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vlmkit_hf.images.pillow.pixels import Pixels, Resizer, sampled
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import RequestError
-from vlmkit_hf.images.sizing.base import FIELD, Limits, Size, Sizing, edges, number
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import FIELD, Limits, Sizing, edges, number
 
 
 class Area(Sizing):

@@ -3,21 +3,15 @@
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vlmkit.errors import RequestError
+from vlmkit_hf.images.size import Size
 
 Limits = dict[str, Any]
 """What an image processor is called with besides its own options; empty for its own way."""
 
 FIELD = "mm_processor_kwargs"
-
-
-class Size(NamedTuple):
-    """An upright picture's, in pixels."""
-
-    height: int
-    width: int
 
 
 class Sizing(ABC):

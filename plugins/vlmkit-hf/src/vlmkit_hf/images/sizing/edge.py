@@ -1,10 +1,13 @@
-"""Pixtral and its like: in whole tokens, the longer side within a limit."""
+"""Limits of an image's longer side: of Pixtral, Idefics3, SmolVLM and families like them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmkit_hf.images.pillow.sizes import within_edge
-from vlmkit_hf.images.sizing.base import Limits, Size, Sizing, edges
+from vlmkit.errors import RequestError
+from vlmkit_hf.images.pillow.sizes import resized_to_split, within_edge
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import FIELD, Limits, Sizing, edges
 
 
 class Edge(Sizing):
@@ -48,3 +51,71 @@ class Edge(Sizing):
 
     def _edge(self, limits: Limits) -> int:
         return int(limits["size"]["longest_edge"]) if limits else self._most
+
+
+class Splits(Sizing):
+    """The limit of the longer side of what is cut.
+
+    Args:
+        processor: the image processor.
+        tile_tokens: tokens of each tile.
+    """
+
+    names = ("size", "do_image_splitting")
+
+    def __init__(self, processor: Any, tile_tokens: int) -> None:
+        self._most = int(processor.size["longest_edge"])
+        self._tile = int(processor.max_image_size["longest_edge"])
+        self._tile_tokens = tile_tokens
+
+    def asked(self, given: Mapping[str, Any]) -> Limits:
+        """Take ``size`` with its ``longest_edge``, and whether pictures are cut at all."""
+        size = edges(given, {"longest_edge": self._most})
+        limits: Limits = {"size": size} if size else {}
+        if "do_image_splitting" in given:
+            is_cut = given["do_image_splitting"]
+            if not isinstance(is_cut, bool):
+                place = f"{FIELD}.do_image_splitting"
+                raise RequestError(f"{place} must be true or false", param=place)
+            if not is_cut:
+                limits["do_image_splitting"] = False
+        return limits
+
+    def num_tokens(self, size: Size, limits: Limits) -> int:
+        """Count tiles, and one of the whole picture where there are several."""
+        rows, columns = self._grid(size, limits)
+        return self._tile_tokens * (rows * columns + 1)
+
+    def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
+        """Return the rows and columns of its tiles."""
+        rows, columns = self._grid(size, limits)
+        return {"rows": [[rows]], "cols": [[columns]]}
+
+    def _grid(self, size: Size, limits: Limits) -> tuple[int, int]:
+        """Return rows and columns of tiles; none of them where a picture is not cut."""
+        if limits.get("do_image_splitting") is False:
+            return 0, 0
+        high, wide = self._resized(size, self._edge(limits))
+        tile, shape = self._tile, wide / high
+        if wide >= high:
+            columns = math.ceil(wide / tile)
+            rows = math.ceil(int(columns * tile / shape) / tile)
+        else:
+            rows = math.ceil(high / tile)
+            columns = math.ceil(int(rows * tile * shape) / tile)
+        return (rows, columns) if rows * columns > 1 else (0, 0)
+
+    def steps(self, limits: Limits) -> Sequence[int]:
+        """Return numbers of tiles along the longer side."""
+        return range(1, max(1, self._edge(limits) // self._tile) + 1)
+
+    def at(self, step: int, limits: Limits) -> Limits:
+        """Shorten the longer side to whole tiles."""
+        return {**limits, "size": {"longest_edge": step * self._tile}}
+
+    def _edge(self, limits: Limits) -> int:
+        return int(limits["size"]["longest_edge"]) if "size" in limits else self._most
+
+    def _resized(self, size: Size, edge: int) -> Size:
+        """Return a picture's size before it is cut."""
+        return resized_to_split(size, edge)

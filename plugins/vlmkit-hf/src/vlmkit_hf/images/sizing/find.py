@@ -6,10 +6,9 @@ from typing import Any
 from vlmkit_hf.images.sizing import limit, slices
 from vlmkit_hf.images.sizing.area import Area
 from vlmkit_hf.images.sizing.base import Sizing
-from vlmkit_hf.images.sizing.edge import Edge
+from vlmkit_hf.images.sizing.edge import Edge, Splits
 from vlmkit_hf.images.sizing.limit import Limit
 from vlmkit_hf.images.sizing.slices import Slices
-from vlmkit_hf.images.sizing.splits import Splits
 from vlmkit_hf.images.sizing.tiles import Tiles
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import RequestError
-from vlmkit_hf.images.sizing.base import FIELD, Limits, Size, Sizing, number
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import FIELD, Limits, Sizing, number
 
 NAMES = (
     *("max_image_tokens", "max_soft_tokens", "max_num_patches", "max_crops", "max_patches"),

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit_hf.images.sizing.base import Limits, Size, Sizing, number
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import Limits, Sizing, number
 
 Outline = Callable[[Any, Size, Mapping[str, Any]], Mapping[str, Any]]
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmkit.errors import RequestError
-from vlmkit_hf.images.sizing.base import FIELD, Limits, Size, Sizing, number
+from vlmkit_hf.images.size import Size
+from vlmkit_hf.images.sizing.base import FIELD, Limits, Sizing, number
 
 _OTHER_NAMES = {
     "max_dynamic_patch": "max_patches",

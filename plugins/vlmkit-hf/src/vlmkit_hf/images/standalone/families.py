@@ -13,7 +13,7 @@ from vlmkit_hf.images.pillow.families import FAMILIES, Family
 from vlmkit_hf.images.pillow.packing import Arrays
 from vlmkit_hf.images.pillow.pixels import Pixels
 from vlmkit_hf.images.pillow.views import Plan
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 from vlmkit_hf.images.standalone import image_tokens, plans
 from vlmkit_hf.images.standalone.settings import WordSettings
 

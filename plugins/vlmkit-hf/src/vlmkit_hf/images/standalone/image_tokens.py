@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlmkit_hf.images.pillow.sizes import best_canvas
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 from vlmkit_hf.images.standalone.settings import PictureSettings, WordSettings
 
 Writer = Callable[[Mapping[str, Any], WordSettings, PictureSettings], str]

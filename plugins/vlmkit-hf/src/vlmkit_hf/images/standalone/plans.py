@@ -17,7 +17,7 @@ from vlmkit_hf.images.pillow.sizes import (
     within_edge,
 )
 from vlmkit_hf.images.pillow.views import Crop, Cut, Pad, Plan, Resize, View
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 
 
 def whole(size: Size, s: Any) -> Plan:

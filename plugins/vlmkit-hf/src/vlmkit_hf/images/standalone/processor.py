@@ -13,7 +13,7 @@ import PIL.Image
 
 from vlmkit_hf.images.pillow.families import FAMILIES, arrays_of
 from vlmkit_hf.images.pillow.views import Plan
-from vlmkit_hf.images.sizing.base import Size
+from vlmkit_hf.images.size import Size
 from vlmkit_hf.images.standalone.families import IMAGES, LAYOUTS, WORDS
 from vlmkit_hf.images.standalone.settings import PictureSettings, ProcessorSettings
 
