@@ -21,8 +21,8 @@ from vlmkit_hf import plugin
 from vlmkit_hf.images.pillow import pixels
 from vlmkit_hf.images.standalone import families
 from vlmkit_hf.saved import comparison, file
-from vlmkit_hf.saved.reading import cached_folder, read, written
-from vlmkit_hf.saved.writing import keep
+from vlmkit_hf.saved.reading import cached_folder, find_saved, read
+from vlmkit_hf.saved.writing import save
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side import files
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
@@ -59,7 +59,7 @@ def test_both_ways_make_the_same_of_texts_and_pictures(
 ) -> None:
     folder = folder_of(name)
     monkeypatch.setattr(comparison, "SIZES", ((33, 90), (260, 71), (150, 151)))
-    keep(Checkpoint(name, folder), folder)
+    save(Checkpoint(name, folder), folder)
     made = light(folder)
     assert made is not None, file.read(folder).refusal
     monkeypatch.setattr(
@@ -74,7 +74,7 @@ def test_both_ways_make_the_same_of_texts(
     name: str, folder_of: Callable[[str], Path], tokenizer_of: Load
 ) -> None:
     folder = folder_of(name)
-    keep(Checkpoint(name, folder), folder)
+    save(Checkpoint(name, folder), folder)
     made = light(folder)
     assert made is not None, file.read(folder).refusal
 
@@ -111,7 +111,7 @@ def test_settings_of_a_folder_count_on_both_ways(
     (stated if path.name.startswith("pre") else stated["image_processor"]).update(settings)
     path.write_text(json.dumps(stated))
     checkpoint = Checkpoint(name, folder)
-    keep(checkpoint, folder)
+    save(checkpoint, folder)
     made = light(folder)
     assert made is not None, file.read(folder).refusal
 
@@ -125,7 +125,7 @@ def test_an_image_that_is_shown_otherwise_is_found_and_told(
     other = replace(families.IMAGES[name], scaling=pixels.fused)  # the last bit of some numbers
     monkeypatch.setattr(families, "IMAGES", families.IMAGES)
     monkeypatch.setitem(families.IMAGES, name, other)  # type: ignore[arg-type]
-    reason = keep(Checkpoint("llava", folder), folder)
+    reason = save(Checkpoint("llava", folder), folder)
 
     assert light(folder) is None
     assert file.read(folder).refusal.startswith("a picture of ")
@@ -136,10 +136,12 @@ def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
-    assert UNKNOWN in str(keep(checkpoint))
-    monkeypatch.setattr("vlmkit_hf.saved.writing.resolved", lambda *_: pytest.fail("asked again"))
+    assert UNKNOWN in str(save(checkpoint))
+    monkeypatch.setattr(
+        "vlmkit_hf.saved.writing.resolve_parts", lambda *_: pytest.fail("asked again")
+    )
 
-    assert UNKNOWN in str(keep(checkpoint))
+    assert UNKNOWN in str(save(checkpoint))
     assert read(checkpoint, PLAIN) is None
 
 
@@ -149,7 +151,7 @@ def test_what_else_is_in_a_folder_of_the_cache_stays(folder_of: Callable[[str], 
     place.mkdir(parents=True)
     (place / file.FILE).write_text("broken")
     (place / "notes.txt").write_text("another's")
-    assert keep(checkpoint) is None
+    assert save(checkpoint) is None
 
     assert read(checkpoint, PLAIN) is not None
     assert (place / "notes.txt").read_text() == "another's"
@@ -162,12 +164,12 @@ def test_what_one_version_could_not_do_another_tries_again(
     folder = folder_of("llava")
     checkpoint = Checkpoint("llava", folder)
     with monkeypatch.context() as before:
-        before.setattr(families, "WORDS", {})
-        before.setattr("vlmkit_hf.images.standalone.describing.WORDS", {})
+        before.setattr(families, "WRITERS", {})
+        before.setattr("vlmkit_hf.images.standalone.describing.WRITERS", {})
         before.setattr("vlmkit_hf.saved.writing.versions", lambda: {"vlmkit-hf": "0.0.1"})
-        assert "LlavaProcessor with" in str(keep(checkpoint, folder))
+        assert "LlavaProcessor with" in str(save(checkpoint, folder))
 
-    assert keep(checkpoint) is None
+    assert save(checkpoint) is None
     assert light(folder) is not None
 
 
@@ -180,7 +182,7 @@ def test_without_transformers_a_folder_says_what_its_text_side_needs(
     objection = registry.get("hf").objection
     checkpoint = Checkpoint("llava", folder_of("llava"))
     assert objection(checkpoint) == "it needs transformers, which is not installed"
-    keep(checkpoint, checkpoint.path)
+    save(checkpoint, checkpoint.path)
     assert objection(checkpoint) is None
 
     (checkpoint.path / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -189,7 +191,7 @@ def test_without_transformers_a_folder_says_what_its_text_side_needs(
     assert hint_of(changed).startswith("export the model again")
 
     other = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
-    keep(other, other.path)
+    save(other, other.path)
     assert UNKNOWN in str(objection(other))
     assert hint_of(objection(other)) == install_command("vlmkit-hf")
 
@@ -201,7 +203,7 @@ def test_a_tokenizer_that_transformers_changed_is_written_as_it_was_changed(
     stated = json.loads((folder / "tokenizer_config.json").read_text())
     stated["additional_special_tokens"] = ["<|new|>"]
     (folder / "tokenizer_config.json").write_text(json.dumps(stated))
-    keep(Checkpoint("llama", folder), folder)
+    save(Checkpoint("llama", folder), folder)
     made = light(folder)
 
     assert (folder / file.OWN_TOKENIZER).is_file()
@@ -230,7 +232,7 @@ def test_what_is_torn_or_of_other_files_does_not_count(
     harm: Callable[[Path], Any], folder_of: Callable[[str], Path]
 ) -> None:
     folder = folder_of("llava")
-    keep(Checkpoint("llava", folder), folder)
+    save(Checkpoint("llava", folder), folder)
     assert light(folder) is not None
     harm(folder)
 
@@ -242,7 +244,7 @@ def test_a_tokenizer_of_its_own_that_was_changed_does_not_count(
 ) -> None:
     folder = folder_of("llama")
     (folder / "tokenizer_config.json").write_text('{"additional_special_tokens": ["<|new|>"]}')
-    keep(Checkpoint("llama", folder), folder)
+    save(Checkpoint("llama", folder), folder)
     path = folder / file.OWN_TOKENIZER
     path.write_text(path.read_text().replace("<|new|>", "<|old|>"))
 
@@ -253,7 +255,7 @@ def test_the_operators_template_counts_before_the_one_that_was_written(
     folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = folder_of("llama")
-    keep(Checkpoint("llama", folder), folder)
+    save(Checkpoint("llama", folder), folder)
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}?")
     made = light(folder, HfTokenizerSettings(chat_template=str(tmp_path / "own.jinja")))
 
@@ -266,13 +268,13 @@ def test_the_cache_folder_holds_it_until_a_file_of_the_model_changes(
 ) -> None:
     folder = folder_of("qwen2")
     checkpoint = Checkpoint("qwen2", folder)
-    keep(checkpoint)
+    save(checkpoint)
     assert not (folder / file.FILE).exists()
     assert light(folder) is not None
     (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
-    assert written(checkpoint) is None
+    assert find_saved(checkpoint) is None
 
-    keep(checkpoint)
+    save(checkpoint)
     made = light(folder)
     assert made is not None
     assert 3 in made.eos_ids
@@ -288,12 +290,12 @@ def test_the_plugin_reads_what_it_kept_and_keeps_nothing_twice(
     assert provider.keep is not None
     provider.keep(context, None)
     monkeypatch.setattr(
-        "vlmkit_hf.text_side.parts.resolved", lambda *_: pytest.fail("transformers")
+        "vlmkit_hf.text_side.parts.resolve_parts", lambda *_: pytest.fail("transformers")
     )
     monkeypatch.setattr(
-        "vlmkit_hf.text_side.tokenizer.resolved", lambda *_: pytest.fail("transformers")
+        "vlmkit_hf.text_side.tokenizer.resolve_parts", lambda *_: pytest.fail("transformers")
     )
-    monkeypatch.setattr("vlmkit_hf.saved.writing.keep", lambda *_: pytest.fail("kept again"))
+    monkeypatch.setattr("vlmkit_hf.saved.writing.save", lambda *_: pytest.fail("kept again"))
     made = provider.build(context)
     provider.keep(context, None)
     part = ImagePart(Image.open(zoo.picture(1, 60, 44)), ImageOptions())

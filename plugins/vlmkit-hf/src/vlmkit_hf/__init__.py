@@ -1,4 +1,4 @@
-"""Tokenizer, chat template and image processor of Hugging Face checkpoints, and the hub itself.
+"""Tokenizer, chat template and image processor of Hugging Face checkpoints, and the hub.
 
 Runs without torch and without torchvision.
 """

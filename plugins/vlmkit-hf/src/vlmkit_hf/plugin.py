@@ -1,7 +1,7 @@
-"""What vlmkit-hf offers: hooks only.
+"""Hooks of vlmkit-hf: its tokenizer and its model source.
 
-transformers is imported when a tokenizer is built whose text side was not written down before,
-huggingface_hub when a model is fetched.
+transformers is imported when no saved text side fits the checkpoint. huggingface_hub is imported
+when a model is fetched, listed or removed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side import files
 
 VLMKIT_API = (1, 0)
-_IS_KEPT = "vlmkit-hf: the text side was read as it was written"
+_IS_SAVED = "vlmkit-hf: the text side was read as it was written"
 
 
 def _build_tokenizer(context: BuildContext) -> Tokenizer:
@@ -29,7 +29,7 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
 
         import_transformers()
     else:
-        context.share(_IS_KEPT, lambda: True)
+        context.share(_IS_SAVED, lambda: True)
     return HfTokenizer(context.files, settings, parts)
 
 
@@ -45,19 +45,19 @@ def _objection(checkpoint: Checkpoint) -> str | None:
 def _examine_tokenizer(context: BuildContext) -> str:
     if files.is_awaited(context.files):
         return ""
-    _build_tokenizer(context)  # which reads no weights, and checks the chat template
+    _build_tokenizer(context)  # reads no weights, and checks the chat template
     return ""
 
 
-def _keep(context: BuildContext, folder: Path | None) -> str | None:
-    if folder is None and _IS_KEPT in context.shared:
+def _save(context: BuildContext, folder: Path | None) -> str | None:
+    if folder is None and _IS_SAVED in context.shared:
         return None
-    from vlmkit_hf.saved.writing import keep
+    from vlmkit_hf.saved.writing import save
 
-    return keep(context.files, folder)
+    return save(context.files, folder)
 
 
-def _is_no_hub_id(reference: str) -> str | None:
+def _hub_objection(reference: str) -> str | None:
     from vlmkit_hf.hub import repository
 
     return repository.objection(reference)
@@ -89,7 +89,7 @@ def _cached() -> Sequence[str]:
 
 @hookimpl
 def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
-    """Offer ``tokenizer.use = "hf"``."""
+    """Register ``tokenizer.use = "hf"``."""
     registry.add(
         "hf",
         _build_tokenizer,
@@ -97,17 +97,17 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
         settings=HfTokenizerSettings,
         examine=_examine_tokenizer,
         description="tokenizer, chat template and image processor of a transformers checkpoint",
-        keep=_keep,
+        keep=_save,
     )
 
 
 @hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
-    """Offer every model of the Hugging Face hub, by its id."""
+    """Register the models of the Hugging Face hub, by their ids."""
     registry.add(
         "huggingface",
         _fetch,
-        cannot_serve=_is_no_hub_id,
+        cannot_serve=_hub_objection,
         description="safetensors checkpoints of the Hugging Face hub, by org/name",
         list_models=_cached,
         previews=_previews,

@@ -1,4 +1,4 @@
-"""The settings of what vlmkit-hf offers."""
+"""The settings of vlmkit-hf."""
 
 import msgspec
 

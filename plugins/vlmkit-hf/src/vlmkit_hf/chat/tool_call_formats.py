@@ -1,4 +1,4 @@
-"""Which format of calls a chat template writes, found by having it write some and reading them."""
+"""Detects a chat template's format of tool calls: renders sample calls and parses them back."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ _DECODER = json.JSONDecoder()
 Segments = Callable[[Sequence[Message]], Sequence[Segment]]
 
 
-def format_of(segments: Segments) -> CallFormat | None:
-    """Return the format that reads the calls which a template writes; None if none does.
+def detect_format(segments: Segments) -> CallFormat | None:
+    """Return the format that parses the calls of a template; None if no format does.
 
     Args:
-        segments: writes a conversation by the template.
+        segments: renders a conversation with the template.
     """
     asked = Message.of("user", "What?")
     result = Message("tool", Message.of("tool", "That.").parts, CALL.id)
@@ -51,23 +51,25 @@ def format_of(segments: Segments) -> CallFormat | None:
     except RequestError:
         return None
     start, _, end = said.partition("SAID")
-    written = called[_num_alike(called, start) :]
+    written = called[_num_common_chars(called, start) :]
     for tail in (end, end.lstrip()):  # a template may trim
         if tail and written.endswith(tail):
             written = written.removesuffix(tail)
             break
-    known = [*FORMATS.values(), *_derived(written)]
-    return next((form for form in known if _read(form, written) == [("look_up", ARGUMENTS)]), None)
+    known = [*FORMATS.values(), *_candidates(written)]
+    return next(
+        (form for form in known if _parsed_with(form, written) == [("look_up", ARGUMENTS)]), None
+    )
 
 
-def with_tokens(form: CallFormat, added: Mapping[str, int]) -> CallFormat:
-    """Return a format by its tokens, where a vocabulary has them."""
-    own = form.call
+def with_token_ids(form: CallFormat, added: Mapping[str, int]) -> CallFormat:
+    """Return a format with the token ids of its marks, where the vocabulary has them."""
+    syntax = form.call
     texts: tuple[str, ...] = ()
-    if isinstance(own, NamedCall):
-        texts = (own.between,)
-    if isinstance(own, TaggedCall):
-        texts = (own.before_key, own.after_key, own.before_value, own.after_value)
+    if isinstance(syntax, NamedCall):
+        texts = (syntax.between,)
+    if isinstance(syntax, TaggedCall):
+        texts = (syntax.before_key, syntax.after_key, syntax.before_value, syntax.after_value)
     inner = [Mark(text.strip(), added[text.strip()]) for text in texts if text.strip() in added]
     return replace(
         form,
@@ -81,14 +83,14 @@ def _text(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def _num_alike(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+def _num_common_chars(one: str, other: str) -> int:
+    """Return the length of the longest common prefix, in characters."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _derived(written: str) -> Iterator[CallFormat]:
-    """Yield formats that a written call may be of: a JSON object, or a name and one."""
+def _candidates(written: str) -> Iterator[CallFormat]:
+    """Yield possible formats of a written call: a JSON object, or a name and an object."""
     for start in (place for place, letter in enumerate(written) if letter == "{"):
         try:
             value, end = _DECODER.raw_decode(written, start)
@@ -99,13 +101,13 @@ def _derived(written: str) -> Iterator[CallFormat]:
         if value == ARGUMENTS:
             opening, name, between = before.rpartition(CALL.name)
             if name and between.strip():
-                yield _form(NamedCall(between), opening, behind)
+                yield _call_format(NamedCall(between), opening, behind)
         elif keys.keys() >= {CALL.name, str(ARGUMENTS)}:
-            yield _form(JsonCall(keys[CALL.name], keys[str(ARGUMENTS)]), before, behind)
+            yield _call_format(JsonCall(keys[CALL.name], keys[str(ARGUMENTS)]), before, behind)
         return
 
 
-def _form(call: JsonCall | NamedCall, before: str, behind: str) -> CallFormat:
+def _call_format(call: JsonCall | NamedCall, before: str, behind: str) -> CallFormat:
     is_list = before.rstrip().endswith("[") and behind.lstrip().startswith("]")
     if is_list:
         before, behind = before.rstrip()[:-1], behind.lstrip()[1:]
@@ -119,13 +121,13 @@ def _form(call: JsonCall | NamedCall, before: str, behind: str) -> CallFormat:
     )
 
 
-def _read(form: CallFormat, written: str) -> list[tuple[str, Any]]:
-    reader = ToolCallParser(Texts, form, [TOOL])
-    return calls_in([*reader.take(written), *reader.finish()])
+def _parsed_with(form: CallFormat, written: str) -> list[tuple[str, Any]]:
+    reader = ToolCallParser(ListDetokenizer, form, [TOOL])
+    return parsed_calls([*reader.take(written), *reader.finish()])
 
 
-def calls_in(deltas: Sequence[Delta]) -> list[tuple[str, Any]]:
-    """Return the calls of an answer that only calls, each with its parsed arguments."""
+def parsed_calls(deltas: Sequence[Delta]) -> list[tuple[str, Any]]:
+    """Return the calls of an answer without text, each with its parsed arguments."""
     return [] if text_of(deltas).strip() else list(_parsed(tool_calls_of(deltas)))
 
 
@@ -137,8 +139,8 @@ def _parsed(calls: Sequence[ToolCallPart]) -> Iterator[tuple[str, Any]]:
             yield call.name, None
 
 
-class Texts:
-    """A detokenizer whose tokens are a list of texts."""
+class ListDetokenizer:
+    """A detokenizer whose tokens are the items of a list."""
 
     def __init__(self, texts: Sequence[str] = ()) -> None:
         self._texts = texts
@@ -148,5 +150,5 @@ class Texts:
         return self._texts[token_id]
 
     def flush(self) -> str:
-        """Return nothing: no text is half a character."""
+        """Return an empty text: no token holds part of a character."""
         return ""

@@ -1,6 +1,6 @@
-"""Models of the hub that are on this disk. Asks the hub for nothing.
+"""Models of the hub that are on this disk. Sends no request to the hub.
 
-The folder is huggingface_hub's, so other programs keep models there, too.
+The folder is huggingface_hub's, so other programs store models there, too.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def cached_folder(reference: str, revision: str | None) -> Path | None:
-    """Return the folder of a model that is here with all its files; None where that is not known.
+    """Return the folder of a completely cached model; None if it is not known to be complete.
 
-    It is known of what was fetched with its listing, as :mod:`vlmkit_hf.hub.fetching` does.
+    That is known of models fetched with their listing, as :mod:`vlmkit_hf.hub.fetching` does.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -39,7 +39,7 @@ def cached_folder(reference: str, revision: str | None) -> Path | None:
 
 
 def cached_listing(reference: str, revision: str | None) -> Listing | None:
-    """Return what a repository holds, by what the hub said when a part of it was fetched."""
+    """Return a repository's files, as the hub listed them when a part was fetched."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -51,16 +51,18 @@ def cached_listing(reference: str, revision: str | None) -> Listing | None:
 
 
 def cached_models() -> list[str]:
-    """Return the hub ids of the models that are here, sorted."""
+    """Return the hub ids of the completely cached models, sorted."""
     found = (repo for repo in _scan() if repo.repo_type == "model")
-    return sorted(repo.repo_id for repo in found if any(_is_whole(repo, r) for r in repo.revisions))
+    return sorted(
+        repo.repo_id for repo in found if any(_is_complete(repo, r) for r in repo.revisions)
+    )
 
 
 def remove(reference: str, revision: str | None) -> int:
-    """Delete a model, or one revision of it; return how many bytes that freed.
+    """Delete a model, or one revision of it; return the number of bytes freed.
 
     Raises:
-        CheckpointError: it is not here.
+        CheckpointError: it is not in the cache.
     """
     scanned = _scanned()
     repos = () if scanned is None else scanned.repos
@@ -96,8 +98,8 @@ def _scanned() -> "HFCacheInfo | None":
         return None
 
 
-def _is_whole(repo: "CachedRepoInfo", revision: "CachedRevisionInfo") -> bool:
-    """Tell whether all files of a model are here, its weights at least where no listing says."""
+def _is_complete(repo: "CachedRepoInfo", revision: "CachedRevisionInfo") -> bool:
+    """Tell whether a model is complete; without a listing, config and weights are enough."""
     names = {
         file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files
     }

@@ -1,4 +1,4 @@
-"""What the hub client's errors mean to who asked for a model."""
+"""Translates the errors of the hub client into errors with a hint for the user."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from vlmkit.errors import CheckpointError, VlmkitError
 
 @contextmanager
 def explained(reference: str, revision: str | None) -> Iterator[None]:
-    """Turn what huggingface_hub and the network raise into a CheckpointError.
+    """Convert errors of huggingface_hub and of the network into a CheckpointError.
 
     Raises:
-        CheckpointError: the model does not exist, may not be read, or cannot be fetched now.
+        CheckpointError: the model does not exist, is not accessible, or cannot be fetched now.
     """
     from huggingface_hub import errors
 

@@ -16,17 +16,16 @@ LIBRARY, MAIN = "vlmkit", "main"
 def fetch(reference: str, revision: str | None = None, *, is_update: bool = False) -> Checkpoint:
     """Return a hub model's files, downloading what is not in the cache yet.
 
-    A model that is completely in the cache costs no request.
+    A completely cached model costs no request.
 
     Args:
         reference: the hub id, such as ``org/name``.
         revision: a branch, tag or commit; None is the main branch.
-        is_update: ask the hub for the newest commit all the same.
+        is_update: whether to ask the hub for the newest commit in any case.
 
     Raises:
-        CheckpointError: it does not exist, may not be read, is not in the cache while the hub
-            cannot be reached, or has weights as pickles only; or the hub cannot be asked for the
-            newest commit.
+        CheckpointError: the model does not exist, is not accessible, or has only pickled weights.
+            Or the hub cannot be reached, and the model is not cached or ``is_update`` is set.
     """
     folder = None if is_update else cache.cached_folder(reference, revision)
     if folder is None:
@@ -38,7 +37,7 @@ def fetch(reference: str, revision: str | None = None, *, is_update: bool = Fals
 
 
 def _refuse_without_hub(reference: str, revision: str | None) -> None:
-    """Ask the hub for a model's newest commit: without it, huggingface_hub returns what is here.
+    """Ask the hub for a model's newest commit: huggingface_hub falls back to the cache otherwise.
 
     Raises:
         CheckpointError: the hub cannot be reached.
@@ -72,7 +71,7 @@ def _fetched(reference: str, revision: str | None) -> Path:
 
 
 def _fetched_unlisted(reference: str, commit: str) -> Path:
-    """Return what an earlier download left here, while the hub is away."""
+    """Return the files of an earlier download, while the hub cannot be reached."""
     folder = snapshot(reference, commit, SAFETENSORS)
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     files_of_model(reference, names)
@@ -80,17 +79,17 @@ def _fetched_unlisted(reference: str, commit: str) -> Path:
 
 
 def _refuse_full_disk(reference: str, folder: Path, num_bytes: int) -> None:
-    """Refuse a download for which there is no room.
+    """Refuse a download that does not fit on the disk.
 
     Raises:
-        CheckpointError: says how much is needed, and how much is free.
+        CheckpointError: it does not fit; says how much is needed, and how much is free.
     """
-    place = folder.parents[1]  # the folder itself may be yet to be made
-    free = shutil.disk_usage(place).free
+    target = folder.parents[1]  # the folder itself may not exist yet
+    free = shutil.disk_usage(target).free
     if num_bytes > free:
         raise CheckpointError(
             f"model {reference!r} needs {num_bytes / 1e9:.1f} GB more on the disk of "
-            f"{str(place)!r}, and {free / 1e9:.1f} GB are free",
+            f"{str(target)!r}, and {free / 1e9:.1f} GB are free",
             hint="`vlmkit models rm` deletes models; HF_HOME names another place",
         )
 
@@ -98,13 +97,13 @@ def _refuse_full_disk(reference: str, folder: Path, num_bytes: int) -> None:
 def snapshot(
     reference: str, revision: str | None, files: Files, counted: type[Any] | None = None
 ) -> Path:
-    """Download some files of a repository, and return the folder of its commit.
+    """Download some files of a repository; return the folder of the commit.
 
     Args:
         reference: the hub id.
         revision: a branch, tag or commit.
-        files: which ones.
-        counted: what huggingface_hub is to take for its progress bars; by default none is shown.
+        files: the files to download.
+        counted: the class of huggingface_hub's progress bars; by default none is shown.
     """
     import huggingface_hub
 

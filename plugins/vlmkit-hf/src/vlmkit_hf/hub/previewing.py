@@ -1,6 +1,6 @@
-"""Shows a model of the hub before its weights are fetched: its small files, and weights' headers.
+"""Previews a model of the hub from its small files and the headers of its weights.
 
-A header is a few kilobytes at the beginning of a safetensors file, and says what tensors it holds.
+A header is a few kilobytes at the start of a safetensors file, and lists its tensors.
 """
 
 import shutil
@@ -17,16 +17,16 @@ from vlmkit_hf.hub.fetching import LIBRARY, snapshot
 from vlmkit_hf.hub.repository import CONFIGS, SMALL, files_of_model
 from vlmkit_hf.saved.file import FILE
 
-FIRST_BYTES = 2**15  # holds the header of most files
+FIRST_BYTES = 2**15  # covers the header of most files
 MAX_CONNECTIONS = 8
 
 
 def previews(
     reference: str, revision: str | None = None, *, is_update: bool = False
 ) -> Iterator[Checkpoint]:
-    """Yield a model as its config and the headers of its weights show it, then with small files.
+    """Yield a preview with config and headers of the weights, then one with all small files.
 
-    Yields nothing for a model that is completely in the cache. What is downloaded stays there.
+    Yields nothing for a completely cached model. Downloaded files stay in the cache.
 
     Raises:
         CheckpointError: as :func:`vlmkit_hf.hub.fetching.fetch`.
@@ -43,13 +43,13 @@ def previews(
     if listing is None or cache.cached_folder(reference, commit) is not None:
         return
     names = files_of_model(reference, listing).of(listing)
-    with tempfile.TemporaryDirectory(prefix="vlmkit-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="vlmkit-") as name:
+        folder = Path(name)
         _touch(folder, names)
         _copy(configs, folder, CONFIGS.of(names))
         with explained(reference, revision):
             _write_headers(reference, commit, folder)
-        if FILE not in names:  # it goes with the whole content of the others
+        if FILE not in names:  # a saved text side is only valid with all other files
             yield Checkpoint(reference, folder, revision, is_preview=True)
         small = SMALL.of(names)
         with explained(reference, revision):
@@ -58,7 +58,7 @@ def previews(
 
 
 def _touch(folder: Path, names: Iterable[str]) -> None:
-    """Make an empty file for each name."""
+    """Create an empty file for each name."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _copy(source: Path, folder: Path, names: Iterable[str]) -> None:
 
 
 def _write_headers(reference: str, commit: str, folder: Path) -> None:
-    """Give the safetensors files of a folder the headers that those of the hub have."""
+    """Write the hub's headers into the safetensors files of a folder."""
     files = sorted(folder.glob("*.safetensors"))
 
     def write(path: Path) -> None:
@@ -83,10 +83,10 @@ def _write_headers(reference: str, commit: str, folder: Path) -> None:
 
 
 def _header(reference: str, commit: str, name: str) -> bytes:
-    """Return a safetensors file up to the end of its header."""
+    """Download a safetensors file up to the end of its header."""
     begun = _beginning(reference, commit, name, FIRST_BYTES)
     length = int.from_bytes(begun[:8], "little")
-    if length > MAX_HEADER_BYTES:  # what reads it says that it is no such file
+    if length > MAX_HEADER_BYTES:  # the reader of the file reports that it is invalid
         return begun
     if len(begun) < 8 + length:
         begun = _beginning(reference, commit, name, 8 + length)
@@ -94,7 +94,7 @@ def _header(reference: str, commit: str, name: str) -> bytes:
 
 
 def _beginning(reference: str, commit: str, name: str, num_bytes: int) -> bytes:
-    """Download the first bytes of a file; no more, also where a server sends all of it."""
+    """Download the first bytes of a file, and no more if a server sends all of it."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,

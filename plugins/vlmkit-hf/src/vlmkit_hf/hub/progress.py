@@ -1,6 +1,6 @@
 """One progress bar for all files of a download, on a terminal or in a notebook.
 
-huggingface_hub shows several and leaves them open, so that what is written next tears their lines.
+huggingface_hub shows several and leaves them open, so that later output breaks their lines.
 """
 
 import logging
@@ -16,9 +16,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 @contextmanager
 def bar(title: str, num_bytes: int) -> Iterator[type[Any]]:
-    """Show a bar, cleared in the end; yield what huggingface_hub is to take for its own bars.
+    """Show a bar and clear it at the end; yield the class for huggingface_hub's own bars.
 
-    Log lines are written above it. Nothing is shown where standard error is no terminal.
+    Log lines appear above it. Nothing is shown if standard error is not a terminal.
     """
     is_off = not num_bytes or are_progress_bars_disabled()
     with tqdm(
@@ -36,14 +36,14 @@ def bar(title: str, num_bytes: int) -> Iterator[type[Any]]:
 
 
 def none() -> type[Any]:
-    """Return what huggingface_hub is to take for its own bars where none is shown."""
+    """Return the class for huggingface_hub's own bars if no bar is shown."""
     return _counting_for(None)
 
 
 def _counting_for(shown: Any) -> type[Any]:
-    """Return a class of bars that stay hidden and move another one.
+    """Return a class of hidden bars that advance the visible one.
 
-    Of one download there are several that count bytes, received or written: the furthest counts.
+    One download has several bars that count bytes, received or written: the furthest counts.
     """
     lock = threading.Lock()
     furthest = 0

@@ -1,6 +1,6 @@
-"""Which files of a repository belong to a model, and which of them say how it is built.
+"""Selects the files of a repository that belong to a model.
 
-Knows names alone; fetches nothing.
+Works on file names alone; fetches nothing.
 """
 
 import re
@@ -12,13 +12,13 @@ from vlmkit.errors import CheckpointError
 
 
 class Files(NamedTuple):
-    """Some files of a repository, as patterns that huggingface_hub takes."""
+    """Some files of a repository, as patterns for huggingface_hub."""
 
     wanted: tuple[str, ...]
     unwanted: tuple[str, ...] = ()
 
     def of(self, names: Iterable[str]) -> set[str]:
-        """Return those of the names that match."""
+        """Return the names that match."""
         return {
             name
             for name in names
@@ -30,40 +30,40 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-# What lies in folders is other people's layout, but for "1_Pooling", which says how a model embeds,
-# and "additional_chat_templates"; "consolidated" is the same weights once more.
+# Files in folders belong to other layouts, except "1_Pooling", which describes an embedding model,
+# and "additional_chat_templates". "consolidated" is a copy of the weights.
 _NOT_OURS = ("*[!gs]/*", "*[!n]g/*", "*[!e]s/*", "*/*.safetensors", "consolidated*", "adapter_m*")
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 CONFIGS = Files(("*config.json", "*.index.json"), _NOT_OURS)
-"""What says how a model is built."""
+"""Files that describe a model."""
 SMALL = Files(_SMALL, _NOT_OURS)
-"""All but weights."""
+"""All files except weights."""
 SAFETENSORS = Files((*_SMALL, "*.safetensors"), _NOT_OURS)
 EXPORTED = Files((*_SMALL, "*.safetensors", "*.onnx", "*.onnx.data"), _NOT_OURS)
 ONNX = Files((*_SMALL, "*.onnx", "*.onnx_data*", "*.onnx.data"))
 
-_EXPORT = "vlmkit_onnx.json"  # of what `vlmkit export` made, which has graphs and safetensors
+_EXPORT = "vlmkit_onnx.json"  # in an export of `vlmkit export`, with graphs and safetensors
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Listing = Mapping[str, int]
-"""The bytes of each file of a repository."""
+"""The size of each file of a repository, in bytes."""
 
 
 def objection(reference: str) -> str | None:
-    """Say why a reference cannot be a hub id; None where it can."""
+    """Return why a reference cannot be a hub id; None if it can."""
     if _HUB_ID.fullmatch(reference) is None or ".." in reference or "--" in reference:
         return "a hub id reads org/name"
     return None
 
 
 def files_of_model(reference: str, names: Iterable[str]) -> Files:
-    """Return which files of a repository are fetched: those with safetensors, or else with ONNX.
+    """Return the files of a repository to fetch: those with safetensors, or else with ONNX.
 
-    An adapter's weights are never fetched: what loads it says what it is.
+    An adapter's weights are never fetched: loading reports what it is.
 
     Raises:
-        CheckpointError: it has weights as pickles only, or none.
+        CheckpointError: the repository has only pickled weights, or none.
     """
     names = set(names)
     if _EXPORT in names:

@@ -1,6 +1,6 @@
-"""What a family's processor says of itself, found out once and true for every picture.
+"""The properties of a family's processor that are the same for every image.
 
-It is asked of transformers' processor, or read from where it was written down.
+They are read from transformers' processor, or from a saved text side.
 """
 
 import hashlib
@@ -26,27 +26,26 @@ _OLD_NAMES = "return_legacy_image_output"
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One processor's.
+    """The properties of one processor.
 
     Attributes:
-        placeholder: what stands for an image in a text.
-        options: what its image processor is called with.
-        own_options: what it is called with itself, besides.
-        feature_id: the token of which each has a feature.
-        feature_token: its text.
-        image_ids: tokens that are told to be an image's.
-        types_tokens: whether they are told.
-        banned_ids: tokens that stand for images, video and sound.
-        control_tokens: texts of the added tokens that it writes.
-        input_names: of the arrays that the model takes.
-        fingerprint: hex digits that change when it would make other arrays.
-        lays_out: whether it changes a text as a whole.
-        needs_image: whether it takes no text alone.
-        leads: whether an image stands before everything, even the token that begins a text; then
-            there can be one.
-        begins_with: the token that it puts before a text, whatever its tokenizer does.
-        spaced_after: the token that no letter may follow at once; see :mod:`.processor_parts`.
-        has_sizes: whether pictures can be shown in other sizes than it would choose.
+        placeholder: the text that stands for an image.
+        options: the arguments of its image processor.
+        own_options: its own additional arguments.
+        feature_id: the token that stands for one image feature.
+        feature_token: the text of that token.
+        image_ids: tokens with the token type of an image.
+        types_tokens: whether the model takes token types.
+        banned_ids: the placeholder tokens of images, video and sound.
+        control_tokens: the added tokens, by text, that the processor writes.
+        input_names: the names of the arrays that the model takes.
+        fingerprint: a hex digest that changes whenever the arrays could change.
+        lays_out: whether it changes the whole text.
+        needs_image: whether it refuses text without an image.
+        leads: whether the image stands before the begin-of-sequence token; there can be only one.
+        begins_with: the token that the processor itself puts before a text; may be empty.
+        spaced_after: the token that needs a space before a letter; see :mod:`.processors.parts`.
+        has_sizes: whether requests can limit the size of an image.
     """
 
     placeholder: Word
@@ -68,17 +67,21 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     has_sizes: bool = True
 
 
-def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
-    """Ask a processor of transformers.
+def read_facts(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
+    """Read the properties of a processor of transformers.
 
     Args:
         processor: see :func:`vlmkit_hf.images.processors.loading.load_processor`.
-        config: the model's.
+        config: the model's config.
     """
     merged = processor._merge_kwargs(  # noqa: SLF001 - the family's defaults, as its call has them
         tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
     )
-    options = {**merged["images_kwargs"], "return_tensors": "np", **_new_names(processor)}
+    options = {
+        **merged["images_kwargs"],
+        "return_tensors": "np",
+        **_current_names_option(processor),
+    }
     needs_image = _refuses_plain_text(processor)
     own_id = written_token(processor)
     feature_id = stated_token(config)
@@ -94,7 +97,7 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
     return ImageFacts(
         placeholder=placeholder,
         options=options,
-        own_options={name: merged[name] for name in _asked(processor) if name in merged},
+        own_options={name: merged[name] for name in _argument_names(processor) if name in merged},
         feature_id=feature_id,
         feature_token=_text_of(processor, feature_id),
         image_ids=tuple(i for i in processor.image_token_ids if i is not None),
@@ -103,7 +106,7 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         control_tokens=tuple(sorted(_control_tokens(processor))),
         input_names=tuple(sorted(wanted - set(processor.unused_input_names))),
         fingerprint=_fingerprint(processor, options).hex(),
-        lays_out=laid_out(processor, "x" + placeholder, 1) is not None,
+        lays_out=apply_layout(processor, "x" + placeholder, 1) is not None,
         needs_image=needs_image,
         leads=getattr(processor, "image_leads", False),
         begins_with="" if needs_image else _beginning(processor),
@@ -112,13 +115,13 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
 
 
 def stated_token(config: Mapping[str, Any]) -> int | None:
-    """Return the token of a feature, as a model's configuration says; None where it does not."""
+    """Return the feature token that a config states; None if it states none."""
     found = stated_field(config)
     return None if found is None else found[1]
 
 
 def stated_field(config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the field that says the token of a feature, and the token; None where none does."""
+    """Return the config field with the feature token, and the token; None if there is none."""
     tower = config.get("vision_config")
     parts = (("", config), ("vision_config.", tower if isinstance(tower, Mapping) else {}))
     found = ((place + key, part.get(key)) for place, part in parts for key in _FEATURE_KEYS)
@@ -126,7 +129,7 @@ def stated_field(config: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def family_token(config: Mapping[str, Any]) -> int | None:
-    """Return the token that transformers takes where a configuration names none; None for none."""
+    """Return transformers' default feature token of a family; None if there is none."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -136,34 +139,34 @@ def family_token(config: Mapping[str, Any]) -> int | None:
         return next((token for token in found if isinstance(token, int)), None)
     except MemoryError:
         raise
-    except Exception:  # a configuration may raise anything
+    except Exception:  # a config class may raise anything
         log.debug("what transformers takes for an image's token is not known", exc_info=True)
         return None
 
 
 def placeholder_of(processor: Any) -> str:
-    """Return what stands for an image in a text: what it is written as, if that is another word."""
+    """Return the text that stands for an image: a separate placeholder, if the family has one."""
     return str(getattr(processor, "image_placeholder_token", None) or processor.image_token)
 
 
 def written_token(processor: Any) -> int:
-    """Return the token that a processor writes for images, which some do not keep."""
+    """Return the token that a processor writes for images; some do not store its id."""
     known: int | None = getattr(processor, "image_token_id", None)
     if known is None:
         known = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
     return int(known)
 
 
-def laid_out(processor: Any, text: str, num_images: int) -> str | None:
-    """Return a text as a processor lays it out; None if it leaves it alone."""
-    pictures = [grey(28, 28)] * num_images  # how many there are is all that it looks at
+def apply_layout(processor: Any, text: str, num_images: int) -> str | None:
+    """Return a text with the processor's layout; None if the processor leaves it unchanged."""
+    pictures = [grey_image(28, 28)] * num_images  # it looks only at their number
     made = processor.prepare_inputs_layout(images=pictures, text=[text], add_special_tokens=False)
     whole = _numbered(processor, made[1][0])
     return None if whole == text else whole
 
 
 def _numbered(processor: Any, text: str) -> str:
-    """Return a text with the number of each image before it, if the family counts them."""
+    """Return a text with a number before each image, if the family numbers images."""
     if not getattr(processor, "default_use_image_id", False):
         return text
     runs = text.split(processor.image_token)
@@ -173,30 +176,30 @@ def _numbered(processor: Any, text: str) -> str:
 
 
 def _beginning(processor: Any) -> str:
-    """Return what a processor itself puts before a text, whose tokenizer would not."""
+    """Return the token that the processor, not its tokenizer, puts before a text."""
     made = processor.prepare_inputs_layout(text=["x"])
     return str(made[1][0]).removesuffix("x")
 
 
-def _new_names(processor: Any) -> dict[str, bool]:
-    """Return the option by which arrays have the names that models know, where there are others."""
+def _current_names_option(processor: Any) -> dict[str, bool]:
+    """Return the option that selects the array names of models, if there are legacy names."""
     takers = (processor._process_images, processor.image_processor.preprocess)  # noqa: SLF001 - no public way
     has_old = any(_OLD_NAMES in inspect.signature(taker).parameters for taker in takers)
     return {_OLD_NAMES: False} if has_old else {}
 
 
 def _text_of(processor: Any, token_id: int) -> str:
-    """Return a token's text; none for an id beyond the vocabulary."""
+    """Return a token's text; empty for an id beyond the vocabulary."""
     return str(processor.tokenizer.convert_ids_to_tokens(token_id) or "")
 
 
-def grey(width: int, height: int) -> PIL.Image.Image:
-    """Return a picture of one colour."""
+def grey_image(width: int, height: int) -> PIL.Image.Image:
+    """Return a grey image."""
     return PIL.Image.new("RGB", (width, height), (120, 130, 140))
 
 
 def _control_tokens(processor: Any) -> set[str]:
-    """Return the added tokens that a processor holds, or that stand in its code for an image."""
+    """Return the added tokens in a processor's attributes, or in its code for an image."""
     added = processor.tokenizer.get_added_vocab()
     code, words = processor.replace_image_token.__code__, processor.replace_image_token.__doc__
     written = [text for text in code.co_consts if isinstance(text, str) and text != words]
@@ -206,14 +209,14 @@ def _control_tokens(processor: Any) -> set[str]:
     }
 
 
-def _asked(processor: Any) -> list[str]:
-    """Return which of its own arguments a processor reads when it is given images."""
+def _argument_names(processor: Any) -> list[str]:
+    """Return the names of a processor's own arguments for images."""
     taken = inspect.signature(processor._process_images).parameters  # noqa: SLF001 - no public way
     return [name for name, it in taken.items() if it.kind is not it.VAR_KEYWORD]
 
 
 def _fingerprint(processor: Any, options: Mapping[str, Any]) -> bytes:
-    """Return 32 bytes that change when the processor would make other arrays."""
+    """Return 32 bytes that change whenever the processor's arrays could change."""
     import transformers
 
     content = {

@@ -1,7 +1,7 @@
-"""What a processor writes for a picture of which only the size is known.
+"""The tokens of an image of a given size, without its pixels.
 
-The words depend on sizes and counts among the arrays, which a family's limits tell, or which are
-the same for all pictures. Whether that is so is tried once, when it is first of use.
+They depend on sizes and counts among the processor's arrays. A family's sizing computes those, or
+they are the same for all images. The first use checks that against real calls.
 """
 
 import logging
@@ -18,20 +18,20 @@ from vlmkit_hf.images.sizing.base import Limits, Sizing
 log = logging.getLogger(__name__)
 
 Process = Callable[[PIL.Image.Image, Limits], tuple[Mapping[str, Any], str]]
-"""Returns the arrays and the words of one picture under some limits."""
+"""Returns the arrays and the text of one image under some limits."""
 
-TRIED = (Size(48, 64), Size(88, 40), Size(300, 1100), Size(1100, 300), Size(700, 900))
-FEW_NUMBERS = 64  # of an array that may tell sizes; larger ones are of pixels
+TRIED_SIZES = (Size(48, 64), Size(88, 40), Size(300, 1100), Size(1100, 300), Size(700, 900))
+FEW_NUMBERS = 64  # of an array with sizes or counts; larger arrays are pixels
 
 
 class Outlines:
-    """Writes of pictures what a processor would write.
+    """Writes the text that a processor would write for an image of a given size.
 
     Args:
         processor: the family's processor.
-        options: what its image processor is called with.
-        sizing: its limits; None where all pictures are shown in one way.
-        process: asks it about a picture.
+        options: the arguments of its image processor.
+        sizing: computes sizes and counts; None if they are the same for all images.
+        process: calls the processor on one image.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class Outlines:
         self._process = process
 
     def written(self, size: Size, limits: Limits) -> str:
-        """Return the words; where they cannot be told from a size, those of a blank picture."""
-        if self._are_known:
-            return self._outlined(size, limits)
+        """Return an image's text; from a blank image if the size alone does not determine it."""
+        if self._are_computable:
+            return self._computed(size, limits)
         return self._process(_blank(size), limits)[1]
 
-    def _outlined(self, size: Size, limits: Limits) -> str:
+    def _computed(self, size: Size, limits: Limits) -> str:
         arrays = self._sizing.outline(size, limits) if self._sizing else self._sample(size)
         called_with = {**self._options, **limits}
         written: str = self._processor.replace_image_token(arrays, image_idx=0, **called_with)
         return written
 
     def _sample(self, size: Size) -> Mapping[str, Any]:
-        """Return arrays such as every picture has, and its size where that is among them."""
+        """Return the arrays that all images share, and the size if the arrays include it."""
         arrays = dict(self._shapes)
         if "image_sizes" in arrays:
             arrays["image_sizes"] = np.array([size])
@@ -67,18 +67,19 @@ class Outlines:
 
     @cached_property
     def _shapes(self) -> Mapping[str, Any]:
-        """The arrays of one picture, those of pixels without memory."""
-        arrays, _ = self._process(_blank(TRIED[0]), {})
+        """The arrays of one image; pixels take no memory."""
+        arrays, _ = self._process(_blank(TRIED_SIZES[0]), {})
         return {name: _shape(np.asarray(array)) for name, array in arrays.items()}
 
     @cached_property
-    def _are_known(self) -> bool:
-        """Whether the words of some pictures are those that the processor writes."""
-        if self._crops_some:
+    def _are_computable(self) -> bool:
+        """Whether computed texts equal the processor's own for some sizes."""
+        if self._may_crop:
             return False
         try:
             return all(
-                self._outlined(size, {}) == self._process(_blank(size), {})[1] for size in TRIED
+                self._computed(size, {}) == self._process(_blank(size), {})[1]
+                for size in TRIED_SIZES
             )
         except MemoryError:
             raise
@@ -87,8 +88,8 @@ class Outlines:
             return False
 
     @property
-    def _crops_some(self) -> bool:
-        """Whether pictures are cut by rules that those which are tried may not show."""
+    def _may_crop(self) -> bool:
+        """Whether images are cropped by rules that the tried sizes may not trigger."""
         own = getattr(self._processor.image_processor, "do_pan_and_scan", False)
         asked = self._options.get("do_pan_and_scan")
         return bool(own if asked is None else asked)

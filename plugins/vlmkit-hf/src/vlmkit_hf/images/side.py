@@ -1,8 +1,8 @@
-"""One model's image side: pictures to arrays, tokens and a digest, each picture on its own.
+"""The image side of one model: images to arrays, tokens and digests, one image at a time.
 
-Everything is asked of the family's own processor, one image at a time, so that an image's arrays
-never depend on what else is in a conversation. Whether that adds up to what the processor makes of
-a whole conversation is checked once, when the model is loaded.
+The family's processor does the work, with one image per call, so that an image's arrays never
+depend on the rest of the conversation. A check at load compares the result with the processor's
+own call on a whole conversation.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ from vlmkit.types.stage import NO_STAGE, Stage
 from vlmkit.types.transform import Transform
 from vlmkit_hf.images.facts import (
     ImageFacts,
-    facts_of,
+    apply_layout,
     family_token,
-    grey,
-    laid_out,
+    grey_image,
+    read_facts,
     stated_field,
     stated_token,
     written_token,
@@ -52,7 +52,7 @@ NUM_COLOURS = 3
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """What one image contributes to a prompt; the fields are those of an MediaSlot."""
+    """The contribution of one image to a prompt; the fields are those of a MediaSlot."""
 
     expansion: Expansion
     digest: bytes
@@ -64,23 +64,23 @@ class PreparedImage:
 
 
 class ImageSide:
-    """Prepares images for one model; any number of threads may.
+    """Prepares the images of one model; thread-safe.
 
     Attributes:
-        placeholder: what stands for an image in a text.
-        banned_ids: tokens that stand for images, video and sound.
-        needs_image: whether the processor takes no text alone.
-        leads: whether an image stands before everything; there can be one.
-        begins_with: the token that the processor puts before a text, whatever its tokenizer does.
-        control_tokens: texts of the added tokens that the processor itself writes.
+        placeholder: the text that stands for an image.
+        banned_ids: the placeholder tokens of images, video and sound.
+        needs_image: whether the processor refuses text without an image.
+        leads: whether the image stands before the begin-of-sequence token; there can be only one.
+        begins_with: the token that the processor itself puts before a text; may be empty.
+        control_tokens: the added tokens, by text, that the processor writes.
 
     Args:
-        processor: the family's, see :mod:`vlmkit_hf.images.processors.loading`; or ours.
+        processor: see :mod:`vlmkit_hf.images.processors.loading` and :mod:`..standalone.processor`.
         checkpoint: the model's files.
-        facts: what the processor said of itself, and was checked; None asks it.
+        facts: saved properties of the processor; None reads and checks them.
 
     Raises:
-        CheckpointError: the processor is of a kind that is not known here.
+        CheckpointError: the processor is of an unsupported kind.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class ImageSide:
         self._patch_side = side if type(side) is int and side > 0 else 0
         try:
             if facts is None:
-                self._refuse_unsaid(checkpoint)
-            self._facts = facts or facts_of(processor, checkpoint.answering)
+                self._refuse_missing_token(checkpoint)
+            self._facts = facts or read_facts(processor, checkpoint.answering)
             self._options: dict[str, Any] = dict(self._facts.options)
             called_with = {**self._options, **self._facts.own_options}
             self._sizing: Sizing | None = find_sizing(
@@ -114,34 +114,34 @@ class ImageSide:
         self.leads = self._facts.leads
         self.begins_with = self._facts.begins_with
         self.control_tokens = frozenset(self._facts.control_tokens)
-        # What is written down of a processor outlives the version that wrote it.
+        # Saved facts outlive the version that saved them.
         self._fingerprint = f"{version('vlmkit-hf')} {self._facts.fingerprint}".encode()
 
     @property
     def processor(self) -> Any:
-        """The family's."""
+        """The family's processor."""
         return self._processor
 
     @property
     def facts(self) -> ImageFacts:
-        """All that was found out of the processor, so that it need not be asked again."""
+        """The properties of the processor, complete after :meth:`check`."""
         return msgspec.structs.replace(
             self._facts, begins_with=self.begins_with, has_sizes=self.has_sizes
         )
 
     @property
     def has_sizes(self) -> bool:
-        """Whether a picture can be shown in other sizes than the processor would choose."""
+        """Whether requests can limit the size of an image."""
         return self._sizing is not None
 
     def layout(self, num_images: int) -> Callable[[str], str] | None:
-        """Return what the processor does to a text as a whole; None for nothing."""
+        """Return the processor's change of a whole text; None if it changes nothing."""
         if not num_images or not self._facts.lays_out:
             return None
-        return lambda text: laid_out(self._processor, text, num_images) or text
+        return lambda text: apply_layout(self._processor, text, num_images) or text
 
     def spaced(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return runs of text with the spaces that the processor puts behind images."""
+        """Return segments with the spaces that the processor puts after images."""
         if not self._facts.spaced_after:
             return list(segments)
         following = [segment.text for segment in segments[1:]] + [""]
@@ -153,11 +153,11 @@ class ImageSide:
         ]
 
     def limits(self, image: Image, options: ImageOptions) -> Limits:
-        """Return what the image processor is called with, besides its own options, for one image.
+        """Return the image processor's additional arguments for one image.
 
         Raises:
-            RequestError: the limits that are asked for are not known, or over the checkpoint's.
-            ImageError: the image cannot be made as small as is asked for.
+            RequestError: the request has unsupported limits, or exceeds those of the checkpoint.
+            ImageError: the image cannot be made as small as requested.
         """
         if self._sizing is None:
             return {}
@@ -166,11 +166,11 @@ class ImageSide:
             return limits
         size = Size(image.height, image.width)
         try:
-            limits = self._sizing.fitted(size, options.most_tokens, limits)
-            least = self._sizing.num_tokens(size, limits)
+            limits = self._sizing.fit(size, options.most_tokens, limits)
+            min_tokens = self._sizing.num_tokens(size, limits)
         except Exception as error:  # a processor may raise anything
             raise _refused(image) from error
-        _check_tokens(image, least, options)
+        _check_tokens(image, min_tokens, options)
         return limits
 
     def prepare(
@@ -183,13 +183,13 @@ class ImageSide:
         """Preprocess one image.
 
         Args:
-            image: the picture.
-            encoder: of the texts that the processor writes.
-            limits: what :meth:`limits` gave.
-            options: how large the image is wanted.
+            image: the image.
+            encoder: encodes the processor's texts.
+            limits: the result of :meth:`limits`.
+            options: the request's options of the image.
 
         Raises:
-            ImageError: the family's processor cannot take it, or cannot make it so small.
+            ImageError: the processor refuses the image, or cannot make it small enough.
         """
         called_with = {**self._options, **(limits or {})}
         began_s = time.time()
@@ -211,7 +211,7 @@ class ImageSide:
         )
 
     def _num_patches(self, inputs: Mapping[str, Array]) -> int:
-        """Return how many patches a tower sees of a picture for which a single token stands."""
+        """Return the number of patches of an image that a single token represents."""
         pixels, side = inputs.get("pixel_values"), self._patch_side
         if pixels is None or not side:
             return 0
@@ -224,10 +224,10 @@ class ImageSide:
         limits: Limits,
         options: ImageOptions = PLAIN_IMAGE,
     ) -> PreparedImage:
-        """Return what an image has of :meth:`prepare` by its size alone: tokens.
+        """Return an image's tokens as of :meth:`prepare`, from its size alone and without pixels.
 
         Raises:
-            ImageError: as there.
+            ImageError: as for :meth:`prepare`.
         """
         try:
             written = self._outlines.written(Size(image.height, image.width), limits)
@@ -245,7 +245,7 @@ class ImageSide:
     def _expanded(
         self, written: str, image: Image, encoder: TextEncoder, options: ImageOptions
     ) -> tuple[Expansion, int]:
-        """Return an image's own tokens, and how many of them its features take."""
+        """Return an image's tokens, and how many of them stand for features."""
         expansion = encoder.expand(written)
         num_features = expansion.token_ids.count(self._facts.feature_id) if expansion else 0
         if expansion is None or num_features == 0:
@@ -257,22 +257,22 @@ class ImageSide:
         return expansion, num_features
 
     def check(self, encoder: TextEncoder) -> None:
-        """Compare with the processor's own call on a text with two images, if none has yet.
+        """Compare with the processor's own call on a text with two images, unless already checked.
 
-        With one image, where there can be one.
+        Uses one image if the model takes only one.
 
         Raises:
-            CheckpointError: they differ, so this family needs something that is not known here.
+            CheckpointError: they differ, so this family needs more than is implemented.
         """
         if self._is_checked:
             return
-        pictures = [grey(64, 48), grey(40, 88)]
+        pictures = [grey_image(64, 48), grey_image(40, 88)]
         shown = getattr(self._processor, "framed_image", self.placeholder)
         text = f"{shown}a{shown} b"
         if self.leads:
             pictures, text = pictures[:1], f"{shown}a b"
         try:
-            layout = laid_out(self._processor, text, len(pictures)) or text
+            layout = apply_layout(self._processor, text, len(pictures)) or text
             layout = spaced(layout, self._facts.spaced_after)
             prepared = [self.prepare(Image.open(p), encoder) for p in pictures]
             ours = expand_slots(layout, self.placeholder, prepared, encoder)
@@ -290,18 +290,18 @@ class ImageSide:
             self.begins_with = first
         elif ours != theirs:
             raise self._unknown()
-        if self._sizing is not None and not self._is_as_it_seems(self._sizing, encoder):
+        if self._sizing is not None and not self._matches_sizing(self._sizing, encoder):
             log.info("images of %r are shown in one size: its limits are not known", self._owner)
             self._sizing = None
 
-    def _is_as_it_seems(self, sizing: Sizing, encoder: TextEncoder) -> bool:
-        """Tell whether pictures have as many tokens as the limits say, with and without them."""
-        for picture in (grey(64, 48), grey(40, 88)):
+    def _matches_sizing(self, sizing: Sizing, encoder: TextEncoder) -> bool:
+        """Tell whether images have as many tokens as the sizing says, with and without limits."""
+        for picture in (grey_image(64, 48), grey_image(40, 88)):
             image, size = Image.open(picture), Size(picture.height, picture.width)
             try:
                 num_tokens = sizing.num_tokens(size, {})
                 for most in {num_tokens, -(-num_tokens // 3), 1}:
-                    limits = sizing.fitted(size, most, {})
+                    limits = sizing.fit(size, most, {})
                     prepared = self.prepare(image, encoder, limits)
                     if prepared.num_features != sizing.num_tokens(size, limits):
                         return False
@@ -312,11 +312,11 @@ class ImageSide:
                 return False
         return True
 
-    def _refuse_unsaid(self, checkpoint: Checkpoint) -> None:
-        """Refuse a config.json that leaves an image's token to the family, of another vocabulary.
+    def _refuse_missing_token(self, checkpoint: Checkpoint) -> None:
+        """Refuse a config without an image token if the family's default is no token here.
 
         Raises:
-            CheckpointError: it is so.
+            CheckpointError: the default token is no control token here.
         """
         config, processor = checkpoint.answering, self._processor
         token = family_token(config) if stated_token(config) is None else None
@@ -330,10 +330,10 @@ class ImageSide:
         )
 
     def _wrong_token(self, encoder: TextEncoder | None = None) -> CheckpointError | None:
-        """Return that config.json states a token of images which none of the processor's is.
+        """Return an error if the processor does not write the image token of config.json.
 
         Args:
-            encoder: of the texts that the processor writes; None looks at the vocabulary alone.
+            encoder: encodes the processor's texts; None checks the vocabulary alone.
         """
         if self._stated is None:
             return None
@@ -342,7 +342,7 @@ class ImageSide:
             known = set(self._processor.tokenizer.get_vocab().values())
         else:
             try:
-                expansion = encoder.expand(self._process(grey(64, 48), {})[1])
+                expansion = encoder.expand(self._process(grey_image(64, 48), {})[1])
             except Exception:  # noqa: BLE001 - the processor fails for another reason
                 return None
             known = set(expansion.token_ids) if expansion else {token}
@@ -375,7 +375,7 @@ class ImageSide:
         return {name: _array(arrays[name]) for name in arrays if name in wanted}
 
     def _types(self, token_ids: Sequence[int]) -> dict[str, Array]:
-        """Return which tokens are told to be the image's, where not only those of features are."""
+        """Return the token types of an image, if they mark more than its feature tokens."""
         if not self._facts.types_tokens:
             return {}
         types = np.isin(token_ids, self._facts.image_ids).astype(np.int64)
@@ -386,7 +386,7 @@ class ImageSide:
 def expand_slots(
     text: str, placeholder: str, prepared: Sequence[PreparedImage], encoder: TextEncoder
 ) -> list[int]:
-    """Return the ids of a trusted text in which each placeholder becomes its image's tokens."""
+    """Return the ids of a trusted text, with each placeholder replaced by its image's tokens."""
     segments: list[Segment | None] = []
     runs = text.split(placeholder)
     for run, image in zip(runs, [*prepared, None], strict=True):
@@ -408,12 +408,12 @@ def _refused(image: Image) -> ImageError:
     )
 
 
-def _check_tokens(image: Image, least: int, options: ImageOptions) -> None:
-    """Refuse an image that has more tokens than it may have."""
-    if options.max_tokens is not None and least > options.max_tokens:
+def _check_tokens(image: Image, min_tokens: int, options: ImageOptions) -> None:
+    """Refuse an image that needs more tokens than allowed."""
+    if options.max_tokens is not None and min_tokens > options.max_tokens:
         raise ImageError(
-            f"max_image_tokens is {options.max_tokens}, and this model needs {least} at least for "
-            f"an image of {image.width}x{image.height}",
+            f"max_image_tokens is {options.max_tokens}, and this model needs {min_tokens} at least "
+            f"for an image of {image.width}x{image.height}",
             code="image_over_budget",
         )
 

@@ -1,7 +1,7 @@
-"""What a processor did to a picture, so that a place in an answer can be found in the picture.
+"""Reports how a processor transformed an image, so that coordinates in answers map back to it.
 
-Derived from the processor's settings and from the arrays that it made; families whose treatment is
-not known here get no report rather than a wrong one.
+The report follows from the processor's settings and arrays. A family whose treatment is unknown
+gets no report rather than a wrong one.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,31 +20,33 @@ SIDES = ("height", "width")
 
 @runtime_checkable
 class Planner(Protocol):
-    """An image processor that says what it does to a picture of a size."""
+    """An image processor that returns its plan for an image of a given size."""
 
     def plan(self, size: Size, options: Mapping[str, Any]) -> Plan:
-        """Return how such a picture is shown."""
+        """Return the views of such an image."""
         ...
 
 
 def transform_of(
     image: Image, arrays: Mapping[str, Any], processor: Any, options: Mapping[str, Any]
 ) -> Transform | None:
-    """Return the report for one image; None where the treatment is not known.
+    """Return the transform of one image; None if the family's treatment is unknown.
 
     Args:
-        image: the upright picture.
-        arrays: what the image processor made of it alone.
+        image: the upright image.
+        arrays: the image processor's arrays of this image alone.
         processor: the image processor.
-        options: what it was called with.
+        options: the arguments of the call.
     """
     if isinstance(processor, Planner):
-        return _planned(image, processor.plan(Size(image.height, image.width), options))
-    return _told(image, arrays, _Settings(processor, options))
+        return _from_plan(image, processor.plan(Size(image.height, image.width), options))
+    return _from_arrays(image, arrays, _Settings(processor, options))
 
 
-def _told(image: Image, arrays: Mapping[str, Any], settings: "_Settings") -> Transform | None:
-    """Of transformers' own processors: what their arrays and settings say."""
+def _from_arrays(
+    image: Image, arrays: Mapping[str, Any], settings: "_Settings"
+) -> Transform | None:
+    """Return the transform by a processor of transformers, from its arrays and settings."""
     for name, report in _BY_ARRAY.items():
         if name in arrays:
             return report(image, arrays, settings)
@@ -63,8 +65,8 @@ def _told(image: Image, arrays: Mapping[str, Any], settings: "_Settings") -> Tra
     return None if settings.get("do_pad") else _report(image, (shape[1], shape[2]))
 
 
-def _planned(image: Image, plan: Plan) -> Transform | None:
-    """Ours: what the view says that is cut into tiles, or the first where none is."""
+def _from_plan(image: Image, plan: Plan) -> Transform | None:
+    """Return the transform of a plan, from the view that is cut into tiles, or else the first."""
     view = next((view for view in plan.views if isinstance(view[-1], Cut)), plan.views[0])
     resize, *others = view
     pads = [step for step in others if isinstance(step, Pad)]
@@ -81,7 +83,7 @@ def _planned(image: Image, plan: Plan) -> Transform | None:
 
 
 class _Settings:
-    """A processor's settings under the options of its call."""
+    """A processor's settings, overridden by the options of a call."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any]) -> None:
         self._processor = processor
@@ -111,9 +113,9 @@ def _in_patches(image: Image, arrays: Mapping[str, Any], settings: _Settings) ->
 
 
 def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
-    """Idefics3, SmolVLM: stretched to whole tiles, and once more to a single one.
+    """Idefics3, SmolVLM: stretched to whole tiles, and a second time to a single tile.
 
-    Granite Docling, too, but that a picture of one tile is not shown once more.
+    Granite Docling is the same, except that it shows an image of one tile only once.
     """
     rows, columns = int(arrays["rows"][0][0]), int(arrays["cols"][0][0])
     longest = settings.get("max_image_size")
@@ -126,7 +128,7 @@ def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Tran
 
 
 def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
-    """InternVL: stretched to a grid of tiles; if there are several, once more to a single one."""
+    """InternVL: stretched to a grid of tiles; if there are several, also to a single tile."""
     num_tiles = int(arrays["num_patches"][0])
     size = settings.get("size")
     height, width = size["height"], size["width"]
@@ -138,7 +140,7 @@ def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Setting
 
 
 def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> Transform:
-    """LLaVA-NeXT: kept in shape, padded to a grid of tiles, and once more squeezed into one."""
+    """LLaVA-NeXT: aspect ratio kept and padded to a grid of tiles; also stretched to one tile."""
     height, width = best_canvas(
         Size(image.height, image.width), settings.get("image_grid_pinpoints")
     )
@@ -152,8 +154,8 @@ def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> 
     return _report(image, used, pad=pad, num_tiles=shape[0])
 
 
-def _cropped(image: Image, kept: tuple[int, ...], settings: _Settings) -> Transform | None:
-    """CLIP: the shorter side resized to the model's size, the middle kept."""
+def _cropped(image: Image, crop_size: tuple[int, ...], settings: _Settings) -> Transform | None:
+    """CLIP: the shorter side resized to the model's size, then cropped to the centre."""
     size = settings.get("size")
     if not settings.get("do_resize") or "shortest_edge" not in size:
         return None
@@ -162,8 +164,8 @@ def _cropped(image: Image, kept: tuple[int, ...], settings: _Settings) -> Transf
     short, long = sorted(upright)
     longer = int(edge * long / short)
     used = (edge, longer) if upright[0] <= upright[1] else (longer, edge)
-    top, left = (used[0] - kept[0]) // 2, (used[1] - kept[1]) // 2
-    return _report(image, used, crop=(top, left, top + kept[0], left + kept[1]))
+    top, left = (used[0] - crop_size[0]) // 2, (used[1] - crop_size[1]) // 2
+    return _report(image, used, crop=(top, left, top + crop_size[0], left + crop_size[1]))
 
 
 _BY_ARRAY: dict[str, Callable[[Image, Mapping[str, Any], _Settings], Transform]] = {

@@ -1,4 +1,4 @@
-"""Whether two tokenizers of one model make the same of what they are given."""
+"""Compares two tokenizers of one model on texts, conversations and images."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ TEXT = (
     "return \ufb01 <|im_end|></s><image> "
 )
 SIZES = ((64, 48), (40, 88), (96, 96), (300, 1100), (1100, 290), (701, 899), (17, 230), (520, 640))
-TOKENS = (64, 1000)  # that a picture is to take
+TOKENS = (64, 1000)  # requested tokens of an image
 TOOL = {
     "type": "function",
     "function": {
@@ -37,18 +37,18 @@ CONVERSATIONS = (
         Message.of("user", TEXT),
     ],
 )
-Ask = Callable[[HfTokenizer], Any]
+Query = Callable[[HfTokenizer], Any]
 
 
 def difference(one: HfTokenizer, other: HfTokenizer) -> str:
-    """Return what two tokenizers of a model make otherwise; empty where all is equal."""
-    for name, ask in _questions(one):
-        if not _are_equal(_answer(ask, one), _answer(ask, other)):
+    """Return the first difference between two tokenizers; empty if there is none."""
+    for name, query in _queries(one):
+        if not _are_equal(_result_of(query, one), _result_of(query, other)):
             return f"{name} would not be the same"
     return ""
 
 
-def _questions(tokenizer: HfTokenizer) -> Iterator[tuple[str, Ask]]:
+def _queries(tokenizer: HfTokenizer) -> Iterator[tuple[str, Query]]:
     for name in ("vocab_size", "eos_ids", "banned_ids", "honours"):
         yield name.replace("_", " "), lambda it, name=name: getattr(it, name)  # type: ignore[misc]
     yield "texts", lambda it: [it.encode(TEXT, adds_special=adds) for adds in (False, True)]
@@ -58,9 +58,9 @@ def _questions(tokenizer: HfTokenizer) -> Iterator[tuple[str, Ask]]:
         for tools in (None, [TOOL]):
             yield "prompts", lambda it, m=messages, t=tools: it.prompt(m, tools=t)  # type: ignore[misc]
     for size in SIZES:
-        picture = Image.open(_picture(size))
+        image = Image.open(_image_of(size))
         for shown in _options(tokenizer):
-            part = ImagePart(picture, shown)
+            part = ImagePart(image, shown)
             messages = [Message.of("user", "What?", [part, part])]
             for options in (PromptOptions(), PromptOptions(light=True)):
                 yield (
@@ -75,8 +75,8 @@ def _options(tokenizer: HfTokenizer) -> Iterator[ImageOptions]:
         yield from (ImageOptions(wanted_tokens=most) for most in TOKENS)
 
 
-def _picture(size: tuple[int, int]) -> PIL.Image.Image:
-    """Return a picture with all levels and with edges, always the same."""
+def _image_of(size: tuple[int, int]) -> PIL.Image.Image:
+    """Return an image with all levels and with edges; the same for equal sizes."""
     random = np.random.default_rng(sum(size))
     coarse = random.integers(0, 256, (-(-size[0] // 7), -(-size[1] // 5), 3), np.uint8)
     fine = random.integers(0, 32, (*size, 3), np.uint8)
@@ -84,10 +84,10 @@ def _picture(size: tuple[int, int]) -> PIL.Image.Image:
     return PIL.Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def _answer(ask: Ask, tokenizer: HfTokenizer) -> Any:
-    """Return what a tokenizer says; a refusal is an answer, too."""
+def _result_of(query: Query, tokenizer: HfTokenizer) -> Any:
+    """Return the result of a query; a refusal is a result, too."""
     try:
-        return ask(tokenizer)
+        return query(tokenizer)
     except VlmkitError as error:
         return type(error), str(error)
 
@@ -97,19 +97,19 @@ def _are_equal(one: Any, other: Any) -> bool:
         return bool(one == other)
     if len(one.media) != len(other.media):
         return False
-    facts = [
+    fields = [
         (
             *(it.token_ids, it.opens_reasoning, it.reasoning_marks),
             *(it.calling, it.channels, it.place_format),
         )
         for it in (one, other)
     ]
-    return facts[0] == facts[1] and all(map(_are_slots_equal, one.media, other.media))
+    return fields[0] == fields[1] and all(map(_are_slots_equal, one.media, other.media))
 
 
 def _are_slots_equal(one: MediaSlot, other: MediaSlot) -> bool:
-    facts = [(it.start, it.stop, it.digest, it.num_features, it.transform) for it in (one, other)]
-    if facts[0] != facts[1] or one.inputs.keys() != other.inputs.keys():
+    fields = [(it.start, it.stop, it.digest, it.num_features, it.transform) for it in (one, other)]
+    if fields[0] != fields[1] or one.inputs.keys() != other.inputs.keys():
         return False
     pairs = ((np.asarray(one.inputs[name]), np.asarray(other.inputs[name])) for name in one.inputs)
     return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)

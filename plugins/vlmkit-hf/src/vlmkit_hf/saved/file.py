@@ -1,6 +1,6 @@
-"""``vlmkit_text.json``: what a text side resolved to, beside a model or in the cache folder.
+"""The format of ``vlmkit_text.json``, a saved text side beside a model or in the user's cache.
 
-It counts as long as the files that it was made of are the same; whether it was right was tried when
+A file is valid as long as the files that it was made of are unchanged. Its content was checked when
 it was written.
 """
 
@@ -36,25 +36,25 @@ SOURCES = (
     "tokenizer*",
     "vocab.*",
 )
-"""All files that a text side is made of."""
+"""Patterns of all files that a text side depends on."""
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Template = Annotated[str, Meta(max_length=2**20)]
 
 
-class WrittenImages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How pictures are shown."""
+class SavedImages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image side of a saved text side."""
 
     facts: ImageFacts
     processor: ProcessorSettings
 
 
-class WrittenText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SavedText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole text side; see :class:`vlmkit_hf.text_side.parts.TextParts`.
 
     Attributes:
-        tokenizer: the file of the tokenizer: the model's own, or one beside this.
-        tokenizer_digest: of that file.
+        tokenizer: the file of the tokenizer: the model's own, or one beside this file.
+        tokenizer_digest: the digest of that file.
     """
 
     tokenizer: Literal["tokenizer.json", "vlmkit_text.tokenizer.json"]
@@ -64,32 +64,32 @@ class WrittenText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     eos: Word | None
     eos_ids: Annotated[tuple[TokenId, ...], Meta(max_length=2**10)]
     templates: Annotated[dict[Word, Template], Meta(max_length=2**6)]
-    images: WrittenImages | None
+    images: SavedImages | None
 
 
 class TextFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file.
+    """The content of the file.
 
     Attributes:
-        format: version of this layout.
+        format: the version of this format.
         sources: digests of the files that it was made of, by name.
-        text: what they resolve to; None where only transformers can.
-        refusal: why only transformers can.
-        made_with: versions by name of what took part.
+        text: the text side; None if only transformers can resolve it.
+        refusal: why only transformers can resolve it.
+        made_with: versions of the packages that took part, by name.
     """
 
     format: Literal[1] = 1
     sources: Annotated[dict[Word, Digest], Meta(max_length=MAX_SOURCES)]
-    text: WrittenText | None
+    text: SavedText | None
     refusal: Word = ""
     made_with: dict[Word, Word] = {}
 
 
 def read(folder: Path) -> TextFile:
-    """Return a folder's file.
+    """Read the file of a folder.
 
     Raises:
-        CheckpointError: it is too large, or not of this format.
+        CheckpointError: the file is too large, or not of this format.
     """
     path = folder / FILE
     try:
@@ -101,15 +101,15 @@ def read(folder: Path) -> TextFile:
 
 
 def write(folder: Path, content: TextFile) -> None:
-    """Write a folder's file."""
+    """Write the file of a folder."""
     (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
 def digests_of_sources(folder: Path) -> Mapping[str, str]:
-    """Return digests of the files that a text side is made of, by name.
+    """Return digests of the files that a text side depends on, by name.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     paths = {path for pattern in SOURCES for path in folder.glob(pattern) if path.is_file()}
     return {path.relative_to(folder).as_posix(): digest(path) for path in sorted(paths)}
@@ -119,7 +119,7 @@ def digest(path: Path) -> str:
     """Return 64 hex digits of a file's content.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

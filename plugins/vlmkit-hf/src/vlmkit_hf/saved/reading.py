@@ -1,4 +1,4 @@
-"""Finds a text side that was written, and makes it what it was; imports no transformers."""
+"""Finds a saved text side and restores its parts; does not import transformers."""
 
 import hashlib
 import importlib.metadata
@@ -13,11 +13,11 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit_hf.images.side import ImageSide
-from vlmkit_hf.images.standalone.processor import LightProcessor
+from vlmkit_hf.images.standalone.processor import StandaloneProcessor
 from vlmkit_hf.saved import file
-from vlmkit_hf.saved.file import TextFile, WrittenText
+from vlmkit_hf.saved.file import SavedText, TextFile
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.templates.sources import operators_template, refuse_without_default
+from vlmkit_hf.templates.sources import read_operator_template, refuse_without_default
 from vlmkit_hf.text_side.parts import TextParts
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,15 @@ PACKAGES = ("vlmkit-hf", "transformers", "tokenizers")
 
 
 def read(checkpoint: Checkpoint, settings: HfTokenizerSettings) -> TextParts | None:
-    """Return a text side as it was written, beside the model or in the cache folder.
+    """Return the parts of a saved text side, from beside the model or the user's cache.
 
-    None where there is none that counts: transformers has to resolve it.
+    Return None if there is no valid one: transformers must resolve the parts then.
 
     Raises:
         ConfigError: the chat template of the settings cannot be read.
-        CheckpointError: none of the templates is the default.
+        CheckpointError: there are chat templates, and no default.
     """
-    found = written(checkpoint)
+    found = find_saved(checkpoint)
     if found is None or found[1].text is None:
         return None
     folder, text = found[0], found[1].text
@@ -46,15 +46,15 @@ def read(checkpoint: Checkpoint, settings: HfTokenizerSettings) -> TextParts | N
         return None
 
 
-def written(checkpoint: Checkpoint) -> tuple[Path, TextFile] | None:
-    """Return what was written of a model's files as they are, and in which folder; if it was."""
+def find_saved(checkpoint: Checkpoint) -> tuple[Path, TextFile] | None:
+    """Return the folder and content of a file that is valid for a model; None if there is none."""
     folders = [folder for folder in _folders(checkpoint) if (folder / file.FILE).is_file()]
     if not folders:
         return None
     try:
         sources = file.digests_of_sources(checkpoint.path)
     except OSError:
-        return None  # who loads the tokenizer says what is wrong
+        return None  # loading the tokenizer reports the error
     named = (file.FILE, checkpoint.name)
     for folder in folders:
         try:
@@ -76,7 +76,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
 
     Loading then needs a saved text side of exactly these files.
     """
-    found = written(checkpoint)
+    found = find_saved(checkpoint)
     if found is not None and found[1].text is not None:
         return None
     if found is not None:
@@ -93,23 +93,23 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
 
 
 def cached_folder(checkpoint: Checkpoint) -> Path:
-    """Return where a model's text side is kept, or would be.
+    """Return the folder of a model's text side in the user's cache; it may not exist.
 
     Raises:
-        OSError: one of its files cannot be read.
-        RuntimeError: the user has no home.
+        OSError: a file of the model cannot be read.
+        RuntimeError: the user has no home folder.
     """
-    whole = hashlib.sha256()
-    facts = [str(file.FORMAT), *(f"{name} {_version(name)}" for name in PACKAGES)]
-    facts += map(str, file.digests_of_sources(checkpoint.path).items())
-    whole.update("\n".join(facts).encode())
+    hasher = hashlib.sha256()
+    inputs = [str(file.FORMAT), *(f"{name} {_version(name)}" for name in PACKAGES)]
+    inputs += map(str, file.digests_of_sources(checkpoint.path).items())
+    hasher.update("\n".join(inputs).encode())
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
-        whole.update(source.read_bytes())
-    return user_cache.folder() / "text" / whole.hexdigest()
+        hasher.update(source.read_bytes())
+    return user_cache.folder() / "text" / hasher.hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what takes part in resolving a text side."""
+    """Return the versions of the packages that resolve a text side."""
     return {name: _version(name) for name in PACKAGES}
 
 
@@ -117,35 +117,35 @@ def parts_of(
     checkpoint: Checkpoint,
     settings: HfTokenizerSettings,
     folder: Path,
-    text: WrittenText,
+    text: SavedText,
 ) -> TextParts:
-    """Return a text side of what was written.
+    """Restore the parts of a saved text side.
 
     Args:
         checkpoint: the model's files.
-        settings: whose chat template counts before those that were written.
-        folder: that the tokenizer lies in where it is not the model's own file.
-        text: what was written.
+        settings: their chat template takes precedence over the saved ones.
+        folder: the folder of the saved file, and of the tokenizer unless that is the model's.
+        text: the saved text side.
 
     Raises:
-        CheckpointError: the tokenizer is not the file that was written.
+        CheckpointError: the tokenizer has changed since, or the content is unknown here.
         ConfigError: the chat template of the settings cannot be read.
     """
-    is_own = text.tokenizer == file.OWN_TOKENIZER
-    path = (folder if is_own else checkpoint.path) / text.tokenizer
+    is_saved = text.tokenizer == file.OWN_TOKENIZER
+    path = (folder if is_saved else checkpoint.path) / text.tokenizer
     try:
         if file.digest(path) != text.tokenizer_digest:
             raise CheckpointError(f"{path.name!r} is not the file that was written with it")
         backend = Tokenizer.from_file(str(path))
         images = None
         if text.images is not None:
-            processor = LightProcessor(text.images.processor)
+            processor = StandaloneProcessor(text.images.processor)
             images = ImageSide(processor, checkpoint, text.images.facts)
     except (CheckpointError, MemoryError):
         raise
-    except Exception as error:  # all that tokenizers raises is a bare Exception
+    except Exception as error:  # tokenizers raises bare Exceptions only
         raise CheckpointError("it says what is not known here") from error
-    templates = operators_template(settings)
+    templates = read_operator_template(settings)
     if templates is None:
         templates = text.templates
         refuse_without_default(checkpoint, templates)

@@ -1,4 +1,7 @@
-"""How checkpoints mark what a model thinks before it answers."""
+"""How checkpoints mark reasoning, and how chat templates take a reasoning effort.
+
+Detects both from a template. Does not parse answers.
+"""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
@@ -9,31 +12,31 @@ from vlmkit.types.prompt_options import ReasoningEffort, TemplateValue
 from vlmkit_hf.templates.stand_ins import Segment
 
 
-class Marks(NamedTuple):
-    """What stands before a thought, and what behind it."""
+class ReasoningMarks(NamedTuple):
+    """The texts around reasoning."""
 
     start: str
     end: str
 
     @classmethod
-    def of(cls, is_known: Callable[[str], bool]) -> "Marks | None":
-        """Return the marks that are known by the second: the first may be the model's to say."""
-        return next((marks for marks in ALL if is_known(marks.end)), None)
+    def of(cls, is_known: Callable[[str], bool]) -> "ReasoningMarks | None":
+        """Return the marks whose end is known: the model may have to write the start itself."""
+        return next((marks for marks in ALL_MARKS if is_known(marks.end)), None)
 
-    def behind(self, text: str) -> str:
-        """Return what a text says behind a thought that it begins with."""
+    def answer_of(self, text: str) -> str:
+        """Return a text without the reasoning that it begins with."""
         thought, mark, said = text.partition(self.end)
         return said if mark else thought
 
     def as_tokens(self, vocabulary: Mapping[str, int]) -> tuple[Mark, Mark]:
-        """Return the marks for a reader: by their tokens where they are tokens."""
+        """Return the marks for a parser, with token ids where they are single tokens."""
         return (
             Mark(self.start, vocabulary.get(self.start)),
             Mark(self.end, vocabulary.get(self.end)),
         )
 
     def opened_by(self, segments: Sequence[Segment]) -> bool:
-        """Tell whether a template's last words begin a thought; a client's never do."""
+        """Tell whether the template opened reasoning at the end; client text never does."""
         if not segments or segments[-1].is_client:
             return False
         text = segments[-1].text
@@ -41,11 +44,11 @@ class Marks(NamedTuple):
 
 
 class Effort:
-    """How a chat template is told how much to think.
+    """How a chat template takes a reasoning effort.
 
     Args:
-        variables: what the template asks a request for.
-        knows_none: whether it asks for an effort by the name of ``none``.
+        variables: the variables that the template takes from a request.
+        knows_none: whether it compares with an effort called ``none``.
     """
 
     def __init__(self, variables: Container[str], *, knows_none: bool) -> None:
@@ -55,14 +58,14 @@ class Effort:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a way."""
+        """Whether the template takes an effort."""
         return self._has_levels or bool(self._switches)
 
     def values(self, effort: ReasoningEffort | None) -> dict[str, TemplateValue]:
-        """Return the variables that say an effort; a template with switches alone knows two.
+        """Return the template variables for an effort; switches alone know on and off.
 
         Raises:
-            RequestError: the model always thinks, and is not to.
+            RequestError: the effort is ``none``, and this model always reasons.
         """
         if effort is None:
             return {}
@@ -80,15 +83,15 @@ class Effort:
 
 LEVELS = "reasoning_effort"
 SWITCHES = ("enable_thinking", "thinking")
-"""How chat templates call the variables that say how much to think, or whether to."""
+"""Names that chat templates use for the effort, and for switching reasoning on or off."""
 
-NAMES = ("reasoning_content", "reasoning", "thinking")
-"""How chat templates call what was thought before an earlier answer."""
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names that chat templates use for the reasoning before an earlier answer."""
 
-ALL = (
-    Marks("<think>", "</think>"),
-    Marks("[THINK]", "[/THINK]"),
-    Marks("<seed:think>", "</seed:think>"),
-    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
-    Marks("◁think▷", "◁/think▷"),
+ALL_MARKS = (
+    ReasoningMarks("<think>", "</think>"),
+    ReasoningMarks("[THINK]", "[/THINK]"),
+    ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningMarks("◁think▷", "◁/think▷"),
 )

@@ -1,4 +1,4 @@
-"""Where a checkpoint's chat templates are, of the several places that they may be in."""
+"""Finds the chat templates of a checkpoint, which may be in several files."""
 
 import logging
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ log = logging.getLogger(__name__)
 GIVE_ONE = 'give it one: tokenizer.chat_template = "PATH"'
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
-"""The name of a template for conversations in which tools are offered."""
+"""The name of a template for conversations with tools."""
 
 _NAMED = "additional_chat_templates/{}.jinja"
-_PLACES = (
+_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "processor_config.json",
     "tokenizer_config.json",
 )
-"""Where the default is, and in JSON also named ones; the first file that has one counts."""
+"""Files with the default template, in JSON also named ones; the first file with one counts."""
 
-# PaliGemma publishes no template: images come first, then what is asked about them.
+# PaliGemma publishes no template: images come first, then the question.
 _PALIGEMMA = (
     "{% for message in messages %}{% if message['role'] != 'user' or not loop.last %}"
     "{{ raise_exception('this model answers a single message of a user') }}{% endif %}"
@@ -34,7 +34,7 @@ _PALIGEMMA = (
     "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{{ part['text'] }}{% endfor %}{% endfor %}"
 )
-# Nor does GOT-OCR: its processor writes one for a single question.
+# GOT-OCR publishes none either: its processor writes the prompt of a single question.
 _GOT_OCR2 = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou should follow the "
     "instructions carefully and explain your answers in detail.<|im_end|>{% endif %}"
@@ -51,27 +51,27 @@ _BY_FAMILY = {"paligemma": _PALIGEMMA, "got_ocr2": _GOT_OCR2}
 def template_sources(
     checkpoint: Checkpoint, tokenizer: Any, settings: HfTokenizerSettings
 ) -> Mapping[str, str]:
-    """Return the operator's template, the processor's, or the tokenizer's, in this order.
+    """Return templates by name: the operator's, the processor's or the tokenizer's, in this order.
 
-    Templates come by name: none, or one is the default. A model without one still goes on with
-    texts, so that is told and not refused.
+    The result is empty or has a default. A model without a template can still complete texts, so
+    that is logged and not refused.
 
     Raises:
-        CheckpointError: none of several is the default, or one cannot be read.
-        ConfigError: the operator's cannot be read.
+        CheckpointError: there is no default among several, or a template cannot be read.
+        ConfigError: the operator's template cannot be read.
     """
-    if (operators := operators_template(settings)) is not None:
-        return operators
+    if (operator_template := read_operator_template(settings)) is not None:
+        return operator_template
     found = templates_in_files(checkpoint) or _of_settings(checkpoint, tokenizer)
     refuse_without_default(checkpoint, found)
     return found
 
 
 def refuse_without_default(checkpoint: Checkpoint, found: Mapping[str, str]) -> None:
-    """Refuse templates of which none is the default; that there are none is only told.
+    """Refuse templates without a default; log a warning if there are no templates.
 
     Raises:
-        CheckpointError: it is so.
+        CheckpointError: there are templates, and no default.
     """
     if not found:
         log.warning(
@@ -88,15 +88,15 @@ def refuse_without_default(checkpoint: Checkpoint, found: Mapping[str, str]) -> 
 
 
 def origin_of(name: str, checkpoint: Checkpoint, settings: HfTokenizerSettings) -> str:
-    """Return a chat template's name and where it is from, for errors."""
+    """Return a chat template's name and file, for error messages."""
     called = "" if name == DEFAULT else f"{name!r} "
     if settings.chat_template is not None:
         return f"{called}in {settings.chat_template!r}"
     if (checkpoint.path / _NAMED.format(name)).is_file():
         return f"{called}in {_NAMED.format(name)!r}"
-    files = [file for file in _PLACES if checkpoint.has(file)]
-    of_own = [file for file in files if _has_template(checkpoint, file)]
-    return f"{called}in {of_own[0]!r}" if of_own else called.rstrip()
+    files = [file for file in _FILES if checkpoint.has(file)]
+    with_template = [file for file in files if _has_template(checkpoint, file)]
+    return f"{called}in {with_template[0]!r}" if with_template else called.rstrip()
 
 
 def _has_template(checkpoint: Checkpoint, file: str) -> bool:
@@ -104,13 +104,13 @@ def _has_template(checkpoint: Checkpoint, file: str) -> bool:
 
 
 def templates_in_files(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the templates that are files of their own, by name.
+    """Return the templates that have files of their own, by name.
 
     Raises:
-        CheckpointError: one cannot be read.
+        CheckpointError: a file cannot be read.
     """
     files = {path.stem: path for path in checkpoint.path.glob(_NAMED.format("*"))}
-    own = checkpoint.path / _PLACES[0]
+    own = checkpoint.path / _FILES[0]
     if own.is_file():
         files[DEFAULT] = own
     found = {}
@@ -126,7 +126,7 @@ def templates_in_files(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _of_settings(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, str]:
-    """Return the templates that are written among settings."""
+    """Return the templates inside JSON settings files, or the built-in one of the family."""
     found = checkpoint.read_json("chat_template.json").get("chat_template")
     found = found or checkpoint.read_json("processor_config.json").get("chat_template")
     found = found or tokenizer.chat_template
@@ -141,11 +141,11 @@ def _of_settings(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, str]:
     return named
 
 
-def operators_template(settings: HfTokenizerSettings) -> Mapping[str, str] | None:
-    """Return the template that the settings name, if they name one.
+def read_operator_template(settings: HfTokenizerSettings) -> Mapping[str, str] | None:
+    """Return the template that the settings name; None if they name none.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     if settings.chat_template is None:
         return None

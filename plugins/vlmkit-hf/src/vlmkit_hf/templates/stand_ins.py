@@ -1,12 +1,12 @@
-"""Stand-ins for what a client wrote, so that a chat template never sees it.
+"""Stand-ins for client text, so that a chat template never handles it.
 
-A template is rendered with a stand-in for each client string; the rendered text is then cut at the
-stand-ins into what the template wrote and what the client wrote. Whatever a client types, it is
-cut out whole: it cannot add a role, an image or anything else to what the template wrote.
+A template is rendered with a stand-in for each client string. The rendered text is then cut at the
+stand-ins, into what the template wrote and what the client wrote. Client text is cut out whole, so
+it cannot add a role, an image or anything else to what the template wrote.
 
-A stand-in keeps the white space around its text, so that a template may trim; and it holds
-characters that JSON and ``repr`` escape, so that the text can be written back the way the template
-wrote the stand-in. Does not tokenize.
+A stand-in keeps the white space around its text, so that a template may trim. It holds characters
+that JSON and ``repr`` escape: they show how the template escaped the stand-in, and the text is
+escaped in the same way. Does not tokenize.
 """
 
 import json
@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from vlmkit.errors import RequestError
 
 MAX_JSON_DEPTH = 32
-LEAST_ID_CHARS = 9  # fewer are too easy to guess
+MIN_ID_CHARS = 9  # shorter ids are too easy to guess
 TRACE_CHARS = 8
 
 _STAND_IN = re.compile(r'(\d{20})-(\d+)(\\*)"(·|\\+u00b7)(\\+)-(\d{20})')
 _RUN = re.compile(rf"[A-Za-z0-9]{{{TRACE_CHARS},}}")
 
-# Words of a tool's JSON schema that templates ask about. All else in a tool is the client's text.
+# Words of a tool's JSON schema that templates look up. All else in a tool is client text.
 _SCHEMA_KEYS = frozenset(
     {
         "type",
@@ -67,24 +67,24 @@ _SCHEMA_WORDS = frozenset(
 
 
 class Segment(NamedTuple):
-    """A run of rendered text, and who wrote it."""
+    """A run of rendered text, and whether a client wrote it."""
 
     text: str
     is_client: bool
 
 
 class StandIns:
-    """The client strings of one prompt. Make a fresh one for each."""
+    """The client strings of one prompt. Each prompt needs an instance of its own."""
 
     def __init__(self) -> None:
         self._nonce = f"{secrets.randbelow(10**20):020d}"
         self._numbers: dict[str, int] = {}
         self._texts: list[str] = []
         self._ids: dict[str, str] = {}
-        self._shown: set[int] = set()
+        self._rendered: set[int] = set()
 
     def hide(self, text: str) -> str:
-        """Return a stand-in for a client's text; white space alone needs none."""
+        """Return a stand-in for client text; white space alone is returned as it is."""
         core = text.strip()
         if not core:
             return text
@@ -95,23 +95,23 @@ class StandIns:
         return f'{head}{self._nonce}-{number}"·\\-{self._nonce}{tail}'
 
     def hide_id(self, text: str) -> str:
-        """Return a stand-in for an id, of letters and digits like it: templates count them."""
-        if len(text) < LEAST_ID_CHARS or not (text.isascii() and text.isalnum()):
+        """Return a stand-in for an id, of letters and digits: templates check its length."""
+        if len(text) < MIN_ID_CHARS or not (text.isascii() and text.isalnum()):
             return self.hide(text)
         if text not in self._ids:
             self._ids[text] = "".join(secrets.choice(ascii_letters + digits) for _ in text)
         return self._ids[text]
 
     def hide_json(self, value: Any, depth: int = MAX_JSON_DEPTH, *, is_schema: bool = True) -> Any:
-        """Return a copy of a JSON value with every string hidden, but for words of a tool's schema.
+        """Return a copy of a JSON value with every string hidden, except words of a tool's schema.
 
         Args:
             value: a tool's description, or a call's arguments.
-            depth: how many levels it may have.
-            is_schema: whether the words of a schema mean something here.
+            depth: the number of levels that it may have.
+            is_schema: whether the value is a schema, whose words stay readable.
 
         Raises:
-            RequestError: it is nested too deeply.
+            RequestError: the value is nested too deeply.
         """
         if depth == 0:
             raise RequestError(f"tools are nested over {MAX_JSON_DEPTH} levels deep", param="tools")
@@ -126,10 +126,10 @@ class StandIns:
         return list(map(inner, value)) if isinstance(value, list | tuple) else value
 
     def restore(self, rendered: str) -> list[Segment]:
-        """Cut rendered text at the stand-ins and put the client's texts in their place.
+        """Cut rendered text at the stand-ins and replace them by the client's texts.
 
         Raises:
-            RequestError: the template changed a stand-in, so its text's place is unknown.
+            RequestError: the template changed a stand-in, so its text cannot be located.
         """
         segments = []
         end = 0
@@ -138,60 +138,60 @@ class StandIns:
             segments.append(Segment(text, is_client=True))
             end = stop
         segments.append(Segment(rendered[end:], is_client=False))
-        own = "\0".join(segment.text for segment in segments if not segment.is_client)
-        pieces = {piece for _, piece in _pieces(own)}
+        template_text = "\0".join(segment.text for segment in segments if not segment.is_client)
+        pieces = {piece for _, piece in _pieces(template_text)}
         if any(trace in pieces for trace in _traces(self._nonce, *self._ids.values())):
-            raise _changed()
+            raise _altered()
         return [segment for segment in segments if segment.text]
 
-    def is_shown(self, text: str) -> bool:
-        """Tell whether a hidden text was found by :meth:`restore`; white space always is."""
+    def is_rendered(self, text: str) -> bool:
+        """Tell whether :meth:`restore` found a hidden text; white space always counts as found."""
         core = text.strip()
-        return not core or self._numbers[core] in self._shown
+        return not core or self._numbers[core] in self._rendered
 
     def _texts_in(self, rendered: str) -> Iterator[tuple[int, int, str]]:
-        """Yield where stand-ins of texts begin and end, and what belongs there."""
+        """Yield the start and end of each stand-in of a text, and the text."""
         for found in _STAND_IN.finditer(rendered):
             if found[1] == found[6] == self._nonce:
-                yield found.start(), found.end(), self._written(found)
+                yield found.start(), found.end(), self._escaped(found)
 
     def _ids_in(self, rendered: str) -> Iterator[tuple[int, int, str]]:
-        """Yield the same of ids, by how they begin: there can be thousands."""
+        """Yield the same for ids, found by their first letters: there can be thousands."""
         by_head = {stand_in[:TRACE_CHARS]: (stand_in, text) for text, stand_in in self._ids.items()}
         for place, head in _pieces(rendered) if by_head else ():
             stand_in, text = by_head.get(head, ("", ""))
             if stand_in and rendered.startswith(stand_in, place):
                 yield place, place + len(stand_in), text
 
-    def _written(self, found: re.Match[str]) -> str:
-        self._shown.add(int(found[2]))
+    def _escaped(self, found: re.Match[str]) -> str:
+        self._rendered.add(int(found[2]))
         text = self._texts[int(found[2])]
         is_ascii = found[4] != "·"
         escape = _ESCAPES.get((len(found[3]), len(found[5])))
         if escape is None:
-            raise _changed()
+            raise _altered()
         return escape(text, is_ascii)
 
 
 def _traces(*secrets: str) -> Iterator[str]:
-    """Yield the pieces by which a stand-in is known that was cut."""
+    """Yield the pieces that reveal a truncated stand-in."""
     for secret in secrets:
         yield from (secret[i : i + TRACE_CHARS] for i in range(len(secret) - TRACE_CHARS + 1))
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str]]:
-    """Yield what could be such a piece, and where it is."""
+    """Yield every position and piece of text that could be such a piece."""
     for run in _RUN.finditer(text):
         for place in range(run.start(), run.end() - TRACE_CHARS + 1):
             yield place, text[place : place + TRACE_CHARS]
 
 
 def without_stand_ins(text: str) -> str:
-    """Return a template's own words, with an ellipsis for each stand-in among them."""
+    """Return rendered text with an ellipsis for each stand-in."""
     return _STAND_IN.sub("...", text)
 
 
-def _changed() -> RequestError:
+def _altered() -> RequestError:
     return RequestError(
         "the model's chat template rewrites what messages say, so their text cannot be told from "
         "control tokens",
@@ -213,10 +213,10 @@ def _json_twice(text: str, is_ascii: bool) -> str:
 
 
 def _repr(text: str, _: bool) -> str:
-    return repr('"' + text)[2:-1]  # with the quote, repr chooses as it did for the stand-in
+    return repr('"' + text)[2:-1]  # the quote makes repr choose as it did for the stand-in
 
 
-# By the number of backslashes that the stand-in's quote and backslash came back with.
+# By the number of backslashes before the stand-in's quote, and for its backslash.
 _ESCAPES: dict[tuple[int, int], Callable[[str, bool], str]] = {
     (0, 1): _as_is,
     (1, 2): _json,

@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja text that says how a model's conversations are written.
+"""Compiles and renders one chat template, the Jinja text that formats a model's conversations.
 
 Renders in a sandbox with the functions and filters that templates on the hub expect. Tokenizes
 nothing and never handles client text; see :mod:`vlmkit_hf.templates.stand_ins`. The limits on what
@@ -20,9 +20,9 @@ from vlmkit_hf.templates.sandbox.environment import TemplateEnvironment, Templat
 from vlmkit_hf.templates.stand_ins import without_stand_ins
 
 MAX_STEPS = 2**20
-"""Steps of one conversation: a second or two."""
+"""Steps of one conversation: one or two seconds."""
 MAX_PROBE_STEPS = 2**16
-"""Steps of each conversation that is written while a model is loaded."""
+"""Steps of each probe conversation that is rendered while a model is loaded."""
 HINT = 'give the model another one: tokenizer.chat_template = "PATH"'
 
 
@@ -33,14 +33,14 @@ class ChatTemplate:
         source: the Jinja text.
         tokens: the tokenizer's named special tokens, such as ``bos_token``.
         owner: the model's name, for errors.
-        origin: the template's name and file, for errors.
+        origin: the template's name and file, for errors; empty if unknown.
 
     Attributes:
-        effort: how it is told how much to think.
-        label: how errors call it.
+        effort: how the template takes a reasoning effort.
+        label: the template's description in errors.
 
     Raises:
-        CheckpointError: the text is not a Jinja template, or too long or too deeply nested.
+        CheckpointError: the text is not a Jinja template, or is too long or too deeply nested.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ChatTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(tree)
             self._variables = jinja2.meta.find_undeclared_variables(tree)
-        except Exception as error:  # nesting and numbers fail in Python's own compiler, too
+        except Exception as error:  # deep nesting and long numbers fail in Python's own compiler
             where = (
                 f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             )
@@ -72,15 +72,15 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it says anything about tools."""
+        """Whether the template uses tools."""
         return "tools" in self._variables
 
-    def asks_for(self, name: str) -> bool:
-        """Tell whether the template looks a field of this name up, of whatever it is."""
+    def looks_up(self, name: str) -> bool:
+        """Tell whether the template looks up a field of this name, on any object."""
         return name in self._names
 
     def mentions(self, text: str) -> bool:
-        """Tell whether the template itself writes, or asks about, this text."""
+        """Tell whether the template itself writes this text, or compares with it."""
         return text in self._literals
 
     def render(
@@ -91,16 +91,16 @@ class ChatTemplate:
         *,
         is_probe: bool = False,
     ) -> str:
-        """Return the conversation as text, up to where the answer begins or the last message ends.
+        """Return the conversation up to the start of the answer, or the end of the last message.
 
         Args:
             messages: the conversation.
-            tools: what the model may call.
-            options: how it is to be written.
-            is_probe: the conversation is one of ours, with the lower limits of such.
+            tools: the tools that the model may call.
+            options: the prompt options of the request.
+            is_probe: whether this is a probe at load, with lower limits.
 
         Raises:
-            TemplateTooCostly: a limit is exceeded.
+            TemplateTooCostly: the rendering exceeds a limit.
             RequestError: the template refuses the conversation, or fails on it.
         """
         values = {
@@ -110,14 +110,14 @@ class ChatTemplate:
             "add_generation_prompt": options.begins_answer,
             **self._tokens,
         }
-        own = self.effort.values(options.reasoning_effort) | dict(options.chat_template_kwargs)
-        if taken := values.keys() & own.keys():
+        extra = self.effort.values(options.reasoning_effort) | dict(options.chat_template_kwargs)
+        if reserved := values.keys() & extra.keys():
             raise RequestError(
-                f"a chat template has {min(taken)!r} of its own", param="chat_template_kwargs"
+                f"a chat template has {min(reserved)!r} of its own", param="chat_template_kwargs"
             )
         try:
             max_steps = MAX_PROBE_STEPS if is_probe else MAX_STEPS
-            return self._environment.render(self._template, values | own, max_steps=max_steps)
+            return self._environment.render(self._template, values | extra, max_steps=max_steps)
         except RequestError:
             raise
         except TemplateRefusal as error:

@@ -1,7 +1,7 @@
-"""Whether a folder holds a tokenizer that can be read here, and why not; imports nothing heavy.
+"""Checks whether a folder has a tokenizer that can be loaded here; imports nothing heavy.
 
-A vocabulary as other libraries write it (SentencePiece's, tiktoken's) is converted by transformers,
-which needs those libraries for it.
+transformers converts the vocabularies of SentencePiece and tiktoken, and needs those libraries for
+it.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ _VOCABULARIES = ("*.model", "*.tiktoken")
 
 
 def objection(checkpoint: Checkpoint) -> str | None:
-    """Say why a folder's tokenizer cannot be read; None where it seems that it can."""
+    """Return why a folder's tokenizer cannot be loaded; None if its files are complete."""
     if any(checkpoint.has(file) for file in _READY):
         return None
     if checkpoint.has("vocab.json"):
@@ -45,7 +45,7 @@ def objection(checkpoint: Checkpoint) -> str | None:
 
 
 def is_awaited(checkpoint: Checkpoint) -> bool:
-    """Tell whether a vocabulary is yet to be fetched: in a preview its file is empty until then."""
+    """Tell whether the vocabulary has not been fetched yet: its file is empty in a preview."""
     files = (path for kind in (*_READY, *_VOCABULARIES) for path in checkpoint.path.glob(kind))
     return checkpoint.is_preview and any(path.stat().st_size == 0 for path in files)
 
@@ -54,12 +54,12 @@ def is_installed(module: str) -> bool:
     """Tell whether a module can be imported; does not import it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a module whose package is absent
+    except ModuleNotFoundError:  # the module's package is absent
         return False
 
 
 def _is_sentencepiece(path: Path) -> bool:
-    """Tell a protocol buffer, which begins with its first piece, from lines of text."""
+    """Tell a protocol buffer, which starts with its first piece, from lines of text."""
     with path.open("rb") as file:
         return file.read(1) == b"\n"
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as transformers reads it, or the true reason why it cannot be read."""
+"""Loads a checkpoint's tokenizer with transformers, or reports the real reason of a failure."""
 
 import importlib
 import logging
@@ -12,11 +12,11 @@ from vlmkit_hf.text_side.files import FETCH_HINT
 
 
 def import_transformers() -> None:
-    """Import transformers, dropping what it says of an absent PyTorch."""
+    """Import transformers and drop its advice to install PyTorch: the text side needs none."""
     logger = logging.getLogger("transformers")
     logger.addFilter(_is_not_advice)
     try:
-        importlib.import_module("transformers.processing_utils")  # says it a second time
+        importlib.import_module("transformers.processing_utils")  # repeats the advice
     finally:
         logger.removeFilter(_is_not_advice)
 
@@ -26,10 +26,10 @@ def _is_not_advice(record: logging.LogRecord) -> bool:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """Return a checkpoint's tokenizer; runs no code of it and fetches nothing.
+    """Return a checkpoint's tokenizer. Runs none of its code and fetches nothing.
 
     Raises:
-        CheckpointError: there is none that can be read.
+        CheckpointError: the checkpoint has no tokenizer that can be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -44,21 +44,21 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             f"the tokenizer of {checkpoint.name!r} has no fast form",
             hint="its folder needs tokenizer.json",
         )
-    _try(tokenizer.backend_tokenizer, checkpoint)
+    _check_encoding(tokenizer.backend_tokenizer, checkpoint)
     return tokenizer
 
 
-def _try(backend: Any, checkpoint: Checkpoint) -> None:
-    """Encode a short text, which a tokenizer of wrong names does not survive.
+def _check_encoding(backend: Any, checkpoint: Checkpoint) -> None:
+    """Encode a short text; a tokenizer whose parts do not match fails at that.
 
     Raises:
-        CheckpointError: it fails, or panics in Rust.
+        CheckpointError: encoding fails, or panics in Rust.
     """
     try:
         backend.encode("a", add_special_tokens=True)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a panic is no Exception
+    except BaseException as error:  # a panic is not an Exception
         raise CheckpointError(
             f"'tokenizer.json' of model {checkpoint.name!r} cannot encode a text: its parts do not "
             "belong together",
@@ -67,14 +67,14 @@ def _try(backend: Any, checkpoint: Checkpoint) -> None:
 
 
 def _reason(checkpoint: Checkpoint) -> CheckpointError:
-    """Return why transformers could not read a tokenizer: often it is not the tokenizer's fault."""
+    """Return why transformers could not load a tokenizer: often another file is at fault."""
     owner = checkpoint.name
     try:
-        templates_in_files(checkpoint)  # which are read together with it
+        templates_in_files(checkpoint)  # transformers reads them with the tokenizer
     except CheckpointError as error:
         return error
     settings = checkpoint.read_json("tokenizer_config.json")
-    if (flaw := _flaw_of_config(checkpoint)) is not None:
+    if (flaw := _config_flaw(checkpoint)) is not None:
         return CheckpointError(
             f"config.json of model {owner!r} is not one that transformers can read{flaw}",
             hint="compare it with that of the model's authors; the log shows what is wrong",
@@ -85,7 +85,7 @@ def _reason(checkpoint: Checkpoint) -> CheckpointError:
             "never run",
             hint="there may be a conversion of the model to what transformers defines",
         )
-    if checkpoint.has("tokenizer.json") and not _is_whole(checkpoint):
+    if checkpoint.has("tokenizer.json") and not _is_valid(checkpoint):
         return CheckpointError(
             f"'tokenizer.json' of model {owner!r} is not the file of a tokenizer", hint=FETCH_HINT
         )
@@ -94,12 +94,12 @@ def _reason(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
-def _flaw_of_config(checkpoint: Checkpoint) -> str | None:
-    """Return which field of a config is wrong, as the end of a sentence; None for no config's."""
+def _config_flaw(checkpoint: Checkpoint) -> str | None:
+    """Return which field of config.json is wrong, as the end of a sentence; None if none is."""
     from transformers import AutoConfig
 
     if not checkpoint.has("config.json"):
-        return None  # a tokenizer alone needs none
+        return None  # a tokenizer alone needs no config
     try:
         AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - of whatever kind: it cannot be read
@@ -108,7 +108,7 @@ def _flaw_of_config(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _is_whole(checkpoint: Checkpoint) -> bool:
+def _is_valid(checkpoint: Checkpoint) -> bool:
     from tokenizers import Tokenizer
 
     try:

@@ -1,6 +1,6 @@
-"""What a text side consists of, whoever resolved it: transformers, or a file that says what it did.
+"""The parts of a text side, resolved by transformers or read from a saved file.
 
-What is done with the parts is the tokenizer's business.
+Holds and resolves the parts; :mod:`vlmkit_hf.text_side.tokenizer` uses them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from vlmkit_hf.templates.sources import template_sources
 
 GENERATION = "generation_config.json"
 
-# Tokens with which the families end a turn; those that a vocabulary has end an answer, too.
-END_OF_TURN = (
+# Tokens with which families end a message. Those in the vocabulary also end an answer.
+END_OF_MESSAGE = (
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -32,16 +32,16 @@ END_OF_TURN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextParts:
-    """Of one model.
+    """The parts of one model's text side.
 
     Attributes:
-        backend: from text to tokens and back.
-        named: special tokens by the names that templates know them by.
-        bos: the token that texts begin with, if there is one.
-        eos: the token that they end with.
-        eos_ids: tokens that end an answer.
+        backend: converts text to tokens and back.
+        named: special tokens by the names that templates use.
+        bos: the begin-of-sequence token; None if there is none.
+        eos: the end-of-sequence token; None if there is none.
+        eos_ids: the tokens that end an answer.
         templates: chat templates by name.
-        images: what shows pictures; None for a model without eyes.
+        images: prepares images; None if the model takes none.
     """
 
     backend: Tokenizer
@@ -54,16 +54,16 @@ class TextParts:
 
     @property
     def added(self) -> dict[str, int]:
-        """The added tokens by their texts."""
+        """The ids of the added tokens, by text."""
         added = sorted(self.backend.get_added_tokens_decoder().items())
         return {token.content: number for number, token in added}
 
 
-def resolved(checkpoint: Checkpoint, settings: HfTokenizerSettings) -> TextParts:
-    """Resolve a text side by transformers.
+def resolve_parts(checkpoint: Checkpoint, settings: HfTokenizerSettings) -> TextParts:
+    """Resolve the parts of a text side with transformers.
 
     Raises:
-        CheckpointError: the files hold no tokenizer, or a processor that cannot work here.
+        CheckpointError: the files have no tokenizer, or a processor that is not supported.
         ConfigError: the chat template of the settings cannot be read.
     """
     from vlmkit_hf.images.processors.loading import load_processor, takes_images
@@ -85,20 +85,20 @@ def resolved(checkpoint: Checkpoint, settings: HfTokenizerSettings) -> TextParts
 
 
 def end_tokens(checkpoint: Checkpoint, tokenizer: Any, added: Mapping[str, int]) -> frozenset[int]:
-    """Return what generation_config.json says, else what config.json says; and turn ends.
+    """Return the end tokens of generation_config.json or else config.json, and message ends.
 
     Args:
         checkpoint: the model's files.
-        tokenizer: that of transformers, which knows one end token.
-        added: the added tokens of the vocabulary, by their texts.
+        tokenizer: the tokenizer of transformers, which has one end token.
+        added: the ids of the added tokens, by text.
 
     Raises:
-        CheckpointError: what a file says are no token ids.
+        CheckpointError: a file has something else than token ids.
     """
     ids = _stated(checkpoint)
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
-    ids |= {added[token] for token in END_OF_TURN if token in added}
+    ids |= {added[token] for token in END_OF_MESSAGE if token in added}
     return frozenset(ids)
 
 

@@ -19,16 +19,16 @@ from vlmkit.kit.tool_call_parser import ToolCallParser
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, image_parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions
-from vlmkit_hf.chat.channels import behind, in_tokens
-from vlmkit_hf.chat.conversation import Chat
-from vlmkit_hf.chat.tool_call_formats import with_tokens
+from vlmkit_hf.chat.channels import continued, with_token_ids as channels_with_token_ids
+from vlmkit_hf.chat.conversation import Conversations
+from vlmkit_hf.chat.tool_call_formats import with_token_ids
 from vlmkit_hf.images.side import ImageSide, PreparedImage
 from vlmkit_hf.settings import HfTokenizerSettings
-from vlmkit_hf.templates.reasoning import Marks
+from vlmkit_hf.templates.reasoning import ReasoningMarks
 from vlmkit_hf.templates.sources import DEFAULT, GIVE_ONE, WITH_TOOLS, origin_of
 from vlmkit_hf.templates.stand_ins import Segment
 from vlmkit_hf.templates.template import ChatTemplate
-from vlmkit_hf.text_side.parts import TextParts, resolved
+from vlmkit_hf.text_side.parts import TextParts, resolve_parts
 from vlmkit_hf.text_side.vocabulary import refuse_unknown_tokens
 from vlmkit_hf.tokens.detokenizer import HfTokenStream, TokenBytes
 from vlmkit_hf.tokens.text_encoder import TextEncoder
@@ -36,7 +36,7 @@ from vlmkit_hf.tokens.text_encoder import TextEncoder
 _OPTIONS: frozenset[Option] = frozenset(get_args(Option))
 _OPTIONS_OF_SIZES: frozenset[Option] = frozenset({"image_detail", "mm_processor_kwargs"})
 _IMAGE_OPTIONS: frozenset[Option] = _OPTIONS_OF_SIZES | {"max_image_tokens", "return_places"}
-NUM_BEFORE = 8  # tokens before an answer that say how a text goes on
+NUM_BEFORE = 8  # tokens before an answer that decide how its text continues
 
 
 class HfTokenizer:
@@ -45,10 +45,10 @@ class HfTokenizer:
     Args:
         checkpoint: the model's files.
         settings: see :class:`HfTokenizerSettings`.
-        parts: what the text side consists of; None lets transformers resolve it.
+        parts: the parts of the text side; None lets transformers resolve them.
 
     Raises:
-        CheckpointError: the files hold no tokenizer, or a processor that cannot work here.
+        CheckpointError: the files have no tokenizer, or a processor that is not supported.
         ConfigError: the chat template of the settings cannot be read.
     """
 
@@ -58,7 +58,7 @@ class HfTokenizer:
         settings: HfTokenizerSettings,
         parts: TextParts | None = None,
     ) -> None:
-        parts = parts or resolved(checkpoint, settings)
+        parts = parts or resolve_parts(checkpoint, settings)
         self._images: ImageSide | None = parts.images
         self._backend = parts.backend
         self._bos, self._eos = parts.bos, parts.eos
@@ -71,14 +71,14 @@ class HfTokenizer:
         }
         template = templates.get(DEFAULT)
         placeholder = self._images.placeholder if self._images else None
-        self._chats = {
-            name: Chat(made, placeholder, is_for_tools=name == WITH_TOOLS)
-            for name, made in templates.items()
+        self._conversations = {
+            name: Conversations(template, placeholder, is_for_tools=name == WITH_TOOLS)
+            for name, template in templates.items()
         }
         self._knows_effort = template is not None and template.effort.is_known
         self._added: Mapping[str, int] = parts.added
-        channels = self._chats[DEFAULT].channels if DEFAULT in self._chats else None
-        self._channels = in_tokens(channels, self._added) if channels else None
+        channels = self._conversations[DEFAULT].channels if DEFAULT in self._conversations else None
+        self._channels = channels_with_token_ids(channels, self._added) if channels else None
         self._marks = None if self._channels else _marks(template, self._added)
         self._encoder = TextEncoder(
             self._backend, self._control_tokens(templates.values()), slot_like=placeholder
@@ -94,7 +94,7 @@ class HfTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids can be decoded."""
+        """The number of token ids that can be decoded."""
         return self._vocab_size
 
     @property
@@ -104,13 +104,13 @@ class HfTokenizer:
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """Placeholders of images, video and sound, which mean nothing in an answer."""
+        """The placeholders of images, video and sound, which have no meaning in an answer."""
         banned = self._images.banned_ids if self._images else frozenset()
         return frozenset(i for i in banned if 0 <= i < self._vocab_size) - self._eos_ids
 
     @property
     def honours(self) -> frozenset[Option]:
-        """Every option, but for those of images and efforts where there is nothing to choose."""
+        """All options, except those of images and efforts that this model does not support."""
         options = _OPTIONS if self._knows_effort else _OPTIONS - {"reasoning_effort"}
         if self._place_format is None:
             options -= {"return_places"}
@@ -132,10 +132,10 @@ class HfTokenizer:
             ImageError: the processor refuses an image.
         """
         refuse_other_media(messages, {"image"})
-        shown = list(image_parts_of(messages))
-        images = [part.image for part in shown]
+        parts = list(image_parts_of(messages))
+        images = [part.image for part in parts]
         self._check_images(images)
-        chat = self._chat(tools)
+        chat = self._conversation_for(tools)
         if chat is None:
             raise RequestError(
                 "this model has no chat template",
@@ -144,13 +144,13 @@ class HfTokenizer:
                 hint=GIVE_ONE,
             )
         layout = self._images.layout(len(images)) if self._images else None
-        segments = self._begun(chat.segments(messages, tools, layout, options))
+        segments = self._with_first_token(chat.segments(messages, tools, layout, options))
         if self._images is not None:
             segments = self._images.spaced(segments)
-        # A processor completes a text that does not begin as its tokenizer would; a text model's
-        # template is taken at its word.
-        adds_special = self._images is not None and not self._begins(segments)
-        channels = behind(self._channels, segments) if self._channels else None
+        # A processor adds the begin-of-sequence token if it is missing. The template of a text
+        # model is used unchanged.
+        adds_special = self._images is not None and not self._has_bos(segments)
+        channels = continued(self._channels, segments) if self._channels else None
         if channels is not None:
             opens = channels.opens == channels.reasoning
         else:
@@ -167,7 +167,7 @@ class HfTokenizer:
             return written(Prompt(tuple(token_ids)))
         runs = self._cut_at_images(segments, len(images))
         prepare = _outlined if options.light else _prepared
-        prepared = prepare(self._images, shown, self._encoder)
+        prepared = prepare(self._images, parts, self._encoder)
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
         return written(_filled(token_ids, prepared), place_format=self._place_format)
 
@@ -186,7 +186,7 @@ class HfTokenizer:
         return self._token_bytes(token_id)
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
-        """Return a fresh reader of an answer; it knows how this model marks its reasoning."""
+        """Return a new parser of an answer, for this model's marks of reasoning and tool calls."""
         stream = partial(
             HfTokenStream,
             self._backend,
@@ -208,17 +208,17 @@ class HfTokenizer:
         start, end = self._marks.as_tokens(self._added)
         return ReasoningParser(stream, start, end, is_open=prompt.opens_reasoning, said=said)
 
-    def _chat(self, tools: Sequence[Mapping[str, Any]] | None) -> Chat | None:
-        """Return how a conversation is written: some models have a template for tools alone."""
-        if tools and WITH_TOOLS in self._chats:
-            return self._chats[WITH_TOOLS]
-        return self._chats.get(DEFAULT)
+    def _conversation_for(self, tools: Sequence[Mapping[str, Any]] | None) -> Conversations | None:
+        """Return the template for a conversation: some models have one for tools alone."""
+        if tools and WITH_TOOLS in self._conversations:
+            return self._conversations[WITH_TOOLS]
+        return self._conversations.get(DEFAULT)
 
     def _calling(
         self, tools: Sequence[Mapping[str, Any]] | None, channels: ChannelFormat | None
     ) -> Calling | None:
-        """Return how an answer may call tools; None where that is not known."""
-        chat = self._chat(tools)
+        """Return how an answer may call tools; None if the format is unknown."""
+        chat = self._conversation_for(tools)
         form = chat.call_format if chat and tools else None
         if form is None or not tools:
             return None
@@ -226,15 +226,14 @@ class HfTokenizer:
             if channels is None or channels.opens == channels.said:
                 return None
             return Calling(channels, tuple(tools))
-        return Calling(with_tokens(form, self._added), tuple(tools))
+        return Calling(with_token_ids(form, self._added), tuple(tools))
 
     def _control_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
         """Return the added tokens that only a template or a processor may write.
 
-        Those are all special ones, those that the processor writes, those that the chat template
-        itself mentions, and the marks of reasoning, of which it may say nothing. Other added
-        tokens, such as ``<table>`` in Gemma's vocabulary, are words: they mean the same whoever
-        writes them.
+        Those are all special tokens, the tokens that the processor writes, the tokens that a chat
+        template mentions, and the marks of reasoning, which a template may not mention. Other
+        added tokens, such as ``<table>`` in Gemma's vocabulary, are ordinary words for clients too.
         """
         added = self._backend.get_added_tokens_decoder().values()
         chosen = {token.content for token in added if token.special}
@@ -276,12 +275,12 @@ class HfTokenizer:
                 code="too_many_images",
             )
 
-    def _begins(self, segments: list[Segment]) -> bool:
-        text = self._led(segments)[1]
+    def _has_bos(self, segments: list[Segment]) -> bool:
+        text = self._split_leading_image(segments)[1]
         return self._bos is not None and self._bos != "" and _starts_with(text, self._bos)
 
-    def _led(self, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-        """Return an image that stands before everything, and what follows it."""
+    def _split_leading_image(self, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+        """Split off an image that stands before the begin-of-sequence token."""
         place = self._images.placeholder if self._images and self._images.leads else ""
         if not place or not _starts_with(segments, place):
             return [], segments
@@ -289,16 +288,16 @@ class HfTokenizer:
         first = [Segment(rest, is_client=False)] if rest else []
         return [Segment(place, is_client=False)], [*first, *segments[1:]]
 
-    def _begun(self, segments: list[Segment]) -> list[Segment]:
-        """Put the token before a text that its processor would put there."""
+    def _with_first_token(self, segments: list[Segment]) -> list[Segment]:
+        """Prepend the token that the family's processor puts before a text."""
         first = self._images.begins_with if self._images else ""
-        image, text = self._led(segments)
+        image, text = self._split_leading_image(segments)
         if not first or _starts_with(text, first):
             return segments
         return [*image, Segment(first, is_client=False), *text]
 
     def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
-        """Put None where the template placed an image."""
+        """Return the segments with None for each image."""
         placeholder = self._images.placeholder if self._images else ""
         runs: list[Segment | None] = []
         for segment in segments:
@@ -319,17 +318,17 @@ class HfTokenizer:
 
 
 def _prepared(
-    side: ImageSide, shown: Sequence[ImagePart], encoder: TextEncoder
+    side: ImageSide, parts: Sequence[ImagePart], encoder: TextEncoder
 ) -> list[PreparedImage]:
-    """Preprocess images; one that is shown several times in one size is preprocessed once.
+    """Preprocess images; an image that occurs several times in one size is preprocessed once.
 
     Raises:
-        ImageError: one cannot be shown so; says which it is.
-        RequestError: limits that are asked for are not known.
+        ImageError: an image cannot be processed; ``index`` says which.
+        RequestError: the request has unsupported limits.
     """
     once: dict[tuple[bytes, str], PreparedImage] = {}
     prepared = []
-    for index, part in enumerate(shown):
+    for index, part in enumerate(parts):
         try:
             limits = side.limits(part.image, part.options)
             key = (part.image.digest, f"{limits} {part.options.max_tokens}")
@@ -343,11 +342,11 @@ def _prepared(
 
 
 def _outlined(
-    side: ImageSide, shown: Sequence[ImagePart], encoder: TextEncoder
+    side: ImageSide, parts: Sequence[ImagePart], encoder: TextEncoder
 ) -> list[PreparedImage]:
-    """Return what images have by their sizes alone; errors as for :func:`_prepared`."""
+    """Return images without pixels, by their sizes alone; errors as for :func:`_prepared`."""
     outlined = []
-    for index, part in enumerate(shown):
+    for index, part in enumerate(parts):
         try:
             limits = side.limits(part.image, part.options)
             outlined.append(side.outline(part.image, encoder, limits, part.options))
@@ -360,7 +359,7 @@ def _outlined(
 def _with_slots(
     runs: Sequence[Segment | None], prepared: Sequence[PreparedImage]
 ) -> list[Segment | None]:
-    """Put the ordinary text that belongs to an image on both sides of its slot."""
+    """Put an image's ordinary text on both sides of its slot."""
     images = iter(prepared)
     segments: list[Segment | None] = []
     for run in runs:
@@ -374,7 +373,7 @@ def _with_slots(
 
 
 def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
-    """Put each image's own tokens where its slot is."""
+    """Replace each slot by its image's tokens."""
     images = iter(prepared)
     filled: list[int] = []
     slots = []
@@ -401,11 +400,11 @@ def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prom
 
 
 def _starts_with(segments: Sequence[Segment], token: str) -> bool:
-    """Tell whether a text begins with a token that no client wrote."""
+    """Tell whether a prompt starts with a token that no client wrote."""
     return bool(segments) and not segments[0].is_client and segments[0].text.startswith(token)
 
 
-def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> Marks | None:
-    """Return the marks that the template knows, or else the vocabulary."""
-    known = Marks.of(template.mentions) if template else None
-    return known or Marks.of(added.__contains__)
+def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> ReasoningMarks | None:
+    """Return the marks of reasoning that the template has, or else the vocabulary."""
+    known = ReasoningMarks.of(template.mentions) if template else None
+    return known or ReasoningMarks.of(added.__contains__)

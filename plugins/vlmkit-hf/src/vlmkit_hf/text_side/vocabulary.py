@@ -1,4 +1,4 @@
-"""Whether a tokenizer's tokens are all known to the model that they are for."""
+"""Checks that a model has an embedding for every token that a prompt can have."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,15 +12,15 @@ def refuse_unknown_tokens(
     vocabulary: Mapping[str, int],
     silent: Collection[str],
 ) -> None:
-    """Refuse a vocabulary with tokens for which the model has no embedding.
+    """Refuse a vocabulary with tokens that have no embedding.
 
     Args:
         checkpoint: the model's files.
-        vocabulary: all tokens.
-        silent: tokens that are in no prompt, or stand there for something else.
+        vocabulary: the ids of all tokens, by text.
+        silent: tokens that no prompt has, or that stand for image features.
 
     Raises:
-        CheckpointError: a prompt could hold such a token.
+        CheckpointError: a prompt can have a token without an embedding.
     """
     num_rows = _num_embeddings(checkpoint.answering)
     if num_rows is None:
@@ -38,7 +38,7 @@ def refuse_unknown_tokens(
 
 
 def _num_embeddings(config: Mapping[str, Any]) -> int | None:
-    """Return what a config says; None where it says nothing."""
+    """Return the vocabulary size of a config; None if it has none."""
     text = config.get("text_config")
     for part in (text, config):
         if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):

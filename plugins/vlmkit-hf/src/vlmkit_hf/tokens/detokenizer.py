@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time, and what bytes a single token stands for."""
+"""Tokens to text, one at a time, and tokens to bytes."""
 
 import json
 from collections.abc import Sequence
@@ -10,14 +10,13 @@ from tokenizers.decoders import DecodeStream
 
 
 class HfTokenStream:
-    """One answer's incremental detokenizer; shows no half characters.
+    """One answer's incremental detokenizer; returns whole characters only.
 
     Args:
         tokenizer: the family's tokenizer.
-        num_ids: how many ids have a token.
-        shows_special: whether special tokens are spelled, too.
-        after: tokens that come before, where the text goes on with theirs: then a space at its
-            beginning is one.
+        num_ids: the number of ids in the vocabulary.
+        shows_special: whether the text includes special tokens.
+        after: preceding tokens, whose text the answer continues: a leading space is then kept.
     """
 
     def __init__(
@@ -39,8 +38,8 @@ class HfTokenStream:
             return ""
         try:
             text = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # noqa: BLE001 - all that it raises is a bare Exception
-            # Bytes that make no character changed how earlier ones read; those were shown already.
+        except Exception:  # noqa: BLE001 - tokenizers raises bare Exceptions only
+            # Invalid bytes changed the text of earlier tokens, which has been returned already.
             self._restart()
             text = self._stream.step(self._tokenizer, token_id)
         self._ids.append(token_id)
@@ -51,7 +50,7 @@ class HfTokenStream:
         return text
 
     def flush(self) -> str:
-        """Return the text that was held back; bytes that make no character become U+FFFD."""
+        """Return the text that was held back; invalid bytes become U+FFFD."""
         if not self._holds_back:
             return ""
         self._holds_back = False
@@ -69,7 +68,7 @@ class HfTokenStream:
 
 
 class TokenBytes:
-    """Says what bytes a token stands for, by the kind of the tokenizer's decoder.
+    """Maps tokens to bytes, by the kind of the tokenizer's decoder.
 
     Args:
         tokenizer: the family's tokenizer.
@@ -86,7 +85,7 @@ class TokenBytes:
         self._falls_back = "ByteFallback" in kinds
 
     def __call__(self, token_id: int) -> bytes:
-        """Return the token's bytes; none for an id without a token."""
+        """Return the token's bytes; empty for an id without a token."""
         if token_id in self._added:
             return self._added[token_id]
         token = self._tokenizer.id_to_token(token_id)
@@ -111,9 +110,9 @@ def _kinds(decoder: dict[str, Any]) -> set[str]:
 
 @cache
 def _byte_of_letter() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary writes.
+    """Return the byte for each letter of a byte-level vocabulary.
 
-    Printable bytes of Latin-1 are written as themselves, the others as letters from U+0100 on.
+    Printable bytes of Latin-1 are their own letters. Letters from U+0100 on stand for the others.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,12 +1,11 @@
 """Text to token ids, where only trusted text can become a control token.
 
-One encoder call tokenizes a whole prompt, so that the ids are those of the family's own tokenizer
-for harmless text: no cut between a template's words and a client's changes how they are split.
+One encoder call tokenizes a whole prompt. So harmless text has the ids of the family's own
+tokenizer: no cut between template text and client text changes how they are split.
 
-How: in the encoder's copy of the tokenizer all control tokens are switched off, and each has a
-*twin*, an added token with the same behaviour and an unguessable spelling. Control tokens of
-trusted text are replaced by their twins before encoding, and the twins' ids by the real ones
-afterwards. Client text has no way to spell a twin.
+The encoder's copy of the tokenizer recognizes no control token. Each has a *twin*: an added token
+with the same behaviour and an unguessable spelling. Control tokens of trusted text are replaced by
+twins before encoding, and twins' ids by the real ids afterwards. Client text cannot spell a twin.
 """
 
 import re
@@ -22,15 +21,15 @@ from vlmkit.errors import RequestError
 from vlmkit_hf.templates.stand_ins import Segment
 
 SLOT = -1
-MAX_PASSES = 16  # each reads the whole text, and cuts wherever that is needed
+MAX_PASSES = 16  # each pass reads the whole text, and cuts wherever that is needed
 LONG_CHARS = 2**12
-KEPT_CHARS = 2**10  # of a text whose reading is kept; a template's may hold a client's white space
+CACHED_CHARS = 2**10  # of a cached text; a template's text may hold a client's white space
 
 T = TypeVar("T")
 
 
 class Expansion(NamedTuple):
-    """An image's own tokens, and the ordinary text that its family puts around them."""
+    """An image's tokens, and the ordinary text that its family puts around them."""
 
     head: str
     token_ids: tuple[int, ...]
@@ -38,12 +37,12 @@ class Expansion(NamedTuple):
 
 
 class TextEncoder:
-    """Encodes prompts; any number of threads may.
+    """Encodes prompts; thread-safe.
 
     Args:
-        tokenizer: the family's tokenizer; it is left as it is.
-        control: the texts of the added tokens that only trusted text may contain.
-        slot_like: the control token whose treatment of white space an image slot shares.
+        tokenizer: the family's tokenizer; it is not changed.
+        control: the added tokens, by text, that only trusted text may contain.
+        slot_like: the control token that an image slot resembles in its treatment of white space.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class TextEncoder:
         self._tokenizer.add_special_tokens(
             [_like(token, token.content, special=True) for token in chosen]
         )
-        self._tokenizer.encode_special_tokens = True  # that is: as text
+        self._tokenizer.encode_special_tokens = True  # encodes them as ordinary text
         secret = secrets.token_hex(16)
         self._twins = {t.content: f"\ufdd0{secret}{i}\ufdd1" for i, t in enumerate(chosen)}
         self._slot, self._cut = f"\ufdd0{secret}slot\ufdd1", f"\ufdd0{secret}cut\ufdd1"
@@ -69,17 +68,17 @@ class TextEncoder:
         self._real_ids = {self._id(twin): self._ids[text] for text, twin in self._twins.items()}
         self._real_ids[self._id(self._slot)] = SLOT
         self._cut_id = self._id(self._cut)
-        self._with_twins = _kept(4096, self._replace)
-        self._plain_ids = _kept(1024, self._encode_between)
+        self._with_twins = _cached(4096, self._replace)
+        self._plain_ids = _cached(1024, self._encode_between)
 
     def encode(
         self, segments: Iterable[Segment | None], *, adds_special: bool = False
     ) -> list[int]:
-        """Return the token ids of a prompt, with ``SLOT`` where an image stands.
+        """Return the token ids of a prompt, with ``SLOT`` for each image.
 
         Args:
             segments: runs of text, and None for each image.
-            adds_special: whether to add what the tokenizer puts around a text, such as the
+            adds_special: whether to add the tokenizer's own tokens around a text, such as the
                 begin-of-sequence token.
         """
         parts = []
@@ -94,7 +93,7 @@ class TextEncoder:
     def expand(self, text: str) -> Expansion | None:
         """Return the tokens of a trusted text from its first control token to its last.
 
-        None if the text holds no control token.
+        Return None if the text has no control token.
         """
         found = list(self._pattern.finditer(text))
         if not found:
@@ -115,10 +114,10 @@ class TextEncoder:
             token_ids: list[int] = encoding.ids
             if self._control_ids.isdisjoint(token_ids):
                 break
-            if not (places := self._leaks(encoding, token_ids)):
+            if not (cuts := self._leaks(encoding, token_ids)):
                 break
-            # A vocabulary may hold a control token as an ordinary word, too; cut it in two.
-            pieces = pairwise((0, *places, len(text)))
+            # A vocabulary may also have a control token as an ordinary word; split that word.
+            pieces = pairwise((0, *cuts, len(text)))
             text = self._cut.join(text[start:stop] for start, stop in pieces)
         else:
             raise RequestError("the text holds too many control tokens", param="messages")
@@ -126,14 +125,14 @@ class TextEncoder:
         return [real.get(i, i) for i in token_ids if i != self._cut_id]
 
     def _encoding(self, text: str, adds_special: bool) -> Any:
-        """Encode a text; only batches let other threads run meanwhile, and cost a little more."""
+        """Encode a text; a long one as a batch of one, which lets other threads run meanwhile."""
         if len(text) < LONG_CHARS:
             return self._tokenizer.encode(text, add_special_tokens=adds_special)
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special)
         return encoding
 
     def _leaks(self, encoding: Any, token_ids: list[int]) -> list[int]:
-        """Return where to cut control tokens that were made of ordinary text."""
+        """Return where to split control tokens that ordinary text has produced."""
         added, control = encoding.special_tokens_mask, self._control_ids
         found = [n for n, i in enumerate(token_ids) if i in control and not added[n]]
         offsets = encoding.offsets if found else []
@@ -153,16 +152,16 @@ class TextEncoder:
         return token_id
 
 
-def _kept(num: int, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that keeps what became of so many texts, but of none that is long."""
-    kept = lru_cache(num)(read)
-    return lambda text: kept(text) if len(text) <= KEPT_CHARS else read(text)
+def _cached(num: int, read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a function with an LRU cache of ``num`` short texts; long texts bypass it."""
+    cached = lru_cache(num)(read)
+    return lambda text: cached(text) if len(text) <= CACHED_CHARS else read(text)
 
 
 def _copy(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer with added tokens of its own; the vocabulary, which is large, is shared.
+    """Return a tokenizer with added tokens of its own, which neither pads nor truncates.
 
-    It neither pads nor truncates.
+    It shares the vocabulary, which is large.
     """
     copy = Tokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -174,7 +173,7 @@ def _copy(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _like(token: AddedToken, content: str, *, special: bool = False) -> AddedToken:
-    """Return an added token of another spelling that treats its surroundings alike."""
+    """Return an added token with another spelling and the same behaviour."""
     return AddedToken(
         content,
         lstrip=token.lstrip,
@@ -186,7 +185,7 @@ def _like(token: AddedToken, content: str, *, special: bool = False) -> AddedTok
 
 
 def _valid(text: str) -> str:
-    """Return text that UTF-8 can hold: half a surrogate pair becomes U+FFFD."""
+    """Return text that UTF-8 can encode: a lone surrogate becomes U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

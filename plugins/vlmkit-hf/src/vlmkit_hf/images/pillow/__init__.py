@@ -1,6 +1,6 @@
-"""Image processors on Pillow and NumPy, where transformers has one for torchvision alone.
+"""Image processors on Pillow and NumPy, for families that transformers has with torchvision alone.
 
-Each family is data: its settings, how a size becomes views (:mod:`.tiling`, :mod:`.patching`) and
-how those become arrays (:mod:`.packing`). What all of them share is transformers' own base class
-(:mod:`.processor`). Models are no business of theirs.
+Each family is data: its settings, its plan for a size (:mod:`.tiling`, :mod:`.patching`), and the
+packing of views into arrays (:mod:`.packing`). transformers' own base class does the rest
+(:mod:`.processor`). Does not run models.
 """

@@ -1,6 +1,19 @@
-"""The families, by the name of their image processor: what each consists of.
+"""The families, by the class name of their image processor.
 
-Settings are those that a checkpoint's preprocessor_config.json may leave out.
+The table holds what a checkpoint's ``preprocessor_config.json`` does not. That file has values for
+settings, which always take precedence over those of the table. It does not have:
+
+- the rules that turn a size into views and arrays. transformers has them as code, and so have
+  :mod:`.tiling`, :mod:`.patching` and :mod:`.packing`;
+- the names of accepted settings: a key without a row here is not a setting;
+- defaults. A file need not have all settings, and the families' own code accepts files without any.
+  Some published files have other names or values that transformers ignores (``other_names``,
+  ``mistaken``).
+
+The cost: the table has about 240 lines for 16 image processors, of which 149 are settings. This
+package has about 1,620 lines. The alternative is transformers 5.23's own classes: 16 modules with
+5,005 lines that import torch, 14 of them also torchvision. vlmkit-hf must run without both.
+``nox -s torchvision`` compares the settings and arrays of every row with those classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,25 +40,25 @@ STANDARD = {"image_mean": HALF, "image_std": HALF}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family sees pictures.
+    """How one family processes images.
 
     Attributes:
-        plan: how a picture of a size is shown, under a processor's settings.
-        form: the arrays of its views.
-        settings: by name, where a checkpoint says nothing.
-        input_names: the arrays that the model takes.
-        resize: the way in which pictures are resized.
-        scaling: how levels become numbers.
-        lists: arrays that stay lists, since their rows may differ in length.
-        axis: along which the pixels of several pictures are joined.
-        fills: what tiles are that a picture has not, where another has, by array.
-        counts_patches: the array whose numbers are of patches, in all pictures together.
-        other_names: settings that published checkpoints call otherwise.
-        mistaken: settings of published checkpoints that transformers passes over.
+        plan: returns the plan for a size, under a processor's settings.
+        pack: packs the views of an image into arrays.
+        settings: the accepted settings by name, with defaults.
+        input_names: the names of the arrays that the model takes.
+        resize: resizes an image.
+        scaling: scales levels to the model's inputs.
+        lists: the names of arrays that stay lists, since their rows may differ in length.
+        axis: the axis along which the pixels of several images are joined.
+        fills: values that pad an image's tiles to the number of another's, by array.
+        counts_patches: the array with patch numbers, which count over all images.
+        other_names: other names of settings in published checkpoints.
+        mistaken: values in published checkpoints that transformers ignores.
     """
 
     plan: Callable[[Size, Any], Plan]
-    form: Callable[[Sequence[Pixels], Any], Arrays]
+    pack: Callable[[Sequence[Pixels], Any], Arrays]
     settings: Mapping[str, Any]
     input_names: tuple[str, ...] = ("pixel_values",)
     resize: Callable[[Pixels, Size, int], Pixels] = pixels.bytewise
@@ -59,12 +72,12 @@ class Family:
 
 
 def arrays_of(family: Family, picture: Pixels, settings: Any) -> Arrays:
-    """Return the arrays of one picture ``[height, width, 3]`` under a processor's settings."""
+    """Return the arrays of one image ``[height, width, 3]`` under a processor's settings."""
     plan = family.plan(Size(*picture.shape[:2]), settings)
     resize = partial(_resized, family, settings)
     views = [show(np.ascontiguousarray(picture), view, resize) for view in plan.views]
     shown = [pixels.scaled(view, settings, family.scaling) for view in views]
-    return {**family.form(shown, settings), **plan.numbers}
+    return {**family.pack(shown, settings), **plan.numbers}
 
 
 def _resized(family: Family, settings: Any, picture: Pixels, size: Size) -> Pixels:
@@ -83,7 +96,7 @@ FAMILIES: Mapping[str, Family] = {
             "max_patches": 16,
             "resize_to_max_canvas": False,
         },
-        scaling=pixels.coarse,
+        scaling=pixels.bfloat16,
     ),
     "Lfm2VlImageProcessor": Family(
         tiling.lfm2_vl,
@@ -122,7 +135,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Gemma4UnifiedImageProcessor": Family(
         patching.gemma4_unified,
-        packing.placed_patches,
+        packing.positioned_patches,
         {
             "image_mean": (0.0, 0.0, 0.0),
             "image_std": (1.0, 1.0, 1.0),

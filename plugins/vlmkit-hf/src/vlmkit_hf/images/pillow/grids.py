@@ -1,7 +1,7 @@
-"""Into how many tiles a picture is cut: the rules by which families choose a grid.
+"""The rules by which families choose a grid of tiles for an image.
 
-Every rule takes the picture's size and gives rows and columns. Families compute some of them in
-float32, and where two grids are nearly as good that decides.
+Every rule takes the size of an image and returns rows and columns. Some families compute in
+float32, which decides between two grids that are nearly equally good.
 """
 
 import math
@@ -20,24 +20,24 @@ class Grid(NamedTuple):
     columns: int
 
     def of(self, tile: Size) -> Size:
-        """Return the size of so many tiles."""
+        """Return the size of the whole grid."""
         return Size(self.rows * tile.height, self.columns * tile.width)
 
     @property
     def num_tiles(self) -> int:
-        """How many there are."""
+        """The number of tiles."""
         return self.rows * self.columns
 
 
 def up_to(most: int, least: int = 1) -> list[Grid]:
-    """Return the grids of so many tiles: fewer tiles first, and of as many the narrower."""
+    """Return the grids of ``least`` to ``most`` tiles: fewer tiles first, then the narrower."""
     sides = range(1, most + 1)
     grids = [Grid(rows, columns) for columns in sides for rows in range(1, most // columns + 1)]
     return sorted((g for g in grids if g.num_tiles >= least), key=lambda grid: grid.num_tiles)
 
 
 def as_pairs(most: int, least: int = 1) -> list[Grid]:
-    """Return the same by number of tiles; of as many, as transformers' sets of pairs have them."""
+    """Return the same by number of tiles, then in the order of transformers' sets of pairs."""
     pairs = [
         (columns, rows)
         for num_tiles in range(least, most + 1)
@@ -49,16 +49,16 @@ def as_pairs(most: int, least: int = 1) -> list[Grid]:
 
 
 def least_stretched(size: Size, tile: Size, grids: Sequence[Grid], kind: type[Any] = float) -> Grid:
-    """Return the grid into which a picture fits with the least enlargement, else reduction.
+    """Return the grid that needs the least enlargement of an image, or else the least reduction.
 
     Args:
-        size: of the picture.
-        tile: size of a tile.
-        grids: to choose from; the first of equals is taken.
-        kind: the numbers that are computed with.
+        size: the size of the image.
+        tile: the size of a tile.
+        grids: the candidates; the first of equals wins.
+        kind: the type of numbers to compute with.
     """
     canvas = np.asarray(grids) * np.asarray(tile)
-    with np.errstate(divide="ignore"):  # what is as small as its margins has no size of its own
+    with np.errstate(divide="ignore"):  # an image no larger than its margins has size 0 here
         scales = (canvas.astype(kind) / np.asarray(size, kind)).min(-1)
     if (scales < 1).all():
         return grids[int(scales.argmax())]
@@ -66,9 +66,9 @@ def least_stretched(size: Size, tile: Size, grids: Sequence[Grid], kind: type[An
 
 
 def nearest_in_shape(size: Size, tile: Size, grids: Sequence[Grid]) -> Grid:
-    """Return the grid whose shape is nearest to a picture's.
+    """Return the grid whose aspect ratio is nearest to an image's.
 
-    Of those as near, the last that is not more than twice as large as the picture.
+    Of equals, the last one wins whose area is at most twice that of the image.
     """
     best, least = Grid(1, 1), math.inf
     for grid in grids:
@@ -80,7 +80,7 @@ def nearest_in_shape(size: Size, tile: Size, grids: Sequence[Grid]) -> Grid:
 
 
 def by_shape(most: int) -> dict[float, list[Grid]]:
-    """Return grids by columns to rows, those of more tiles before those of fewer."""
+    """Return grids by their ratio of columns to rows, those with more tiles first."""
     shapes: dict[float, list[Grid]] = {}
     for num_tiles in range(most, 0, -1):
         for columns in range(1, num_tiles + 1):
@@ -90,10 +90,11 @@ def by_shape(most: int) -> dict[float, list[Grid]]:
     return shapes
 
 
-def roomiest(size: Size, tile: int, most: int) -> Grid:
-    """Return the grid that holds a picture and shows its shorter side largest.
+def largest_short_side(size: Size, tile: int, most: int) -> Grid:
+    """Return the grid that contains an image and shows its shorter side largest.
 
-    The last of equals. Where none holds it, the most tiles of the shape nearest to the picture's.
+    The last of equals wins. If none contains the image, return the most tiles of the nearest aspect
+    ratio.
     """
     shapes, shape = by_shape(most), size.width / size.height
     best: Grid | None = None
@@ -115,7 +116,7 @@ def roomiest(size: Size, tile: int, most: int) -> Grid:
 
 
 def _short_side(size: Size, canvas: Size) -> float:
-    """Return a picture's shorter side when it is as large as a canvas holds."""
+    """Return an image's shorter side after scaling it to fit a canvas."""
     shape, factor = (
         size.width / size.height,
         min(canvas.width / size.width, canvas.height / size.height),
@@ -128,13 +129,13 @@ def _short_side(size: Size, canvas: Size) -> float:
 
 
 def least_scaled(size: Size, tile: int, most: int, *, is_largest: bool) -> Grid:
-    """Return the grid that enlarges a picture least, else reduces it least, with the least area.
+    """Return the smallest grid that enlarges an image least, or else reduces it least.
 
     Args:
-        size: of the picture.
-        tile: side of a tile.
-        most: tiles.
-        is_largest: it enlarges a picture most.
+        size: the size of the image.
+        tile: the side of a tile.
+        most: the most tiles.
+        is_largest: enlarge the image most instead.
     """
     grids = [grid for same in by_shape(most).values() for grid in same]
     canvas = np.asarray(grids, np.float32) * np.float32(tile)
@@ -149,9 +150,9 @@ def least_scaled(size: Size, tile: int, most: int, *, is_largest: bool) -> Grid:
 
 
 def sliced(size: Size, side: int, most: int) -> Grid | None:
-    """Return about as many slices as squares of a side fit, in the picture's shape; None for one.
+    """Return a grid of slices near an image's area and aspect ratio; None for a single slice.
 
-    Of grids as near in shape, the one of more rows.
+    Of equally near grids, the one with more rows wins.
     """
     wanted = min(math.ceil(size.width * size.height / (side * side)), most)
     if wanted <= 1:

@@ -1,6 +1,6 @@
-"""How families show a picture as patches of one size: from its size to a plan.
+"""The plans of families that show an image as patches of one size.
 
-They read a processor's settings by the names that its file has; what several families share is in
+They read a processor's settings by the names in its file. Several families share the rules in
 :mod:`.grids` and :mod:`.sizes`.
 """
 
@@ -15,7 +15,7 @@ from vlmkit_hf.images.size import Size
 
 
 def gemma4_unified(size: Size, s: Any) -> Plan:
-    """Kept in shape, in whole tokens."""
+    """Keep the aspect ratio, in whole tokens."""
     from transformers.models.gemma4 import image_processing_pil_gemma4 as gemma4
 
     merge = s.pooling_kernel_size
@@ -32,7 +32,7 @@ def gemma4_unified(size: Size, s: Any) -> Plan:
 
 
 def kimi_k25(size: Size, s: Any) -> Plan:
-    """Kept in shape and padded to whole tokens."""
+    """Keep the aspect ratio and pad to whole tokens."""
     side, used = s.patch_size * s.merge_size, size
     if s.do_resize:
         used = sizes.within_patches(size, s.patch_size, s.max_patches, s.size["max_height"])
@@ -41,14 +41,14 @@ def kimi_k25(size: Size, s: Any) -> Plan:
 
 
 def muse(size: Size, s: Any) -> Plan:
-    """Stretched to whole tokens."""
+    """Stretch to whole tokens."""
     if s.do_resize:
         size = sizes.nearest_in_blocks(size, s.patch_size * s.merge_size, s.max_image_tokens)
     return Plan(((Resize(size),),), _grid_of(size, s.patch_size))
 
 
 def minimax_m3_vl(size: Size, s: Any) -> Plan:
-    """Stretched to whole tokens, of an area between two limits."""
+    """Stretch to whole tokens, with an area between two limits."""
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen2_vl
 
     if s.do_resize:
@@ -62,7 +62,7 @@ def minimax_m3_vl(size: Size, s: Any) -> Plan:
 
 
 def nemotron_h_omni(size: Size, s: Any) -> Plan:
-    """Stretched to whole tokens, as many as a prompt has room for."""
+    """Stretch to whole tokens, as many as fit into a prompt."""
     merge = round(1 / s.downsample_ratio)
     most = max((s.max_model_len - 4) * merge**2, s.min_num_patches)
     most = max(min(most, s.max_num_patches or most), s.min_num_patches)
@@ -72,7 +72,7 @@ def nemotron_h_omni(size: Size, s: Any) -> Plan:
 
 
 def inkling(size: Size, s: Any) -> Plan:
-    """Cut into patches as it is, the last of a row and column darker than black."""
+    """Cut into patches, the last of each row and column padded darker than black."""
     side, used = s.size["height"], size
     if s.rescale_image_frac is not None:
         long = max(size)
@@ -87,7 +87,7 @@ def inkling(size: Size, s: Any) -> Plan:
 
 
 def inkling2(size: Size, s: Any) -> Plan:
-    """Cut into patches as it is, what is beyond the picture darker than black."""
+    """Cut into patches, padded darker than black."""
     tile = size_of(s.size)
     grid = Grid(math.ceil(size.height / tile.height), math.ceil(size.width / tile.width))
     view: View = (Pad(grid.of(tile), fill=-1), Cut(tile))

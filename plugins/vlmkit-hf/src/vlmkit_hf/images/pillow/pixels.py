@@ -1,7 +1,7 @@
-"""Pixels to other pixels: resized by Pillow, and scaled to the numbers that a model was trained on.
+"""Resizes images with Pillow, and scales levels to the numbers that a model was trained on.
 
-Levels stay bytes until the end, and a table of 256 says what each becomes: exactly what torch
-computes of each in the precision that the family uses.
+Levels stay bytes until the end. A table of 256 entries then maps each level to exactly the number
+that torch computes in the family's precision.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from vlmkit_hf.images.size import Size
 Pixels = np.ndarray[Any, np.dtype[Any]]
 Resizer = Callable[[Pixels, Size], Pixels]
 Scaling = Callable[[Pixels, Any], Pixels]
-"""Levels in float32 to what a model is given, under a processor's settings."""
+"""Scales levels in float32 to a model's inputs, under a processor's settings."""
 
 
 def bytewise(picture: Pixels, size: Size, resample: int) -> Pixels:
-    """Resize bytes to bytes: across, then down, with bytes in between, as torch does.
+    """Resize bytes to bytes: first the width, then the height, with bytes between, as torch does.
 
-    Pillow would choose the cheaper order, and a filter that overshoots is clipped in between.
+    Pillow would choose the cheaper order. Filters that overshoot are clipped between the steps.
     """
     if picture.shape[:2] == size:
         return picture
@@ -29,7 +29,7 @@ def bytewise(picture: Pixels, size: Size, resample: int) -> Pixels:
     return np.asarray(across.resize((size.width, size.height), resample))
 
 
-def at_once(picture: Pixels, size: Size, resample: int) -> Pixels:
+def pillow_resized(picture: Pixels, size: Size, resample: int) -> Pixels:
     """Resize bytes to bytes as Pillow does."""
     if picture.shape[:2] == size:
         return picture
@@ -37,7 +37,7 @@ def at_once(picture: Pixels, size: Size, resample: int) -> Pixels:
 
 
 def unclipped(picture: Pixels, size: Size, resample: int) -> Pixels:
-    """Resize to numbers that are not rounded, and may lie beyond black and white."""
+    """Resize to float32 without rounding; values may lie beyond black and white."""
     if picture.shape[:2] == size:
         return picture.astype(np.float32)
     channels = [
@@ -48,9 +48,9 @@ def unclipped(picture: Pixels, size: Size, resample: int) -> Pixels:
 
 
 def unfiltered(picture: Pixels, size: Size, resample: int) -> Pixels:  # noqa: ARG001 - one for all
-    """Resize bytes to bytes between the nearest four pixels, however many lie under a new one.
+    """Resize bytes to bytes by bilinear interpolation of four pixels, without antialiasing.
 
-    Pillow has no such way to make a picture smaller.
+    Pillow always antialiases when it reduces an image.
     """
     if picture.shape[:2] == size:
         return picture
@@ -66,12 +66,12 @@ def unfiltered(picture: Pixels, size: Size, resample: int) -> Pixels:  # noqa: A
 
 
 def bilinear(picture: Pixels, size: Size, resample: int) -> Pixels:  # noqa: ARG001 - one for all
-    """Resize bytes to bytes in one way, whatever a checkpoint's settings say."""
+    """Resize bytes to bytes with the bilinear filter, whatever the checkpoint's settings are."""
     return bytewise(picture, size, PIL.Image.Resampling.BILINEAR)
 
 
 def sampled(picture: Pixels, size: Size) -> Pixels:
-    """Resize to numbers by the cubic through the four pixels around, which may overshoot."""
+    """Resize to float32 by bicubic interpolation without antialiasing; values may overshoot."""
     columns = _cubic(picture.shape[1], size.width)
     rows = _cubic(picture.shape[0], size.height)
     across = np.einsum("hwtc,wt->hwc", picture.astype(np.float32)[:, columns[0]], columns[1])
@@ -80,7 +80,7 @@ def sampled(picture: Pixels, size: Size) -> Pixels:
 
 
 def _cubic(old: int, new: int) -> tuple[Pixels, Pixels]:
-    """Return four pixels of a side around each new one, and their weights, as torch has them."""
+    """Return the four source pixels for each target pixel of a side, and torch's weights."""
     bend = np.float32(-0.75)
     place = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * np.float32(old / new)
     place -= np.float32(0.5)
@@ -94,7 +94,7 @@ def _cubic(old: int, new: int) -> tuple[Pixels, Pixels]:
 
 
 def _between(old: int, new: int) -> tuple[Pixels, Pixels, Pixels]:
-    """Return how far between two pixels of a side each new one lies, and those two."""
+    """Return the fraction between two source pixels for each target pixel, and those two."""
     centre = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * np.float32(old / new)
     place = np.maximum(centre - np.float32(0.5), 0)
     before = np.minimum(place.astype(np.int64), old - 1)
@@ -102,12 +102,12 @@ def _between(old: int, new: int) -> tuple[Pixels, Pixels, Pixels]:
 
 
 def scaled(pixels: Pixels, settings: Any, scaling: Scaling) -> Pixels:
-    """Return what a model is given of levels ``[..., 3]``, in float32.
+    """Return a model's inputs for levels ``[..., 3]``, in float32.
 
     Args:
-        pixels: bytes, or numbers on the same scale.
-        settings: of the processor: whether and how to rescale and normalise.
-        scaling: in which steps, and how they are rounded.
+        pixels: bytes, or float32 numbers on the same scale.
+        settings: the processor's settings for rescaling and normalization.
+        scaling: the steps of the scaling and their rounding.
     """
     if pixels.dtype != np.uint8:
         return scaling(pixels.astype(np.float32), settings)
@@ -117,7 +117,7 @@ def scaled(pixels: Pixels, settings: Any, scaling: Scaling) -> Pixels:
 
 
 def fused(levels: Pixels, settings: Any) -> Pixels:
-    """Rescale and normalise in one step."""
+    """Rescale and normalize in one step."""
     factor = settings.rescale_factor if settings.do_rescale else 1.0
     if not settings.do_normalize:
         return levels * np.float32(factor)
@@ -131,7 +131,7 @@ def fused(levels: Pixels, settings: Any) -> Pixels:
 
 
 def stepwise(levels: Pixels, settings: Any) -> Pixels:
-    """Rescale, and then normalise what is rounded to float32."""
+    """Rescale, round to float32, then normalize."""
     if settings.do_rescale:
         levels = (levels.astype(np.float64) * settings.rescale_factor).astype(np.float32)
     if not settings.do_normalize:
@@ -141,8 +141,8 @@ def stepwise(levels: Pixels, settings: Any) -> Pixels:
     return made
 
 
-def coarse(levels: Pixels, settings: Any) -> Pixels:
-    """Rescale and normalise in bfloat16."""
+def bfloat16(levels: Pixels, settings: Any) -> Pixels:
+    """Rescale and normalize in bfloat16."""
     if settings.do_rescale:
         levels = _rounded(levels * np.float32(settings.rescale_factor))
     if settings.do_normalize:

@@ -1,6 +1,6 @@
-"""An image processor made of a family's data; transformers sees one of its own.
+"""Builds an image processor class of transformers from a family's data.
 
-How settings are read from files, passed in calls and written back is transformers' base class.
+transformers' base class reads settings from files and calls, and writes them back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _COMMON = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_conv
 
 
 class PillowProcessor(PilBackend):
-    """The image processor of one family of the table, which a subclass names."""
+    """The image processor of one family; a subclass sets the family."""
 
     family: Family
 
@@ -32,48 +32,48 @@ class PillowProcessor(PilBackend):
         super().__init__(**{name: value for name, value in named.items() if name not in wrong})
 
     def plan(self, size: Size, options: Mapping[str, Any]) -> Plan:
-        """Return how a picture of a size is shown.
+        """Return the plan for an image of a given size.
 
         Args:
-            size: of the upright picture.
-            options: what the processor is called with; its own settings where they say nothing.
+            size: the size of the upright image.
+            options: the arguments of the call; the processor's settings are their defaults.
         """
         given = {name: options.get(name) for name in self._valid_kwargs_names}
         own = {n: getattr(self, n, None) if v is None else v for n, v in given.items()}
         return self.family.plan(size, SimpleNamespace(**self._standardize_kwargs(**own)))
 
     def _validate_preprocess_kwargs(self, **kwargs: Any) -> None:  # type: ignore[override]
-        """Check what all families have; sizes are their own business."""
+        """Check the settings that all families share; each family checks its sizes itself."""
         super()._validate_preprocess_kwargs(**{**kwargs, "do_resize": False})
 
     def _preprocess(  # type: ignore[override]
         self, images: Sequence[Pixels], **kwargs: Any
     ) -> BatchFeature:
-        """Return the arrays of pictures ``[3, height, width]``."""
+        """Return the arrays of images ``[3, height, width]``."""
         settings = SimpleNamespace(**kwargs)
         made = [arrays_of(self.family, np.moveaxis(image, 0, -1), settings) for image in images]
         if self.family.counts_patches in made[0]:
-            _count_on(made, self.family.counts_patches)
+            _offset_patches(made, self.family.counts_patches)
         for name, fill in self.family.fills.items():
-            _fill_up(made, name, fill)
+            _pad_tiles(made, name, fill)
         joined = {
-            name: _joined(
+            name: _concatenated(
                 [arrays[name] for arrays in made if name in arrays],
                 self.family.axis if name == "pixel_values" else 0,
             )
             for name in dict.fromkeys(name for arrays in made for name in arrays)
         }
-        kept = [name for name, value in joined.items() if name in self.family.lists]
+        lists = [name for name, value in joined.items() if name in self.family.lists]
         return BatchFeature(
-            joined, tensor_type=kwargs.get("return_tensors"), skip_tensor_conversion=kept
+            joined, tensor_type=kwargs.get("return_tensors"), skip_tensor_conversion=lists
         )
 
 
 def processor_class(name: str) -> type[PillowProcessor] | None:
-    """Return the image processor of a name that a checkpoint gives; None for others.
+    """Return the image processor class of a name in a checkpoint; None for other families.
 
     Args:
-        name: such as ``Llama4ImageProcessor``, or with ``Fast`` behind it.
+        name: such as ``Llama4ImageProcessor``; may end with ``Fast``.
     """
     name = name.removesuffix("Fast")
     if name not in FAMILIES:
@@ -91,8 +91,8 @@ def processor_class(name: str) -> type[PillowProcessor] | None:
     return type(name, (PillowProcessor,), attributes)
 
 
-def _count_on(made: Sequence[dict[str, Any]], name: str) -> None:
-    """Let numbers of patches go on from picture to picture; less than 0 is none."""
+def _offset_patches(made: Sequence[dict[str, Any]], name: str) -> None:
+    """Offset patch numbers by the patches of preceding images; negative numbers mean no patch."""
     before = 0
     for arrays in made:
         numbers = arrays[name]
@@ -100,8 +100,8 @@ def _count_on(made: Sequence[dict[str, Any]], name: str) -> None:
         before += arrays["pixel_values"].shape[0] * arrays["pixel_values"].shape[1]
 
 
-def _fill_up(made: Sequence[dict[str, Any]], name: str, fill: float) -> None:
-    """Let all pictures have as many tiles, on the second axis, as the one that has most."""
+def _pad_tiles(made: Sequence[dict[str, Any]], name: str, fill: float) -> None:
+    """Pad the second axis, of tiles, to the largest number of tiles."""
     most = max(arrays[name].shape[1] for arrays in made)
     for arrays in made:
         own = arrays[name]
@@ -109,11 +109,11 @@ def _fill_up(made: Sequence[dict[str, Any]], name: str, fill: float) -> None:
         arrays[name] = np.pad(own, more, constant_values=fill)
 
 
-def _joined(parts: Sequence[Any], axis: int) -> Any:
-    """Join what several pictures have."""
+def _concatenated(parts: Sequence[Any], axis: int) -> Any:
+    """Join the arrays of several images."""
     if isinstance(parts[0], list):
         return [row for part in parts for row in part]
-    if axis == 0 and len({part.shape[1:] for part in parts}) > 1:  # each picture's tiles together
+    if axis == 0 and len({part.shape[1:] for part in parts}) > 1:  # one entry for each image
         ragged = np.empty(len(parts), object)
         ragged[:] = [part[0] for part in parts]
         return ragged

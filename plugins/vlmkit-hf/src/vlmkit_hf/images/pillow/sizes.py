@@ -1,4 +1,4 @@
-"""To what size a picture is brought: the rules of families that keep to a number of patches."""
+"""The rules by which families resize an image to a limited number of patches."""
 
 import itertools
 import math
@@ -14,15 +14,16 @@ SMALLEST, LARGEST = 1, 4096  # sides of a picture before it is split
 
 
 def size_of(setting: Any) -> Size:
-    """Return the size that a setting has by its height and width."""
+    """Return the size of a setting with height and width."""
     return Size(setting["height"], setting["width"])
 
 
 def within(size: Size, most: Size, least: int | None) -> Size:
-    """Return the largest size of a picture's shape within a canvas.
+    """Return the largest size within a canvas that keeps an image's aspect ratio.
 
-    A side of less than ``least`` is enlarged to that at most. transformers divides by a picture's
-    side in float32 where the canvas is what limits it; so does this, for floors to be the same.
+    A side shorter than ``least`` is enlarged to at most that. If the canvas is the limit,
+    transformers divides by the image's side in float32. So does this function, so that both
+    round down equally.
     """
 
     def factor(side: int, canvas: int) -> tuple[int, Any]:
@@ -40,13 +41,13 @@ def within(size: Size, most: Size, least: int | None) -> Size:
 
 
 def within_patches(size: Size, side: int, most: int, most_a_side: int) -> Size:
-    """Return a size of no more patches than are allowed, in all and along a side; none is enlarged.
+    """Return a size within limits of patches in all and along a side; never enlarges.
 
     Args:
-        size: of the picture.
-        side: of a patch.
-        most: patches.
-        most_a_side: patches along a side.
+        size: the size of the image.
+        side: the side of a patch.
+        most: the most patches.
+        most_a_side: the most patches along a side.
     """
     num_patches = max(1, size.height // side) * max(1, size.width // side)
     longest = most_a_side * side
@@ -55,13 +56,13 @@ def within_patches(size: Size, side: int, most: int, most_a_side: int) -> Size:
 
 
 def in_blocks(size: Size, side: int, least: int, most: int) -> Size:
-    """Return a size in whole blocks, as many as are allowed, near to the picture's shape.
+    """Return a size in whole blocks within limits, near the image's aspect ratio.
 
     Args:
-        size: of the picture.
-        side: of a block.
-        least: blocks.
-        most: blocks.
+        size: the size of the image.
+        side: the side of a block.
+        least: the least blocks.
+        most: the most blocks.
     """
     height, width = (max(side, round(length / side) * side) for length in size)
     area, least_area, most_area = size.height * size.width, least * side**2, most * side**2
@@ -75,13 +76,13 @@ def in_blocks(size: Size, side: int, least: int, most: int) -> Size:
 
 
 def nearest_in_blocks(size: Size, side: int, most: int) -> Size:
-    """Return a size of whole blocks, no more than are allowed, whose shape is the picture's."""
+    """Return a size in whole blocks within a limit, with the nearest aspect ratio."""
     tall, wide = size.height / side, size.width / side
     shape = wide / tall
     if tall * wide > most:
         tall = (most / shape) ** 0.5
         wide = tall * shape
-    # A set, as in transformers: it says which of two equally near ones is taken.
+    # A set, as in transformers: its order decides between two equally near sizes.
     around = set(
         itertools.product(
             [math.floor(tall), math.ceil(tall)],
@@ -95,14 +96,14 @@ def nearest_in_blocks(size: Size, side: int, most: int) -> Size:
 
 
 def in_merged_patches(size: Size, side: int, merge: int, least: int, most: int) -> Size:
-    """Return rows and columns of patches, multiples of those that are merged.
+    """Return rows and columns of patches, as multiples of ``merge``.
 
     Args:
-        size: of the picture.
-        side: of a patch.
-        merge: patches along a token's side.
-        least: patches.
-        most: patches.
+        size: the size of the image.
+        side: the side of a patch.
+        merge: the number of patches along a token's side.
+        least: the least patches.
+        most: the most patches.
     """
     rows, columns = (round(length / side + 0.5) for length in size)
     shrink = min(math.sqrt(most / (rows * columns)), 1.0)
@@ -115,7 +116,7 @@ def in_merged_patches(size: Size, side: int, merge: int, least: int, most: int) 
 
 
 def _merged(length: int, merge: int, most: int) -> int:
-    """Return the next multiple, or the last where that is too many."""
+    """Return the next multiple, or the previous one if the next exceeds the limit."""
     over = length % merge
     if not over:
         return length
@@ -124,16 +125,16 @@ def _merged(length: int, merge: int, most: int) -> int:
 
 
 def patches_in_area(size: Size, side: int, least: float, most: float) -> Size:
-    """Return a size in whole blocks, of an area between two limits.
+    """Return a size in whole blocks, with an area between two limits.
 
     Args:
-        size: of the picture.
-        side: of a block.
-        least: pixels.
-        most: pixels.
+        size: the size of the image.
+        side: the side of a block.
+        least: the smallest area, in pixels.
+        most: the largest area, in pixels.
 
     Raises:
-        ValueError: one side is too much longer than the other.
+        ValueError: the aspect ratio is too extreme.
     """
     if max(size) / min(size) > MOST_STRETCHED:
         raise ValueError(f"a side is over {MOST_STRETCHED} times as long as the other")
@@ -148,12 +149,12 @@ def patches_in_area(size: Size, side: int, least: float, most: float) -> Size:
 
 
 def within_edge(size: Size, edge: int, side: int) -> Size:
-    """Return a size in whole blocks, reduced to a longer side where it is over that.
+    """Return a size in whole blocks, reduced if its longer side exceeds a limit.
 
     Args:
-        size: of the picture.
-        edge: the longer side.
-        side: of a block.
+        size: the size of the image.
+        edge: the limit of the longer side.
+        side: the side of a block.
     """
     ratio = max(size.height / edge, size.width / edge)
     used = [math.floor(length / ratio) for length in size] if ratio > 1 else size
@@ -161,13 +162,13 @@ def within_edge(size: Size, edge: int, side: int) -> Size:
 
 
 def in_slice(size: tuple[float, float], resolution: int, side: int, *, grows: bool) -> Size:
-    """Return a size in whole blocks, of the area that a model was trained on if larger.
+    """Return a size in whole blocks, reduced to the area of the model's training if larger.
 
     Args:
-        size: of the picture, or of a slice of it.
-        resolution: side of a square of that area.
-        side: of a block.
-        grows: what is smaller is brought to that area, too.
+        size: the size of the image, or of a slice.
+        resolution: the side of a square of that area.
+        side: the side of a block.
+        grows: whether smaller sizes are enlarged to that area.
     """
     height, width = size
     if height * width > resolution * resolution or grows:
@@ -182,7 +183,7 @@ def _whole(length: float, side: int) -> int:
 
 
 def resized_to_split(size: Size, edge: int) -> Size:
-    """Return a picture's size, its longer side brought to a limit, before it is cut."""
+    """Return an image's size before it is cut: its longer side has the given length."""
     shape = size.width / size.height
     if size.width >= size.height:
         width, height = edge, int(edge / shape)
@@ -200,7 +201,7 @@ def resized_to_split(size: Size, edge: int) -> Size:
 
 
 def best_canvas(size: Size, canvases: Sequence[Sequence[int]]) -> Size:
-    """Return the canvas that shows most of a picture, and of such the least wasteful."""
+    """Return the canvas with the highest resolution of an image, then with the least waste."""
     best, most, least = Size(0, 0), 0, math.inf
     for height, width in canvases:
         scale = min(width / size.width, height / size.height)
@@ -213,7 +214,7 @@ def best_canvas(size: Size, canvases: Sequence[Sequence[int]]) -> Size:
 
 
 def within_canvas(size: Size, canvas: Size) -> Size:
-    """Return a picture's size, kept in shape, that fills a canvas one way."""
+    """Return the size that fits an image into a canvas and keeps its aspect ratio."""
     wide, tall = canvas.width / size.width, canvas.height / size.height
     if wide < tall:
         return Size(min(math.ceil(size.height * wide), canvas.height), canvas.width)

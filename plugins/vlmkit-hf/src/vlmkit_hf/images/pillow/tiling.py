@@ -1,6 +1,6 @@
-"""How families show a picture that they cut into tiles: from its size to a plan.
+"""The plans of families that cut an image into tiles.
 
-They read a processor's settings by the names that its file has; what several families share is in
+They read a processor's settings by the names in its file. Several families share the rules in
 :mod:`.grids` and :mod:`.sizes`.
 """
 
@@ -17,11 +17,11 @@ from vlmkit_hf.images.pillow.sizes import size_of
 from vlmkit_hf.images.pillow.views import Cut, Pad, Plan, Resize, Sample, View
 from vlmkit_hf.images.size import Size
 
-LEAST_SIDE = 10  # pixels that Phi 4 must be shown at least
+MIN_SIDE = 10  # pixels that Phi 4 needs at least
 
 
 def llama4(size: Size, s: Any) -> Plan:
-    """Kept in shape, padded to a grid of tiles; and the whole in one, if there are several."""
+    """Keep the aspect ratio and pad to a grid of tiles; add the whole if there are several."""
     tile, is_largest = size_of(s.size), s.resize_to_max_canvas
     grid = grids.least_scaled(size, tile.height, s.max_patches, is_largest=is_largest)
     canvas = grid.of(tile)
@@ -32,7 +32,7 @@ def llama4(size: Size, s: Any) -> Plan:
 
 
 def cohere2_vision(size: Size, s: Any) -> Plan:
-    """Stretched to a grid of tiles; and the whole in one, if there are several."""
+    """Stretch to a grid of tiles; add the whole in one if there are several."""
     tile = size_of(s.size)
     if not s.crop_to_patches:
         return Plan(((Resize(tile),),), {"num_patches": [1]})
@@ -45,7 +45,7 @@ def cohere2_vision(size: Size, s: Any) -> Plan:
 
 
 def lfm2_vl(size: Size, s: Any) -> Plan:
-    """In whole blocks; a large picture as a grid of tiles, and as a small one."""
+    """Show a small image in whole blocks; a large one as a grid of tiles, and reduced."""
     block = s.encoder_patch_size * s.downsample_factor
     used = sizes.in_blocks(size, block, s.min_image_tokens, s.max_image_tokens)
     area = math.prod(max(s.encoder_patch_size, round(n / block) * block) for n in size)
@@ -65,19 +65,19 @@ def lfm2_vl(size: Size, s: Any) -> Plan:
 
 
 def perception_lm(size: Size, s: Any) -> Plan:
-    """The whole in one tile, then stretched to a grid of tiles."""
+    """Show the whole in one tile, then stretched to a grid of tiles."""
     tile = Size(s.tile_size, s.tile_size)
     whole: View = (Resize(tile),)
     if s.vision_input_type != "thumb+tile":
         return Plan((whole,))
     grid = Grid(1, 1)
     if s.max_num_tiles > 1:
-        grid = grids.roomiest(size, s.tile_size, s.max_num_tiles)
+        grid = grids.largest_short_side(size, s.tile_size, s.max_num_tiles)
     return Plan((whole, (Resize(grid.of(tile)), Cut(tile))))
 
 
 def molmo2(size: Size, s: Any) -> Plan:
-    """The whole in one crop, then stretched to a grid of crops that overlap."""
+    """Show the whole in one crop, then stretched to a grid of overlapping crops."""
     side = s.size["height"]
     margin = sum(s.overlap_margins) * s.patch_size
     step = side - margin
@@ -95,14 +95,14 @@ def _pooled_crops(
 ) -> Mapping[str, Any]:
     """Return the patches of each token, and rows and columns of tokens.
 
-    The first crop shows the whole picture, the others parts of it; of what two of those show, the
-    outer patches of each are left out.
+    The first crop shows the whole image, the others show parts. Where two parts overlap, the outer
+    patches of each are left out.
 
     Args:
-        grid: of the other crops.
-        side: patches along a side of a crop.
-        margins: patches left out before and after.
-        windows: rows and columns of patches that make a token.
+        grid: the grid of the other crops.
+        side: the number of patches along a side of a crop.
+        margins: the numbers of patches to leave out before and after.
+        windows: the rows and columns of patches of a token.
     """
     whole = np.arange(side * side).reshape(side, side)
     index = np.arange(grid.num_tiles * side * side).reshape(*grid, side, side)
@@ -126,7 +126,7 @@ def _pooled_crops(
 
 
 def _pooled(index: Pixels, windows: Sequence[int]) -> tuple[Pixels, Grid]:
-    """Return the patches in each window, -1 beyond the picture, and how many windows there are."""
+    """Return the patches in each window, -1 beyond the image, and the grid of windows."""
     over = [-length % side for length, side in zip(index.shape, windows, strict=True)]
     index = np.pad(index, [(n // 2, n - n // 2) for n in over], constant_values=-1)
     sizes = (length // side for length, side in zip(index.shape, windows, strict=True))
@@ -136,7 +136,7 @@ def _pooled(index: Pixels, windows: Sequence[int]) -> tuple[Pixels, Grid]:
 
 
 def phi4_multimodal(size: Size, s: Any) -> Plan:
-    """Kept in shape in the corner of a grid of tiles; and the grid as a whole in one."""
+    """Keep the aspect ratio in the corner of a grid of tiles; show the whole grid in one first."""
     tile = size_of(s.size)
     if tile.height != tile.width:
         raise ValueError("size must be square")
@@ -148,10 +148,12 @@ def phi4_multimodal(size: Size, s: Any) -> Plan:
     used = Size(canvas.height, int(size.width * tall))
     if wide < tall:
         used = Size(int(size.height * wide), canvas.width)
-    if min(used) < LEAST_SIDE:
-        raise ValueError(f"a side would have less than {LEAST_SIDE} pixels")
+    if min(used) < MIN_SIDE:
+        raise ValueError(f"a side would have less than {MIN_SIDE} pixels")
     corner: View = (Resize(used), Pad(canvas, fill=255))
-    masks, num_tokens = _seen(grid, used, canvas, tile.height // s.patch_size, s.patch_size)
+    masks, num_tokens = _mask_and_tokens(
+        grid, used, canvas, tile.height // s.patch_size, s.patch_size
+    )
     numbers = {
         "image_sizes": [list(canvas)],
         "image_attention_mask": masks[None],
@@ -160,21 +162,23 @@ def phi4_multimodal(size: Size, s: Any) -> Plan:
     return Plan(((*corner, Sample(tile)), (*corner, Cut(tile))), numbers)
 
 
-def _seen(grid: Grid, used: Size, canvas: Size, num_patches: int, side: int) -> tuple[Any, int]:
-    """Return which patches of the whole and of each tile show the picture, and its tokens."""
+def _mask_and_tokens(
+    grid: Grid, used: Size, canvas: Size, num_patches: int, side: int
+) -> tuple[Any, int]:
+    """Return the mask of patches that show the image, and the number of tokens."""
     mask = np.ones((grid.rows, num_patches, grid.columns, num_patches), np.float32)
     flat = mask.reshape(grid.rows * num_patches, -1)
     bottom, right = ((all_ - own) // side for all_, own in zip(canvas, used, strict=True))
     flat[len(flat) - bottom :] = 0
     flat[:, flat.shape[1] - right :] = 0
     rows = mask[:, ::2, :, ::2].reshape(-1, grid.columns * -(-num_patches // 2))
-    num_tokens = 256 + 1 + int(rows.sum()) + int(rows[:, 0].sum()) + 16  # of a whole; ends of rows
+    num_tokens = 256 + 1 + int(rows.sum()) + int(rows[:, 0].sum()) + 16  # the whole; ends of rows
     tiles = mask.swapaxes(1, 2).reshape(-1, num_patches, num_patches)
     return np.concatenate([np.ones_like(tiles[:1]), tiles]), num_tokens
 
 
 def unlimited_ocr(size: Size, s: Any) -> Plan:
-    """The whole kept in shape on a grey square; a large one as a grid of tiles, too."""
+    """Show the whole on a grey square; a large image also as a grid of tiles."""
     side = max(size_of(s.size))
     square, tile = Size(side, side), Size(s.tile_size, s.tile_size)
     if not s.crop_to_patches and side <= s.maximum_pad_value:
@@ -197,7 +201,7 @@ def unlimited_ocr(size: Size, s: Any) -> Plan:
 
 
 def step3p7(size: Size, s: Any) -> Plan:
-    """The whole in one tile; a large or long one cut into squares, each brought to one size."""
+    """Show the whole in one tile; cut a large or long one into squares, all of one size."""
     whole = size_of(s.size)
     first: View = ()
     if min(size) < 32 and max(size) / min(size) > 4:
@@ -229,14 +233,14 @@ def step3p7(size: Size, s: Any) -> Plan:
 
 
 def _snapped(length: int, window: int) -> int:
-    """Return whole windows, one more where over a fifth of one is left."""
+    """Round to whole windows: up if more than a fifth of a window is left."""
     if length < window:
         return length
     return window * (length // window + (length % window > 0.2 * window))
 
 
 def minicpm_ocr(size: Size, s: Any) -> Plan:
-    """The whole in whole tokens; a large one cut into slices, too."""
+    """Show the whole in whole tokens; cut a large one also into slices."""
     if s.small_image_upsize not in ("always", "never"):
         raise ValueError("small_image_upsize must be 'always' or 'never': others look for letters")
     block = s.patch_size * (2 if s.downsample_mode == "4x" else 4)

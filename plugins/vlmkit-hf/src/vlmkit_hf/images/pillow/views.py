@@ -1,6 +1,6 @@
-"""What is done to a picture before a model sees it: views of it, each a few steps.
+"""Plans of how an image is shown to a model: views, each with a few steps.
 
-Told by the picture's size alone; what pixels become is :mod:`.pixels`' business.
+A plan depends on the size of the image alone. :mod:`.pixels` resizes and scales the pixels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,21 @@ from vlmkit_hf.images.size import Size
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Stretched or squeezed to a size."""
+    """Stretch or squeeze to a size."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Brought to a size by what lies around each new pixel, however much lies under it."""
+    """Resize by interpolation without antialiasing."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Put on a ground of one colour."""
+    """Place on a background of one colour."""
 
     size: Size
     top: int = 0
@@ -39,7 +39,7 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut into tiles, row by row; they overlap where the step is shorter than a tile."""
+    """Cut into tiles, row by row; they overlap if the step is shorter than a tile."""
 
     tile: Size
     step: Size | None = None
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """All but a part of it left out."""
+    """Keep one part and leave out the rest."""
 
     size: Size
     top: int
@@ -59,11 +59,11 @@ View = tuple[Resize | Sample | Pad | Crop | Cut, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one picture is shown.
+    """How one image is shown to a model.
 
     Attributes:
-        views: of the picture, in the order in which the model gets them.
-        numbers: what a processor gives beside the pixels, by name: rows of pictures or tiles.
+        views: views of the image, in the model's order.
+        numbers: arrays beside the pixels, by name, with rows of images or tiles.
     """
 
     views: tuple[View, ...]
@@ -71,7 +71,7 @@ class Plan:
 
 
 def show(picture: Pixels, view: View, resize: Resizer) -> Pixels:
-    """Return a view's tiles ``[tiles, height, width, 3]`` of a picture ``[height, width, 3]``."""
+    """Return a view's tiles ``[tiles, height, width, 3]`` of an image ``[height, width, 3]``."""
     tiles = [picture]
     for step in view:
         if isinstance(step, Resize):
@@ -88,7 +88,7 @@ def show(picture: Pixels, view: View, resize: Resizer) -> Pixels:
 
 
 def num_tiles(view: View) -> int:
-    """Return into how many tiles a view cuts a picture."""
+    """Return the number of tiles of a view."""
     size, count = Size(0, 0), 1
     for step in view:
         if isinstance(step, Cut):
@@ -105,10 +105,10 @@ def _padded(picture: Pixels, pad: Pad) -> Pixels:
     if (height, width) == pad.size:
         return picture
     is_level = np.min(pad.fill) >= 0
-    kind = picture.dtype if is_level else np.float32  # a ground darker than black
-    ground = np.full((*pad.size, channels), pad.fill, kind)
-    ground[pad.top : pad.top + height, pad.left : pad.left + width] = picture
-    return ground
+    kind = picture.dtype if is_level else np.float32  # a background darker than black
+    background = np.full((*pad.size, channels), pad.fill, kind)
+    background[pad.top : pad.top + height, pad.left : pad.left + width] = picture
+    return background
 
 
 def _cropped(picture: Pixels, crop: Crop) -> Pixels:

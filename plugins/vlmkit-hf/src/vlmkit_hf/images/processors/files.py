@@ -1,6 +1,6 @@
-"""What a folder says of how pictures are shown: which files it has, and what older ones left out.
+"""The image processing settings in a checkpoint's folder, completed for older checkpoints.
 
-Knows files and settings; what is made of them is the processor's business.
+Reads files; does not build processors.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,22 +11,22 @@ from vlmkit.kit.checkpoint import Checkpoint
 
 PROCESSOR, IMAGES = "processor_config.json", "preprocessor_config.json"
 
-# Towers that put a token of their own before those of the patches.
+# Towers with a class token before the patches.
 _TOWERS_WITH_CLASS_TOKEN = frozenset({"clip_vision_model"})
 
 
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return what a folder says of its image processor; nothing where it says nothing."""
+    """Return a folder's settings of the image processor; empty if it has none."""
     nested = checkpoint.read_json(PROCESSOR).get("image_processor")
     settings = checkpoint.read_json(IMAGES) or nested
     return settings if isinstance(settings, Mapping) else {}
 
 
 def refuse_without_images(checkpoint: Checkpoint) -> None:
-    """Refuse a folder that does not say how pictures are processed, or says it in code.
+    """Refuse a folder without settings of an image processor, or with code instead.
 
     Raises:
-        CheckpointError: it is so.
+        CheckpointError: the folder has no such settings, or code of its own.
     """
     settings = image_settings(checkpoint)
     if not settings:
@@ -43,10 +43,10 @@ def refuse_without_images(checkpoint: Checkpoint) -> None:
 
 
 def processor_settings(checkpoint: Checkpoint, accepted: Collection[str]) -> dict[str, Any]:
-    """Return what a folder says of its processor, and what models of the LLaVA kind once left out.
+    """Return a folder's settings of the processor, completed for older models like LLaVA.
 
-    Their first processors knew neither the size of a patch nor the tower's own token: models made
-    room for an image by themselves.
+    Their first processors had neither the patch size nor the class token: the models expanded
+    images themselves.
 
     Args:
         checkpoint: the model's files.
@@ -66,12 +66,12 @@ def processor_settings(checkpoint: Checkpoint, accepted: Collection[str]) -> dic
         ),
         "num_additional_image_tokens": int(has_class_token),
     }
-    left_out = {key for key in known if settings.get(key) is None}
-    return settings | {key: known[key] for key in left_out}
+    missing = {key for key in known if settings.get(key) is None}
+    return settings | {key: known[key] for key in missing}
 
 
 def _is_known(settings: Mapping[str, Any]) -> bool:
-    """Tell whether transformers has the class that is named."""
+    """Tell whether transformers has the image processor that the settings name."""
     import transformers
 
     return hasattr(transformers, str(settings.get("image_processor_type", "")).removesuffix("Fast"))

@@ -1,8 +1,7 @@
-"""Processors that put a picture before everything else, even before the token that begins a text.
+"""Processors that put an image before the begin-of-sequence token, such as BLIP-2's.
 
-BLIP-2's makes an image's places of nothing: its text has no placeholder, and its model takes one
-picture. Here it gets a placeholder, as others have, so that chat templates can say where a picture
-is; wherever that is, the picture leads. Pixels are the family's own code's business.
+BLIP-2's text has no placeholder for its one image. The class here adds one, so that chat templates
+can write it like others; the image then always comes first. The family's own code processes pixels.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ FAMILIES = frozenset({"Blip2Processor"})
 
 
 class Placeholder(str):
-    """A text that can be asked for its text, as an added token can."""
+    """A text with the ``content`` attribute of an added token."""
 
     __slots__ = ()
 
@@ -21,8 +20,8 @@ class Placeholder(str):
         return str(self)
 
 
-def leading(kind: Any) -> Any:
-    """Return a processor's class, whose images have placeholders."""
+def with_leading_image(kind: Any) -> Any:
+    """Return a subclass of a processor whose images have placeholders."""
 
     class Processor(kind):  # type: ignore[misc]
         image_leads = True
@@ -47,16 +46,20 @@ def leading(kind: Any) -> Any:
             self, images: Any = None, text: Any = None, *, add_special_tokens: bool = True, **_: Any
         ) -> tuple[Any, Any, None, None]:
             first = self._first() if add_special_tokens else ""
-            return images, [self._led(each, first) for each in text], None, None
+            return images, [self._with_images_first(each, first) for each in text], None, None
 
         def replace_image_token(self, *_: Any, **__: Any) -> str:
             return str(self.image_token) * int(self.num_query_tokens)
 
-        def _led(self, text: str, first: str) -> str:
-            """Return a text whose placeholders stand first."""
-            places = str(self.image_token) * text.count(self.image_token)
+        def _with_images_first(self, text: str, first: str) -> str:
+            """Return a text with its placeholders moved to the start."""
+            placeholders = str(self.image_token) * text.count(self.image_token)
             rest = text.replace(self.image_token, "")
-            return f"{places}{rest}" if rest.startswith(first) else f"{places}{first}{rest}"
+            return (
+                f"{placeholders}{rest}"
+                if rest.startswith(first)
+                else f"{placeholders}{first}{rest}"
+            )
 
         def _first(self) -> str:
             """Return the token that the tokenizer puts before a text."""

@@ -1,9 +1,9 @@
-"""A vision family's own processor, built from a checkpoint's folder without torch or torchvision.
+"""Builds a vision family's own processor from a checkpoint's folder, without torch or torchvision.
 
-transformers' own loading builds a video processor, too, and those need torchvision. Images do not:
-here the image processor is the Pillow-based one, and what reads video or sound is left out. All
-that happens to images and placeholders is the family's own code; nothing is downloaded and no code
-of a checkpoint is run.
+transformers' own loading also builds a video processor, which needs torchvision. Images do not need
+it: the image processor here is the Pillow-based one, and parts for video or sound are left out.
+The family's own code handles images and placeholders. Nothing is downloaded, and no code of a
+checkpoint is run.
 """
 
 import importlib
@@ -24,47 +24,47 @@ from vlmkit_hf.images.processors.files import (
     processor_settings,
     refuse_without_images,
 )
-from vlmkit_hf.images.processors.leading import FAMILIES as LEADING, leading
+from vlmkit_hf.images.processors.leading import FAMILIES as LEADING, with_leading_image
 from vlmkit_hf.images.processors.parts import PARTS
 
 log = logging.getLogger(__name__)
 
-# Not settings of a processor: what it consists of, or how transformers found it.
+# Keys that are not settings: parts of a processor, or its class.
 _NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})
-# Models that answer no questions: one acts, one is no decoder alone. torchvision is no help.
+# Models that do not answer questions; torchvision would not help them.
 _OTHER_MODELS = frozenset({"pi0", "pp_formulanet"})
-_EARS = frozenset({"feature_extractor", "audio_processor"})
+_AUDIO_PARTS = frozenset({"feature_extractor", "audio_processor"})
 _patch_lock = threading.Lock()
 
 
 class Absent:
-    """Stands where a processor wants a part that reads video or sound; it can do nothing."""
+    """A placeholder for a processor's part for video or sound; it does nothing."""
 
-    model_input_names: ClassVar[list[str]] = []  # families add theirs to it
+    model_input_names: ClassVar[list[str]] = []  # families append to it
 
     def __getattr__(self, name: str) -> None:
-        """Return None for every setting; those of how it is made and copied are not there."""
+        """Return None for every setting; private names are missing, as copying expects."""
         if name.startswith("_"):
             raise AttributeError(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nothing: it has no settings."""
+        """Return no settings."""
         return {}
 
 
-class Whole:
-    """Adds nothing to a processor that can be asked in parts."""
+class NoParts:
+    """Adds nothing: the family's processor already works in parts."""
 
 
 def takes_images(checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint has a vision side, which need not be a tower."""
+    """Tell whether a checkpoint takes images; a vision side need not have a tower."""
     has_tower = any("vision" in key or key == "vit_config" for key in checkpoint.answering)
     is_shown_pictures = bool(_image_processor_forms(checkpoint) and image_settings(checkpoint))
     return (has_tower or is_shown_pictures) and processor_class_name(checkpoint) is not None
 
 
 def processor_class_name(checkpoint: Checkpoint) -> str | None:
-    """Return the name of the family's processor class; None if transformers knows none."""
+    """Return the name of the family's processor class; None if transformers has none."""
     names = _known_processors()
     known = names.get(checkpoint.model_type)
     for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
@@ -75,18 +75,18 @@ def processor_class_name(checkpoint: Checkpoint) -> str | None:
 
 
 def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
-    """Return the family's processor around a tokenizer.
+    """Return the family's processor with a tokenizer.
 
     Raises:
-        CheckpointError: transformers has no such processor, or it cannot be built here.
+        CheckpointError: transformers has no such processor, or building it fails.
     """
     name = processor_class_name(checkpoint)
     refuse_without_images(checkpoint)
     try:
         own = _processor_class(str(name))
-        kind = _asked_in_parts(leading(own) if name in LEADING else own)
+        kind = _with_parts(with_leading_image(own) if name in LEADING else own)
         parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
-        if not _EARS.isdisjoint(parts):
+        if not _AUDIO_PARTS.isdisjoint(parts):
             log.info("model %r hears as well: sound is not served", checkpoint.name)
         accepted = kind.__init__.__code__.co_varnames
         settings = processor_settings(checkpoint, accepted)
@@ -95,7 +95,7 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
             for key, value in settings.items()
             if key in accepted and key not in parts and key not in _NOT_SETTINGS
         }
-        with _without_words_for_video(sys.modules[own.__module__]):
+        with _without_num2words(sys.modules[own.__module__]):
             return kind(**parts, **values)
     except (CheckpointError, MemoryError):
         raise
@@ -113,9 +113,9 @@ def _part(part: str, checkpoint: Checkpoint, tokenizer: Any) -> Any:
 
 
 def _image_processor(checkpoint: Checkpoint) -> Any:
-    """Return transformers' Pillow-based image processor, or ours where it has none.
+    """Return transformers' Pillow-based image processor, or ours if it has none.
 
-    Whether torchvision is installed makes no difference to what a model sees.
+    The choice does not depend on torchvision, so that a model sees the same everywhere.
     """
     from transformers import AutoImageProcessor
 
@@ -131,7 +131,7 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
 
 
 def _image_processor_names(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the image processor that a checkpoint names, and what only torchvision has for it."""
+    """Yield the image processor that a checkpoint names, then one for torchvision alone."""
     own = checkpoint.read_json("processor_config.json").get("image_processor")
     for settings in (checkpoint.read_json("preprocessor_config.json"), own):
         name = settings.get("image_processor_type") if isinstance(settings, dict) else None
@@ -148,7 +148,7 @@ def _name_for_torchvision(checkpoint: Checkpoint) -> str | None:
 
 
 def _image_processor_forms(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Return the names of a family's image processor; none where the family is not shown images."""
+    """Return a family's image processors by backend; empty if the family takes no images."""
     from transformers.models.auto import image_processing_auto
 
     known = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
@@ -157,7 +157,7 @@ def _image_processor_forms(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 
 def _hint(checkpoint: Checkpoint) -> str:
-    """Name torchvision where it is what is wanting, and nowhere else."""
+    """Return a hint; it names torchvision only if that is what is missing."""
     from vlmkit_hf.images.pillow.families import FAMILIES
 
     name = _name_for_torchvision(checkpoint)
@@ -171,7 +171,7 @@ def _processor_class(name: str) -> Any:
     import transformers
 
     kind = getattr(transformers, name, None)
-    if getattr(type(kind), "is_dummy", False):  # transformers believes that it needs torchvision
+    if getattr(type(kind), "is_dummy", False):  # transformers declares that it needs torchvision
         kind = getattr(_import_without_torchvision(name), name)
     if kind is None:
         raise CheckpointError(f"this transformers has no {name}")
@@ -179,10 +179,10 @@ def _processor_class(name: str) -> Any:
 
 
 def _import_without_torchvision(name: str) -> ModuleType:
-    """Import a processor's module although it wants its image processor's torchvision form.
+    """Import a processor's module that imports the torchvision form of its image processor.
 
-    PixtralProcessor's module takes one helper from there that the Pillow form has as well. The
-    Pillow form stands in for the other during this one import.
+    PixtralProcessor's module takes one helper from there, which the Pillow form has as well. The
+    Pillow form replaces the other during this one import.
     """
     families = {family for family, known in _known_processors().items() if known == name}
     families.add(name.removesuffix("Processor").lower())
@@ -202,11 +202,11 @@ def _import_without_torchvision(name: str) -> ModuleType:
 
 
 @contextmanager
-def _without_words_for_video(module: ModuleType) -> Iterator[None]:
-    """Let a module's processor be built where what spells the number of a video's frames is absent.
+def _without_num2words(module: ModuleType) -> Iterator[None]:
+    """Allow building a processor without num2words, which spells out numbers for videos.
 
-    SmolVLM's refuses to exist without num2words, of which images have no use, and which needs a
-    package that is no wheel.
+    SmolVLM's processor requires it although images do not need it. It depends on a package that
+    has no wheel.
     """
     with _patch_lock:
         is_absent = getattr(module, "num2words", Absent) is None
@@ -234,10 +234,10 @@ def _exists(module: str) -> bool:
         return False
 
 
-def _asked_in_parts(kind: Any) -> Any:
-    """Return the class with what it lacks to be asked in parts, which lets :class:`Absent` pass."""
+def _with_parts(kind: Any) -> Any:
+    """Return a class that also works in parts, and that accepts :class:`Absent` parts."""
 
-    class Processor(PARTS.get(kind.__name__, Whole), kind):  # type: ignore[misc]
+    class Processor(PARTS.get(kind.__name__, NoParts), kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if isinstance(argument, Absent):
                 return Absent

@@ -1,7 +1,7 @@
-"""Processors of transformers that do in one call what others do in parts: those parts, by family.
+"""Separate layout and image text for processors of transformers with one call for both.
 
-What asks them wants a text laid out, and an image's words, apart. Each class here is put before the
-family's own, whose call stays as it is: it says at load whether the parts add up to it.
+The image side needs a text's layout and an image's text separately. Each class here precedes the
+family's own class among the bases. The check at load compares with the family's own call.
 """
 
 import re
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class Idefics2Parts:
-    """Images stand between two tokens, of which neighbours share one; words keep off them."""
+    """Images stand between two tokens that neighbours share; a space separates words from them."""
 
     @property
     def spaced_after(self) -> str:
-        """The token that no letter may follow at once."""
+        """The token that needs a space before a letter."""
         token: str = self.fake_image_token  # type: ignore[attr-defined]
         return token
 
@@ -33,29 +33,29 @@ class Idefics2Parts:
         return images, laid_out, *rest
 
     def replace_image_token(self, *_: Any, **__: Any) -> str:
-        """Return an image's words; of one that is split, those of four quarters and the whole."""
+        """Return an image's text; for a split image, that of four quarters and the whole."""
         image: str = self.image_token * self.image_seq_len  # type: ignore[attr-defined]
         is_split = self.image_processor.do_image_splitting  # type: ignore[attr-defined]
         return self.spaced_after.join([image] * (5 if is_split else 1))
 
 
 class GotOcr2Parts:
-    """Lays out by what its call was told, and may be told nothing."""
+    """Supplies the options that the family's layout expects from its call."""
 
-    def prepare_inputs_layout(self, **asked: Any) -> Any:
-        """Return pictures and texts as they are, if the call says no more."""
-        if asked.get("images") is None:  # a question about none: its own call asks none
-            return None, asked["text"], None, None
-        told = {"format": False, "images_kwargs": {}} | asked
-        return super().prepare_inputs_layout(**told)  # type: ignore[misc]
+    def prepare_inputs_layout(self, **options: Any) -> Any:
+        """Return images and texts unchanged, unless the call has options."""
+        if options.get("images") is None:  # without images, the family's own call does not use this
+            return None, options["text"], None, None
+        complete = {"format": False, "images_kwargs": {}} | options
+        return super().prepare_inputs_layout(**complete)  # type: ignore[misc]
 
 
 class HunYuanVLParts:
-    """Its call refuses an image that does not stand between two tokens, which templates write."""
+    """The family's call refuses an image without the two tokens that templates write around it."""
 
     @property
     def framed_image(self) -> str:
-        """What stands for an image, and what must stand around it."""
+        """The placeholder with the tokens around it."""
         start, image, end = (
             getattr(self, name) for name in ("image_start_token", "image_token", "image_end_token")
         )
@@ -71,15 +71,15 @@ PARTS: Mapping[str, type[Any]] = {
 
 
 def spaced(text: str, token: str, follows: str = "") -> str:
-    """Return a text in which a space parts a token from what comes next, unless that is markup.
+    """Return a text with a space after each occurrence of a token, unless markup follows.
 
     Args:
-        text: what a template or a processor wrote.
+        text: a template's or a processor's text.
         token: see :attr:`Idefics2Parts.spaced_after`.
-        follows: what stands behind the text.
+        follows: the text that comes next.
     """
     if not token:
         return text
-    made = re.sub(rf"{re.escape(token)}(?=[^\s<])", f"{token} ", text)
+    result = re.sub(rf"{re.escape(token)}(?=[^\s<])", f"{token} ", text)
     is_apart = not follows or follows[0].isspace() or follows[0] == "<"
-    return made if is_apart or not made.endswith(token) else f"{made} "
+    return result if is_apart or not result.endswith(token) else f"{result} "

@@ -1,5 +1,5 @@
-"""How pictures are made smaller: by the limits that a family's own image processor has.
+"""Limits the tokens of an image, with the settings of its family's image processor.
 
-One file for each kind of limit. They are told apart by the settings that a processor has, and tried
-once when the model is loaded; a family whose limits are not known shows pictures in one way.
+Each kind of limit has a module. ``find`` selects one by the processor's settings, and the image
+side checks it at load. A family without a supported kind has one size for each image.
 """

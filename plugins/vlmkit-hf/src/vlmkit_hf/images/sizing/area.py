@@ -1,4 +1,4 @@
-"""Qwen-VL, GLM-V and their like: an area between two limits, in whole patches."""
+"""Limits of an image's area, in whole patches: Qwen-VL, GLM-V and similar families."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from vlmkit_hf.images.sizing.base import FIELD, Limits, Sizing, edges, number
 
 
 class Area(Sizing):
-    """Limits of a picture's area.
+    """A lower and an upper limit of the area, in pixels.
 
     Args:
         processor: the image processor.
@@ -26,8 +26,8 @@ class Area(Sizing):
         self._token_patches = int(processor.merge_size**2)
         self._token_pixels = int(processor.patch_size**2) * self._token_patches
 
-    def asked(self, given: Mapping[str, Any]) -> Limits:
-        """Take ``min_pixels`` and ``max_pixels``, or ``size``, which means the same."""
+    def from_client(self, given: Mapping[str, Any]) -> Limits:
+        """Accept ``min_pixels`` and ``max_pixels``, or the equivalent ``size``."""
         size = edges(given, {"shortest_edge": self._most, "longest_edge": self._most})
         if size and len(given) > 1:
             raise RequestError(
@@ -45,27 +45,32 @@ class Area(Sizing):
         return _size(size.get("shortest_edge", min(self._least, most)), most)
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
-        """Count the areas of tokens."""
+        """Return the number of patches over the patches per token."""
         return self._num_patches(size, limits) // self._token_patches
 
     def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
-        """Return a grid of as many patches."""
+        """Return a grid with as many patches."""
         return {"image_grid_thw": np.array([[1, 1, self._num_patches(size, limits)]])}
 
     def _num_patches(self, size: Size, limits: Limits) -> int:
-        """Ask the processor."""
+        """Return the processor's number of patches."""
         own = {"shortest_edge": self._least, "longest_edge": self._most}
-        asked = limits.get("size", own)
-        pixels = {"min_pixels": asked["shortest_edge"], "max_pixels": asked["longest_edge"]}
-        return int(self._processor.get_number_of_image_patches(*size, {"size": asked, **pixels}))
+        from_client = limits.get("size", own)
+        pixels = {
+            "min_pixels": from_client["shortest_edge"],
+            "max_pixels": from_client["longest_edge"],
+        }
+        return int(
+            self._processor.get_number_of_image_patches(*size, {"size": from_client, **pixels})
+        )
 
     def steps(self, limits: Limits) -> Sequence[int]:
-        """Return numbers of tokens' areas."""
+        """Return multiples of one token's area."""
         most = limits["size"]["longest_edge"] if limits else self._most
         return range(1, max(1, most // self._token_pixels) + 1)
 
-    def at(self, step: int, limits: Limits) -> Limits:
-        """Lower the larger limit, and the smaller one with it."""
+    def limits_at(self, step: int, limits: Limits) -> Limits:
+        """Lower the upper limit, and the lower limit if necessary."""
         least = limits["size"]["shortest_edge"] if limits else self._least
         most = step * self._token_pixels
         return _size(min(least, most), most)

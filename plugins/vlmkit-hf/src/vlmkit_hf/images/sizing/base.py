@@ -1,4 +1,4 @@
-"""What a kind of limit must say, and how one is chosen that keeps to a number of tokens."""
+"""The interface of a kind of limit, and the choice of limits for a number of tokens."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
@@ -9,49 +9,49 @@ from vlmkit.errors import RequestError
 from vlmkit_hf.images.size import Size
 
 Limits = dict[str, Any]
-"""What an image processor is called with besides its own options; empty for its own way."""
+"""Additional arguments of an image processor; empty for its own settings."""
 
 FIELD = "mm_processor_kwargs"
 
 
 class Sizing(ABC):
-    """The limits of one image processor, all of which it has from its checkpoint.
+    """The limits of one image processor, read from its checkpoint.
 
     Attributes:
-        names: what clients may set, by the names that people know.
+        names: the settings that clients may send, by their usual names.
     """
 
     names: tuple[str, ...]
 
     @abstractmethod
-    def asked(self, given: Mapping[str, Any]) -> Limits:
-        """Return the limits that a client asks for; the names are known.
+    def from_client(self, given: Mapping[str, Any]) -> Limits:
+        """Return the limits of a client's settings, whose names have been checked.
 
         Raises:
-            RequestError: a value is out of range, or over what the checkpoint has.
+            RequestError: a value is out of range, or exceeds the checkpoint's.
         """
 
     @abstractmethod
     def num_tokens(self, size: Size, limits: Limits) -> int:
-        """Return how many tokens a picture becomes; 0 where nothing would be left of it."""
+        """Return the number of tokens of an image; 0 if it would be empty."""
 
     @abstractmethod
     def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
-        """Return what the processor's arrays of a picture say of its tokens, and no pixels."""
+        """Return the processor's arrays that determine an image's tokens, without pixels."""
 
     @abstractmethod
     def steps(self, limits: Limits) -> Sequence[int]:
-        """Return numbers, from the least picture to what the limits allow."""
+        """Return the possible steps in ascending order, up to the given limits."""
 
     @abstractmethod
-    def at(self, step: int, limits: Limits) -> Limits:
-        """Return the limits, made smaller."""
+    def limits_at(self, step: int, limits: Limits) -> Limits:
+        """Return the limits reduced to a step."""
 
     def limits(self, given: Mapping[str, Any]) -> Limits:
-        """Return the limits that a client asks for.
+        """Return the limits of a client's settings.
 
         Raises:
-            RequestError: there is something else among them, or a value is out of range.
+            RequestError: a name is unknown, or a value is out of range.
         """
         if not given.keys() <= set(self.names):
             raise RequestError(
@@ -60,51 +60,51 @@ class Sizing(ABC):
                 code="unsupported_parameter",
                 hint=f"it takes {', '.join(self.names)}",
             )
-        return self.asked(given) if given else {}
+        return self.from_client(given) if given else {}
 
-    def fitted(self, size: Size, most_tokens: int, limits: Limits) -> Limits:
-        """Return the largest limits under which a picture has no more than so many tokens.
+    def fit(self, size: Size, most_tokens: int, limits: Limits) -> Limits:
+        """Return the largest limits with which an image has at most ``most_tokens`` tokens.
 
-        Where it always has more, those under which it has the fewest; the same where no others make
-        it smaller.
+        If there are none, return those with the fewest tokens. Return ``limits`` unchanged if no
+        others make the image smaller.
         """
 
         def num_at(step: int) -> int:
-            return self.num_tokens(size, self.at(step, limits))
+            return self.num_tokens(size, self.limits_at(step, limits))
 
         num_tokens = self.num_tokens(size, limits)
         if num_tokens <= most_tokens:
             return limits
         steps = self.steps(limits)
-        first = bisect_left(steps, 1, key=num_at)  # under it nothing is left of the picture
+        first = bisect_left(steps, 1, key=num_at)  # below this the image is empty
         over = bisect_right(steps, most_tokens, key=num_at)
         step = steps[min(max(first, over - 1), len(steps) - 1)]
-        return self.at(step, limits) if num_at(step) < num_tokens else limits
+        return self.limits_at(step, limits) if num_at(step) < num_tokens else limits
 
 
 def number(given: Mapping[str, Any], name: str, most: int) -> int:
-    """Return a limit that a client set.
+    """Return a client's limit.
 
     Raises:
-        RequestError: it is no number from 1 to what the checkpoint has.
+        RequestError: it is not an integer from 1 to ``most``.
     """
     value = given[name]
     if type(value) is not int or not 1 <= value <= most:
-        place = f"{FIELD}.{name}"
-        raise RequestError(f"{place} must be a number from 1 to {most} for this model", param=place)
+        param = f"{FIELD}.{name}"
+        raise RequestError(f"{param} must be a number from 1 to {most} for this model", param=param)
     return value
 
 
 def edges(given: Mapping[str, Any], most: Mapping[str, int]) -> dict[str, int]:
-    """Return the edges of a ``size`` that a client set, if there is one.
+    """Return the edges of a client's ``size``; empty if there is none.
 
     Raises:
-        RequestError: it is no object, or has other edges or larger ones.
+        RequestError: it is not an object, or has other edges or larger ones.
     """
     size = given.get("size")
     if size is None:
         return {}
     if not isinstance(size, dict) or not size.keys() <= most.keys():
-        place = f"{FIELD}.size"
-        raise RequestError(f"{place} must have {' and '.join(most)} for this model", param=place)
+        param = f"{FIELD}.size"
+        raise RequestError(f"{param} must have {' and '.join(most)} for this model", param=param)
     return {name: number(size, name, most[name]) for name in size}

@@ -1,4 +1,4 @@
-"""Which limits an image processor has, told by its settings."""
+"""Selects the kind of limits of an image processor, by its settings."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,14 +13,14 @@ from vlmkit_hf.images.sizing.tiles import Tiles
 
 
 def find_sizing(processor: Any, options: Mapping[str, Any], token: str = "") -> Sizing | None:
-    """Return the limits of a family; None where pictures are shown in one way, or none is known.
+    """Return the limits of a family; None if it has none, or none of a supported kind.
 
-    Whether they are as they seem is for the caller to try.
+    The caller must check that they compute the right numbers of tokens.
 
     Args:
         processor: the family's processor.
-        options: what it and its image processor are called with.
-        token: of which each has a feature; none where that is not known.
+        options: the arguments of the processor and its image processor.
+        token: the text of the feature token; empty if it is unknown.
     """
     images = processor.image_processor
 
@@ -30,8 +30,8 @@ def find_sizing(processor: Any, options: Mapping[str, Any], token: str = "") -> 
 
     if token and hasattr(images, "plan"):
         bound = next(filter(setting, limit.NAMES), None)
-        is_kept = setting("do_resize") is False
-        return Limit(processor, options, bound, token) if bound and not is_kept else None
+        keeps_size = setting("do_resize") is False
+        return Limit(processor, options, bound, token) if bound and not keeps_size else None
     kind = type(images).__name__.removesuffix("Pil")
     if token and kind in slices.KINDS:
         return Slices(processor, options, kind, token)
@@ -39,7 +39,7 @@ def find_sizing(processor: Any, options: Mapping[str, Any], token: str = "") -> 
 
 
 def _by_size(processor: Any, setting: Callable[[str], Any]) -> Sizing | None:
-    """Return the limits that follow from how large pictures are resized to be."""
+    """Return the limits that follow from the settings for resizing."""
     images = processor.image_processor
     size = setting("size") or {}
     shortest, longest = (_edge(size, name) for name in ("shortest_edge", "longest_edge"))

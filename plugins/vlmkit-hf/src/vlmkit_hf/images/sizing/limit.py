@@ -1,7 +1,7 @@
-"""Kimi, Muse, Nemotron, Llama 4, Molmo 2, LFM2 and their like: one number that bounds a picture.
+"""A single upper limit: Kimi, Muse, Nemotron, Llama 4, Molmo 2, LFM2 and similar families.
 
-Whether it counts patches, tiles or tokens is the family's business: how many tokens follow is asked
-of its own plan of a picture, and of the words that its processor writes for that.
+The limit counts patches, tiles or tokens, depending on the family. The family's plan of an image
+and the text of its processor determine the resulting number of tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,29 +17,29 @@ NAMES = (
     *("max_image_tokens", "max_soft_tokens", "max_num_patches", "max_crops", "max_patches"),
     "max_image_size",
 )
-"""What families call it; the first that a processor has is it."""
+"""Names of the limit; a processor's first one counts."""
 
 CHOICES: Mapping[str, Sequence[int]] = {"max_soft_tokens": (70, 140, 280, 560, 1120)}
-"""The numbers that a family knows, where not all."""
+"""The values that a family accepts, if not all."""
 
 LOWERED = {"max_image_tokens": "min_image_tokens", "max_num_patches": "min_num_patches"}
-"""What must not be over it."""
+"""The lower limit that must not exceed it."""
 
 WHOLE = {"max_image_tokens": "do_image_splitting"}
-"""What lets a picture over the limit be cut into more, and so is left off under a lower one."""
+"""The setting that cuts larger images into tiles, and that is off under a lower limit."""
 
 
 class Limit(Sizing):
-    """One number of an image processor that says what it makes of a picture's size.
+    """The upper limit of an image processor that has a plan for each size.
 
-    From one number to the next, tokens of some families rise and fall a little: a picture keeps to
-    its bound all the same, and may have a few tokens less than would fit.
+    In some families the number of tokens is not quite monotonic in the limit. An image then keeps
+    to its bound, but may have a few tokens less than would fit.
 
     Args:
-        processor: the family's.
-        options: what it and its image processor are called with.
-        name: of the number.
-        token: of which each has a feature.
+        processor: the family's processor.
+        options: the arguments of the processor and its image processor.
+        name: the name of the limit.
+        token: the text of the feature token.
     """
 
     def __init__(self, processor: Any, options: Mapping[str, Any], name: str, token: str) -> None:
@@ -49,27 +49,27 @@ class Limit(Sizing):
         own = options.get(name)
         self._most = int(getattr(processor.image_processor, name) if own is None else own)
 
-    def asked(self, given: Mapping[str, Any]) -> Limits:
-        """Take the number."""
-        asked = number(given, self._name, self._most)
+    def from_client(self, given: Mapping[str, Any]) -> Limits:
+        """Accept the limit."""
+        from_client = number(given, self._name, self._most)
         known = CHOICES.get(self._name)
-        if known is not None and asked not in known:
-            place = f"{FIELD}.{self._name}"
-            raise RequestError(f"{place} must be one of {', '.join(map(str, known))}", param=place)
-        return self._under(asked)
+        if known is not None and from_client not in known:
+            param = f"{FIELD}.{self._name}"
+            raise RequestError(f"{param} must be one of {', '.join(map(str, known))}", param=param)
+        return self._under(from_client)
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
-        """Count them in what the processor writes."""
+        """Count the feature tokens in the processor's text."""
         called_with = {**self._options, **limits}
         try:
             arrays = self.outline(size, limits)
-        except (ValueError, ZeroDivisionError):  # as transformers has it, for less than a token
+        except (ValueError, ZeroDivisionError):  # transformers raises them for less than a token
             return 0
         written = self._processor.replace_image_token(arrays, image_idx=0, **called_with)
         return int(written.count(self._token))
 
     def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
-        """Return the numbers of the plan, and what has the shape of a tile."""
+        """Return the numbers of the plan, and an array with the shape of a tile."""
         images = self._processor.image_processor
         plan = images.plan(size, {**self._options, **limits})
         lists = images.family.lists if hasattr(images, "family") else ()
@@ -80,19 +80,19 @@ class Limit(Sizing):
         return {"pixel_values": pixels, **numbers}
 
     def steps(self, limits: Limits) -> Sequence[int]:
-        """Return numbers up to the limit."""
+        """Return values up to the limit."""
         most = limits.get(self._name, self._most)
         known = CHOICES.get(self._name)
         return [step for step in known if step <= most] if known else range(1, most + 1)
 
-    def at(self, step: int, limits: Limits) -> Limits:
-        """Lower the number."""
+    def limits_at(self, step: int, limits: Limits) -> Limits:
+        """Lower the limit."""
         whole = WHOLE.get(self._name, "")
         cut = {whole: False} if hasattr(self._processor.image_processor, whole) else {}
         return {**limits, **self._under(step), **cut}
 
     def _under(self, most: int) -> Limits:
-        """Return the number, and a lower bound with it that is over it."""
+        """Return the limit, and the family's lower limit reduced to it if necessary."""
         least = LOWERED.get(self._name, "")
         own = getattr(self._processor.image_processor, least, None) if least else None
         return {self._name: most, **({least: most} if own is not None and own > most else {})}

@@ -1,4 +1,4 @@
-"""InternVL and its like: a grid of tiles, as many as there are between two limits."""
+"""Limits of the number of tiles in a grid: InternVL and similar families."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ _OTHER_NAMES = {
     "min_dynamic_patch": "min_patches",
     "dynamic_image_size": "crop_to_patches",
 }
-"""What the family's own code calls the limits that transformers calls otherwise."""
+"""Names in the family's own code for settings that transformers renamed."""
 
 
 class Tiles(Sizing):
-    """Limits of the number of tiles.
+    """A lower and an upper limit of the number of tiles.
 
     Args:
         processor: the image processor.
-        tile_tokens: tokens of each tile.
+        tile_tokens: the number of tokens of a tile.
     """
 
     names = ("min_patches", "max_patches", "crop_to_patches", *_OTHER_NAMES)
@@ -31,8 +31,8 @@ class Tiles(Sizing):
         self._most = int(processor.max_patches)
         self._tile_tokens = tile_tokens
 
-    def asked(self, given: Mapping[str, Any]) -> Limits:
-        """Take the numbers of tiles, and whether pictures are cut at all."""
+    def from_client(self, given: Mapping[str, Any]) -> Limits:
+        """Accept the limits of tiles, and whether images are cut at all."""
         named = {_OTHER_NAMES.get(name, name): name for name in given}
         if len(named) < len(given):
             raise RequestError(f"{FIELD} says the same by two names", param=FIELD)
@@ -42,8 +42,8 @@ class Tiles(Sizing):
                 limits[key] = number(given, named[key], self._most)
         most = limits.get("max_patches", self._most)
         if limits.setdefault("min_patches", min(self._least, most)) > most:
-            place = f"{FIELD}.{named['min_patches']}"
-            raise RequestError(f"{place} is over the largest number", param=place)
+            param = f"{FIELD}.{named['min_patches']}"
+            raise RequestError(f"{param} is over the largest number", param=param)
         if (name := named.get("crop_to_patches")) is not None:
             if not isinstance(given[name], bool):
                 raise RequestError(f"{FIELD}.{name} must be true or false", param=f"{FIELD}.{name}")
@@ -51,23 +51,23 @@ class Tiles(Sizing):
         return limits
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
-        """Count the tiles."""
+        """Return the tokens of all tiles."""
         return self._tile_tokens * self._num_tiles(size, limits)
 
     def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
-        """Return how many tiles there are."""
+        """Return the number of tiles."""
         return {"num_patches": [self._num_tiles(size, limits)]}
 
     def _num_tiles(self, size: Size, limits: Limits) -> int:
-        """Ask the processor."""
-        asked = {"crop_to_patches": True, **limits}
-        return int(self._processor.get_number_of_image_patches(*size, asked))
+        """Return the processor's number of tiles."""
+        from_client = {"crop_to_patches": True, **limits}
+        return int(self._processor.get_number_of_image_patches(*size, from_client))
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return numbers of tiles."""
         return range(1, limits.get("max_patches", self._most) + 1)
 
-    def at(self, step: int, limits: Limits) -> Limits:
-        """Lower the larger limit, and the smaller one with it."""
+    def limits_at(self, step: int, limits: Limits) -> Limits:
+        """Lower the upper limit, and the lower limit if necessary."""
         least = min(limits.get("min_patches", self._least), step)
         return {**limits, "max_patches": step, "min_patches": least}

@@ -1,4 +1,4 @@
-"""What is written down of a family's processor, if ours can do the same."""
+"""Converts a processor of transformers to saved settings, if its family is supported here."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from vlmkit_hf.images.facts import ImageFacts
-from vlmkit_hf.images.standalone.families import IMAGES, LAYOUTS, WORDS
+from vlmkit_hf.images.standalone.families import IMAGES, LAYOUTS, WRITERS
 from vlmkit_hf.images.standalone.processor import SETTINGS, settings_under
-from vlmkit_hf.images.standalone.settings import ProcessorSettings, WordSettings
+from vlmkit_hf.images.standalone.settings import ProcessorSettings, TextSettings
 
-# Of how pictures are passed and found, not of how they are shown.
-_NO_MATTER = frozenset(
+# Settings that do not change the arrays or the text of an image.
+_IRRELEVANT = frozenset(
     {
         "auto_map",
         "backend",
@@ -37,25 +37,25 @@ _NO_MATTER = frozenset(
 
 
 class UndescribedError(Exception):
-    """Ours cannot do what a processor does; says why."""
+    """A processor is not supported without transformers; says why."""
 
 
 def describe(processor: Any, facts: ImageFacts) -> ProcessorSettings:
     """Return the settings of a processor of transformers.
 
     Raises:
-        UndescribedError: it is of a class, or has a setting, that is not known.
+        UndescribedError: its class or one of its settings is not supported.
     """
     name = type(processor).__name__
     images = processor.image_processor
     pictures = type(images).__name__.removesuffix("Pil").removesuffix("Fast")
-    if name not in WORDS or pictures not in IMAGES:
+    if name not in WRITERS or pictures not in IMAGES:
         raise UndescribedError(f"{name} with {pictures} is not among them")
     if facts.lays_out and name not in LAYOUTS:
         raise UndescribedError(f"{name} lays texts out in a way of its own")
     stated = {**images.to_dict(), **{k: v for k, v in facts.options.items() if v is not None}}
     for key, value in stated.items():
-        if key not in SETTINGS | _NO_MATTER and value not in (None, False):
+        if key not in SETTINGS | _IRRELEVANT and value not in (None, False):
             raise UndescribedError(f"its setting {key!r} is not known")
     if stated.get("do_pan_and_scan"):
         raise UndescribedError("it cuts parts out of long pictures")
@@ -65,23 +65,25 @@ def describe(processor: Any, facts: ImageFacts) -> ProcessorSettings:
             {key: value for key, value in own.items() if value is not None},
             {key: _plain(value) for key, value in facts.options.items()},
         )
-        return ProcessorSettings(words=name, pictures=pictures, own=_words(processor), images=shown)
+        return ProcessorSettings(
+            words=name, pictures=pictures, own=_text_settings(processor), images=shown
+        )
     except msgspec.ValidationError as error:
         raise UndescribedError(f"its settings are out of bounds: {error}") from error
 
 
-def _words(processor: Any) -> WordSettings:
+def _text_settings(processor: Any) -> TextSettings:
     known = {
         key: value
         for key, value in vars(processor).items()
-        if key in WordSettings.__struct_fields__ and isinstance(value, int | str)
+        if key in TextSettings.__struct_fields__ and isinstance(value, int | str)
     }
     first = processor.tokenizer.bos_token
-    return msgspec.convert({**known, "bos_token": first or ""}, WordSettings)
+    return msgspec.convert({**known, "bos_token": first or ""}, TextSettings)
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON has it."""
+    """Return a setting as a JSON value."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""Which of our forms does what transformers' classes do, by the names of those.
+"""Maps the class names of transformers to the functions here that do the same.
 
-What is written for a picture goes by the processor, what is shown of it by the image processor.
+The processor's class selects the text of an image, the image processor's class its arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ from vlmkit_hf.images.pillow.pixels import Pixels
 from vlmkit_hf.images.pillow.views import Plan
 from vlmkit_hf.images.size import Size
 from vlmkit_hf.images.standalone import image_tokens, plans
-from vlmkit_hf.images.standalone.settings import WordSettings
+from vlmkit_hf.images.standalone.settings import TextSettings
 
 
 def _masked_tiles(views: Sequence[Pixels], s: Any) -> Arrays:
-    """The tiles of a picture together, and which of their pixels are its own: all."""
+    """Pack the tiles of an image together, with a mask of ones."""
     made = packing.tiles_of_picture(views, s)
     if s.do_pad:
         _, num_tiles, _, height, width = made["pixel_values"].shape
@@ -28,9 +28,9 @@ def _masked_tiles(views: Sequence[Pixels], s: Any) -> Arrays:
 
 
 def _family(
-    plan: Callable[[Size, Any], Plan], form: Callable[[Sequence[Pixels], Any], Arrays]
+    plan: Callable[[Size, Any], Plan], pack: Callable[[Sequence[Pixels], Any], Arrays]
 ) -> Family:
-    return Family(plan, form, {}, resize=pixels.at_once, scaling=pixels.stepwise)
+    return Family(plan, pack, {}, resize=pixels.pillow_resized, scaling=pixels.stepwise)
 
 
 IMAGES: Mapping[str, Family] = {
@@ -48,7 +48,7 @@ IMAGES: Mapping[str, Family] = {
     "SiglipImageProcessor": _family(plans.whole, packing.tiles),
     "SmolVLMImageProcessor": _family(plans.split, _masked_tiles),
 }
-WORDS: Mapping[str, image_tokens.Writer] = {
+WRITERS: Mapping[str, image_tokens.Writer] = {
     "Cohere2VisionProcessor": image_tokens.tiles_in_lines,
     "Gemma3Processor": image_tokens.fixed,
     "Glm4vProcessor": image_tokens.merged_patches,
@@ -65,7 +65,7 @@ WORDS: Mapping[str, image_tokens.Writer] = {
     "Qwen3VLProcessor": image_tokens.merged_patches,
     "SmolVLMProcessor": image_tokens.rows_of_tiles,
 }
-LAYOUTS: Mapping[str, Callable[[str, WordSettings], str]] = {
+LAYOUTS: Mapping[str, Callable[[str, TextSettings], str]] = {
     "PaliGemmaProcessor": image_tokens.bos_behind_images,
 }
-"""What some processors do to a text as a whole."""
+"""How some processors change a whole text."""

@@ -1,7 +1,7 @@
-"""How families for which transformers has an image processor on Pillow show a picture of a size.
+"""The plans of families whose image processors transformers has on Pillow.
 
-The same rules in the same numbers, so that a model is served without transformers; which of them is
-right for a checkpoint is tried beside transformers' own before it is relied on.
+They follow the same rules with the same numbers, so that a model runs without transformers. A
+checkpoint's plan is compared with transformers before it is used.
 """
 
 import math
@@ -21,12 +21,12 @@ from vlmkit_hf.images.size import Size
 
 
 def whole(size: Size, s: Any) -> Plan:
-    """One view, perhaps the middle of it."""
+    """Show the whole image, resized and cropped to the centre if the settings say so."""
     return Plan((_shown(size, s),), {"num_crops": [0]})
 
 
 def on_square(size: Size, s: Any) -> Plan:
-    """The same, on a square ground of the mean colour where that is asked for."""
+    """Do the same; pad to a square with the mean colour first if the settings say so."""
     if not s.do_pad or size.height == size.width:
         return whole(size, s)
     side = max(size)
@@ -37,7 +37,7 @@ def on_square(size: Size, s: Any) -> Plan:
 
 
 def in_area(size: Size, s: Any) -> Plan:
-    """Stretched to whole tokens, of an area between two limits."""
+    """Stretch to whole tokens, with an area between two limits."""
     used = size
     if s.do_resize:
         least, most = s.size["shortest_edge"], s.size["longest_edge"]
@@ -47,28 +47,28 @@ def in_area(size: Size, s: Any) -> Plan:
 
 
 def in_volume(size: Size, s: Any) -> Plan:
-    """The same of what is repeated for moments, which all count; a token is the least."""
-    side, moments = s.patch_size * s.merge_size, s.temporal_patch_size
+    """Do the same for an image repeated as frames, which all count; at least one token."""
+    side, num_frames = s.patch_size * s.merge_size, s.temporal_patch_size
     used = size
     if s.do_resize:
         least, most = s.size["shortest_edge"], s.size["longest_edge"]
         if min(size) < side:
             scale = max(side / size.height, side / size.width)
             used = Size(int(size.height * scale), int(size.width * scale))
-        used = patches_in_area(used, side, least / moments, most / moments)
+        used = patches_in_area(used, side, least / num_frames, most / num_frames)
     grid = (1, used.height // s.patch_size, used.width // s.patch_size)
     return Plan(((Resize(used),),), {"image_grid_thw": [grid]})
 
 
 def in_edge(size: Size, s: Any) -> Plan:
-    """Kept in shape within a longer side, in whole tokens."""
+    """Keep the aspect ratio within a longer side, in whole tokens."""
     side = s.patch_size if isinstance(s.patch_size, int) else s.patch_size["height"]
     used = within_edge(size, s.size["longest_edge"], side) if s.do_resize else size
     return Plan(((Resize(used),),), {"image_sizes": [used]})
 
 
 def split(size: Size, s: Any) -> Plan:
-    """The longer side brought to a limit, cut into tiles; and the whole in one, if several."""
+    """Resize the longer side and cut into tiles; add the whole in one if there are several."""
     used = resized_to_split(size, s.size["longest_edge"]) if s.do_resize else size
     side = s.max_image_size["longest_edge"]
     tile = Size(side, side)
@@ -84,7 +84,7 @@ def split(size: Size, s: Any) -> Plan:
 
 
 def in_tiles(size: Size, side: int) -> Size:
-    """Return the size of whole tiles that a picture is stretched to."""
+    """Return the size in whole tiles to which an image is stretched."""
     shape = size.width / size.height
     if size.width >= size.height:
         width = math.ceil(size.width / side) * side
@@ -94,7 +94,7 @@ def in_tiles(size: Size, side: int) -> Size:
 
 
 def stretched_tiles(size: Size, s: Any) -> Plan:
-    """Stretched to a grid of tiles; and the whole in one, if there are several."""
+    """Stretch to a grid of tiles; add the whole in one if there are several."""
     tile = size_of(s.size)
     if not (s.crop_to_patches and s.max_patches > 1):
         return Plan(((Resize(tile),) if s.do_resize else (),), {"num_patches": [1]})
@@ -106,7 +106,7 @@ def stretched_tiles(size: Size, s: Any) -> Plan:
 
 
 def padded_tiles(size: Size, s: Any) -> Plan:
-    """The whole in one tile; then kept in shape on a canvas that is cut into tiles."""
+    """Show the whole in one tile, then with its aspect ratio on a canvas that is cut into tiles."""
     side = s.size.get("height") or s.size["shortest_edge"]
     first = Size(side, s.size.get("width") or side)
     edge = (s.crop_size or {}).get("height") or side
@@ -120,12 +120,12 @@ def padded_tiles(size: Size, s: Any) -> Plan:
 
 
 def _shown(size: Size, s: Any) -> View:
-    """Resize to a size or a shorter side, and keep the middle where that is asked for."""
+    """Resize to a size or a shorter side, and crop to the centre if the settings say so."""
     view: View = ()
     if s.do_resize:
         size = _resized(size, s.size)
         view = (Resize(size),)
-    return (*view, *_middle(size, size_of(s.crop_size))) if s.do_center_crop else view
+    return (*view, *_centre_crop(size, size_of(s.crop_size))) if s.do_center_crop else view
 
 
 def _resized(size: Size, setting: Any) -> Size:
@@ -136,9 +136,9 @@ def _resized(size: Size, setting: Any) -> Size:
     return Size(long, edge) if size.width <= size.height else Size(edge, long)
 
 
-def _middle(size: Size, crop: Size) -> View:
-    """Keep the middle; what is smaller stands on black."""
-    ground = Size(max(size.height, crop.height), max(size.width, crop.width))
-    above, before = (math.ceil((a - b) / 2) for a, b in zip(ground, size, strict=True))
+def _centre_crop(size: Size, crop: Size) -> View:
+    """Crop to the centre; pad a smaller image with black."""
+    padded = Size(max(size.height, crop.height), max(size.width, crop.width))
+    above, before = (math.ceil((a - b) / 2) for a, b in zip(padded, size, strict=True))
     top, left = ((a - b) // 2 for a, b in zip(size, crop, strict=True))
-    return Pad(ground, above, before), Crop(crop, top + above, left + before)
+    return Pad(padded, above, before), Crop(crop, top + above, left + before)

@@ -1,4 +1,4 @@
-"""Settings of processors as they are written down: typed and within bounds."""
+"""The saved settings of processors, with types and bounds."""
 
 from typing import Annotated, Literal
 
@@ -17,8 +17,8 @@ Side = Annotated[int, Meta(ge=1, le=2**14)]
 Pair = tuple[Side, Side]
 
 
-class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of an image processor; the names are those of its file."""
+class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of an image processor, with the names in its file."""
 
     do_resize: bool | None = None
     size: Edges | None = None
@@ -45,8 +45,8 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     do_pan_and_scan: bool | None = None
 
 
-class WordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of what a processor writes for a picture; the names are those of its attributes."""
+class TextSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings for the text of an image, with the names of a processor's attributes."""
 
     image_token: Word
     bos_token: Word = ""
@@ -73,16 +73,16 @@ class WordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ProcessorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a family's processor.
+    """The settings of a family's processor.
 
     Attributes:
-        words: the class of the processor.
-        pictures: the class of its image processor.
-        own: what the first writes.
-        images: how the second shows pictures.
+        words: the class name of the processor.
+        pictures: the class name of its image processor.
+        own: the settings for the text of an image.
+        images: the settings of the image processor.
     """
 
     words: Word
     pictures: Word
-    own: WordSettings
-    images: PictureSettings
+    own: TextSettings
+    images: ImageSettings

@@ -1,7 +1,6 @@
-"""What one rendering of a template may cost: steps, bytes, characters and CPU time.
+"""The budget of one rendering of a template: steps, bytes, characters and CPU time.
 
-Counts and measures values; what is counted when is decided by
-:mod:`vlmkit_hf.templates.sandbox.environment`.
+Counts and measures values. :mod:`vlmkit_hf.templates.sandbox.environment` decides what is counted.
 """
 
 import sys
@@ -16,15 +15,15 @@ from jinja2.utils import Namespace
 from vlmkit.errors import RequestError
 
 MAX_CHARS = 2**24
-"""Characters of one text, and of everything that a template writes."""
+"""Characters of one text, and of the whole rendered text."""
 MAX_BYTES = 2**28
-"""Bytes of all values that one rendering makes, kept or not."""
+"""Bytes of all values that one rendering creates, in use or not."""
 MAX_ITEMS = 2**20
 """Items of one list, and nodes of one nested value that is written, compared or sorted."""
 MAX_DEPTH = 64
 MAX_INT_BITS = 2**12
 MAX_CPU_S = 5.0
-"""A backstop: the step limit stops every template that is known before it."""
+"""A second limit: all known templates reach the step limit first."""
 
 CHARS_PER_STEP = 2**10
 NODES_PER_STEP = 2**4
@@ -47,7 +46,7 @@ class TemplateTooCostly(RequestError):  # noqa: N818 - as those of vlmkit.errors
 
 
 class Budget:
-    """What one rendering has used, and its limits.
+    """The usage of one rendering, and its limits.
 
     Args:
         max_steps: the step limit.
@@ -62,10 +61,10 @@ class Budget:
         self._deadline_s = time.thread_time() + MAX_CPU_S
 
     def step(self, number: int = 1) -> bool:
-        """Count steps; always True.
+        """Count steps; always return True.
 
         Raises:
-            TemplateTooCostly: the step limit or the CPU time is exceeded.
+            TemplateTooCostly: the rendering exceeds its step limit or its CPU time.
         """
         self._num_steps += number
         if self._num_steps >= self._clock_at:
@@ -78,13 +77,13 @@ class Budget:
         """Count characters that the template writes.
 
         Raises:
-            TemplateTooCostly: there are too many.
+            TemplateTooCostly: the rendered text is too long.
         """
         self._num_chars += num_chars
         if self._num_chars > MAX_CHARS:
             raise TemplateTooCostly
 
-    def keep(self, value: Any) -> Any:
+    def count(self, value: Any) -> Any:
         """Count the memory of a new value; an iterator is counted while it is read.
 
         Returns:
@@ -97,37 +96,37 @@ class Budget:
         if kind in _SCALARS:
             return value
         if isinstance(value, str):
-            self._keep_text(value)
+            self._count_text(value)
         elif isinstance(value, int):
             check_int(value)
         elif isinstance(value, Collection):
-            self._keep_bytes(ITEM_BYTES * (1 + check_length(len(value))))
+            self._count_bytes(ITEM_BYTES * (1 + check_length(len(value))))
         elif isinstance(value, Iterator) and kind is not LoopContext:
             return self._counted(value)
         else:
-            self._keep_bytes(ITEM_BYTES)
+            self._count_bytes(ITEM_BYTES)
         return value
 
-    def keep_part(self, value: Any) -> Any:
+    def count_part(self, value: Any) -> Any:
         """Count the memory of a new sequence whose items are not new: a sum or a slice.
 
         Raises:
-            TemplateTooCostly: as for :meth:`keep`.
+            TemplateTooCostly: as for :meth:`count`.
         """
         if isinstance(value, list | tuple):
-            self._keep_bytes(8 * check_length(len(value)))
+            self._count_bytes(8 * check_length(len(value)))
             return value
-        return self.keep(value)
+        return self.count(value)
 
     def measure(self, value: Any, chars_per_level: int = 0) -> int:
-        """Return how long a value is when it is written, at most; shared parts count each time.
+        """Return an upper bound of a value's written length; shared parts count each time.
 
         Args:
-            value: what will be written, compared, hashed or sorted.
-            chars_per_level: of indentation.
+            value: a value to write, compare, hash or sort.
+            chars_per_level: characters of indentation for each level.
 
         Raises:
-            TemplateTooCostly: it is too long, or nested too deeply.
+            TemplateTooCostly: the value is too long, or nested too deeply.
         """
         if type(value) in _SCALARS:
             return 32
@@ -141,13 +140,13 @@ class Budget:
             self.step(num_chars // CHARS_PER_STEP)
         return num_chars
 
-    def _keep_text(self, text: str) -> None:
+    def _count_text(self, text: str) -> None:
         if len(text) > SMALL_CHARS:
             check_chars(len(text))
-            self._keep_bytes(sys.getsizeof(text))
+            self._count_bytes(sys.getsizeof(text))
             self.step(len(text) // CHARS_PER_STEP)
 
-    def _keep_bytes(self, number: int) -> None:
+    def _count_bytes(self, number: int) -> None:
         self._num_bytes += number
         if self._num_bytes > MAX_BYTES:
             raise TemplateTooCostly
@@ -161,7 +160,7 @@ class Budget:
 
 
 def check_chars(number: int) -> None:
-    """Refuse a text of so many characters.
+    """Refuse a text with too many characters.
 
     Raises:
         TemplateTooCostly: they are too many.
@@ -171,7 +170,7 @@ def check_chars(number: int) -> None:
 
 
 def check_length(number: int) -> int:
-    """Return the number of items that a list has.
+    """Return the number of items of a list.
 
     Raises:
         TemplateTooCostly: they are too many.
@@ -182,17 +181,17 @@ def check_length(number: int) -> int:
 
 
 def check_int(value: int) -> None:
-    """Refuse an integer whose arithmetic takes long.
+    """Refuse an integer whose arithmetic would take long.
 
     Raises:
-        TemplateTooCostly: it has too many bits.
+        TemplateTooCostly: the integer has too many bits.
     """
     if value.bit_length() > MAX_INT_BITS:
         raise TemplateTooCostly
 
 
 def _measured(value: Any, chars_per_level: int) -> tuple[int, int]:
-    """Return how many nodes a nested value has, and how many characters when it is written."""
+    """Return the number of nodes of a nested value, and of characters when it is written."""
     num_nodes = num_chars = 0
     pending: list[tuple[Any, int]] = [(value, 0)]
     while pending:
@@ -214,9 +213,9 @@ def _measured(value: Any, chars_per_level: int) -> tuple[int, int]:
 
 
 def _parts_of(value: Any) -> tuple[int, Iterable[Any]] | None:
-    """Return the number of a container's parts, and the parts; None for what has none.
+    """Return the number of a container's parts, and the parts; None for other values.
 
-    A namespace shows its values when it is written.
+    A namespace writes its values, so they count as its parts.
     """
     if isinstance(value, Namespace):
         value = object.__getattribute__(value, "_Namespace__attrs")

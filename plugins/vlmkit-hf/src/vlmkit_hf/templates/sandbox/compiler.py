@@ -1,9 +1,8 @@
-# ruff: noqa: N802, D102 - the visitors of Jinja's compiler have such names, and say what they write
-"""Compiles templates to code that counts what it does, and computes nothing at compile time.
+# ruff: noqa: N802, D102 - Jinja's compiler names its visitors so; each name says what it writes
+"""Compiles templates to code that counts its work, and computes nothing at compile time.
 
-Jinja's own compiler folds constants, ``"x"|center(3000000000)`` among them, and hands loops,
-comparisons, slices and literals to Python without a call in between. Says what is counted, not
-how much is allowed.
+Jinja's own compiler folds constants, ``"x"|center(3000000000)`` among them. It compiles loops,
+comparisons, slices and literals to plain Python. Decides what is counted, not what is allowed.
 """
 
 from collections.abc import Iterable
@@ -14,13 +13,13 @@ from jinja2 import nodes
 from jinja2.compiler import Frame
 
 NODES_PER_STEP = 2**5
-"""Nodes of a body that cost one step each time it runs."""
+"""Nodes of a body for each step that a run of it costs."""
 
 _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
 
 
 def count_bodies(tree: nodes.Template) -> nodes.Template:
-    """Make each run of a loop's or macro's body a number of steps that goes with its size."""
+    """Make each run of a loop's or macro's body cost steps in proportion to its size."""
     found: list[Any] = list(tree.find_all(_BODIES))
     for node in found:
         size = 1 + sum(1 for _ in node.find_all(nodes.Node)) // NODES_PER_STEP
@@ -59,12 +58,12 @@ class CountingCompiler(jinja2.compiler.CodeGenerator):
         if not isinstance(node.arg, nodes.Slice):
             super().visit_Getitem(node, frame)
             return
-        self.write("environment.keep_part(")
+        self.write("environment.count_part(")
         super().visit_Getitem(node, frame)
         self.write(")")
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        self.write("environment.keep(")
+        self.write("environment.count(")
         super().visit_List(node, frame)
         self.write(")")
 
@@ -72,12 +71,12 @@ class CountingCompiler(jinja2.compiler.CodeGenerator):
         if node.ctx != "load":
             super().visit_Tuple(node, frame)
             return
-        self.write("environment.keep(")
+        self.write("environment.count(")
         super().visit_Tuple(node, frame)
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self.write("environment.keep({")
+        self.write("environment.count({")
         for pair in node.items:
             self._write_measured(pair.key, frame)
             self.write(": ")

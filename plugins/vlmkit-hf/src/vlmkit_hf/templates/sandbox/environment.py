@@ -1,8 +1,8 @@
-"""Jinja's sandbox with limits on what a template costs while it is compiled and rendered.
+"""Jinja's sandbox with limits on the cost of compiling and rendering a template.
 
-Templates come with checkpoints, which nobody vouches for. Everything that a template can repeat is
-counted, everything that can grow is measured before it does, and nothing is computed at compile
-time. What templates may be given and what they are for is not decided here.
+Templates come with checkpoints and are untrusted. Everything that a template can repeat is counted,
+and everything that can grow is measured before it grows. Nothing is computed at compile time. The
+caller decides which values a template gets.
 """
 
 import datetime as dt
@@ -34,9 +34,9 @@ from vlmkit_hf.templates.sandbox.budget import (
 from vlmkit_hf.templates.sandbox.compiler import CountingCompiler, count_bodies
 
 MAX_SOURCE_CHARS = 2**16
-"""Characters of a template's source: compilers of deeply nested text take time and memory."""
+"""Characters of a template's source: compiling deeply nested text takes time and memory."""
 MAX_VARIABLES = 2**9
-"""Different names that a template sets: Jinja's compiler takes time by their square."""
+"""Names that a template sets: the time of Jinja's compiler grows with their square."""
 MAX_REPEATED = 2**20
 MAX_POWER = 64
 MAX_DATE_FORMAT_CHARS = 2**8
@@ -46,11 +46,11 @@ _OWN_TYPES = (str, bytes, int, float, complex, list, tuple, dict, range)
 
 
 class TemplateRefusal(jinja2.TemplateError):
-    """What a template raises on purpose."""
+    """An error that a template raises on purpose."""
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Compiles and renders templates within limits; any number of threads may use it."""
+    """Compiles and renders templates within limits; thread-safe."""
 
     code_generator_class = CountingCompiler
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
@@ -60,7 +60,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            finalize=self._shown,
+            finalize=self._counted_output,
             extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
         )
         self._own = threading.local()
@@ -83,7 +83,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """The budget of the rendering in this thread.
 
         Raises:
-            Impossible: there is none: Jinja tries to compute a constant at compile time.
+            Impossible: there is no rendering, so Jinja is folding a constant at compile time.
         """
         budget: Budget | None = getattr(self._own, "budget", None)
         if budget is None:
@@ -93,11 +93,11 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def render(
         self, template: jinja2.Template, values: Mapping[str, Any], *, max_steps: int
     ) -> str:
-        """Return what a template writes.
+        """Return the rendered text of a template.
 
         Raises:
-            TemplateTooCostly: it exceeds a limit.
-            Exception: of any kind that a template may raise.
+            TemplateTooCostly: the rendering exceeds a limit.
+            Exception: any kind, since a template may raise anything.
         """
         self._own.budget = Budget(max_steps)
         try:
@@ -115,16 +115,16 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return count_bodies(tree)
 
     def count_steps(self, number: int) -> bool:
-        """Count steps; always True. Compiled templates call it."""
+        """Count steps; always return True. Compiled templates call it."""
         return self.budget.step(number)
 
-    def keep(self, value: Any) -> Any:
+    def count(self, value: Any) -> Any:
         """Count and return a new value. Compiled templates call it."""
-        return self.budget.keep(value)
+        return self.budget.count(value)
 
-    def keep_part(self, value: Any) -> Any:
+    def count_part(self, value: Any) -> Any:
         """Count and return a slice. Compiled templates call it."""
-        return self.budget.keep_part(value)
+        return self.budget.count_part(value)
 
     def measured(self, value: Any) -> Any:
         """Return a value that may be compared or hashed. Compiled templates call it."""
@@ -141,16 +141,16 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.join("", list(values))
 
     def join(self, separator: str, items: list[Any]) -> str:
-        """Return items with a text between them.
+        """Return items joined by a separator.
 
         Raises:
-            TemplateTooCostly: the text would be too long.
+            TemplateTooCostly: the joined text would be too long.
         """
-        guards.check_joined(self.budget, separator, items)
-        text: str = self.budget.keep(separator.join(map(str, items)))
+        guards.check_join(self.budget, separator, items)
+        text: str = self.budget.count(separator.join(map(str, items)))
         return text
 
-    def _shown(self, value: Any) -> Any:
+    def _counted_output(self, value: Any) -> Any:
         """Count a value that is written."""
         self.budget.write(self.budget.measure(value))
         return value
@@ -171,8 +171,8 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Count a call, and do it.
 
         Raises:
-            SecurityError: templates may not call it.
-            TemplateTooCostly: it would take too long or make too much.
+            SecurityError: templates must not call it.
+            TemplateTooCostly: the call would take too long, or its result would be too large.
         """
         budget, given = self.budget, (*args, *kwargs.values())
         budget.step(1 + check_length(len(given)) // 16)
@@ -187,10 +187,10 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif isinstance(owner, jinja2.runtime.LoopContext) or _is_measured(obj):
             for each in given:
                 budget.measure(each)
-        return budget.keep(super().call(context, obj, *args, **kwargs))
+        return budget.count(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute what stays small."""
+        """Compute a binary operation whose result stays small."""
         self.budget.step()
         _check_numbers(operator, left, right)
         if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
@@ -200,10 +200,10 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             values = right if isinstance(right, tuple) else (right,)
             guards.check_percent(self.budget, left, values)
-        return self.budget.keep_part(super().call_binop(context, operator, left, right))
+        return self.budget.count_part(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return what runs ``str.format`` within limits, if that is what it is given."""
+        """Return a bounded ``str.format`` for a ``format`` method; None for other values."""
         is_method = isinstance(value, _METHODS) and value.__name__ in ("format", "format_map")
         if not is_method or not isinstance(value.__self__, str):
             return None
@@ -213,7 +213,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if value.__name__ != "format":
                 raise SecurityError("templates may not call 'format_map'")
             self.budget.measure(form)
-            text: str = self.budget.keep(formatter.vformat(form, args, kwargs))
+            text: str = self.budget.count(formatter.vformat(form, args, kwargs))
             return text
 
         return format_within_limits
@@ -226,10 +226,10 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             budget = self.budget
             passed, given = args[:num_passed], args[num_passed:]
             if name not in guards.SHALLOW_FILTERS:
-                given = tuple(map(_whole, given))
+                given = tuple(map(_listed, given))
             guards.check_filter(budget, name, given, kwargs)
             result = function(*passed, *given, **kwargs)
-            return result if name in guards.SAME_RESULT else budget.keep(result)
+            return result if name in guards.SAME_RESULT else budget.count(result)
 
         return bounded
 
@@ -259,7 +259,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
         budget.step()
         if not isinstance(value, int | float):
             budget.measure(value)
-        return budget.keep(super().format_field(value, format_spec))
+        return budget.count(super().format_field(value, format_spec))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         self._env.budget.measure(value)
@@ -267,7 +267,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """Accepts ``{% generation %}``, with which training templates mark answers."""
+    """Accepts ``{% generation %}``, which marks answers in training templates."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 
@@ -278,7 +278,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace without private names: Jinja's internals would call what they hold."""
+    """A namespace without private names: Jinja's internals would call their values."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *pairs = args
@@ -314,11 +314,11 @@ def _check_repeated(left: Any, right: Any) -> None:
 
 
 def _is_measured(function: Any) -> bool:
-    """Tell whether a function of ours looks into what it is given."""
+    """Tell whether a function of this module inspects its arguments."""
     return any(function is each for each in (_dict, _refuse, _now))
 
 
-def _whole(value: Any) -> Any:
+def _listed(value: Any) -> Any:
     """Return the items of an iterator as a list, so that they can be measured."""
     is_loop = isinstance(value, jinja2.runtime.LoopContext)
     return list(value) if isinstance(value, Iterator) and not is_loop else value
@@ -366,7 +366,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON; Jinja's own filter escapes it for HTML."""
+    """Return plain JSON, which Jinja's own filter would escape for HTML."""
     environment.budget.measure(value, guards.json_indent(indent, separators))
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

@@ -1,7 +1,7 @@
-"""What filters, tests and methods would make, checked before they make it.
+"""Checks calls of filters, tests and methods before they run.
 
-Each guard looks at the arguments of one call. A call that passes ends soon and makes a value whose
-size :class:`~vlmkit_hf.templates.sandbox.budget.Budget` can still count.
+Each guard inspects the arguments of one call. A call that passes ends soon, and its result is small
+enough for :class:`~vlmkit_hf.templates.sandbox.budget.Budget` to count.
 """
 
 import re
@@ -13,13 +13,13 @@ from jinja2.exceptions import SecurityError
 from vlmkit_hf.templates.sandbox.budget import Budget, TemplateTooCostly, check_chars, check_length
 
 MAX_WIDTH = 2**12
-"""Most that a number may be that says how wide, how many or how precise."""
+"""The largest number for a width, a count or a precision."""
 MAX_INDENT = 16
 MAX_SLOW_CHARS = 2**12
-"""Most characters that filters in Python, with searches of their own, are given."""
+"""The most characters for filters that search text in Python."""
 MAX_STRIPPED_CHARS = 2**8
 MAX_SEARCH = 2**26
-"""Most characters of a text times those of what is searched from its end."""
+"""The largest product of the lengths of a text and of what is searched from its end."""
 MAX_SPLIT_CHARS = 2**20
 
 SHALLOW_FILTERS = frozenset(
@@ -29,7 +29,7 @@ SHALLOW_FILTERS = frozenset(
         *("select", "selectattr", "slice"),
     }
 )
-"""Filters that do not look into the items of what they get."""
+"""Filters that do not inspect the items of their arguments."""
 SHALLOW_TESTS = frozenset(
     {
         *("boolean", "callable", "defined", "escaped", "false", "filter", "float", "integer"),
@@ -44,7 +44,7 @@ _ITEMISED = frozenset(
         *("urlencode", "wordcount"),
     }
 )
-"""Filters that make an object of each character or word of a text."""
+"""Filters that create an object for each character or word of a text."""
 _WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice"})
 
 STR_METHODS = frozenset(
@@ -63,16 +63,16 @@ METHODS: Mapping[type, frozenset[str]] = {
     tuple: frozenset({"count", "index"}),
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
 }
-"""Methods of built-in types that a template may call."""
+"""The methods of built-in types that a template may call."""
 SAME_RESULT = frozenset({"attr", "d", "default", "first", "get", "last", "random"})
-"""Filters and methods that return what was there before."""
+"""Filters and methods that return an existing value."""
 
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _LONG_NUMBER = re.compile(r"\d{5}")
 
 
 def check_filter(budget: Budget, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a call of a filter that would take too long or make too much.
+    """Refuse a call of a filter that would take too long, or whose result would be too large.
 
     Raises:
         TemplateTooCostly: it would.
@@ -100,16 +100,16 @@ def check_filter(budget: Budget, name: str, args: tuple[Any, ...], kwargs: dict[
 
 
 def check_method(budget: Budget, owner: Any, name: str, args: tuple[Any, ...]) -> None:
-    """Refuse a call of a built-in type's method that would take too long or make too much.
+    """Refuse a method call on a built-in type that would be too slow, or its result too large.
 
     Args:
-        budget: of the rendering.
-        owner: whose method it is.
-        name: of the method.
-        args: all of them, those with names included.
+        budget: the budget of the rendering.
+        owner: the object of the method.
+        name: the name of the method.
+        args: all arguments, keyword arguments included.
 
     Raises:
-        SecurityError: templates may not call it.
+        SecurityError: templates must not call it.
         TemplateTooCostly: it would.
     """
     allowed = next((METHODS[kind] for kind in METHODS if isinstance(owner, kind)), frozenset())
@@ -126,7 +126,7 @@ def check_method(budget: Budget, owner: Any, name: str, args: tuple[Any, ...]) -
 
 
 def check_percent(budget: Budget, form: str, args: tuple[Any, ...]) -> None:
-    """Refuse formatting with ``%`` that would make too much.
+    """Refuse formatting with ``%`` whose result would be too large.
 
     Raises:
         TemplateTooCostly: it would.
@@ -142,20 +142,20 @@ def check_percent(budget: Budget, form: str, args: tuple[Any, ...]) -> None:
 
 
 def check_spec(spec: str) -> None:
-    """Refuse a format specification of ``str.format`` that pads too much.
+    """Refuse a format specification of ``str.format`` that pads too far.
 
     Raises:
-        TemplateTooCostly: it does.
+        TemplateTooCostly: it pads too far.
     """
     if _LONG_NUMBER.search(spec):
         raise TemplateTooCostly
 
 
 def json_indent(indent: Any, separators: Any) -> int:
-    """Return how many characters a level of JSON is indented by, at most.
+    """Return the most characters of indentation for each level of JSON.
 
     Raises:
-        TemplateTooCostly: they are too many, or separators are too long.
+        TemplateTooCostly: the indentation or the separators are too long.
     """
     width = len(indent) if isinstance(indent, str) else abs(indent or 0)
     _at_most(width, MAX_INDENT)
@@ -165,7 +165,7 @@ def json_indent(indent: Any, separators: Any) -> int:
 
 
 def items_of(value: Any) -> list[Any]:
-    """Return the items of what is to be joined.
+    """Return the items of a value to join.
 
     Raises:
         TemplateTooCostly: they are too many.
@@ -176,7 +176,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return arguments by their places, or else by their names."""
+    """Return arguments by position, or else by name."""
     return [*args[: len(names)], *(kwargs.get(name, "") for name in names[len(args) :])]
 
 
@@ -219,7 +219,7 @@ def _check_strip(_: str, args: Any) -> None:
 
 
 def _check_search(text: str, args: Any) -> None:
-    """Python searches from the end without the shortcuts that it takes from the beginning."""
+    """Refuse a slow search: Python's search from the end has no fast algorithm."""
     for each in args:
         if isinstance(each, str):
             _at_most(len(text) * len(each), MAX_SEARCH)
@@ -250,8 +250,8 @@ _STR_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
 }
 
 
-def check_joined(budget: Budget, separator: str, items: list[Any]) -> None:
-    """Refuse to join items to a text that is too long.
+def check_join(budget: Budget, separator: str, items: list[Any]) -> None:
+    """Refuse to join items to a text that would be too long.
 
     Raises:
         TemplateTooCostly: it is.
