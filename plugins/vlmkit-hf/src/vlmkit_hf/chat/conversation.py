@@ -162,8 +162,8 @@ class Conversations:
     def _call_form(self) -> MessageForm | None:
         """How the template takes tool calls; None if it renders none.
 
-        Templates differ in whether they write the JSON themselves, in the content of a message
-        that only calls, and in whether a message may call twice or have text beside a call.
+        Templates differ in whether they write the JSON themselves, and in the content of a message
+        that only calls. Some allow neither two calls nor text beside a call.
         """
         forms = (
             self._form._replace(takes_text=takes_text, takes_none=takes_none)

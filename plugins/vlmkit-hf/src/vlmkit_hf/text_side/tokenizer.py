@@ -1,13 +1,13 @@
 """The text side of a Hugging Face checkpoint: conversations to prompts, tokens to text."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
-from vlmkit.errors import ImageError, RequestError
+from vlmkit.errors import RequestError
 from vlmkit.interfaces.chat_format import CallFormat, Calling, ChannelFormat
-from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN, Option
 from vlmkit.kit.checkpoint import Checkpoint
@@ -16,20 +16,20 @@ from vlmkit.kit.harmony_parser import HarmonyParser
 from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.kit.reasoning_parser import ReasoningParser
 from vlmkit.kit.tool_call_parser import ToolCallParser
-from vlmkit.types.image import Image
-from vlmkit.types.message import ImagePart, Message, image_parts_of, refuse_other_media
+from vlmkit.types.message import Message, image_parts_of, refuse_other_media
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_hf.chat.channels import continued, with_token_ids as channels_with_token_ids
 from vlmkit_hf.chat.conversation import Conversations
 from vlmkit_hf.chat.tool_call_formats import with_token_ids
-from vlmkit_hf.images.side import ImageSide, PreparedImage
+from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.templates.reasoning import ReasoningMarks
 from vlmkit_hf.templates.sources import DEFAULT, GIVE_ONE, WITH_TOOLS, origin_of
 from vlmkit_hf.templates.stand_ins import Segment
 from vlmkit_hf.templates.template import ChatTemplate
+from vlmkit_hf.text_side.image_placement import ImagePlacement
 from vlmkit_hf.text_side.parts import TextParts, resolve_parts
-from vlmkit_hf.text_side.vocabulary import refuse_unknown_tokens
+from vlmkit_hf.text_side.vocabulary import control_tokens, refuse_unknown_tokens, silent_tokens
 from vlmkit_hf.tokens.detokenizer import HfTokenStream, TokenBytes
 from vlmkit_hf.tokens.text_encoder import TextEncoder
 
@@ -61,7 +61,6 @@ class HfTokenizer:
         parts = parts or resolve_parts(checkpoint, settings)
         self._images: ImageSide | None = parts.images
         self._backend = parts.backend
-        self._bos, self._eos = parts.bos, parts.eos
         templates = {
             name: ChatTemplate(
                 source, parts.named, checkpoint.name, origin_of(name, checkpoint, settings)
@@ -72,21 +71,22 @@ class HfTokenizer:
         template = templates.get(DEFAULT)
         placeholder = self._images.placeholder if self._images else None
         self._conversations = {
-            name: Conversations(template, placeholder, is_for_tools=name == WITH_TOOLS)
-            for name, template in templates.items()
+            name: Conversations(each, placeholder, is_for_tools=name == WITH_TOOLS)
+            for name, each in templates.items()
         }
         self._knows_effort = template is not None and template.effort.is_known
         self._added: Mapping[str, int] = parts.added
         channels = self._conversations[DEFAULT].channels if DEFAULT in self._conversations else None
         self._channels = channels_with_token_ids(channels, self._added) if channels else None
         self._marks = None if self._channels else _marks(template, self._added)
-        self._encoder = TextEncoder(
-            self._backend, self._control_tokens(templates.values()), slot_like=placeholder
-        )
+        control = control_tokens(parts, templates.values(), self._marks)
+        self._encoder = TextEncoder(self._backend, control, slot_like=placeholder)
+        self._placement: ImagePlacement | None = None
         if self._images is not None:
             self._images.check(self._encoder)
+            self._placement = ImagePlacement(self._images, self._encoder, parts.bos)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        refuse_unknown_tokens(checkpoint, vocabulary, self._silent_tokens(templates.values()))
+        refuse_unknown_tokens(checkpoint, vocabulary, silent_tokens(parts, templates.values()))
         self._place_format = BY_FAMILY.get(checkpoint.model_type)
         self._token_bytes = TokenBytes(self._backend)
         self._vocab_size: int = 1 + max(vocabulary.values())
@@ -133,8 +133,7 @@ class HfTokenizer:
         """
         refuse_other_media(messages, {"image"})
         parts = list(image_parts_of(messages))
-        images = [part.image for part in parts]
-        self._check_images(images)
+        self._check_images(len(parts))
         chat = self._conversation_for(tools)
         if chat is None:
             raise RequestError(
@@ -143,13 +142,14 @@ class HfTokenizer:
                 code="no_chat_template",
                 hint=GIVE_ONE,
             )
-        layout = self._images.layout(len(images)) if self._images else None
-        segments = self._with_first_token(chat.segments(messages, tools, layout, options))
-        if self._images is not None:
-            segments = self._images.spaced(segments)
+        layout = self._images.layout(len(parts)) if self._images else None
+        segments = chat.segments(messages, tools, layout, options)
         # A processor adds the begin-of-sequence token if it is missing. The template of a text
         # model is used unchanged.
-        adds_special = self._images is not None and not self._has_bos(segments)
+        adds_special = False
+        if self._placement is not None:
+            segments = self._placement.completed(segments)
+            adds_special = not self._placement.has_bos(segments)
         channels = continued(self._channels, segments) if self._channels else None
         if channels is not None:
             opens = channels.opens == channels.reasoning
@@ -162,14 +162,13 @@ class HfTokenizer:
             channels=channels,
             reasoning_marks=self._marks.as_tokens(self._added) if self._marks else None,
         )
-        if self._images is None or not images:
+        if self._placement is None or not parts:
             token_ids = self._encoder.encode(segments, adds_special=adds_special)
             return written(Prompt(tuple(token_ids)))
-        runs = self._cut_at_images(segments, len(images))
-        prepare = _outlined if options.light else _prepared
-        prepared = prepare(self._images, parts, self._encoder)
-        token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
-        return written(_filled(token_ids, prepared), place_format=self._place_format)
+        prompt = self._placement.prompt(
+            segments, parts, is_outline=options.light, adds_special=adds_special
+        )
+        return written(prompt, place_format=self._place_format)
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         """Return the token ids of plain text; no string in it becomes a special token."""
@@ -228,180 +227,13 @@ class HfTokenizer:
             return Calling(channels, tuple(tools))
         return Calling(with_token_ids(form, self._added), tuple(tools))
 
-    def _control_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
-        """Return the added tokens that only a template or a processor may write.
-
-        Those are all special tokens, the tokens that the processor writes, the tokens that a chat
-        template mentions, and the marks of reasoning, which a template may not mention. Other
-        added tokens, such as ``<table>`` in Gemma's vocabulary, are ordinary words for clients too.
-        """
-        added = self._backend.get_added_tokens_decoder().values()
-        chosen = {token.content for token in added if token.special}
-        if self._images is not None:
-            chosen |= self._images.control_tokens
-        words = [t.content for t in added if not t.content.isspace()]
-        for template in templates:
-            chosen |= {word for word in words if template.mentions(word)}
-        if self._marks is not None:
-            chosen |= self._added.keys() & {self._marks.start, self._marks.end}
-        return chosen
-
-    def _silent_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
-        """Return the special tokens that no template writes, and the placeholders."""
-        added = self._backend.get_added_tokens_decoder()
-        banned = self._images.banned_ids if self._images else frozenset()
-        return {
-            token.content
-            for number, token in added.items()
-            if number in banned
-            or (
-                token.special
-                and token.content not in (self._bos, self._eos)
-                and not any(template.mentions(token.content) for template in templates)
-            )
-        }
-
-    def _check_images(self, images: Sequence[Image]) -> None:
-        if images and self._images is None:
+    def _check_images(self, num_images: int) -> None:
+        if self._placement is not None:
+            self._placement.check(num_images)
+        elif num_images:
             raise RequestError(
                 "this model takes no images", param="messages", code="images_not_supported"
             )
-        if not images and self._images is not None and self._images.needs_image:
-            raise RequestError("this model needs an image", param="messages")
-        if len(images) > 1 and self._images is not None and self._images.leads:
-            raise RequestError(
-                f"this model takes one image, and there are {len(images)}",
-                param="messages",
-                code="too_many_images",
-            )
-
-    def _has_bos(self, segments: list[Segment]) -> bool:
-        text = self._split_leading_image(segments)[1]
-        return self._bos is not None and self._bos != "" and _starts_with(text, self._bos)
-
-    def _split_leading_image(self, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-        """Split off an image that stands before the begin-of-sequence token."""
-        place = self._images.placeholder if self._images and self._images.leads else ""
-        if not place or not _starts_with(segments, place):
-            return [], segments
-        rest = segments[0].text.removeprefix(place)
-        first = [Segment(rest, is_client=False)] if rest else []
-        return [Segment(place, is_client=False)], [*first, *segments[1:]]
-
-    def _with_first_token(self, segments: list[Segment]) -> list[Segment]:
-        """Prepend the token that the family's processor puts before a text."""
-        first = self._images.begins_with if self._images else ""
-        image, text = self._split_leading_image(segments)
-        if not first or _starts_with(text, first):
-            return segments
-        return [*image, Segment(first, is_client=False), *text]
-
-    def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
-        """Return the segments with None for each image."""
-        placeholder = self._images.placeholder if self._images else ""
-        runs: list[Segment | None] = []
-        for segment in segments:
-            if segment.is_client:
-                runs.append(segment)
-                continue
-            first, *rest = segment.text.split(placeholder)
-            runs.append(Segment(first, is_client=False))
-            for text in rest:
-                runs += [None, Segment(text, is_client=False)]
-        num_placed = runs.count(None)
-        if num_placed != num_images:
-            raise RequestError(
-                f"the model's chat template places {num_placed} of {num_images} images",
-                param="messages",
-            )
-        return runs
-
-
-def _prepared(
-    side: ImageSide, parts: Sequence[ImagePart], encoder: TextEncoder
-) -> list[PreparedImage]:
-    """Preprocess images; an image that occurs several times in one size is preprocessed once.
-
-    Raises:
-        ImageError: an image cannot be processed; ``index`` says which.
-        RequestError: the request has unsupported limits.
-    """
-    once: dict[tuple[bytes, str], PreparedImage] = {}
-    prepared = []
-    for index, part in enumerate(parts):
-        try:
-            limits = side.limits(part.image, part.options)
-            key = (part.image.digest, f"{limits} {part.options.max_tokens}")
-            if key not in once:
-                once[key] = side.prepare(part.image, encoder, limits, part.options)
-        except ImageError as error:
-            error.index = index
-            raise
-        prepared.append(once[key])
-    return prepared
-
-
-def _outlined(
-    side: ImageSide, parts: Sequence[ImagePart], encoder: TextEncoder
-) -> list[PreparedImage]:
-    """Return images without pixels, by their sizes alone; errors as for :func:`_prepared`."""
-    outlined = []
-    for index, part in enumerate(parts):
-        try:
-            limits = side.limits(part.image, part.options)
-            outlined.append(side.outline(part.image, encoder, limits, part.options))
-        except ImageError as error:
-            error.index = index
-            raise
-    return outlined
-
-
-def _with_slots(
-    runs: Sequence[Segment | None], prepared: Sequence[PreparedImage]
-) -> list[Segment | None]:
-    """Put an image's ordinary text on both sides of its slot."""
-    images = iter(prepared)
-    segments: list[Segment | None] = []
-    for run in runs:
-        if run is not None:
-            segments.append(run)
-            continue
-        expansion = next(images).expansion
-        head = Segment(expansion.head, is_client=False)
-        segments += [head, None, Segment(expansion.tail, is_client=False)]
-    return segments
-
-
-def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
-    """Replace each slot by its image's tokens."""
-    images = iter(prepared)
-    filled: list[int] = []
-    slots = []
-    for token_id in token_ids:
-        if token_id >= 0:
-            filled.append(token_id)
-            continue
-        image = next(images)
-        start = len(filled)
-        filled += image.expansion.token_ids
-        slots.append(
-            MediaSlot(
-                start=start,
-                stop=len(filled),
-                digest=image.digest,
-                inputs=image.inputs,
-                num_features=image.num_features,
-                transform=image.transform,
-                preprocess=image.preprocess,
-                num_encoded=image.num_encoded,
-            )
-        )
-    return Prompt(tuple(filled), tuple(slots))
-
-
-def _starts_with(segments: Sequence[Segment], token: str) -> bool:
-    """Tell whether a prompt starts with a token that no client wrote."""
-    return bool(segments) and not segments[0].is_client and segments[0].text.startswith(token)
 
 
 def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> ReasoningMarks | None:

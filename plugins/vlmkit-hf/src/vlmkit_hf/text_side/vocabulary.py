@@ -1,10 +1,50 @@
-"""Checks that a model has an embedding for every token that a prompt can have."""
+"""Classifies the tokens of a vocabulary, and checks it against the model's embeddings."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.templates.reasoning import ReasoningMarks
+from vlmkit_hf.templates.template import ChatTemplate
+from vlmkit_hf.text_side.parts import TextParts
+
+
+def control_tokens(
+    parts: TextParts, templates: Collection[ChatTemplate], marks: ReasoningMarks | None
+) -> set[str]:
+    """Return the added tokens that only a template or a processor may write.
+
+    Those are all special tokens, the tokens that the processor writes, the tokens that a chat
+    template mentions, and the marks of reasoning, which a template may not mention. Other
+    added tokens, such as ``<table>`` in Gemma's vocabulary, are ordinary words for clients too.
+    """
+    added = parts.backend.get_added_tokens_decoder().values()
+    chosen = {token.content for token in added if token.special}
+    if parts.images is not None:
+        chosen |= parts.images.control_tokens
+    words = [t.content for t in added if not t.content.isspace()]
+    for template in templates:
+        chosen |= {word for word in words if template.mentions(word)}
+    if marks is not None:
+        chosen |= parts.added.keys() & {marks.start, marks.end}
+    return chosen
+
+
+def silent_tokens(parts: TextParts, templates: Collection[ChatTemplate]) -> set[str]:
+    """Return the special tokens that no template writes, and the placeholders."""
+    added = parts.backend.get_added_tokens_decoder()
+    banned = parts.images.banned_ids if parts.images else frozenset()
+    return {
+        token.content
+        for number, token in added.items()
+        if number in banned
+        or (
+            token.special
+            and token.content not in (parts.bos, parts.eos)
+            and not any(template.mentions(token.content) for template in templates)
+        )
+    }
 
 
 def refuse_unknown_tokens(
