@@ -114,7 +114,7 @@ class WrongRows(MockEngine):
 
     def _logits(self, wanted):
         rows = super()._logits(wanted)
-        is_bad = any(list(self._states[i.sequence].answer.said) == list(b"bad") for i in wanted)
+        is_bad = any(list(self._states[i.sequence].answer.content) == list(b"bad") for i in wanted)
         return self.change(rows) if is_bad else rows
 
 
@@ -182,7 +182,7 @@ class NotANumber(MockEngine):
     def _logits(self, wanted):
         rows = super()._logits(wanted)
         for row, item in enumerate(wanted):
-            if list(self._states[item.sequence].answer.said) == list(b"bad"):
+            if list(self._states[item.sequence].answer.content) == list(b"bad"):
                 rows[row, 5] = np.nan
         return rows
 

@@ -19,9 +19,9 @@ from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image
-from vlmkit_mcp.late_model import LateModel
-from vlmkit_mcp.pictures import Pictures
-from vlmkit_mcp.server import Asker, make_server
+from vlmkit_mcp.background_model import BackgroundModel
+from vlmkit_mcp.image_opener import ImageOpener
+from vlmkit_mcp.server import ImageTool, make_server
 
 SLOW = '{"mock": {"text": "a", "tokens": 20000, "latency_s": 0.02}}'
 
@@ -76,9 +76,9 @@ def is_idle(model: Model) -> bool:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_a_call_that_is_cancelled_ends_its_answer(model: Model, folder: Path, mode: str) -> None:
-    late = LateModel(lambda: model, lambda error: None)
+    late = BackgroundModel(lambda: model, lambda error: None)
     late.start()
-    with agent(make_server(Asker(late, Pictures([folder], None))), mode) as asking:
+    with agent(make_server(ImageTool(late, ImageOpener([folder], None))), mode) as asking:
         call = asking.portal.start_task_soon(asking.ask_async, SLOW, "teal.png")
         assert eventually(lambda: not is_idle(model))
         call.cancel()
@@ -95,9 +95,9 @@ def test_who_is_cancelled_while_the_model_loads_takes_nothing_from_others(
         is_there.wait()
         return model
 
-    late = LateModel(load, lambda error: None)
+    late = BackgroundModel(load, lambda error: None)
     late.start()
-    with agent(make_server(Asker(late, Pictures([folder], None))), "legacy") as asking:
+    with agent(make_server(ImageTool(late, ImageOpener([folder], None))), "legacy") as asking:
         question = '{"mock": {"text": "hello"}}'
         first = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
         second = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
@@ -116,7 +116,7 @@ def test_a_model_that_comes_after_the_end_is_closed() -> None:
         is_there.wait()
         return model
 
-    late = LateModel(load, lambda error: None)
+    late = BackgroundModel(load, lambda error: None)
     late.start()
     late.close()
     is_there.set()
@@ -132,9 +132,9 @@ def test_a_panic_while_loading_is_told_and_ends_nothing(folder: Path) -> None:
         raise Panic("secret words of a library")
 
     told: list[Exception] = []
-    late = LateModel(load, told.append)
+    late = BackgroundModel(load, told.append)
     late.start()
-    with agent(make_server(Asker(late, Pictures([folder], None)))) as asking:
+    with agent(make_server(ImageTool(late, ImageOpener([folder], None)))) as asking:
         result = asking.ask("What is this?", "teal.png")
         assert result.is_error
         assert "secret" not in texts(result)[0]
@@ -145,27 +145,27 @@ def test_a_panic_while_loading_is_told_and_ends_nothing(folder: Path) -> None:
 def test_addresses_are_fetched_by_the_rules_of_the_server(site: str) -> None:
     settings = FetchSettings(enabled=True, allow_http=True)
     bounds = PipelineSettings()
-    anywhere = Pictures([], ImageFetcher(settings, may_connect=lambda _: True))
-    (image,) = asyncio.run(anywhere.opened([site], bounds))
+    anywhere = ImageOpener([], ImageFetcher(settings, may_connect=lambda _: True))
+    (image,) = asyncio.run(anywhere.open_all([site], bounds))
     assert image.source_size == (8, 6)
-    public = Pictures([], ImageFetcher(settings))
+    public = ImageOpener([], ImageFetcher(settings))
     with pytest.raises(ImageError, match=r"images\[0\]: the image's address is not a public one"):
-        asyncio.run(public.opened([site], bounds))
+        asyncio.run(public.open_all([site], bounds))
     other = FetchSettings(enabled=True, allow_http=True, allowed_hosts=("example.org",))
-    elsewhere = Pictures([], ImageFetcher(other, may_connect=lambda _: True))
+    elsewhere = ImageOpener([], ImageFetcher(other, may_connect=lambda _: True))
     with pytest.raises(ImageError, match=r"images\[0\]: .* no images from the host"):
-        asyncio.run(elsewhere.opened([site], bounds))
+        asyncio.run(elsewhere.open_all([site], bounds))
 
 
 def test_all_pictures_of_a_question_have_a_bound_together(folder: Path) -> None:
     bounds = PipelineSettings()
-    pictures = Pictures([folder], None, max_pixels=2 * 8 * 6)
-    images = asyncio.run(pictures.opened(["teal.png"] * 2, bounds))
+    pictures = ImageOpener([folder], None, max_pixels=2 * 8 * 6)
+    images = asyncio.run(pictures.open_all(["teal.png"] * 2, bounds))
     assert [type(image) for image in images] == [Image, Image]
     with pytest.raises(ImageError, match="too many pixels together"):
-        asyncio.run(pictures.opened(["teal.png"] * 3, bounds))
+        asyncio.run(pictures.open_all(["teal.png"] * 3, bounds))
 
 
 def test_without_folders_no_file_is_read(folder: Path) -> None:
     with pytest.raises(ImageError, match=r"images\[0\]: it is no file that may be read"):
-        asyncio.run(Pictures([], None).opened([str(folder / "teal.png")], PipelineSettings()))
+        asyncio.run(ImageOpener([], None).open_all([str(folder / "teal.png")], PipelineSettings()))

@@ -11,7 +11,7 @@ from test_dashboard import SERIES
 from vlmkit.assembly.load import load_plugins
 from vlmkit.config import read_layers
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit_monitor import genai
+from vlmkit_monitor import spans as genai
 from vlmkit_server.commands.components import monitors
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/observe.md").read_text()

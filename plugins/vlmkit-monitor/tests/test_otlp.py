@@ -5,7 +5,7 @@ from collector import attributes, collecting
 from served import scripted, seen, served
 
 from vlmkit.errors import ConfigError
-from vlmkit_monitor import genai
+from vlmkit_monitor import spans as genai
 from vlmkit_monitor.otlp import OtlpMonitor
 from vlmkit_monitor.settings import OtlpSettings
 from vlmkit_testing import MonitorContract

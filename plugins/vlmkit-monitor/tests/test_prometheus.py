@@ -12,7 +12,7 @@ from served import eventually, scripted, seen, served
 from vlmkit_monitor.names import METRICS
 from vlmkit_monitor.prometheus import PrometheusMonitor
 from vlmkit_monitor.settings import PrometheusSettings
-from vlmkit_monitor.vllm_names import ASKED
+from vlmkit_monitor.vllm_names import DASHBOARD_SERIES
 from vlmkit_server.auth import key as keys
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, ServerState
 from vlmkit_testing import MonitorContract
@@ -74,7 +74,7 @@ def test_every_number_of_ours_is_there_after_a_load(server):
 @posix
 def test_all_that_vllms_dashboard_asks_for_is_there_after_a_load(server):
     models = {name for name, labels in server.samples() if ("model_name", "mock") in labels}
-    assert set(ASKED) <= models
+    assert set(DASHBOARD_SERIES) <= models
 
 
 @posix
@@ -221,7 +221,7 @@ def test_the_page_of_metrics_lists_vllms_names():
     shown = set(re.findall(r"^# TYPE (vllm:\w+|http_\w+) ", text, re.MULTILINE))
     listed = re.findall(r"^\| `(vllm:\w+|http_\w+)` ", page, re.MULTILINE)
     assert set(listed) >= shown
-    whole = {re.sub(r"_(bucket|sum|count)$", "", name) for name in ASKED}
+    whole = {re.sub(r"_(bucket|sum|count)$", "", name) for name in DASHBOARD_SERIES}
     assert whole <= set(listed)
 
 

@@ -1,1 +1,1 @@
-"""Keeps answers of vlmkit within a JSON schema, a pattern or a grammar, by llguidance."""
+"""Constrains answers of vlmkit to a JSON schema, a pattern or a grammar, with llguidance."""

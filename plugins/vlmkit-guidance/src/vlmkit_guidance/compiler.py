@@ -1,7 +1,7 @@
-"""Compiles constraints by llguidance, within bounds of time and memory.
+"""Compiles constraints with llguidance, within bounds of time and memory.
 
-Says why a constraint is refused in words of ours: the library's may quote what a client sent.
-Large numbers in a constraint were refused before, by :mod:`vlmkit.running.constraints.limits`.
+Error messages come from :mod:`vlmkit_guidance.reasons`, since the library's may quote the client.
+:mod:`vlmkit.running.constraints.limits` has refused large numbers in a constraint before.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 ANY_OBJECT = '{"type": "object"}'
-NO_FORCING = '%llguidance {"no_forcing": true}'  # what the library forces has no bound of length
+NO_FORCING = '%llguidance {"no_forcing": true}'  # the library's forced text has no bound of length
 
 FORMATS = frozenset(
     {
@@ -31,14 +31,14 @@ FORMATS = frozenset(
     }
 )
 
-# What patterns have elsewhere, and not here: look-around, back-references, edges of words.
+# Syntax of other regular expressions: look-around, back-references, word boundaries.
 _OTHER_PATTERNS = re.compile(
     r"(?P<other>\\(?:[1-9]|k[<{]|[bBZGcK])|\(\?(?:[=!>|(]|<[=!]|P[=>]|R))"
     r"|\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?",
     re.DOTALL,
 )
 
-# Comments, texts, patterns and tokens of a grammar; and "and" or "not", but no number of times.
+# Comments, texts, patterns and tokens of a grammar; and "&" or "~", but no number of repetitions.
 _PIECES = re.compile(
     r'(?:#|//)[^\n]*|"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\])*+/?|<[^<>\s]+>'
     r"|(?P<logic>&|~(?![ \t]*\d))"
@@ -46,10 +46,10 @@ _PIECES = re.compile(
 
 
 class GuidanceCompiler:
-    """Compiles for one vocabulary.
+    """Compiles constraints for one vocabulary.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: the model's vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -58,28 +58,28 @@ class GuidanceCompiler:
 
     @property
     def schema_support(self) -> SchemaSupport:
-        """Which schemas the library takes."""
+        """The schemas that the library supports."""
         return SchemaSupport(frozenset(KEYWORDS), FORMATS, takes_pattern)
 
     def compile(self, constraint: Constraint) -> MakeMatcher:
-        """Compile a constraint, and compute its first mask: some are too complex for one."""
+        """Compile a constraint and compute its first mask, which some are too complex for."""
         num_lines = NO_FORCING.count("\n") + 1 if _has_lines(constraint) else None
         grammar = Grammar(f"{NO_FORCING}\n{_grammar(constraint)}", self._tokenizer, num_lines)
         return lambda: GuidanceMatcher(grammar, self._tokens)
 
 
 def takes_pattern(pattern: str) -> bool:
-    """Tell whether a regular expression has only what the library's have, by its syntax."""
+    """Tell whether a regular expression has only syntax that the library supports."""
     return not any(found["other"] for found in _OTHER_PATTERNS.finditer(pattern))
 
 
 def _has_lines(constraint: Constraint) -> bool:
-    """Tell whether a position in the grammar is one of what the client wrote."""
+    """Tell whether a position in the grammar is one in the client's text."""
     return isinstance(constraint, Lark) and not constraint.schemas
 
 
 def _grammar(constraint: Constraint) -> str:
-    """Return a constraint as a grammar of llguidance's kind."""
+    """Return a constraint as a grammar in llguidance's notation."""
     match constraint:
         case JsonSchema(text=text):
             return f"start: %json {_inner(text)}"
@@ -90,7 +90,7 @@ def _grammar(constraint: Constraint) -> str:
             return str(grammar["lark_grammar"])
         case OneOf(texts):
             quoted = map(_quoted, texts)
-            # In capitals it is one pattern, and not a rule with a branch for each text.
+            # A name in capitals is one pattern, not a rule with a branch for each text.
             return f"start: TEXT\nTEXT: {' | '.join(quoted)}"
         case Lark(rules=rules, schemas=schemas, tokens=tokens):
             _refuse_logic(rules)
@@ -100,10 +100,10 @@ def _grammar(constraint: Constraint) -> str:
 
 
 def _refuse_logic(rules: str) -> None:
-    """Refuse what no limit of the library holds: whether such patterns match anything at all.
+    """Refuse intersection and complement of patterns: no limit of the library bounds their time.
 
     Raises:
-        ConstraintError: a grammar wants what several patterns match, or what one does not.
+        ConstraintError: a grammar has ``&`` or ``~``.
     """
     if any(found["logic"] for found in _PIECES.finditer(rules)):
         raise ConstraintError(
@@ -114,7 +114,7 @@ def _refuse_logic(rules: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as grammars write it: as JSON does, but for one character."""
+    """Return a text in the notation of grammars, which is that of JSON except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -128,8 +128,8 @@ def _form() -> "JsonCompileOptions":
 
 
 def _inner(schema: str) -> str:
-    """Return a schema as it stands in a grammar; its JSON is written like that of others."""
-    own = json.loads(schema)
-    if own is False:
+    """Return a schema for a grammar, with the spacing of JSON that other engines write."""
+    value = json.loads(schema)
+    if value is False:
         return '{"not": {}}'
-    return json.dumps((own if isinstance(own, dict) else {}) | {"x-guidance": _form()})
+    return json.dumps((value if isinstance(value, dict) else {}) | {"x-guidance": _form()})

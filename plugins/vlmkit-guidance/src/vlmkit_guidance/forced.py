@@ -1,8 +1,8 @@
-"""Finds the text that an answer must go on with, a bounded piece at a time.
+"""Finds the text that must follow in an answer, with a bounded look-ahead.
 
-llguidance can do that by itself, without a bound: a pattern of ten bytes forces a million, and no
-other thread runs while they are found. This walk looks a fixed distance ahead, by masks, which are
-bounded each. It applies no mask.
+llguidance can do that itself, but without a bound: a pattern of ten bytes can force a million, and
+no other thread runs meanwhile. This walk looks a fixed distance ahead, with masks whose cost is
+bounded. It applies no mask.
 """
 
 import time
@@ -16,18 +16,18 @@ from vlmkit.errors import ConstraintError
 from vlmkit_guidance.tokens import Tokens
 
 BLOCK_BYTES = 64
-MAX_PIECES = 512  # of more tokens that may follow, none is forced
+MAX_PIECES = 512  # with more allowed tokens, nothing is forced
 MAX_WALK_S = 0.05  # of this thread's CPU time; a few ms are usual
 
 
 class Run(NamedTuple):
-    """Text that an answer must go on with.
+    """Text that must follow in an answer.
 
     Attributes:
-        text: the bytes; empty where there is a choice.
-        reaches: by offset in the text, how far the longest token that may begin there reaches.
-        only: the one token that may follow although it adds no text; None mostly.
-        end: where in the answer the walk stopped, if it was for its bound; None otherwise.
+        text: the bytes; empty if there is a choice.
+        reaches: for an offset in the text, the largest end of a token that may start there.
+        only: the only allowed token, if it adds no text; usually None.
+        end: the offset in the answer where the walk reached its bound; None if it did not.
     """
 
     text: bytes
@@ -35,33 +35,35 @@ class Run(NamedTuple):
     only: int | None = None
     end: int | None = None
 
-    def after(self, piece: bytes, place: int) -> "Run | None":
-        """Return what is left after a token, or None if it must be found anew.
+    def after(self, piece: bytes, num_bytes: int) -> "Run | None":
+        """Return the rest after a token, or None if it must be searched again.
 
         Args:
-            piece: what the token adds.
-            place: bytes of the answer after it.
+            piece: the bytes of the token.
+            num_bytes: the length of the answer after it.
         """
         if not piece or not self.text.startswith(piece) or len(piece) == len(self.text):
             return None
-        if self.end is not None and self.end != _end(place):
+        if self.end is not None and self.end != _end(num_bytes):
             return None
         num = len(piece)
         reaches = {at - num: reach - num for at, reach in self.reaches.items() if at >= num}
         return Run(self.text[num:], reaches, end=self.end)
 
 
-def find_run(matcher: LLMatcher, allowed: NDArray[np.uint32], tokens: Tokens, place: int) -> Run:
-    """Return what an answer must go on with; the matcher is afterwards where it was.
+def find_run(
+    matcher: LLMatcher, allowed: NDArray[np.uint32], tokens: Tokens, num_bytes: int
+) -> Run:
+    """Return the text that must follow; the matcher's state is unchanged afterwards.
 
     Args:
-        matcher: at the end of the answer.
-        allowed: ``[words]`` its mask there.
+        matcher: a matcher at the end of the answer.
+        allowed: its mask there, ``[words]``.
         tokens: of the model.
-        place: bytes of the answer so far; the result depends on it and on the matcher's state only.
+        num_bytes: the length of the answer; the result depends on it and the matcher alone.
 
     Raises:
-        ConstraintError: it takes too long.
+        ConstraintError: the search takes too long.
     """
     began_s = time.thread_time()
     text, reaches, num_consumed = b"", dict[int, int](), 0
@@ -81,7 +83,7 @@ def find_run(matcher: LLMatcher, allowed: NDArray[np.uint32], tokens: Tokens, pl
         if len(shortest) > len(known):
             text += known
             break
-        if place + len(text) + len(shortest) > _end(place):
+        if num_bytes + len(text) + len(shortest) > _end(num_bytes):
             is_bounded = True
             break
         if time.thread_time() - began_s > MAX_WALK_S:
@@ -95,16 +97,16 @@ def find_run(matcher: LLMatcher, allowed: NDArray[np.uint32], tokens: Tokens, pl
         allowed = np.frombuffer(matcher.compute_bitmask(), "<u4")
     if num_consumed and not matcher.is_error():
         matcher.rollback(num_consumed)
-    return Run(text, reaches, end=_end(place) if is_bounded else None)
+    return Run(text, reaches, end=_end(num_bytes) if is_bounded else None)
 
 
 def forced_tokens(run: Run, tokens: Tokens, last: int | None) -> list[int]:
-    """Return the usual tokens of a run, without those that the text behind it may change.
+    """Return the model's own tokens of a run, except those that later text may change.
 
     Args:
-        run: what must follow.
+        run: the text that must follow.
         tokens: of the model.
-        last: the newest token of the answer; some tokenizers write a beginning in another way.
+        last: the newest token of the answer; tokenizers may encode the start of a text otherwise.
     """
     if run.only is not None:
         return [run.only]
@@ -115,22 +117,22 @@ def forced_tokens(run: Run, tokens: Tokens, last: int | None) -> list[int]:
         together = tokens(before + run.text)
         if together[:1] == [last]:
             usual = together[1:]
-    kept, offset = list[int](), 0
+    stable, offset = list[int](), 0
     for token_id in usual:
         if run.reaches.get(offset, len(run.text) + 1) > len(run.text):
             break
-        kept.append(token_id)
+        stable.append(token_id)
         offset += len(tokens.tokens[token_id])
-    return kept
+    return stable
 
 
-def _end(place: int) -> int:
-    """Return how far an answer of so many bytes is looked ahead of: one to two blocks."""
-    return (place // BLOCK_BYTES + 2) * BLOCK_BYTES
+def _end(num_bytes: int) -> int:
+    """Return the offset up to which an answer is looked ahead: one to two blocks."""
+    return (num_bytes // BLOCK_BYTES + 2) * BLOCK_BYTES
 
 
 def _few(allowed: NDArray[np.uint32], end: int) -> NDArray[np.intp]:
-    """Return the tokens of a mask below ``end``, or none if they are many."""
+    """Return the tokens of a mask below ``end``; none if there are many."""
     places = np.flatnonzero(allowed)
     if len(places) > MAX_PIECES:
         return places[:0]
@@ -143,7 +145,7 @@ def _few(allowed: NDArray[np.uint32], end: int) -> NDArray[np.intp]:
 
 
 def _common(pieces: dict[bytes, int]) -> bytes:
-    """Return the longest text that each piece begins with or is the beginning of."""
+    """Return the longest text of which every piece is a prefix or an extension."""
     if not pieces:
         return b""
     ordered = sorted(pieces)

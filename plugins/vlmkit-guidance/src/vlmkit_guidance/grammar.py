@@ -29,13 +29,13 @@ class Grammar:
     """A compiled grammar.
 
     Args:
-        text: in llguidance's notation.
-        tokenizer: of the model.
-        num_lines: lines of the text before the client's own; None where a line number tells the
-            client nothing.
+        text: the grammar in llguidance's notation.
+        tokenizer: the model's tokenizer.
+        num_lines: the lines of the text before the client's own; None if a line number has no
+            meaning for the client.
 
     Raises:
-        ConstraintError: it cannot be compiled, or its first mask is too complex.
+        ConstraintError: the grammar cannot be compiled, or its first mask is too complex.
     """
 
     def __init__(self, text: str, tokenizer: LLTokenizer, num_lines: int | None = None) -> None:
@@ -51,7 +51,7 @@ class Grammar:
         self._compile_s = time.thread_time() - began_s
 
     def matcher(self) -> tuple[LLMatcher, bool]:
-        """Return a matcher at the beginning, to be copied, and whether only it has its lexer.
+        """Return an initial matcher to copy, and whether no other answer uses its lexer.
 
         Compiles the grammar again if an answer has used up the shared states.
 

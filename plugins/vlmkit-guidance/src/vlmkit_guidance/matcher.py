@@ -1,4 +1,4 @@
-"""Follows one answer by llguidance."""
+"""Matches one answer against a compiled grammar, with llguidance."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,11 @@ from vlmkit_guidance.tokens import Tokens
 
 
 class GuidanceMatcher:
-    """One answer; see :class:`vlmkit.interfaces.constraint.Matcher`.
+    """The matcher of one answer; see :class:`vlmkit.interfaces.constraint.Matcher`.
 
     Args:
-        grammar: that the answer keeps to; it forces nothing by itself.
-        tokens: of the model.
+        grammar: the grammar of the answer; it must not force tokens by itself.
+        tokens: the model's vocabulary.
     """
 
     def __init__(self, grammar: Grammar, tokens: Tokens) -> None:
@@ -24,17 +24,17 @@ class GuidanceMatcher:
         self._matcher = self._first.deep_copy()
         self._tokens = tokens
         self._accepted: list[int] = []
-        self._places = [0]  # bytes of the answer after each token
-        self._runs: list[Run | None] = [None]  # what is forced after each token, where it is known
+        self._offsets = [0]  # bytes of the answer after each token
+        self._runs: list[Run | None] = [None]  # the forced text after each token; None if unknown
         self._mask: NDArray[np.uint32] | None = None
 
     @property
     def may_end(self) -> bool:
-        """Whether the text is whole as it is."""
+        """Whether the answer may end here."""
         return self._matcher.is_accepting()
 
     def fill(self, mask: NDArray[np.int32]) -> None:
-        """Set the bits of the tokens that may follow."""
+        """Set the bits of the allowed tokens."""
         allowed, end = self._allowed(), self._tokens.eos_token_id
         if (forced := self._forced()) and _holds(allowed, forced[0]):
             mask[forced[0] // 32] = np.uint32(1 << forced[0] % 32).view(np.int32)
@@ -42,10 +42,10 @@ class GuidanceMatcher:
         mask[:] = allowed.view(np.int32)[: len(mask)]
         if end < 32 * len(mask):
             mask[-1] &= (1 << end % 32) - 1
-        self._drop_beginnings(mask)
+        self._drop_partial_tokens(mask)
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; where it may not follow, stay and return False."""
+        """Advance by a token; return False and stay if it is not allowed."""
         if not 0 <= token_id < self._tokens.eos_token_id:
             return False
         is_accepted = self._consumes(token_id)
@@ -54,29 +54,29 @@ class GuidanceMatcher:
             return False
         piece, run = self._tokens.tokens[token_id], self._runs[-1]
         self._accepted.append(token_id)
-        self._places.append(self._places[-1] + len(piece))
-        self._runs.append(run and run.after(piece, self._places[-1]))
+        self._offsets.append(self._offsets[-1] + len(piece))
+        self._runs.append(run and run.after(piece, self._offsets[-1]))
         self._mask = None
         return True
 
     def roll_back(self, num_tokens: int) -> None:
-        """Take the newest tokens back."""
+        """Remove the newest tokens."""
         self._matcher.rollback(num_tokens)
         self._check()
         left = len(self._accepted) - num_tokens
-        del self._accepted[left:], self._places[left + 1 :], self._runs[left + 1 :]
+        del self._accepted[left:], self._offsets[left + 1 :], self._runs[left + 1 :]
         self._mask = None
 
     def reset(self) -> None:
-        """Return to the beginning of the answer."""
+        """Return to the start of the answer."""
         self._matcher = self._first.deep_copy()
         self._accepted.clear()
-        del self._places[1:], self._runs[:]
+        del self._offsets[1:], self._runs[:]
         self._runs.append(None)
         self._mask = None
 
     def forced(self) -> list[int]:
-        """Return tokens of which the text cannot but go on, as far as they are looked ahead."""
+        """Return the tokens that must follow, within a bounded look-ahead."""
         return self._forced()
 
     def _forced(self) -> list[int]:
@@ -87,29 +87,29 @@ class GuidanceMatcher:
         run = self._runs[-1]
         if run is None:
             run = self._found_run()
-            if self._gets_own_lexer():
+            if self._switches_lexer():
                 run = self._found_run()
             self._check()
             self._runs[-1] = run
         return run
 
     def _found_run(self) -> Run:
-        return find_run(self._matcher, self._allowed(), self._tokens, self._places[-1])
+        return find_run(self._matcher, self._allowed(), self._tokens, self._offsets[-1])
 
     def _consumes(self, token_id: int) -> bool:
-        """Go on by a token, if it may follow."""
+        """Advance by a token if it is allowed."""
         if self._matcher.try_consume_tokens([token_id]) == 1:
             return True
         if self._mask is None or _holds(self._mask, token_id):
-            # A lexer that other answers used up refuses tokens, and has no error before a mask.
+            # A shared lexer without free states refuses tokens, and has no error before a mask.
             self._mask = None
             return _holds(self._allowed(), token_id) and (
                 self._matcher.try_consume_tokens([token_id]) == 1
             )
         return False
 
-    def _gets_own_lexer(self) -> bool:
-        """Go on with a lexer of its own where the shared one is used up; tell whether it does."""
+    def _switches_lexer(self) -> bool:
+        """Switch to a lexer of its own if the shared one is full; tell whether it did."""
         if (
             self._has_own_lexer
             or not self._matcher.is_error()
@@ -123,17 +123,17 @@ class GuidanceMatcher:
         return True
 
     def _allowed(self) -> NDArray[np.uint32]:
-        """Return the mask ``[words]`` of llguidance."""
+        """Return llguidance's mask ``[words]``."""
         if self._mask is None:
             mask = self._matcher.compute_bitmask()
-            if self._gets_own_lexer():
+            if self._switches_lexer():
                 mask = self._matcher.compute_bitmask()
             self._check()
             self._mask = np.frombuffer(mask, "<u4")
         return self._mask
 
-    def _drop_beginnings(self, mask: NDArray[np.int32]) -> None:
-        """Leave out tokens that end within what is forced, where one reaches its end."""
+    def _drop_partial_tokens(self, mask: NDArray[np.int32]) -> None:
+        """Exclude tokens that end inside the forced text, if one covers all of it."""
         run = self._run()
         if len(run.text) > 1 and run.reaches.get(0, 0) >= len(run.text):
             for size in range(1, len(run.text)):

@@ -1,4 +1,4 @@
-"""What vlmkit-guidance offers: hooks only; the library is imported when it is first needed."""
+"""The hooks of vlmkit-guidance. llguidance is imported when a compiler is built."""
 
 from vlmkit.interfaces.constraint import ConstraintCompiler
 from vlmkit.plugins.hookspecs import hookimpl
@@ -15,7 +15,7 @@ def _build(context: BuildContext) -> ConstraintCompiler:
 
 @hookimpl
 def vlmkit_register_constraints(registry: Registry[ConstraintCompiler]) -> None:
-    """Offer ``constraint.use = "guidance"``."""
+    """Register ``constraint.use = "guidance"``."""
     registry.add(
         "guidance",
         _build,

@@ -1,7 +1,7 @@
-"""Says in words of ours why llguidance refuses a constraint.
+"""Translates llguidance's refusals of constraints into messages that are safe to show.
 
-Its own text quotes what a client sent, so none of it goes into an error or a log: only a kind of a
-closed list, a keyword of JSON Schema, and a position.
+The library's own text quotes the client's constraint, so none of it goes into an error or a log.
+The messages hold a reason from a closed list, a keyword of JSON Schema, and a position.
 """
 
 import re
@@ -56,44 +56,45 @@ FAULTY = (
     ("$ref", "$ref"),
     ("Pointer '", "$ref"),
 )
-"""What the library's own words tell of the keyword that is at fault."""
+"""Texts of the library, each with the keyword at fault."""
 
 _POSITION = re.compile(r"(?:^|\bat )(\d{1,9})\((\d{1,9})\)")
-_QUOTED_LINE = re.compile(r"^ *\d+ \| .*\n?", re.MULTILINE)  # of the constraint
+_QUOTED_LINE = re.compile(r"^ *\d+ \| .*\n?", re.MULTILINE)  # a line of the constraint
 
 
-def _own_words(said: str) -> str:
-    """Return what the library says without the lines of the constraint that it quotes."""
+def _without_quotes(said: str) -> str:
+    """Return the library's text without the lines of the constraint that it quotes."""
     return _QUOTED_LINE.sub("", said)
 
 
 def keyword_of(said: str) -> str:
-    """Return the keyword of a schema for which the library refused a constraint, if it is known.
+    """Return the schema keyword because of which the library refused a constraint.
 
-    Where the library's words name none, the first is taken that the schema itself has.
+    If the library's text names none, use the first one that the quoted schema has. Return an empty
+    text if the keyword is unknown.
     """
-    own = _own_words(said)
-    _, is_listed, listed = own.partition("Unimplemented keys")
+    unquoted = _without_quotes(said)
+    _, is_listed, listed = unquoted.partition("Unimplemented keys")
     if is_listed:
         return next((word for word in KEYWORDS if f'"{word}"' in listed), "")
     return next(
-        (keyword for text in (own, said) for theirs, keyword in FAULTY if theirs in text), ""
+        (keyword for text in (unquoted, said) for theirs, keyword in FAULTY if theirs in text), ""
     )
 
 
 def has_too_many_states(said: str) -> bool:
-    """Tell whether the library stopped because its lexer has as many states as it may."""
-    return "too many states" in _own_words(said)
+    """Tell whether the library stopped at its limit of lexer states."""
+    return "too many states" in _without_quotes(said)
 
 
 def reason_of(said: str, num_lines: int | None = None) -> str:
     """Return why the library refused a constraint.
 
     Args:
-        said: its own words.
-        num_lines: that stand before the client's own, where a position says something to him.
+        said: the library's text.
+        num_lines: the lines before the client's own; None leaves positions out.
     """
-    said = _own_words(said)
+    said = _without_quotes(said)
     kind = next((ours for theirs, ours in KINDS if theirs in said), "it is not understood")
     if kind == dict(KINDS)["Unimplemented keys"]:
         _, _, listed = said.partition("Unimplemented keys")

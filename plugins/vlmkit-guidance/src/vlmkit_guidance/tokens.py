@@ -1,7 +1,7 @@
-"""A model's tokens, as llguidance asks for them.
+"""A model's vocabulary in the form that llguidance reads.
 
-Where only one text can follow, its tokens are those of the model's tokenizer: a model writes best
-what it has read.
+Forced text becomes the tokens of the model's own tokenizer: a model continues best from tokens that
+it knows from training.
 """
 
 import logging
@@ -15,13 +15,13 @@ END = b"<end>"
 
 
 class Tokens:
-    """What ``llguidance.LLTokenizer`` reads.
+    """The tokenizer object that ``llguidance.LLTokenizer`` reads.
 
-    The end of an answer is a token of its own behind all others, which no model has: ends are the
-    pipeline's business.
+    The end of an answer is an additional token after all others, which no model has: the pipeline
+    handles the ends of answers.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: the model's vocabulary.
     """
 
     bos_token_id = None
@@ -35,22 +35,22 @@ class Tokens:
         self._longest = max(map(len, self._ids))
 
     def id_of(self, piece: bytes) -> int | None:
-        """Return a token that adds just this, if there is one."""
+        """Return the token with exactly these bytes; None if there is none."""
         return self._ids.get(piece)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return token ids that write a text, as far as tokens can; raises nothing."""
+        """Return token ids for a text, as far as the vocabulary covers it; never raises."""
         written = text.encode() if isinstance(text, str) else text
         try:
             usual = [int(token_id) for token_id in self._encode(written.decode())]
             if b"".join(self.tokens[token_id] for token_id in usual) == written:
                 return usual
-        except Exception:  # the library would take the whole process down
+        except Exception:  # an exception would abort the whole process in the library
             log.debug("a tokenizer failed on a forced text", exc_info=True)
         return list(self._longest_first(written))
 
     def _longest_first(self, rest: bytes) -> Iterator[int]:
-        """Yield the longest token that a text begins with, and so on."""
+        """Yield the longest token at each position of a text."""
         while rest:
             sizes = range(min(self._longest, len(rest)), 0, -1)
             size = next((size for size in sizes if rest[:size] in self._ids), None)

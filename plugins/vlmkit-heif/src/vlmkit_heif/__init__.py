@@ -1,1 +1,1 @@
-"""Shows models of vlmkit HEIC images."""
+"""Loads HEIC images for models of vlmkit."""

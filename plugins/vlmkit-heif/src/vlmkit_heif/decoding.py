@@ -1,4 +1,4 @@
-"""Decodes a HEIC file by libheif; runs in a process of its own, with limits of memory and time."""
+"""Decodes a HEIC file with libheif, in a separate process with limits of memory and time."""
 
 import io
 
@@ -12,7 +12,7 @@ for _name in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):
 
 
 def picture(content: bytes) -> PIL.Image.Image:
-    """Return the primary image, turned as the file says."""
+    """Return the primary image, rotated as the file says."""
     file = pillow_heif.open_heif(io.BytesIO(content), convert_hdr_to_8bit=True)
     shown = file[file.primary_index]
     mode, size, stride = shown.mode, shown.size, shown.stride

@@ -1,7 +1,7 @@
 """The media loader for HEIC files: the primary image of each, upright.
 
-Reads sizes from the file's boxes and decodes nothing: pixels are decoded when a prompt is made, by
-a process of its own, within the memory that is counted for them.
+Reads sizes from the file's boxes and decodes nothing. A separate process decodes the pixels when a
+prompt is built, within its share of the decode memory.
 """
 
 from vlmkit.errors import ImageError
@@ -13,14 +13,14 @@ from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart
 
 DECODER = "vlmkit_heif.decoding:picture"
-COST = FormatCost(pixel_bytes=4, file_ratio=4, is_isolated=True)  # planes come on top
+COST = FormatCost(pixel_bytes=4, file_ratio=4, is_isolated=True)  # planes are added to it
 
 
 class HeifLoader:
     """Opens HEIC files."""
 
     def recognises(self, data: bytes) -> bool:
-        """Return whether a file begins as a HEIC file; AVIF files are opened without a plugin."""
+        """Tell whether a file starts like a HEIC file; AVIF files need no plugin."""
         return is_heic(data)
 
     def load(self, data: bytes, bounds: PipelineSettings) -> list[ImagePart]:

@@ -1,4 +1,4 @@
-"""The hooks of vlmkit-heif. libheif is loaded by the process that decodes a file, and no other."""
+"""The hooks of vlmkit-heif. Only the process that decodes a file loads libheif."""
 
 import importlib.util
 
@@ -22,7 +22,7 @@ def _build(_: BuildContext) -> MediaLoader:
 
 @hookimpl
 def vlmkit_register_media_loaders(registry: Registry[MediaLoader]) -> None:
-    """Offer ``media_loaders.use = ["heif"]``."""
+    """Register ``media_loaders.use = ["heif"]``."""
     registry.add(
         "heif",
         _build,

@@ -1,4 +1,4 @@
-"""``vlmkit mcp``: a model as a server of the Model Context Protocol."""
+"""``vlmkit mcp``: serves a model over the Model Context Protocol."""
 
 import asyncio
 import signal
@@ -11,8 +11,8 @@ import click
 import vlmkit
 from vlmkit.errors import VlmkitError
 from vlmkit.settings.fetch import FetchSettings
-from vlmkit_mcp.late_model import LateModel
-from vlmkit_mcp.pictures import Pictures
+from vlmkit_mcp.background_model import BackgroundModel
+from vlmkit_mcp.image_opener import ImageOpener
 
 
 @click.command()
@@ -68,28 +68,28 @@ def mcp(
     """
     from vlmkit.kit.image_fetcher import ImageFetcher
     from vlmkit_mcp import transports
-    from vlmkit_mcp.server import Asker, make_server
+    from vlmkit_mcp.server import ImageTool, make_server
 
     if fetch and hosts:
         raise click.UsageError("--fetch takes every public host: leave --fetch-from out")
     rules = FetchSettings(enabled=fetch or bool(hosts), allowed_hosts=tuple(hosts))
-    pictures = Pictures(folders, ImageFetcher(rules) if rules.enabled else None)
+    opener = ImageOpener(folders, ImageFetcher(rules) if rules.enabled else None)
     pipeline = {} if max_tokens is None else {"max_output_tokens": max_tokens}
     load = partial(vlmkit.load, model, config=config_file, pipeline=pipeline)
-    late = LateModel(load, _tell)
-    server = make_server(Asker(late, pictures))
+    background = BackgroundModel(load, _print_error)
+    server = make_server(ImageTool(background, opener))
     try:
         if port is None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a handler would wait for more input
-            asyncio.run(transports.over_stdio(server, late.start))
+            asyncio.run(transports.over_stdio(server, background.start))
         else:
-            transports.over_http(server, port, late.start)
+            transports.over_http(server, port, background.start)
     finally:
-        late.close()
+        background.close()
 
 
-def _tell(error: Exception) -> None:
-    """Say on standard error why there is no model; each call is told as well."""
+def _print_error(error: Exception) -> None:
+    """Print to standard error why loading failed; calls report the error, too."""
     click.echo(f"error: {error}", err=True)
     if isinstance(error, VlmkitError) and error.hint:
         click.echo(f"hint: {error.hint}", err=True)

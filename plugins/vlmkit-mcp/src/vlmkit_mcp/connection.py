@@ -1,7 +1,7 @@
-"""One server of the protocol: started when it is needed, and afresh after it died or hung.
+"""The connection to one MCP server, which starts on first use and again after a failure.
 
-A session belongs to a task of its own, since the SDK's contexts must be left where they were
-entered. One that has failed takes no more calls; those that are under way may still end.
+A session runs in a task of its own, since the SDK's contexts must be exited in the task that
+entered them. A failed session accepts no new calls; its calls in progress may still finish.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ class Connection:
     """Calls the tools of one server.
 
     Args:
-        label: how the operator calls it.
-        server: how it is reached, and for how long it is waited for.
+        label: the operator's name of the server.
+        server: the server's settings.
     """
 
     def __init__(self, label: str, server: McpServer) -> None:
@@ -41,16 +41,16 @@ class Connection:
         self._is_closed = False
 
     async def definition(self, tool: str) -> Tool:
-        """Return what the server states of a tool.
+        """Return the server's definition of a tool.
 
         Raises:
-            EngineError: the server cannot be had, or has no such tool.
+            EngineError: the server is unavailable, or has no such tool.
         """
         session = self._current()
         try:
             await session.started()
         except EngineError:
-            self._leave(session)
+            self._retire(session)
             raise
         if tool not in session.tools:
             raise EngineError(f"the server {self.label!r} has no tool {tool!r} that can be used")
@@ -60,7 +60,7 @@ class Connection:
         """Call a tool.
 
         Raises:
-            EngineError: the call failed, took too long, or the server cannot be had.
+            EngineError: the call failed or took too long, or the server is unavailable.
         """
         session = self._current()
         try:
@@ -69,14 +69,14 @@ class Connection:
                 return await self._called(session, tool, arguments)
         except EngineError:
             if session.has_failed:
-                self._leave(session)
+                self._retire(session)
             raise
 
     async def aclose(self) -> None:
-        """End the server; harmless when done twice."""
+        """Stop the server; idempotent."""
         self._is_closed = True
         if self._session is not None:
-            self._leave(self._session)
+            self._retire(self._session)
         for session in list(self._ending):
             await session.aclose()
 
@@ -93,32 +93,32 @@ class Connection:
             raise EngineError("the tool did not answer in time") from error
         except MCPError as error:
             session.has_failed = error.code == CONNECTION_CLOSED
-            if not session.has_failed:  # what the server says of this call
+            if not session.has_failed:  # an error of this call alone
                 problem = f"the tool failed: {error.message}"
             cause: BaseException = error
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            session.has_failed = True  # its own scope was cancelled, not this request
+            session.has_failed = True  # the session's scope was cancelled, not this request
             cause = error
-        except Exception as error:  # noqa: BLE001 - whatever a server makes the SDK raise
+        except Exception as error:  # noqa: BLE001 - a server can make the SDK raise anything
             session.has_failed = True
             cause = error
         log.warning("a call of the server %r failed:\n%s", self.label, trace_of(cause))
         raise EngineError(problem) from cause
 
     def _current(self) -> "_Session":
-        """Return the session that takes calls; begin one if there is none."""
+        """Return the session for calls; start one if there is none."""
         if self._is_closed:
             raise EngineError(f"the server {self.label!r} was closed")
         if self._session is not None and self._session.has_failed:
-            self._leave(self._session)
+            self._retire(self._session)
         if self._session is None:
             self._session = _Session(self.label, self.server)
         return self._session
 
-    def _leave(self, session: "_Session") -> None:
-        """Use a session for no more calls; it ends when the last one has."""
+    def _retire(self, session: "_Session") -> None:
+        """Retire a session: it accepts no new calls and ends after its last one."""
         if self._session is session:
             self._session = None
         self._ending.add(session)
@@ -127,7 +127,7 @@ class Connection:
 
 
 class _Session:
-    """A server that runs, or is being started, in a task of its own."""
+    """A running or starting server, with a task of its own."""
 
     def __init__(self, label: str, server: McpServer) -> None:
         self.client: Client
@@ -136,36 +136,36 @@ class _Session:
         self._label = label
         self._server = server
         self._num_calls = 0
-        self._is_left = False
+        self._is_retired = False
         self._end = asyncio.Event()
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._keep(), name=f"mcp-{label}")
+        self.task = asyncio.create_task(self._run(), name=f"mcp-{label}")
 
     async def started(self) -> None:
-        """Wait until calls can be made.
+        """Wait until the server accepts calls.
 
         Raises:
-            EngineError: the server cannot be had.
+            EngineError: the server is unavailable.
         """
         await asyncio.wait([self._started])
         self._started.result()
 
     def in_use(self) -> "_InUse":
-        """Keep the session for the length of a call."""
+        """Keep the session alive during a call."""
         return _InUse(self)
 
-    def note(self, num_calls: int) -> None:
-        """Count a call that begins, or ended."""
+    def add_calls(self, num_calls: int) -> None:
+        """Count a call that starts or has ended."""
         self._num_calls += num_calls
         self._end_if_due()
 
     def end_when_idle(self) -> None:
-        """Take no more calls."""
-        self._is_left = True
+        """Accept no new calls, and end after the last one."""
+        self._is_retired = True
         self._end_if_due()
 
     async def aclose(self) -> None:
-        """End now."""
+        """End immediately."""
         self._end.set()
         if not self._started.done():
             self.task.cancel()
@@ -173,11 +173,11 @@ class _Session:
             await asyncio.wait([self.task])
 
     def _end_if_due(self) -> None:
-        if self._is_left and not self._num_calls:
+        if self._is_retired and not self._num_calls:
             self._end.set()
 
-    async def _keep(self) -> None:
-        """Start the server, and keep it until it is told to end."""
+    async def _run(self) -> None:
+        """Start the server, and keep it until the session ends."""
         try:
             client = Client(_target(self._server), cache=None)
             opening = asyncio.timeout(self._server.start_timeout_s)
@@ -194,20 +194,20 @@ class _Session:
                 failure = EngineError(f"the server {self._label!r} cannot be had")
                 failure.__cause__ = error
                 self._started.set_exception(failure)
-                self._started.exception()  # not every request that asked is still there to see it
+                self._started.exception()  # marks it as retrieved: waiting requests may be gone
 
 
 class _InUse:
-    """The length of a call."""
+    """Counts a call while it runs."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
 
     def __enter__(self) -> None:
-        self._session.note(1)
+        self._session.add_calls(1)
 
     def __exit__(self, *_: object) -> None:
-        self._session.note(-1)
+        self._session.add_calls(-1)
 
 
 def _target(server: McpServer) -> str | StdioServerParameters:
@@ -219,7 +219,7 @@ def _target(server: McpServer) -> str | StdioServerParameters:
 
 
 async def _listed(client: Client, server: McpServer) -> dict[str, Tool]:
-    """Return the tools that may be used, of those that a server has."""
+    """Return the allowed tools of a server."""
     found: dict[str, Tool] = {}
     cursor = None
     for _ in range(MAX_PAGES):

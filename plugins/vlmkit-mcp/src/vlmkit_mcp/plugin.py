@@ -30,7 +30,7 @@ def _build_tools(context: BuildContext) -> ToolSource:
 
 @hookimpl
 def vlmkit_register_tool_sources(registry: Registry[ToolSource]) -> None:
-    """Offer ``tool_sources.use = ["mcp"]``."""
+    """Register ``tool_sources.use = ["mcp"]``."""
     registry.add(
         "mcp",
         _build_tools,
@@ -42,7 +42,7 @@ def vlmkit_register_tool_sources(registry: Registry[ToolSource]) -> None:
 
 @hookimpl
 def vlmkit_register_commands(registry: Registry[Any]) -> None:
-    """Offer ``vlmkit mcp``."""
+    """Register ``vlmkit mcp``."""
     registry.add(
         "mcp",
         _build_command,

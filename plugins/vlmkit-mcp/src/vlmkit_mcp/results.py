@@ -1,6 +1,6 @@
-"""What a tool returned, as parts of a message: texts and pictures, within bounds.
+"""Converts the result of a tool into message parts, texts and images, within limits.
 
-Nothing in them is ever a control token: text is text, and pictures are checked as any others are.
+Nothing in a result becomes a control token, and images are checked like all others.
 """
 
 import asyncio
@@ -30,20 +30,24 @@ NO_IMAGE = "[an image is left out]"
 async def parts_of_result(
     result: CallToolResult, server: McpServer, limits: ImageLimits
 ) -> list[TextPart | ImagePart]:
-    """Return what a result says and shows.
+    """Return the texts and images of a result.
 
     Args:
-        result: what a server returned.
-        server: how much of it is taken.
-        limits: which images are refused.
+        result: the server's result.
+        server: the settings with the limits of a result.
+        limits: the limits of an image.
 
     Raises:
-        EngineError: the tool says that it failed.
+        EngineError: the tool reports a failure.
     """
     parts: list[TextPart | ImagePart] = []
     num_chars, num_images = server.max_result_chars, server.max_result_images
     for piece in _pieces(result):
-        part = await _shown(piece, limits) if isinstance(piece, _Picture) else TextPart(piece)
+        part = (
+            await _checked_image(piece, limits)
+            if isinstance(piece, _ImageContent)
+            else TextPart(piece)
+        )
         if isinstance(part, TextPart):
             if len(part.text) > num_chars:
                 parts.append(TextPart(part.text[:num_chars] + CUT))
@@ -60,19 +64,19 @@ async def parts_of_result(
     return parts or [TextPart("")]
 
 
-class _Picture(str):
-    """The content of a picture, in base64."""
+class _ImageContent(str):
+    """The content of an image, in base64."""
 
     __slots__ = ()
 
 
 def _pieces(result: CallToolResult) -> Iterator[str]:
-    """Yield the texts and pictures of a result, and a word for what is neither."""
+    """Yield the texts and images of a result, and a note for other content."""
     for content in result.content:
         if isinstance(content, TextContent):
             yield content.text
         elif isinstance(content, ImageContent):
-            yield _Picture(content.data)
+            yield _ImageContent(content.data)
         elif isinstance(content, ResourceLink):
             yield str(content.uri)
         elif isinstance(content, EmbeddedResource):
@@ -87,12 +91,12 @@ def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
     if isinstance(resource, TextResourceContents):
         return resource.text
     if (resource.mime_type or "").startswith("image/"):
-        return _Picture(resource.blob)
+        return _ImageContent(resource.blob)
     return "[a file is left out]"
 
 
-async def _shown(picture: str, limits: ImageLimits) -> TextPart | ImagePart:
-    """Check a picture in a thread; one that cannot be shown is named in its place."""
+async def _checked_image(picture: str, limits: ImageLimits) -> TextPart | ImagePart:
+    """Check an image in a thread; an invalid one becomes a text that says so."""
     try:
         image = await asyncio.to_thread(Image.open, f"data:image;base64,{picture}", limits)
     except ImageError as error:

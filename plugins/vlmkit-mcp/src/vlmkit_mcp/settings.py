@@ -1,4 +1,4 @@
-"""What an operator can set about servers of the protocol whose tools models may use."""
+"""The settings of the MCP servers whose tools models may use."""
 
 from typing import Annotated
 
@@ -23,17 +23,17 @@ Url = Annotated[
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A server of the protocol: a program that is started, or an address.
+    """An MCP server: a program to start, or a URL.
 
     Attributes:
-        tools: those that models may use; no other is ever called.
+        tools: the tools that models may use; no other tool is called.
         command: the program and its arguments.
-        url: where it serves streamable HTTP, in place of a command.
-        env: names of environment variables that the program gets besides those that any needs.
-        start_timeout_s: time to start, or connect, and to list its tools.
-        call_timeout_s: time for one call.
-        max_result_chars: text of one call's result; the rest is cut off.
-        max_result_images: images of one call's result; the rest is left out.
+        url: the URL of its streamable HTTP, instead of a command.
+        env: names of environment variables to pass to the program, besides the usual ones.
+        start_timeout_s: the most time to start or connect, and to list its tools.
+        call_timeout_s: the most time for one call.
+        max_result_chars: the most characters of text in a result; the rest is cut off.
+        max_result_images: the most images in a result; the rest is left out.
     """
 
     tools: Annotated[tuple[str, ...], Meta(min_length=1, max_length=128)]
@@ -47,10 +47,10 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which servers there are.
+    """The MCP servers.
 
     Attributes:
-        servers: by a name of the operator's, with which the names of their tools begin.
+        servers: the servers by name; the name is the prefix of their tools' names.
     """
 
     servers: dict[Label, McpServer] = {}

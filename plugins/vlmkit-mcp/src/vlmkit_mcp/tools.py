@@ -1,7 +1,7 @@
-"""Tools of configured servers of the protocol, as a source of tools for vlmkit's server.
+"""The tools of configured MCP servers, as a tool source for vlmkit's server.
 
-Which tools there are is the operator's word; a server is started, or connected to, when one of its
-own is first asked for.
+The operator's settings list the tools. A server is started or connected to when one of its tools
+is first requested.
 """
 
 import re
@@ -15,17 +15,17 @@ from vlmkit_mcp.connection import Connection
 from vlmkit_mcp.results import parts_of_result
 from vlmkit_mcp.settings import McpSettings
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # what models can be asked to write
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # names that models can write
 
 
 class McpTools:
     """The tools of several servers; see :class:`vlmkit_server.interfaces.tool_source.ToolSource`.
 
     Args:
-        settings: the servers.
+        settings: the settings of the servers.
 
     Raises:
-        ConfigError: a server has neither a command nor a URL, or both, or a tool cannot be named.
+        ConfigError: a server needs exactly one of command and URL, or a tool's name is invalid.
     """
 
     def __init__(self, settings: McpSettings) -> None:
@@ -45,14 +45,14 @@ class McpTools:
 
     @property
     def names(self) -> frozenset[str]:
-        """The tools that the operator allows: the server's name, ``_`` and the tool's."""
+        """The names of the allowed tools: the server's name, ``_`` and the tool's name."""
         return frozenset(self._tools)
 
     async def describe(self, name: str) -> Mapping[str, Any]:
-        """Return a tool's definition, as its server states it; starts that if need be.
+        """Return a tool's definition from its server; starts the server if necessary.
 
         Raises:
-            EngineError: the server cannot be had, or has no such tool.
+            EngineError: the server is unavailable, or has no such tool.
         """
         connection, tool = self._tools[name]
         stated = await connection.definition(tool)
@@ -62,16 +62,16 @@ class McpTools:
     async def call(
         self, name: str, arguments: Mapping[str, Any], limits: ImageLimits
     ) -> Seq[TextPart | ImagePart]:
-        """Call a tool, and return what it says and shows.
+        """Call a tool and return the texts and images of its result.
 
         Raises:
-            EngineError: it failed, took too long, or its server cannot be had.
+            EngineError: the call failed or took too long, or the server is unavailable.
         """
         connection, tool = self._tools[name]
         result = await connection.call(tool, dict(arguments))
         return await parts_of_result(result, connection.server, limits)
 
     async def aclose(self) -> None:
-        """End every server that was started."""
+        """Stop all started servers."""
         for connection in self._connections:
             await connection.aclose()

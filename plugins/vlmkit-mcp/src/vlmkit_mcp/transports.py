@@ -1,4 +1,4 @@
-"""How the protocol travels: standard input and output, or HTTP on the loopback interface."""
+"""The transports of the server: standard input and output, or HTTP on the loopback interface."""
 
 import socket
 from collections.abc import Callable
@@ -17,11 +17,11 @@ PATH = "/mcp"
 
 
 async def over_stdio(server: Server[Any], begin: Callable[[], None]) -> None:
-    """Serve one client until its end of the pipe is closed.
+    """Serve one client until it closes its end of the pipe.
 
     Args:
         server: answers.
-        begin: called when nothing else can get onto standard output any more.
+        begin: called once standard output is reserved for the protocol.
     """
     async with stdio_server() as (incoming, outgoing):
         begin()
@@ -29,17 +29,17 @@ async def over_stdio(server: Server[Any], begin: Callable[[], None]) -> None:
 
 
 def over_http(server: Server[Any], port: int, begin: Callable[[], None]) -> None:
-    """Serve programs of this machine until a signal ends it.
+    """Serve programs on this machine until a signal ends the server.
 
-    Web pages get nothing: other hosts and origins than the loopback interface's are refused.
+    Web pages have no access: hosts and origins other than the loopback interface's are refused.
 
     Args:
         server: answers.
-        port: to listen on; 0 for a free one.
+        port: the port to listen on; 0 for a free one.
         begin: called when the port is open.
 
     Raises:
-        ConfigError: the port cannot be listened on.
+        ConfigError: the server cannot listen on the port.
     """
     settings = ServerSettings()
     app = server.streamable_http_app(

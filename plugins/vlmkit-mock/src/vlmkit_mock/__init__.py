@@ -1,1 +1,1 @@
-"""A scriptable, deterministic model that answers what its prompt tells it to."""
+"""A scriptable, deterministic model whose prompts determine its answers."""

@@ -1,7 +1,7 @@
-"""What the mock says to a prompt: what its directive scripts, or else what it was shown.
+"""Determines the mock's answer to a prompt, from its directive or its content.
 
-It answers what was said last: a user's text, a tool's result, or a plain text. A directive is one
-that is a JSON object with the one key ``mock``, such as
+The mock answers the last text: of a user, of a tool's result, or of a plain prompt. A directive is
+a text that is a JSON object with the one key ``mock``, such as
 ``{"mock": {"text": "hello", "fail_at_token": 3}}``; its fields are those of ``Script``.
 """
 
@@ -30,37 +30,37 @@ class Answer:
     """One scripted answer.
 
     Attributes:
-        script: how it goes.
-        thought: what comes first, marks included.
-        said: what is said and called, once; never empty.
-        num_tokens: how many tokens come before the end, going round ``said``.
-        num_before_calls: how many tokens come before the first call; 0 if nothing is called.
+        script: the script of the answer.
+        reasoning: the tokens of the reasoning, marks included.
+        content: the tokens of text and calls, once; never empty.
+        num_tokens: the number of tokens before the end; ``content`` repeats.
+        num_before_calls: the number of tokens before the first call; 0 without calls.
     """
 
     script: Script
-    thought: tuple[int, ...]
-    said: Seq[int]
+    reasoning: tuple[int, ...]
+    content: Seq[int]
     num_tokens: int
     num_before_calls: int = 0
 
     def token(self, index: int) -> int:
-        """Return token ``index`` of the answer: the end of it from ``num_tokens`` on."""
+        """Return token ``index`` of the answer; from ``num_tokens`` on, the end."""
         return self.repeated(index) if index < self.num_tokens else v.END
 
     def repeated(self, index: int) -> int:
-        """Return what would come at ``index`` if the answer never ended."""
-        num_thought = len(self.thought)
+        """Return the token at ``index`` of an answer without an end."""
+        num_thought = len(self.reasoning)
         if 0 <= index < num_thought:
-            return self.thought[index]
-        return self.said[(index - num_thought) % len(self.said)]
+            return self.reasoning[index]
+        return self.content[(index - num_thought) % len(self.content)]
 
     def resumed(self, token_id: int, index: int) -> int:
-        """Return where the script goes on with a token that comes at ``index``, maybe early.
+        """Return the position in the script that a token at ``index`` continues from.
 
-        That is where reasoning ends or calls begin before their time; else it is ``index``.
+        It is later than ``index`` if the token ends the reasoning or starts a call early.
         """
-        if token_id == v.REASONING_END and index < len(self.thought):
-            return len(self.thought) - 1
+        if token_id == v.REASONING_END and index < len(self.reasoning):
+            return len(self.reasoning) - 1
         if token_id == v.CALL:
             return max(index, self.num_before_calls)
         return index
@@ -70,43 +70,43 @@ def answer_to(prompt: Prompt, default: Script, replies: Seq[Reply] = ()) -> Answ
     """Return the answer to a prompt.
 
     Args:
-        prompt: what is answered.
-        default: a script, which a directive overrides field by field.
-        replies: scripts in its place, for what has no directive; the first that fits is taken.
+        prompt: the prompt.
+        default: the default script; a directive overrides its fields.
+        replies: scripts for texts without a directive; the first match applies.
 
     Raises:
-        RequestError: the directive is not valid.
+        RequestError: the directive is invalid.
     """
-    said = _said_last(prompt)
-    if said.lstrip().startswith('{"mock"'):
-        script = _scripted(said, default)
+    content = _last_text(prompt)
+    if content.lstrip().startswith('{"mock"'):
+        script = _script_of(content, default)
     else:
-        script = next((reply for reply in replies if reply.to in said), default)
+        script = next((reply for reply in replies if reply.to in content), default)
     text = script.text
     if text is None:
-        text = "" if script.calls else _description(prompt, said)
-    encoded = [*text.encode(errors="replace"), *_called(script)]
-    thought = _thought(script)
-    num_tokens = len(thought) + len(encoded) if script.tokens is None else script.tokens
-    num_before_calls = len(thought) + encoded.index(v.CALL) if script.calls else 0
-    return Answer(script, thought, encoded or [ord(" ")], num_tokens, num_before_calls)
+        text = "" if script.calls else _description(prompt, content)
+    encoded = [*text.encode(errors="replace"), *_call_tokens(script)]
+    reasoning = _reasoning_tokens(script)
+    num_tokens = len(reasoning) + len(encoded) if script.tokens is None else script.tokens
+    num_before_calls = len(reasoning) + encoded.index(v.CALL) if script.calls else 0
+    return Answer(script, reasoning, encoded or [ord(" ")], num_tokens, num_before_calls)
 
 
-def _thought(script: Script) -> tuple[int, ...]:
+def _reasoning_tokens(script: Script) -> tuple[int, ...]:
     if script.reasoning is None:
         return ()
     return (v.REASONING, *script.reasoning.encode(errors="replace"), v.REASONING_END)
 
 
-def _called(script: Script) -> Iterator[int]:
+def _call_tokens(script: Script) -> Iterator[int]:
     for call in script.calls:
         yield v.CALL
-        said = {"name": call.name, "arguments": call.arguments}
-        yield from json.dumps(said, ensure_ascii=False).encode()
+        content = {"name": call.name, "arguments": call.arguments}
+        yield from json.dumps(content, ensure_ascii=False).encode()
         yield v.CALL_END
 
 
-def _scripted(text: str, default: Script) -> Script:
+def _script_of(text: str, default: Script) -> Script:
     try:
         given = msgspec.json.decode(text, type=_Directive).mock
         return msgspec.convert(_fields_of(default) | given, Script)
@@ -121,35 +121,35 @@ def _fields_of(script: Script) -> dict[str, Any]:
     return {name: getattr(script, name) for name in Script.__struct_fields__}
 
 
-def _said_last(prompt: Prompt) -> str:
-    """Return what a user or a tool said last, or a plain text; empty if none spoke."""
+def _last_text(prompt: Prompt) -> str:
+    """Return the last text of a user or a tool, or of a plain prompt; empty if there is none."""
     ids = prompt.token_ids
-    turns = [place for place, token_id in enumerate(ids) if token_id in (v.USER, v.TOOL)]
-    if not turns:
+    starts = [place for place, token_id in enumerate(ids) if token_id in (v.USER, v.TOOL)]
+    if not starts:
         return _text(ids) if prompt.is_plain else ""
-    start = turns[-1] + 1
+    start = starts[-1] + 1
     stop = ids.index(v.END, start) if v.END in ids[start:] else len(ids)
     text = _text(ids[start:stop])
-    return _result(text) if ids[turns[-1]] == v.TOOL else text
+    return _result(text) if ids[starts[-1]] == v.TOOL else text
 
 
-def _result(turn: str) -> str:
-    """Return what a tool's turn holds behind the id of its call, which is a string of JSON."""
+def _result(message: str) -> str:
+    """Return a tool's result without the id of its call, a JSON string before it."""
     try:
-        stop = json.JSONDecoder().raw_decode(turn)[1] if turn.startswith('"') else 0
+        stop = json.JSONDecoder().raw_decode(message)[1] if message.startswith('"') else 0
     except ValueError:  # there is no id
         stop = 0
-    return turn[stop:]
+    return message[stop:]
 
 
 def _text(ids: Seq[int]) -> str:
     return bytes(i for i in ids if i < v.NUM_BYTES).decode(errors="replace")
 
 
-def _description(prompt: Prompt, said: str) -> str:
-    """Return one line for each image, then what was said last."""
+def _description(prompt: Prompt, content: str) -> str:
+    """Return one line for each image, then the last text."""
     lines = [_image_line(number, slot) for number, slot in enumerate(prompt.media, start=1)]
-    return "\n".join([*lines, said])
+    return "\n".join([*lines, content])
 
 
 def _image_line(number: int, slot: MediaSlot) -> str:

@@ -1,9 +1,8 @@
-"""The mock's language model: a real paged cache of made-up values, and scripted logits.
+"""The mock's language model: a real paged cache with fake values, and scripted logits.
 
-It computes nothing worth computing, but keeps every rule of
-:class:`vlmkit.interfaces.engine.Engine` as a strict engine would: each cache cell holds a
-fingerprint of all tokens and images up to it, so that a wrong prefix, a skipped token or an
-overwritten block is found, and raised as EngineError.
+It computes no real model, but checks every rule of :class:`vlmkit.interfaces.engine.Engine`
+strictly. Each cache cell holds a fingerprint of all tokens and images up to it. A wrong prefix, a
+skipped token or an overwritten block thus raises an EngineError.
 """
 
 import threading
@@ -27,11 +26,11 @@ from vlmkit_mock.progress import Progress
 from vlmkit_mock.settings import MockEngineSettings
 
 SCRIPTED_LOGIT = 26.0
-"""Leaves every other token together less than one in 300 at the highest temperature."""
+"""All other tokens together have a probability below 1/300 at the highest temperature."""
 
 RUNNER_UP_LOGIT = 12.0
-"""What comes where the end is forbidden, so that longer answers repeat themselves, or where an
-answer with calls must begin with the first."""
+"""For the token after the end, so that longer answers repeat themselves, and for the first call, if
+an answer must begin with one."""
 
 NUM_NOISES = 257
 HIDDEN_SIZE = 8
@@ -39,7 +38,7 @@ HIDDEN_SIZE = 8
 
 @dataclass(slots=True)
 class _State:
-    """One admitted sequence: its answer, its room, and the fingerprint of each computed token."""
+    """One admitted sequence: its answer, its reserved space, and the fingerprints of its tokens."""
 
     answer: Answer
     spans: tuple[Span, ...]
@@ -50,7 +49,7 @@ class _State:
 
 
 class MockEngine:
-    """Says what :func:`vlmkit_mock.answer.answer_to` scripts, token by token."""
+    """Generates the answer of :func:`vlmkit_mock.answer.answer_to`, token by token."""
 
     def __init__(self, settings: MockEngineSettings | None = None) -> None:
         self._settings = settings = settings or MockEngineSettings()
@@ -74,26 +73,26 @@ class MockEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        """What this engine can do; constant."""
+        """The limits of this engine; constant."""
         return self._limits
 
     @property
     def num_free_tokens(self) -> int:
-        """Room that no sequence takes; equals the capacity when nobody is admitted."""
+        """The free space of the cache, in tokens: the capacity if no sequence is admitted."""
         return self._pool.num_free_blocks * self._pool.block_tokens
 
     def read(self, prompt: Prompt) -> PromptPlan:
-        """Script the answer; the image slots are atomic if the settings say so.
+        """Determine the answer; image slots are atomic if the settings say so.
 
         Raises:
-            RequestError: the prompt's directive is not valid.
+            RequestError: the prompt's directive is invalid.
         """
         slots = prompt.media if self._settings.images_are_atomic else ()
         spans = tuple(Span(slot.start, slot.stop) for slot in slots)
         return PromptPlan(spans, answer_to(prompt, self._settings, self._settings.replies))
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for a sequence; see :meth:`vlmkit.interfaces.engine.Cache.admit`."""
+        """Admit a sequence; see :meth:`vlmkit.interfaces.engine.Cache.admit`."""
         self._check_call()
         if sequence in self._states:
             raise EngineError(f"sequence {sequence.id!r} is admitted already")
@@ -117,7 +116,7 @@ class MockEngine:
         return admission
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens``; False if full."""
+        """Reserve space for the first ``num_tokens``; return False if the cache is full."""
         self._check_call()
         state = self._state(sequence)
         if num_tokens <= state.num_reserved_tokens:
@@ -130,7 +129,7 @@ class MockEngine:
         return True
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Let the first ``num_tokens`` be shared."""
+        """Allow sharing the first ``num_tokens``."""
         self._check_call()
         state = self._state(sequence)
         start, known = state.num_committed_tokens, state.fingerprints
@@ -142,7 +141,7 @@ class MockEngine:
         self._pool.commit(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget everything after the first ``num_tokens``."""
+        """Discard everything after the first ``num_tokens``."""
         self._check_call()
         state = self._state(sequence)
         if num_tokens < state.num_committed_tokens:
@@ -152,7 +151,7 @@ class MockEngine:
         state.num_reserved_tokens = num_tokens
 
     def release(self, sequence: SequenceView) -> None:
-        """Give up an admitted sequence's room."""
+        """Release the space of an admitted sequence."""
         self._check_call()
         self._state(sequence)
         self._pool.release(sequence)
@@ -162,8 +161,8 @@ class MockEngine:
         """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`.
 
         Raises:
-            EngineError: a script fails here, or the caller broke a rule of the protocol.
-            RuntimeError: a script crashed the engine, now or before.
+            EngineError: a script fails here, or the caller violated the protocol.
+            RuntimeError: a script has crashed the engine, now or earlier.
         """
         self._check_call()
         self._check_step(items)
@@ -175,7 +174,7 @@ class MockEngine:
         return StepOutput(**{kind: rows[kind](wanted[kind]) for kind in rows if wanted[kind]})
 
     def close(self) -> None:
-        """Forget everything and refuse every later call."""
+        """Discard everything and refuse all later calls."""
         self._is_closed = True
         self._states.clear()
         self._cells.clear()
@@ -205,7 +204,7 @@ class MockEngine:
             raise EngineError("a step mixes prefill and decode")
 
     def _problem(self, item: WorkItem, state: _State) -> str | None:
-        """Say which rule an item breaks; None when it breaks none."""
+        """Return the rule that an item violates; None if it violates none."""
         longest = self._limits.max_chunk_tokens
         if not 1 <= item.num_tokens <= longest:
             return f"a chunk of {item.num_tokens} tokens is not in [1, {longest}]"
@@ -218,7 +217,7 @@ class MockEngine:
         return self._rows_problem(item, state.num_reserved_tokens) or _features_problem(item)
 
     def _rows_problem(self, item: WorkItem, num_reserved: int) -> str | None:
-        """Say what is wrong with the rows and drafts of an item, and with its room."""
+        """Return the problem with an item's rows, drafts or space; None if there is none."""
         stop, num_drafts = item.stop, len(item.drafts)
         num_own, num_tokens = stop - num_drafts, len(item.sequence)
         if num_own > num_tokens:
@@ -236,7 +235,7 @@ class MockEngine:
         return None
 
     def _act(self, wanted: Seq[WorkItem]) -> None:
-        """Fail, crash and take as long as the scripts say."""
+        """Fail, crash or sleep as the scripts say."""
         latency_s = 0.0
         for item in wanted:
             script = self._states[item.sequence].answer.script
@@ -274,9 +273,9 @@ class MockEngine:
             )
 
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
-        """Return rows of noise that depend on all that was read, with the script on top.
+        """Return rows of noise that depend on the whole input, with the script's logits on top.
 
-        An answer that was kept from its script ends as soon as it may.
+        An answer that has left its script ends as soon as possible.
         """
         rows = _rows(wanted)
         logits = self._noise[self._noises(rows)]
@@ -296,27 +295,27 @@ class MockEngine:
         return logits
 
     def _progress(self, sequence: SequenceView, stop: int, drafts: Seq[int]) -> Progress:
-        """Return how far an answer is at a row: after its own tokens and some drafts."""
+        """Return the progress of an answer at a row: after its own tokens and some drafts."""
         state, start = self._states[sequence], sequence.num_prompt_tokens
         num_own = stop - start - len(drafts)
         if state.progress.num_tokens > num_own:
             state.progress = Progress()
         own = sequence.tokens(start + state.progress.num_tokens, start + num_own)
-        state.progress.follow(state.answer, own)
-        return state.progress.followed(state.answer, drafts) if drafts else state.progress
+        state.progress.advance(state.answer, own)
+        return state.progress.advanced(state.answer, drafts) if drafts else state.progress
 
     def _hidden(self, wanted: Seq[WorkItem]) -> Any:
-        """Return rows of noise that depend on all that was read."""
+        """Return rows of noise that depend on the whole input."""
         return self._noise[self._noises(_rows(wanted)), : self._limits.hidden_size]
 
     def _noises(self, rows: "Seq[_Row]") -> list[int]:
-        """Return the noise of each row."""
+        """Return the index of the noise of each row."""
         states = self._states
         return [states[sequence].fingerprints[stop - 1] % NUM_NOISES for sequence, stop, _ in rows]
 
 
 _Row = tuple[SequenceView, int, Seq[int]]
-"""A row's sequence, one past the last token that it depends on, and the drafts among these."""
+"""A row's sequence, the end of the tokens that it depends on, and the drafts among these."""
 
 
 def _rows(wanted: Seq[WorkItem]) -> list[_Row]:
@@ -329,7 +328,7 @@ def _rows(wanted: Seq[WorkItem]) -> list[_Row]:
 
 
 def _reads_prompt(item: WorkItem) -> bool:
-    """Tell a chunk of a prefill from the newest token of an answer."""
+    """Tell whether an item is a chunk of a prefill, not the newest token of an answer."""
     is_answer = item.start >= item.sequence.num_prompt_tokens
     return not is_answer or item.num_tokens - len(item.drafts) > 1
 
@@ -353,7 +352,7 @@ def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
 def _fingerprints(
     sequence: SequenceView, token_ids: Seq[int], start: int = 0, before: int = 0
 ) -> list[int]:
-    """Return one number for each token that depends on it, its image and all before it.
+    """Return a number for each token that depends on it, its image and all tokens before it.
 
     The hash of a tuple of integers is the same in every process.
     """
@@ -372,7 +371,7 @@ def _fingerprints(
 
 
 def _features_problem(item: WorkItem) -> str | None:
-    """Say what is wrong with the features of the images that an item touches."""
+    """Return the problem with the features of an item's images; None if there is none."""
     for index, slot in enumerate(item.sequence.prompt.media):
         if slot.start >= item.stop or slot.stop <= item.start:
             continue

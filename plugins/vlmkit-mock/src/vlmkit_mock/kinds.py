@@ -1,4 +1,4 @@
-"""The kinds of the mock's tokens: what its text consists of where it makes one up."""
+"""The kinds of the mock's tokens, for text that it makes up."""
 
 from string import ascii_lowercase, ascii_uppercase, digits, punctuation
 
@@ -9,7 +9,7 @@ WORD_KINDS = (LOWER, UPPER, DIGIT)
 
 QUOTE, BACKSLASH = ord('"'), ord("\\")
 CLOSERS = dict(zip(b"([{<", b")]}>", strict=True))
-"""What closes each bracket."""
+"""The closing bracket of each opening one."""
 
 SEPARATORS = frozenset(punctuation.encode()) - {QUOTE} | {*b" \n\t"}
 COMMON = frozenset(b"@.-:/ ")

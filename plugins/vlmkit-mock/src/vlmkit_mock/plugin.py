@@ -1,4 +1,4 @@
-"""What vlmkit-mock offers: hooks only; the parts are imported when one of them is built."""
+"""The hooks of vlmkit-mock. Components are imported when they are built."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def _build_engine(context: BuildContext) -> Engine:
 
 @hookimpl
 def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
-    """Offer ``tokenizer.use = "mock"``."""
+    """Register ``tokenizer.use = "mock"``."""
     registry.add(
         NAME, _build_tokenizer, cannot_serve=_cannot_serve, description="one token for each byte"
     )
@@ -46,7 +46,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
 
 @hookimpl
 def vlmkit_register_media_encoders(registry: Registry[MediaEncoder]) -> None:
-    """Offer ``media_encoder.use = "mock"``."""
+    """Register ``media_encoder.use = "mock"``."""
     registry.add(
         NAME,
         _build_vision_encoder,
@@ -58,7 +58,7 @@ def vlmkit_register_media_encoders(registry: Registry[MediaEncoder]) -> None:
 
 @hookimpl
 def vlmkit_register_engines(registry: Registry[Engine]) -> None:
-    """Offer ``engine.use = "mock"``."""
+    """Register ``engine.use = "mock"``."""
     registry.add(
         NAME,
         _build_engine,
@@ -70,7 +70,7 @@ def vlmkit_register_engines(registry: Registry[Engine]) -> None:
 
 @hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
-    """Offer the model ``mock``."""
+    """Register the model ``mock``."""
     registry.add_packaged(
         NAME,
         Path(__file__).with_name("model"),

@@ -1,8 +1,8 @@
-"""What an answer prefers that was kept from its script, as a constraint does: a short value.
+"""The logits of an answer that a constraint has forced off its script: they prefer a short value.
 
-The engine sees which tokens were taken, and never which were allowed. So it prefers what ends the
-answer or a JSON value soonest. Where it is kept from that, it tries what the end may wait for: a
-separator after a few letters, the one that was used least; and in the end, whatever noise says.
+The engine sees which tokens were chosen, never which were allowed. So it prefers tokens that soon
+end the answer or a JSON value. If those are not allowed, it tries tokens that the end may require:
+a separator after a few letters, the least used one first. Finally, noise decides.
 """
 
 from string import ascii_lowercase, ascii_uppercase, digits
@@ -27,17 +27,17 @@ from vlmkit_mock.progress import Progress
 
 Row = NDArray[np.float32]
 
-ON_SCRIPT_SCALE = 0.3  # of these logits but the end's, while the answer is the script's
-MOST_ON_SCRIPT = 20.0  # before that, so that the script stays nearly certain
-ZERO_ON_SCRIPT = 12.0  # rather than letters, for a number in the script's place
+ON_SCRIPT_SCALE = 0.3  # of these logits except the end's, while the answer follows the script
+MOST_ON_SCRIPT = 20.0  # before scaling, so that the script stays nearly certain
+ZERO_ON_SCRIPT = 12.0  # above letters, for a number instead of the script
 END, CLOSER, CLOSER_IN_STRING = 40.0, 30.0, 25.0
 COMMON_AFTER_RUN, ESCAPE_AFTER_RUN = 19.0, 17.5
 SEPARATOR_AFTER_RUN, WORD_AFTER_RUN = 16.0, 11.0
-LONG_RUN = 4  # characters of one kind, after which others are preferred
-MAX_USES, COST_OF_USE = 3, 1.5  # of a separator; after that many all are alike, and noise decides
-GAIN_OF_FIRST_USE = 1.0  # what was said once may end what it began, as quotes do
+LONG_RUN = 4  # characters of one kind, after which other kinds are preferred
+MAX_USES, COST_OF_USE = 3, 1.5  # of a separator; with more uses all cost the same
+GAIN_OF_FIRST_USE = 1.0  # a token used once may close what it opened, as quotes do
 NUM_ORDERLY, NUM_TO_SPREAD, SPREAD = 96, 8, 12.0
-"""After so many tokens, noise grows by 1 with each so many more, up to so much."""
+"""After NUM_ORDERLY tokens, noise grows by 1 for each NUM_TO_SPREAD tokens, up to SPREAD."""
 
 _TEXT = {
     v.END: END,
@@ -76,7 +76,7 @@ _ESCAPED = dict.fromkeys(b'n"', 14.0)
 
 
 class Preferences:
-    """Logits by an answer's progress."""
+    """Computes logits from an answer's progress."""
 
     def __init__(self) -> None:
         self._after = {
@@ -110,7 +110,7 @@ class Preferences:
         if is_between_strings:
             _prefer_values(row, progress)
         if progress.last == ord("0"):
-            row[progress.last] = 2.0  # a number above 0 needs other digits
+            row[progress.last] = 2.0  # a positive number needs other digits
         if is_between_strings:
             return row + noise
         _prefer_unused(row, progress)
@@ -121,7 +121,7 @@ class Preferences:
 
 
 def _on_script(row: Row, is_in_string: bool, closer: int | None) -> Row:
-    """Return what comes where the script may not go on."""
+    """Return the logits for tokens where the script must not continue."""
     row = row.copy()
     row[ord("0")] = ZERO_ON_SCRIPT
     if closer is not None and not is_in_string:
@@ -135,25 +135,25 @@ def _on_script(row: Row, is_in_string: bool, closer: int | None) -> Row:
 
 
 def _prefer_leaves(row: Row, depth: int) -> None:
-    """Prefer, in a string of JSON, the first letters or the last, by how deep it is nested.
+    """Prefer the first or the last letters in a JSON string, depending on the depth.
 
-    Objects that nest and objects that do not differ by a name or a value. At some depth the letter
-    is preferred with which it ends. The order has no period (Thue and Morse), whatever is between
-    one object and the next.
+    Nested objects must differ from their parents by a name or a value. At some depth, the
+    preferred letter is the one that ends the nesting. The order has no period (the Thue-Morse
+    sequence), so it works for any distance between objects.
     """
     is_reversed = depth.bit_count() % 2 == 0
     row[_LETTERS[::-1] if is_reversed else _LETTERS] -= np.arange(len(_LETTERS))
 
 
 def _prefer_values(row: Row, progress: Progress) -> None:
-    """Prefer what begins a short value of JSON, and what ends a number."""
+    """Prefer tokens that start a short JSON value, and that end a number."""
     row[list(_VALUES)] = list(_VALUES.values())
     if progress.kind == LOWER:
         row[list(b"ntf")] = row[ord("a")]
 
 
 def _prefer_unused(row: Row, progress: Progress) -> None:
-    """Prefer separators that were not used yet, and those that may end what they began."""
+    """Prefer unused separators, and those that may close what they opened."""
     if v.REASONING_END in progress.uses:
         row[v.REASONING_END] = -4.0
     for token_id in progress.uses.keys() - {v.REASONING_END}:
@@ -163,9 +163,9 @@ def _prefer_unused(row: Row, progress: Progress) -> None:
 
 
 def _prefer_pairs(row: Row, progress: Progress) -> None:
-    """Prefer what often follows one token: the rest of an escape, of ``</``, of ``--``.
+    """Prefer common second tokens: the rest of an escape, of ``</``, of ``--``.
 
-    After a separator come letters as well, at times capitals, at times another separator.
+    After a separator, also prefer letters, sometimes capitals, sometimes another separator.
     """
     last, most = progress.last, row[_LETTERS].max()
     if progress.is_escaped:
@@ -181,7 +181,7 @@ def _prefer_pairs(row: Row, progress: Progress) -> None:
 
 
 def _after(is_in_string: bool, kind: int | None) -> Row:
-    """Return what is preferred after a long run of some kind, or after anything else."""
+    """Return the preferences after a long run of some kind, or after anything else."""
     row = np.zeros(v.VOCAB_SIZE, np.float32)
     preferred = _IN_STRING if is_in_string else _OUTSIDE
     row[list(preferred)] = list(preferred.values())

@@ -1,4 +1,4 @@
-"""How far an answer has come: along its script, and in what it says once it has left the script."""
+"""The progress of an answer: along its script, and in the text after it has left the script."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -8,26 +8,26 @@ from vlmkit_mock.answer import Answer
 from vlmkit_mock.kinds import BACKSLASH, CLOSERS, KINDS, QUOTE, SEPARATOR, WORD_KINDS
 
 PATIENCE = 64
-"""How many tokens an answer whose end is not allowed repeats its script before it tries others."""
+"""The number of tokens for which an answer that must not end repeats its script."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where an answer is after some tokens.
+    """The state of an answer after some tokens.
 
     Attributes:
-        num_tokens: of the answer so far.
-        num_skipped: tokens of the script before its first call that were not said.
-        num_own: tokens since it left the script.
+        num_tokens: the number of tokens of the answer so far.
+        num_skipped: the number of the script's tokens that were skipped.
+        num_own: the number of tokens since it left the script.
         is_on_script: whether all tokens so far are the script's.
-        is_in_string: whether it is within a string of JSON.
-        is_escaped: whether a backslash was last there.
-        closers: what closes the brackets that are open outside strings, the innermost last.
-        closers_in_string: the same within the string.
-        last: the last token; -1 before the first, and a backslash after what it escapes.
-        run: how many of the last tokens are letters and digits, or how many are not.
-        uses: how often each separator was said, and the end of reasoning, twice in a row as once;
-            within brackets, since the last quote.
+        is_in_string: whether it is inside a JSON string.
+        is_escaped: whether the last token there was a backslash.
+        closers: the closing brackets of open ones outside strings, the innermost last.
+        closers_in_string: the same inside the string.
+        last: the last token; -1 before the first; a backslash after an escaped one.
+        run: the number of last tokens that are letters and digits, or that are not.
+        uses: the number of uses of each separator and of the end of reasoning. Repetitions in a
+            row count once; inside brackets, the count starts at the last quote.
     """
 
     num_tokens: int = 0
@@ -49,29 +49,29 @@ class Progress:
 
     @property
     def is_json(self) -> bool:
-        """Whether it is within an object or an array."""
+        """Whether it is inside an object or an array."""
         return bool(self.closers) and self.closers[-1] in b"]}"
 
     @property
     def closer(self) -> int | None:
-        """What closes the innermost bracket, of the string if it is in one."""
+        """The closing bracket of the innermost open one, of the string if it is inside one."""
         closers = self.closers_in_string if self.is_in_string else self.closers
         return closers[-1] if closers else None
 
-    def followed(self, answer: Answer, token_ids: Seq[int]) -> "Progress":
-        """Return the progress after some more tokens; this one stays as it is."""
+    def advanced(self, answer: Answer, token_ids: Seq[int]) -> "Progress":
+        """Return the progress after some more tokens; this one is unchanged."""
         progress = replace(self, uses=dict(self.uses))
-        progress.follow(answer, token_ids)
+        progress.advance(answer, token_ids)
         return progress
 
-    def follow(self, answer: Answer, token_ids: Seq[int]) -> None:
-        """Go on by some tokens."""
+    def advance(self, answer: Answer, token_ids: Seq[int]) -> None:
+        """Advance by some tokens."""
         for token_id in token_ids:
-            self._follow_script(answer, token_id)
-            self._follow_text(token_id)
+            self._advance_script(answer, token_id)
+            self._advance_text(token_id)
             self.num_tokens += 1
 
-    def _follow_script(self, answer: Answer, token_id: int) -> None:
+    def _advance_script(self, answer: Answer, token_id: int) -> None:
         index = self.num_tokens + self.num_skipped
         if (resumed := answer.resumed(token_id, index)) > index:
             index, self.is_on_script = resumed, True
@@ -81,12 +81,12 @@ class Progress:
             self.is_on_script = is_scripted and index < answer.num_tokens + PATIENCE
         self.num_own = 0 if self.is_on_script else self.num_own + 1
 
-    def _follow_text(self, token_id: int) -> None:
+    def _advance_text(self, token_id: int) -> None:
         seen = token_id
         if self.is_escaped:
             self.is_escaped, seen = False, BACKSLASH
         else:
-            self._follow_quotes(token_id)
+            self._advance_quotes(token_id)
             is_counted = KINDS[token_id] == SEPARATOR or token_id == v.REASONING_END
             if is_counted and token_id != self.last:
                 self.uses[token_id] = self.uses.get(token_id, 0) + 1
@@ -94,7 +94,7 @@ class Progress:
         self.run = self.run + 1 if is_word == (self.kind in WORD_KINDS) else 1
         self.last = seen
 
-    def _follow_quotes(self, token_id: int) -> None:
+    def _advance_quotes(self, token_id: int) -> None:
         if token_id == QUOTE:
             self.is_in_string, self.closers_in_string = not self.is_in_string, ()
             if self.closers:
@@ -107,7 +107,7 @@ class Progress:
 
 
 def _closers_after(closers: tuple[int, ...], token_id: int) -> tuple[int, ...]:
-    """Return what closes the brackets that are open after a token."""
+    """Return the closing brackets of open ones after a token."""
     if token_id in CLOSERS:
         return (*closers, CLOSERS[token_id])
     return closers[:-1] if closers and token_id == closers[-1] else closers

@@ -1,4 +1,4 @@
-"""What a config can set for the mock's encoder and engine. Read before anything is built."""
+"""The settings of the mock's encoder and engine."""
 
 from typing import Annotated, Any
 
@@ -11,11 +11,11 @@ Seconds = Annotated[float, Meta(ge=0.0, le=3600.0)]
 
 
 class MockEncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the encoder behaves.
+    """The behaviour of the encoder.
 
     Attributes:
-        latency_s: time that each call takes.
-        fail_size: ``[height, width]`` of the pictures that it fails on.
+        latency_s: the time of each call.
+        fail_size: ``[height, width]`` of images on which it fails.
     """
 
     latency_s: Seconds = 0.0
@@ -23,25 +23,25 @@ class MockEncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool that is called, and with what."""
+    """A tool call."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one answer goes.
+    """The script of one answer.
 
     Attributes:
-        text: the answer; by default the engine says what it was shown.
-        reasoning: what is thought before, between marks; None thinks nothing.
-        calls: the tools that the answer calls, behind its text, each between marks.
-        tokens: exactly how many tokens the answer has, reasoning included: it is cut, or its text
+        text: the text of the answer; by default, a description of the prompt.
+        reasoning: the reasoning before it, between marks; None for no reasoning.
+        calls: tool calls after the text, each between marks.
+        tokens: the exact number of tokens, reasoning included: the answer is cut, or its text
             repeated from the start.
-        prefill_latency_s: time that the step takes that computes the first token.
-        latency_s: time that the step takes that computes any other token.
-        fail_at_token: the token, counted from 0, at which this answer fails and no other.
-        crash_at_token: the token at which the engine breaks for everyone, for good.
+        prefill_latency_s: the time of the step that computes the first token.
+        latency_s: the time of a step that computes any other token.
+        fail_at_token: the token, counted from 0, at which this answer alone fails.
+        crash_at_token: the token at which the engine fails permanently, for all requests.
     """
 
     text: str | None = None
@@ -55,28 +55,28 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Reply(Script, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the answer goes to what holds a text.
+    """The script of the answer to texts that contain another text.
 
     Attributes:
-        to: the text, as part of what a user or a tool said last.
+        to: the text to find in the last text of a user or a tool.
     """
 
     to: str
 
 
 class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How large the engine is; the fields of :class:`Script` are what a directive overrides.
+    """The size of the engine; a directive overrides the fields of :class:`Script`.
 
     Attributes:
-        replies: answers to what clients say of themselves; the first that fits is given.
-        capacity_tokens: tokens that the cache holds, 4,194,304 at most.
-        max_sequence_tokens: longest sequence, prompt and answer together.
-        max_sequences: most sequences admitted at once.
-        max_chunk_tokens: most tokens of one sequence in a step.
-        max_draft_tokens: most drafts of one sequence in a step.
-        block_tokens: tokens in one block of the cache.
-        shares_prefixes: whether a cached prefix is used again.
-        mixes_prefill_and_decode: whether one step may hold both.
+        replies: scripts for client texts without a directive; the first match applies.
+        capacity_tokens: the capacity of the cache in tokens, at most 4,194,304.
+        max_sequence_tokens: the most tokens of a sequence, prompt and answer together.
+        max_sequences: the most sequences admitted at the same time.
+        max_chunk_tokens: the most tokens of one sequence in a step.
+        max_draft_tokens: the most draft tokens of one sequence in a step.
+        block_tokens: the number of tokens in a block of the cache.
+        shares_prefixes: whether requests reuse cached prefixes.
+        mixes_prefill_and_decode: whether a step may contain both.
         images_are_atomic: whether an image must be computed in one chunk.
     """
 

@@ -1,6 +1,6 @@
-"""The mock's text side: one token for each byte, roles and images as tokens of their own.
+"""The mock's tokenizer: one token for each byte, and special tokens for roles and images.
 
-User text becomes bytes and nothing else, so it cannot spell a control token or an image slot.
+User text becomes byte tokens alone, so it cannot produce a control token or an image slot.
 """
 
 import codecs
@@ -29,7 +29,7 @@ from vlmkit.types.message import (
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock import vocabulary as v
-from vlmkit_mock.pictures import slot_ids, slot_of
+from vlmkit_mock.vision_encoder import slot_ids, slot_of
 
 _MARKS = Mark("<|reasoning|>", v.REASONING), Mark("<|reasoning_end|>", v.REASONING_END)
 _CALLS = CallFormat(JsonCall(), Mark("<|call|>", v.CALL), Mark("<|call_end|>", v.CALL_END))
@@ -40,22 +40,22 @@ class MockTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids can be decoded."""
+        """The number of token ids that can be decoded."""
         return v.VOCAB_SIZE
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """The token that ends a turn."""
+        """The token that ends a message."""
         return v.EOS_IDS
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """Roles and image tokens: everything that no answer has."""
+        """Role and image tokens, which no answer has."""
         return v.BANNED_IDS
 
     @property
     def honours(self) -> frozenset[Option]:
-        """Every option."""
+        """All options."""
         return frozenset(get_args(Option))
 
     def prompt(
@@ -65,14 +65,14 @@ class MockTokenizer:
         tools: Seq[Mapping[str, Any]] | None = None,
         options: PromptOptions = PLAIN,
     ) -> Prompt:
-        """Lay a conversation out as ``begin (role parts end)* assistant``; takes any roles.
+        """Format a conversation as ``begin (role parts end)* assistant``; accepts any roles.
 
-        Tools become a first system turn that holds them as JSON. Calls of tools are JSON between
-        marks, and the id of the call before a tool's result is JSON, too. ``enable_thinking``
-        begins the reasoning, and so does any effort.
+        Tools become a first system message with their JSON. Tool calls are JSON between marks, and
+        the id of the call before a tool's result is JSON, too. ``enable_thinking`` opens the
+        reasoning, and so does any effort except ``none``.
 
         Raises:
-            RequestError: it holds media other than images, or a call with broken arguments.
+            RequestError: there are media other than images, or a call with invalid arguments.
         """
         refuse_other_media(messages, {"image"})
         token_ids = [v.BEGIN]
@@ -104,36 +104,36 @@ class MockTokenizer:
         )
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
-        """Return the UTF-8 bytes of the text; half of a surrogate pair becomes ``?``.
+        """Return the UTF-8 bytes of a text; a lone surrogate becomes ``?``.
 
-        A whole text begins as a conversation does.
+        ``adds_special`` adds the token that starts a conversation.
         """
         return [*([v.BEGIN] if adds_special else []), *_bytes(text)]
 
     def decode(self, token_ids: Seq[int]) -> str:
-        """Return the text of the bytes, leaving special tokens out."""
+        """Return the text of the bytes, without special tokens."""
         return bytes(i for i in token_ids if i < v.NUM_BYTES).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the one byte of a token; none for a special token."""
+        """Return the byte of a token; empty for a special token."""
         return bytes([token_id]) if token_id < v.NUM_BYTES else b""
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
-        """Return a fresh reader of an answer: reasoning and calls of tools stand between marks."""
+        """Return a new parser of an answer, with marks of reasoning and tool calls."""
         stream = partial(MockTokenStream, shows_special=shows_special)
         if prompt.is_plain:
             return PlainParser(stream())
-        said = None
+        parser = None
         if prompt.calling is not None:
-            said = ToolCallParser(stream, _CALLS, prompt.calling.tools)
-        return ReasoningParser(stream, *_MARKS, is_open=prompt.opens_reasoning, said=said)
+            parser = ToolCallParser(stream, _CALLS, prompt.calling.tools)
+        return ReasoningParser(stream, *_MARKS, is_open=prompt.opens_reasoning, said=parser)
 
 
 class MockTokenStream:
-    """Collects bytes until they are a character.
+    """Collects bytes until they form a character.
 
     Args:
-        shows_special: whether special tokens are spelled.
+        shows_special: whether the text includes special tokens.
     """
 
     def __init__(self, *, shows_special: bool = False) -> None:
@@ -141,7 +141,7 @@ class MockTokenStream:
         self._shows_special = shows_special
 
     def push(self, token_id: int) -> str:
-        """Return the character that this byte completes, if it does."""
+        """Return the character that this byte completes; may be empty."""
         if token_id < v.NUM_BYTES:
             return self._decoder.decode(bytes([token_id]))
         return self.flush() + v.SPELLINGS[token_id] if self._shows_special else ""

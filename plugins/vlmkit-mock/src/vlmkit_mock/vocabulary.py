@@ -1,10 +1,10 @@
-"""The 269 tokens of the mock: every byte, and thirteen that no text can spell.
+"""The 269 tokens of the mock: every byte, and thirteen that no text can produce.
 
-Knows numbers and their meaning; how a conversation is laid out is the tokenizer's business.
+Defines ids and their meaning; the tokenizer formats conversations.
 """
 
 NUM_BYTES = 256
-END = 256  # ends a turn, and so an answer
+END = 256  # ends a message, and so an answer
 BEGIN = 257
 SYSTEM = 258
 USER = 259

@@ -1,1 +1,1 @@
-"""Numbers for Prometheus, traces and numbers for OpenTelemetry, of a server of vlmkit."""
+"""Metrics for Prometheus, and traces and metrics for OpenTelemetry, of a vlmkit server."""

@@ -1,4 +1,4 @@
-"""``python -m vlmkit_monitor dashboard`` and ``rules``: what to give to Grafana and Prometheus."""
+"""``python -m vlmkit_monitor dashboard|rules``: prints files for Grafana and Prometheus."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from vlmkit_monitor.dashboard import dashboard
 
 
 def main(arguments: list[str]) -> None:
-    """Print one of the two."""
+    """Print the dashboard or the alerting rules."""
     if arguments == ["dashboard"]:
         sys.stdout.write(json.dumps(dashboard(), indent=2) + "\n")
     elif arguments == ["rules"]:

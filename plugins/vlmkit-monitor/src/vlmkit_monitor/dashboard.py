@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, made of rows of panels, each of a few queries."""
+"""Builds the dashboard for Grafana from rows of panels with their queries."""
 
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ class Panel(NamedTuple):
     """One panel.
 
     Attributes:
-        title: what it shows.
-        unit: as Grafana calls it.
-        queries: each with the legend of its lines.
+        title: the title.
+        unit: Grafana's name of the unit.
+        queries: each query with the legend of its series.
     """
 
     title: str
@@ -82,7 +82,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
-        "The engine room",
+        "Engine",
         (
             Panel(
                 "Sequences",
@@ -169,17 +169,17 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana imports it."""
+    """Return the dashboard for an import into Grafana."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS:
-        place = {"h": 1, "w": 24, "x": 0, "y": top}
-        panels.append({"type": "row", "title": title, "gridPos": place, "id": len(panels) + 1})
+        position = {"h": 1, "w": 24, "x": 0, "y": top}
+        panels.append({"type": "row", "title": title, "gridPos": position, "id": len(panels) + 1})
         top += 1
         for index, panel in enumerate(row):
             left, down = index % 3 * _WIDTH, index // 3 * _HEIGHT
-            place = {"h": _HEIGHT, "w": _WIDTH, "x": left, "y": top + down}
-            panels.append(_panel(panel, place, len(panels) + 1))
+            position = {"h": _HEIGHT, "w": _WIDTH, "x": left, "y": top + down}
+            panels.append(_panel(panel, position, len(panels) + 1))
         top += -(-len(row) // 3) * _HEIGHT
     return {
         "title": "vlmkit",
@@ -193,12 +193,12 @@ def dashboard() -> dict[str, Any]:
     }
 
 
-def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
+def _panel(panel: Panel, position: dict[str, int], number: int) -> dict[str, Any]:
     return {
         "type": "timeseries",
         "title": panel.title,
         "id": number,
-        "gridPos": place,
+        "gridPos": position,
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": [

@@ -1,4 +1,4 @@
-"""What is shown of a server: its state and what was counted, as families of Prometheus' client."""
+"""Converts a server's state and tallies to metric families of the Prometheus client."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from vlmkit_monitor.names import METRICS, Named
+from vlmkit_monitor.names import METRICS, MetricSpec
 from vlmkit_monitor.tally import Buckets, Tally
 from vlmkit_server.interfaces.monitor import ModelState, ServerState
 
@@ -29,12 +29,12 @@ _ENDS = {"num_finished": "finished", "num_aborted": "aborted", "num_failed": "fa
 
 
 def text(label: str) -> str:
-    """Return a label that can be written."""
+    """Return a label that UTF-8 can encode."""
     return label.encode(errors="replace").decode()
 
 
 class Families:
-    """All numbers of ours, each with its series."""
+    """All metrics of vlmkit with their series."""
 
     def __init__(self) -> None:
         self._found: dict[str, Metric] = {}
@@ -60,14 +60,14 @@ class Families:
         family.add_metric(labels, buckets.cumulated(), sum_value=buckets.total)
 
     def add_tally(self, tally: Tally, *first: str) -> None:
-        """Add all that was counted; ``first`` comes before the labels of each."""
+        """Add all counts of a tally; ``first`` precedes the labels of each."""
         for (name, labels), count in tally.counts.copy().items():
             self.add(name, count, *first, *labels)
         for (name, labels), buckets in tally.histograms.copy().items():
             self.add_histogram(name, buckets, *first, *labels)
 
     def add_state(self, state: ServerState) -> None:
-        """Add how a server is."""
+        """Add the state of a server."""
         self.add("ready", state.status == "ready")
         self.add("http_requests_open", state.num_open)
         for resource, (used, most) in state.resources.items():
@@ -109,7 +109,7 @@ class Families:
             self.add("sequences_total", counters.get(counter, 0), name, end)
 
 
-def _family(metric: Named) -> Metric:
+def _family(metric: MetricSpec) -> Metric:
     kinds = {
         "counter": CounterMetricFamily,
         "gauge": GaugeMetricFamily,

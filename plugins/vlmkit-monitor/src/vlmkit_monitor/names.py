@@ -1,7 +1,7 @@
-"""Every number of ours, as data: what it is called, what sets it apart, and what it says.
+"""All metrics of vlmkit as data: names, labels and descriptions.
 
-Labels are few and bounded: models, routes, statuses, codes and reasons are the server's own words;
-nothing that a client sends, and no tenant, is one.
+Labels are few and have bounded values: models, routes, statuses, codes and reasons of the server.
+No label holds client text or a tenant.
 """
 
 from typing import Literal, NamedTuple
@@ -16,15 +16,15 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 FEW = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Named(NamedTuple):
-    """One number.
+class MetricSpec(NamedTuple):
+    """One metric.
 
     Attributes:
-        name: as Prometheus has it.
-        type: what it is to Prometheus.
-        labels: what sets its series apart.
-        meaning: one line.
-        bounds: of a histogram's buckets.
+        name: the name in Prometheus.
+        type: the type in Prometheus.
+        labels: the names of its labels.
+        meaning: the description, one line.
+        bounds: the upper bounds of a histogram's buckets.
     """
 
     name: str
@@ -34,16 +34,18 @@ class Named(NamedTuple):
     bounds: tuple[float, ...] = ()
 
 
-def _counter(name: str, labels: str, meaning: str) -> Named:
-    return Named(f"vlmkit_{name}_total", "counter", tuple(labels.split()), meaning)
+def _counter(name: str, labels: str, meaning: str) -> MetricSpec:
+    return MetricSpec(f"vlmkit_{name}_total", "counter", tuple(labels.split()), meaning)
 
 
-def _gauge(name: str, labels: str, meaning: str) -> Named:
-    return Named(f"vlmkit_{name}", "gauge", tuple(labels.split()), meaning)
+def _gauge(name: str, labels: str, meaning: str) -> MetricSpec:
+    return MetricSpec(f"vlmkit_{name}", "gauge", tuple(labels.split()), meaning)
 
 
-def _histogram(name: str, labels: str, meaning: str, bounds: tuple[float, ...] = SECONDS) -> Named:
-    return Named(f"vlmkit_{name}", "histogram", tuple(labels.split()), meaning, bounds)
+def _histogram(
+    name: str, labels: str, meaning: str, bounds: tuple[float, ...] = SECONDS
+) -> MetricSpec:
+    return MetricSpec(f"vlmkit_{name}", "histogram", tuple(labels.split()), meaning, bounds)
 
 
 METRICS = (
@@ -52,7 +54,7 @@ METRICS = (
     _histogram("http_request_seconds", "route", "from a request's headers to its last byte"),
     _gauge("http_requests_open", "", "requests of any kind that are under way"),
     _counter("refusals", "code", "answers and streams that ended with an error, by its code"),
-    # the server
+    # server
     _gauge("ready", "", "1 where new work is taken, as /readyz says"),
     _gauge("resource_used", "resource", "what is used of a resource, by all"),
     _gauge("resource_limit", "resource", "how much there is of a resource"),
@@ -66,7 +68,7 @@ METRICS = (
     _gauge("model_memory_bytes", "model", "what a model counts for in the memory budget"),
     _gauge("model_users", "model", "requests that a model answers"),
     _gauge("model_load_waiters", "model", "requests that wait for a model to be loaded"),
-    # the engine room
+    # engine
     _gauge("sequences_running", "model", "sequences that have room in the cache"),
     _gauge("sequences_waiting", "model", "sequences that wait for room"),
     _gauge("kv_cache_tokens", "model", "tokens that the cache holds"),
@@ -107,7 +109,7 @@ METRICS = (
     _histogram("request_choices", "model", "answers that a request asks for", FEW),
     _histogram("request_max_tokens", "model", "most tokens that a request asks for", TOKENS),
 )
-"""All of them, in the order in which they are told."""
+"""All metrics, in the order of the page."""
 
 BY_NAME = {metric.name.removeprefix("vlmkit_"): metric for metric in METRICS}
-"""By what is behind the prefix."""
+"""Metrics by name without the prefix."""

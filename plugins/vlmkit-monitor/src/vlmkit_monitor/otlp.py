@@ -1,7 +1,7 @@
-"""The monitor that sends traces and numbers to a collector, by OpenTelemetry's own SDK.
+"""The monitor that sends traces and metrics to a collector, with OpenTelemetry's SDK.
 
-Where to, how often and how much of it is what the standard ``OTEL_`` variables say; the protocol is
-OTLP over HTTP. Sending happens in threads of the SDK's, and what cannot be sent is lost, not kept.
+The standard ``OTEL_`` variables set target, interval and sampling; the protocol is OTLP over HTTP.
+Threads of the SDK send the data. Data that cannot be sent is dropped.
 """
 
 import os
@@ -19,23 +19,23 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from vlmkit.errors import ConfigError
 from vlmkit.interfaces.observer import Observer
 from vlmkit_monitor.settings import OtlpSettings
-from vlmkit_monitor.spans import NANO, Numbers, SpanObserver, context_of, traceparent_of
+from vlmkit_monitor.spans import NANO, RequestMetrics, SpanObserver, context_of, traceparent_of
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor
 
 NAME = "vlmkit"
-QUIET = frozenset({"/healthz", "/health", "/ping", "/readyz", "/version", "/metrics"})
-"""Routes that are asked again and again, and of which no trace says anything."""
+UNTRACED_ROUTES = frozenset({"/healthz", "/health", "/ping", "/readyz", "/version", "/metrics"})
+"""Routes that are polled, and that get no traces."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class OtlpMonitor(Monitor):
-    """Sends a trace of each request that is sampled, and numbers of all.
+    """Sends a trace of each sampled request, and metrics of all requests.
 
     Args:
-        settings: the defaults when None.
+        settings: None for the defaults.
 
     Raises:
-        ConfigError: the environment asks for a protocol that is not spoken here.
+        ConfigError: the environment sets an unsupported protocol.
     """
 
     def __init__(self, settings: OtlpSettings | None = None) -> None:
@@ -51,15 +51,15 @@ class OtlpMonitor(Monitor):
             self._meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         self._tracer = self._tracers.get_tracer(NAME, own) if self._tracers else None
         meter = self._meters.get_meter(NAME, own) if self._meters else None
-        self._numbers = Numbers(meter) if meter else None
+        self._metrics = RequestMetrics(meter) if meter else None
         self._open: dict[HttpRequest, Span] = {}
 
-    def observer(self, model: str) -> Observer:  # noqa: ARG002 - each request says its model
-        """Return who makes spans of a model's requests."""
-        return SpanObserver(self._tracer, self._numbers)
+    def observer(self, model: str) -> Observer:  # noqa: ARG002 - each request has its model
+        """Return an observer that creates spans of a model's requests."""
+        return SpanObserver(self._tracer, self._metrics)
 
     def began(self, request: HttpRequest) -> str:
-        """Begin the span of a request, in the trace that its client named."""
+        """Start the span of a request, in the client's trace if it sent one."""
         if self._tracer is None:
             return ""
         span = self._tracer.start_span(
@@ -72,9 +72,9 @@ class OtlpMonitor(Monitor):
         return traceparent_of(span)
 
     def ended(self, request: HttpRequest, end: HttpEnd) -> None:
-        """End the span of a request; one of a route that is quiet is never sent."""
+        """End the span of a request, unless its route is untraced."""
         span = self._open.pop(request, None)
-        if span is None or end.route in QUIET:
+        if span is None or end.route in UNTRACED_ROUTES:
             return
         method = _method(request)
         span.update_name(f"{method} {end.route}" if end.route else method)
@@ -89,7 +89,7 @@ class OtlpMonitor(Monitor):
         span.end(int((request.at_s + end.took_s) * NANO))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining data."""
         self._open.clear()
         tracers, self._tracers = self._tracers, None
         meters, self._meters = self._meters, None
@@ -104,7 +104,7 @@ def _method(request: HttpRequest) -> str:
 
 
 def _resource() -> Resource:
-    """Return who sends: what the environment says, or our name."""
+    """Return the service that sends: from the environment, or vlmkit."""
     stated = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     if os.environ.get("OTEL_SERVICE_NAME") or f"{SERVICE_NAME}=" in stated:
         return Resource.create()

@@ -12,12 +12,12 @@ from vlmkit_server.interfaces.monitor import Monitor
 VLMKIT_API = (1, 0)
 
 
-def _why_no_prometheus() -> str | None:
+def _prometheus_objection() -> str | None:
     found = importlib.util.find_spec("prometheus_client")
     return None if found else "the package prometheus-client is not installed"
 
 
-def _why_no_otlp() -> str | None:
+def _otlp_objection() -> str | None:
     try:
         found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
     except ModuleNotFoundError:
@@ -31,7 +31,7 @@ def _why_no_otlp() -> str | None:
 
 
 def _can_serve(_: object) -> None:
-    """Have ``auto`` take it: it sends nothing by itself."""
+    """Let ``auto`` select it: it sends nothing by itself."""
 
 
 def _build_prometheus(context: BuildContext) -> Monitor:
@@ -48,11 +48,11 @@ def _build_otlp(context: BuildContext) -> Monitor:
 
 @hookimpl
 def vlmkit_register_monitors(registry: Registry[Monitor]) -> None:
-    """Offer ``monitors.use = ["prometheus", "otlp"]``."""
+    """Register ``monitors.use = ["prometheus", "otlp"]``."""
     registry.add(
         "prometheus",
         _build_prometheus,
-        why_not=_why_no_prometheus,
+        why_not=_prometheus_objection,
         cannot_serve=_can_serve,
         settings=PrometheusSettings,
         description="numbers for Prometheus at /metrics",
@@ -60,7 +60,7 @@ def vlmkit_register_monitors(registry: Registry[Monitor]) -> None:
     registry.add(
         "otlp",
         _build_otlp,
-        why_not=_why_no_otlp,
+        why_not=_otlp_objection,
         settings=OtlpSettings,
         description="traces and numbers for a collector of OpenTelemetry",
     )

@@ -1,6 +1,6 @@
-"""The monitor that ``/metrics`` shows: numbers for Prometheus, by its own client library.
+"""The monitor behind ``/metrics``, with the Prometheus client library.
 
-What is counted lies in tallies that are read when somebody asks; nothing else happens in between.
+Tallies hold the counts and are read on each request; nothing else happens in between.
 """
 
 import threading
@@ -20,15 +20,15 @@ from vlmkit_monitor.vllm_names import vllm_families
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-MAX_CODES = 256  # far more than there are; no label may have more values than that
+MAX_CODES = 256  # a bound for the values of a label; there are far fewer codes
 OTHER = "other"
 
 
 class PrometheusMonitor(Monitor):
-    """Counts what happens to a server and its models.
+    """Counts the requests of a server and its models.
 
     Args:
-        settings: the defaults when None.
+        settings: None for the defaults.
     """
 
     def __init__(self, settings: PrometheusSettings | None = None) -> None:
@@ -38,11 +38,11 @@ class PrometheusMonitor(Monitor):
         self._lag = self._http.histogram("event_loop_lag_seconds")
         self._lock = threading.Lock()
         self._observers: dict[str, list[RequestTally]] = {}
-        self._past: dict[str, Tally] = {}  # of observers that are closed
+        self._past: dict[str, Tally] = {}  # of closed observers
         self._process = ProcessCollector(registry=None)
 
     def observer(self, model: str) -> Observer:
-        """Return who counts what happens to the requests of a model."""
+        """Return an observer that counts the requests of a model."""
         made = RequestTally(Tally())
         with self._lock:
             self._fold(model)
@@ -60,14 +60,14 @@ class PrometheusMonitor(Monitor):
             self._http.count("refusals_total", end.code if end.code in self._codes else OTHER)
 
     def lagged(self, lag_s: float) -> None:
-        """Count by how much the event loop was late."""
+        """Count a delay of the event loop."""
         self._lag.add(lag_s)
 
     def page(self, state: ServerState, accept: str) -> Page:
-        """Write all numbers, in the form that the client prefers."""
+        """Return all metrics in the format that the client prefers."""
         encode, media_type = choose_encoder(accept)
         registry = CollectorRegistry()
-        registry.register(_Shown(self._families(state)))
+        registry.register(_FixedCollector(self._families(state)))
         registry.register(self._process)
         return Page(encode(registry), media_type)
 
@@ -82,31 +82,31 @@ class PrometheusMonitor(Monitor):
         return [*families, *vllm_families(state, tallies, self._http)]
 
     def _tallies(self) -> dict[str, Tally]:
-        """Return what was counted of each model so far."""
+        """Return the totals of each model."""
         found: dict[str, Tally] = {}
         with self._lock:
             for model, observers in self._observers.items():
                 found[model] = whole = Tally()
                 if model in self._past:
-                    whole.join(self._past[model])
+                    whole.merge(self._past[model])
                 for observer in observers:
-                    whole.join(observer.tally)
+                    whole.merge(observer.tally)
         return found
 
     def _fold(self, model: str) -> None:
-        """Put together what observers counted that are closed."""
+        """Merge the tallies of closed observers."""
         observers = self._observers.get(model, [])
         for observer in [each for each in observers if each.is_closed]:
-            self._past.setdefault(model, Tally()).join(observer.tally)
+            self._past.setdefault(model, Tally()).merge(observer.tally)
             observers.remove(observer)
 
 
-class _Shown(Collector):
-    """Families that are there already."""
+class _FixedCollector(Collector):
+    """Exposes finished families."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """Yield those that have a series."""
+        """Yield the families that have a series."""
         return (family for family in self._families if family.samples)

@@ -1,4 +1,4 @@
-"""The observer that counts how the requests of one model fare, in a thread of its own."""
+"""The observer that counts the requests of one model; the observer thread calls it."""
 
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
@@ -8,13 +8,13 @@ from vlmkit_monitor.tally import Tally
 _IMAGE_STAGES = ("fetch", "decode", "preprocess", "encode")
 
 
-class _Open:
-    """A request that is under way.
+class _ActiveRequest:
+    """A request in progress.
 
     Attributes:
-        began_s: when its prompt began to be made.
-        last_s: when each choice had its newest token.
-        num_tokens: of each choice.
+        began_s: when building its prompt started.
+        last_s: when each choice got its newest token.
+        num_tokens: the number of tokens of each choice.
     """
 
     __slots__ = ("began_s", "last_s", "num_tokens")
@@ -26,24 +26,24 @@ class _Open:
 
 
 class RequestTally(Observer):
-    """Counts.
+    """Counts requests, tokens and times.
 
     Args:
-        tally: what it counts in; nobody else does.
+        tally: the tally to count in; it has no other writer.
     """
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
         self.is_closed = False
-        self._open: dict[RequestFacts, _Open] = {}
+        self._active: dict[RequestFacts, _ActiveRequest] = {}
         self._gaps = tally.histogram("token_gap_seconds")
         self._step_s = tally.histogram("step_seconds")
         self._step_tokens = tally.histogram("step_tokens")
 
     def accepted(self, request: RequestFacts, at_s: float) -> None:
-        """Count one more, and what it asks for."""
+        """Count a request and its parameters."""
         tally = self.tally
-        self._open[request] = _Open(at_s - request.prompt_s)
+        self._active[request] = _ActiveRequest(at_s - request.prompt_s)
         tally.count("requests_total")
         num_image_tokens = sum(request.image_tokens)
         tally.count("prompt_tokens_total", "image", by=num_image_tokens)
@@ -56,13 +56,13 @@ class RequestTally(Observer):
         tally.histogram("prepare_seconds").add(request.prompt_s)
 
     def first_token(self, request: RequestFacts, at_s: float) -> None:
-        """Count how long it took."""
-        if (known := self._open.get(request)) is not None:
+        """Count the time to the first token."""
+        if (known := self._active.get(request)) is not None:
             self.tally.histogram("time_to_first_token_seconds").add(at_s - known.began_s)
 
     def tokens(self, request: RequestFacts, chunk: Chunk, at_s: float) -> None:
-        """Count the time since the token before."""
-        known = self._open.get(request)
+        """Count the time since the previous token."""
+        known = self._active.get(request)
         if known is None or not chunk.samples:
             return
         index = chunk.index
@@ -72,9 +72,9 @@ class RequestTally(Observer):
         known.num_tokens[index] = known.num_tokens.get(index, 0) + len(chunk.samples)
 
     def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
-        """Count what it took."""
+        """Count the usage and timings of a request."""
         tally, usage, timings = self.tally, end.usage, end.timings
-        known = self._open.pop(request, None)
+        known = self._active.pop(request, None)
         for reason in end.reasons:
             tally.count("choices_total", reason)
         tally.count("cached_prompt_tokens_total", by=usage.cached_tokens)
@@ -99,8 +99,8 @@ class RequestTally(Observer):
                     tally.histogram("image_seconds", name).add(took_s)
 
     def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:  # noqa: ARG002
-        """Count it by the kind of its error."""
-        self._open.pop(request, None)
+        """Count a failure by the kind of its error."""
+        self._active.pop(request, None)
         self.tally.count("request_failures_total", type(error).__name__)
 
     def step(self, step: StepFacts, at_s: float) -> None:  # noqa: ARG002
@@ -109,6 +109,6 @@ class RequestTally(Observer):
         self._step_tokens.add(step.num_tokens)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self.is_closed = True
-        self._open.clear()
+        self._active.clear()

@@ -1,24 +1,24 @@
-"""What an operator can set about monitors."""
+"""The settings of the monitors."""
 
 import msgspec
 
 
 class PrometheusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``/metrics`` shows.
+    """The content of ``/metrics``.
 
     Attributes:
-        vllm_names: tell what vLLM's dashboards ask for under its names, too.
+        vllm_names: whether to add the metrics of vLLM's dashboards under their names.
     """
 
     vllm_names: bool = True
 
 
 class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is sent to a collector; where to, and how much of it, the ``OTEL_`` variables say.
+    """What is sent to a collector; the ``OTEL_`` variables set the target and the sampling.
 
     Attributes:
-        traces: send a trace of each request that is sampled.
-        metrics: send the numbers that OpenTelemetry's conventions for model servers name.
+        traces: whether to send a trace of each sampled request.
+        metrics: whether to send the metrics of OpenTelemetry's conventions for model servers.
     """
 
     traces: bool = True

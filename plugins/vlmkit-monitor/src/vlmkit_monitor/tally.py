@@ -1,7 +1,7 @@
-"""Counts and histograms that one thread writes and another may read at any time.
+"""Counters and histograms with one writing thread and any number of readers.
 
-No lock is taken where tokens are counted: a reader sees each count as it was at some moment, and
-the buckets of a histogram add up to its count. What is shown of it is the exposition's business.
+Counting takes no lock: a reader sees each count as it was at some moment, and a histogram's buckets
+add up to its count. Does not format metrics.
 """
 
 from bisect import bisect_left
@@ -13,10 +13,10 @@ Labels = tuple[str, ...]
 
 
 class Buckets:
-    """How often a value was in each of some ranges, each of which includes its upper bound.
+    """A histogram: the number of values in each range, which includes its upper bound.
 
     Args:
-        bounds: between the ranges, ascending.
+        bounds: the upper bounds of the ranges, ascending.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -31,14 +31,14 @@ class Buckets:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def join(self, other: "Buckets") -> None:
+    def merge(self, other: "Buckets") -> None:
         """Count all that another one counted."""
         for index, count in enumerate(other.counts):
             self.counts[index] += count
         self.total += other.total
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """Return for each bound how many values were no higher, as Prometheus has it."""
+        """Return the number of values up to each bound, as Prometheus expects it."""
         names = [f"{float(bound)}" for bound in self.bounds] + ["+Inf"]
         found, num = [], 0
         for name, count in zip(names, tuple(self.counts), strict=True):
@@ -48,25 +48,25 @@ class Buckets:
 
 
 class Tally:
-    """Some counts and histograms, by names of :mod:`vlmkit_monitor.names` without their prefix."""
+    """Counters and histograms, by the names of :mod:`vlmkit_monitor.names` without their prefix."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, Labels]] = Counter()
         self.histograms: dict[tuple[str, Labels], Buckets] = {}
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count something."""
+        """Add to a counter."""
         self.counts[name, labels] += by  # type: ignore[assignment]
 
     def histogram(self, name: str, *labels: str) -> Buckets:
-        """Return a histogram to add to, made where there is none."""
+        """Return a histogram; create it if there is none."""
         key = (name, labels)
         if (found := self.histograms.get(key)) is None:
             found = self.histograms[key] = Buckets(BY_NAME[name].bounds)
         return found
 
-    def join(self, other: "Tally") -> None:
+    def merge(self, other: "Tally") -> None:
         """Count all that another one counted."""
         self.counts.update(other.counts.copy())
         for (name, labels), buckets in other.histograms.copy().items():
-            self.histogram(name, *labels).join(buckets)
+            self.histogram(name, *labels).merge(buckets)

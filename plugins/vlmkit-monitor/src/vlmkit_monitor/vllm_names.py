@@ -1,8 +1,9 @@
-"""The same numbers by the names that vLLM has for them, so that dashboards made for it show ours.
+"""The same metrics under the names of vLLM, so that dashboards for vLLM work.
 
-``ASKED`` is what the queries of vLLM's own dashboard for Grafana name, ``examples/observability/
-prometheus_grafana/grafana.json`` of vllm-project/vllm, read at commit 4b5c627c. What a name means
-here is told in our reference of metrics; where vLLM has no such thing, nothing is made up.
+``DASHBOARD_SERIES`` are the series in the queries of vLLM's own dashboard for Grafana,
+``examples/observability/prometheus_grafana/grafana.json`` of vllm-project/vllm, read at commit
+4b5c627c. docs/reference/metrics.md defines the meaning of each name here. Metrics that vlmkit does
+not have are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,7 @@ HISTOGRAMS = {
     "vllm:request_params_max_tokens": "request_max_tokens",
     "vllm:iteration_tokens_total": "step_tokens",
 }
-"""Which histogram of ours each of vLLM's is."""
+"""The histogram of vlmkit for each of vLLM's."""
 
 COUNTERS = {
     "vllm:generation_tokens": "num_tokens_sampled",
@@ -44,9 +45,9 @@ COUNTERS = {
     "vllm:spec_decode_num_draft_tokens": "num_tokens_drafted",
     "vllm:spec_decode_num_accepted_tokens": "num_drafts_accepted",
 }
-"""Which counter of a runner each of vLLM's is."""
+"""The runner's counter for each of vLLM's."""
 
-ASKED = (
+DASHBOARD_SERIES = (
     "vllm:e2e_request_latency_seconds_bucket",
     "vllm:e2e_request_latency_seconds_sum",
     "vllm:e2e_request_latency_seconds_count",
@@ -69,23 +70,23 @@ ASKED = (
     "vllm:request_decode_time_seconds_sum",
     "vllm:request_max_num_generation_tokens_sum",
 )
-"""Every series that the dashboard asks for; each has ``model_name``."""
+"""All series that the dashboard queries; each has the label ``model_name``."""
 
 
 def vllm_families(
     state: ServerState, tallies: Mapping[str, Tally], http: Tally
 ) -> Iterator[Metric]:
-    """Yield what vLLM would tell of a server.
+    """Yield a server's metrics under the names of vLLM.
 
     Args:
-        state: how it is.
-        tallies: of the requests of each model.
-        http: of all that was answered.
+        state: the state of the server.
+        tallies: the tally of each model's requests.
+        http: the tally of all HTTP answers.
     """
     yield from _histograms(tallies)
     yield from _counters(state, tallies)
     yield from _gauges(state)
-    yield _answered(http)
+    yield _http_requests(http)
 
 
 def _histograms(tallies: Mapping[str, Tally]) -> Iterator[Metric]:
@@ -145,14 +146,14 @@ def _gauges(state: ServerState) -> Iterator[Metric]:
 
 
 def _share_used(model: ModelState) -> float | None:
-    """Return how much of a cache is taken, from 0 to 1; None where nobody knows."""
+    """Return the used share of a cache, from 0 to 1; None if it is unknown."""
     if model.stats is None or model.stats.num_free_tokens is None or not model.capacity_tokens:
         return None
     return 1.0 - model.stats.num_free_tokens / model.capacity_tokens
 
 
-def _answered(http: Tally) -> Metric:
-    """Return answers as vLLM's HTTP instrumentation counts them."""
+def _http_requests(http: Tally) -> Metric:
+    """Return HTTP answers as vLLM's instrumentation counts them."""
     labels = ("handler", "method", "status")
     family = CounterMetricFamily("http_requests", "vlmkit_http_requests_total", labels=labels)
     sums: dict[tuple[str, str, str], float] = {}

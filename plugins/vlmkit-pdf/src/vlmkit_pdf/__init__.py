@@ -1,1 +1,1 @@
-"""Shows models of vlmkit the pages of PDF files."""
+"""Loads the pages of PDF files as images for models of vlmkit."""

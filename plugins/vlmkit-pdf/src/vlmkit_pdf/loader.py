@@ -1,7 +1,7 @@
 """The media loader for PDF files: each page is an image, in the order of the document.
 
-Nothing is said between the pages, and of a document too long for the bounds none is left out: it is
-refused, unless the request chooses pages.
+There is no text between pages. A document with too many pages is refused, never shortened, unless
+the request selects pages.
 """
 
 from vlmkit.errors import MediaError
@@ -10,10 +10,10 @@ from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart
 from vlmkit.types.pages import Pages
-from vlmkit_pdf.process import drawn_pages
+from vlmkit_pdf.process import render_pages
 from vlmkit_pdf.settings import PdfSettings
 
-BEGINNING_BYTES = 1024  # within which readers look for a file's beginning
+START_BYTES = 1024  # readers search a file's header within these bytes
 _BLANK = b"\xef\xbb\xbf \t\r\n\0"
 
 
@@ -21,8 +21,8 @@ class PdfLoader:
     """Opens PDF files.
 
     Args:
-        settings: how pages are drawn, and what one file may take.
-        cancellation: of the request whose files are opened; None where nothing cancels it.
+        settings: the settings for rendering, and the limits of one file.
+        cancellation: the cancellation of the request; None if nothing cancels it.
     """
 
     def __init__(self, settings: PdfSettings, cancellation: Cancellation | None = None) -> None:
@@ -34,27 +34,29 @@ class PdfLoader:
         return PdfLoader(self._settings, cancellation)
 
     def recognises(self, data: bytes) -> bool:
-        """Tell whether a file begins as a PDF file."""
-        return data[:BEGINNING_BYTES].lstrip(_BLANK).startswith(b"%PDF-")
+        """Tell whether a file starts like a PDF file."""
+        return data[:START_BYTES].lstrip(_BLANK).startswith(b"%PDF-")
 
     def load(self, data: bytes, bounds: PipelineSettings) -> list[ImagePart]:
-        """Return every page.
+        """Return all pages.
 
         Raises:
             RequestCancelled: the request was cancelled.
             MediaError: the file is locked or broken, or has more pages than the bounds allow.
         """
-        return self._shown(data, None, bounds)
+        return self._rendered(data, None, bounds)
 
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> list[ImagePart]:
-        """Return some pages.
+        """Return selected pages.
 
         Raises:
-            MediaError: as for :meth:`load`, or it has no such page.
+            MediaError: as for :meth:`load`, or the file has no such page.
         """
-        return self._shown(data, pages, bounds)
+        return self._rendered(data, pages, bounds)
 
-    def _shown(self, data: bytes, pages: Pages | None, bounds: PipelineSettings) -> list[ImagePart]:
+    def _rendered(
+        self, data: bytes, pages: Pages | None, bounds: PipelineSettings
+    ) -> list[ImagePart]:
         if len(data) > bounds.max_media_bytes:
             raise MediaError(
                 f"a document is over {bounds.max_media_bytes} bytes",
@@ -63,5 +65,5 @@ class PdfLoader:
             )
         return [
             ImagePart(Image.open(page.content, bounds.images), page=page.number)
-            for page in drawn_pages(data, pages, self._settings, bounds, self._cancellation)
+            for page in render_pages(data, pages, self._settings, bounds, self._cancellation)
         ]

@@ -1,4 +1,4 @@
-"""The hooks of vlmkit-pdf. PDFium is loaded by the process that opens a file, and no other."""
+"""The hooks of vlmkit-pdf. Only the process that opens a file loads PDFium."""
 
 import importlib.util
 
@@ -23,7 +23,7 @@ def _build(context: BuildContext) -> MediaLoader:
 
 @hookimpl
 def vlmkit_register_media_loaders(registry: Registry[MediaLoader]) -> None:
-    """Offer ``media_loaders.use = ["pdf"]``."""
+    """Register ``media_loaders.use = ["pdf"]``."""
     registry.add(
         "pdf",
         _build,

@@ -1,12 +1,12 @@
-"""Pictures of a file's pages, drawn by a process of its own.
+"""Renders a file's pages in a separate process.
 
-The process ends when the pages are drawn, its time is over, the request is cancelled, or its parent
-ends, however that ends.
+The process ends when the pages are rendered, its time is up, the request is cancelled, or its
+parent ends for whatever reason.
 
-PDFium reads files that were made to do harm, and is written in C++. A file that crashes it, or that
-makes it go on for ever or take all memory, ends its process and one request. That process has none
-of the server's sockets and none of its secrets in the environment, but it is no sandbox: whoever
-takes it over has the rights of the user who runs the server.
+PDFium is written in C++ and reads hostile files. A file that crashes it, hangs it or exhausts
+memory ends its process and one request. That process has none of the server's sockets and none of
+the secrets in its environment. But it is no sandbox: an attacker who controls it has the rights of
+the user who runs the server.
 """
 
 import json
@@ -24,32 +24,32 @@ from vlmkit_pdf.settings import PdfSettings
 MAX_FOUND_BYTES = 1024
 
 
-class Drawn(NamedTuple):
+class RenderedPage(NamedTuple):
     """A page: its number, from 1, and a PNG file."""
 
     number: int
     content: bytes
 
 
-def drawn_pages(
+def render_pages(
     data: bytes,
     pages: Pages | None,
     settings: PdfSettings,
     bounds: PipelineSettings,
     cancellation: Cancellation,
-) -> list[Drawn]:
-    """Return pictures of a file's pages, in order.
+) -> list[RenderedPage]:
+    """Return images of a file's pages, in order.
 
     Args:
         data: the file.
-        pages: which of them; all when None.
-        settings: how they are drawn, and what that may take.
-        bounds: what is refused of one request.
-        cancellation: of the request.
+        pages: the selected pages; None for all.
+        settings: the settings for rendering, and the limits of one file.
+        bounds: the limits of one request.
+        cancellation: the cancellation of the request.
 
     Raises:
         RequestCancelled: the request was cancelled.
-        MediaError: it is locked or broken, has no such pages or too many, or takes too much.
+        MediaError: the file is locked or broken, has no such pages or too many, or takes too much.
     """
     cancellation.check()
     job = {
@@ -83,8 +83,10 @@ def drawn_pages(
         ) from None
 
 
-def _received(answer: Answer, pages: Pages | None, bounds: PipelineSettings) -> Iterator[Drawn]:
-    """Yield what comes, of which nothing is believed."""
+def _received(
+    answer: Answer, pages: Pages | None, bounds: PipelineSettings
+) -> Iterator[RenderedPage]:
+    """Yield the pages of an answer, which is not trusted."""
     found = json.loads(_frame(answer, MAX_FOUND_BYTES))
     if found.get("problem"):
         _refuse(found, pages, bounds)
@@ -95,7 +97,7 @@ def _received(answer: Answer, pages: Pages | None, bounds: PipelineSettings) -> 
     for number in numbers:
         content = _frame(answer, min(num_left, bounds.images.max_bytes))
         num_left -= len(content)
-        yield Drawn(number, content)
+        yield RenderedPage(number, content)
 
 
 def _frame(answer: Answer, max_bytes: int) -> bytes:
@@ -112,11 +114,11 @@ def _frame(answer: Answer, max_bytes: int) -> bytes:
 
 
 def _refuse(found: dict[str, Any], pages: Pages | None, bounds: PipelineSettings) -> NoReturn:
-    """Raise what a problem means."""
+    """Raise the error of a problem."""
     if found["problem"] == "locked":
         raise MediaError("a document is locked with a password", param="messages")
     if found["problem"] == "broken":
         raise MediaError("a document is no readable PDF file", param="messages")
     num_pages = int(found["num_pages"])
     (pages or Pages(((1, num_pages),))).within(num_pages, bounds.max_images)
-    raise EOFError  # it has them, whatever the process says
+    raise EOFError  # the pages exist, so the process's answer is wrong

@@ -1,4 +1,4 @@
-"""What an operator can set about PDF files."""
+"""The settings of vlmkit-pdf."""
 
 from typing import Annotated
 
@@ -9,13 +9,13 @@ from vlmkit.settings.bounds import Seconds
 
 
 class PdfSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How pages become pictures, and what one file may take.
+    """How pages become images, and the limits of one file.
 
     Attributes:
-        dpi: pixels for each inch of a page.
-        max_page_pixels: width times height of one picture; a larger page is drawn smaller.
-        timeout_s: time for one file.
-        memory_bytes: address space of the process that opens it, where the system can bound it.
+        dpi: pixels per inch of a page.
+        max_page_pixels: the most pixels of one image; larger pages are scaled down.
+        timeout_s: the most time for one file.
+        memory_bytes: the address space of the process that opens it, where the system can limit it.
     """
 
     dpi: Annotated[int, Meta(ge=18, le=600)] = 144
