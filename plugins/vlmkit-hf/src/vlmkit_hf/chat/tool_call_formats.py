@@ -90,7 +90,7 @@ def _num_common_chars(one: str, other: str) -> int:
 
 
 def _candidates(written: str) -> Iterator[CallFormat]:
-    """Yield possible formats of a written call: a JSON object, or a name and an object."""
+    """Yield possible formats of a rendered call: a JSON object, or a name and an object."""
     for start in (place for place, letter in enumerate(written) if letter == "{"):
         try:
             value, end = _DECODER.raw_decode(written, start)
