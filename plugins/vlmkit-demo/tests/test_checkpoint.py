@@ -32,7 +32,7 @@ class TestDemo(ModelContract):
     name = "demo"
 
 
-def test_the_model_is_offered_under_its_name() -> None:
+def test_the_model_is_registered_by_its_name() -> None:
     registry: Registry[Checkpoint] = Registry("model", "vlmkit-demo")
     plugin.vlmkit_register_models(registry)
     checkpoint = registry.build("auto", {}, BuildContext("demo"))
@@ -40,7 +40,7 @@ def test_the_model_is_offered_under_its_name() -> None:
     assert checkpoint.has("*.safetensors")
 
 
-def test_other_models_are_not_claimed() -> None:
+def test_other_models_are_refused() -> None:
     registry: Registry[Checkpoint] = Registry("model", "vlmkit-demo")
     plugin.vlmkit_register_models(registry)
     assert registry.objections("llava-hf/llava-1.5-7b-hf")["demo"] == "it has only the model 'demo'"
@@ -55,12 +55,12 @@ def test_the_checkpoint_is_whole_and_small(checkpoint: Path) -> None:
     assert config["dtype"] == "bfloat16"
 
 
-def test_the_graphs_say_nothing_of_the_machine_that_made_them(checkpoint: Path) -> None:
+def test_the_graphs_have_no_traces_of_the_machine_that_exported_them(checkpoint: Path) -> None:
     for name in GRAPHS:
         assert b"site-packages" not in (checkpoint / name).read_bytes()
 
 
-def test_the_packaged_tower_computes_what_was_kept_beside_it(checkpoint: Path) -> None:
+def test_the_packaged_tower_computes_the_recorded_features(checkpoint: Path) -> None:
     pytest.importorskip("onnxruntime")
     build = pytest.importorskip("vlmkit_onnx.build")
     encoder = build.build_encoder(BuildContext("", Checkpoint("demo", checkpoint)))
@@ -74,7 +74,7 @@ def test_the_sample_pictures_are_packaged(checkpoint: Path) -> None:
     assert names == {"shapes.png", "word.jpg", "digit.png"}
 
 
-def test_any_text_survives_the_tokenizer(checkpoint: Path) -> None:
+def test_any_text_round_trips_through_the_tokenizer(checkpoint: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     texts = "What is in this picture?", "The word CAT in red.", "Größe 日本 42 %", "  two\n\nlines "

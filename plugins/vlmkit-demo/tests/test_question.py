@@ -100,7 +100,7 @@ def test_relations_are_true() -> None:
     assert seen == {"yes.", "no.", "left of it.", "right of it."}
 
 
-def test_two_pictures_are_told_apart() -> None:
+def test_two_images_are_distinguished() -> None:
     scenes = scene_of(shape("star", "pink", 0)), scene_of(shape("heart", "red", 1))
     ask = Asker(np.random.default_rng(12), "train")
     for _ in range(100):
@@ -109,7 +109,7 @@ def test_two_pictures_are_told_apart() -> None:
             assert turns[0].answer == "The first."
 
 
-def test_small_talk_without_a_picture_claims_no_sight() -> None:
+def test_small_talk_without_an_image_does_not_mention_seeing() -> None:
     ask = Asker(np.random.default_rng(13), "train")
     talks = [small_talk(ask) for _ in range(200)]
     answers = {turns[0].answer for kind, turns in talks if kind == "unknown"}

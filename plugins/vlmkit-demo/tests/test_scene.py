@@ -28,7 +28,7 @@ def test_the_same_seed_draws_the_same_picture() -> None:
     assert np.array_equal(to_pixels(a.image), to_pixels(b.image))
 
 
-def test_things_lie_where_their_place_says() -> None:
+def test_objects_are_at_their_positions() -> None:
     rng = np.random.default_rng(4)
     for _ in range(200):
         for thing in sample_scene(rng).things:

@@ -78,7 +78,7 @@ def test_a_written_call_is_within_the_grammar_and_a_mutated_one_is_not(compiler,
         assert not accepts(compiler, call, choice=choice)
 
 
-def test_what_is_said_stands_in_its_channel(compiler):
+def test_text_is_in_its_channel(compiler):
     for before in ("", THOUGHT, PREAMBLE, THOUGHT + PREAMBLE + THOUGHT):
         assert accepts(compiler, before + SAID)
         assert accepts(compiler, before + SAID, choice="none")
@@ -100,9 +100,7 @@ def test_what_is_said_stands_in_its_channel(compiler):
         (OneOf(("yes", 'n"o\x7f')), 'n"o\x7f', "no"),
     ],
 )
-def test_the_last_message_keeps_to_what_was_asked_and_no_other_one(
-    compiler, content, holds, breaks
-):
+def test_only_the_final_message_follows_the_response_format(compiler, content, holds, breaks):
     head = "<|channel|>final<|message|>"
     for options in ({"tools": (), "choice": "none"}, {"choice": "auto"}):
         assert accepts(compiler, THOUGHT + head + holds, content=content, **options)
@@ -112,7 +110,7 @@ def test_the_last_message_keeps_to_what_was_asked_and_no_other_one(
     assert accepts(compiler, CALLS[0], content=content)
 
 
-def test_an_answer_goes_on_where_its_prompt_left_off(compiler):
+def test_an_answer_continues_where_its_prompt_ended(compiler):
     opened = replace(HARMONY, opens="analysis")
     for rest in (SAID, CALLS[0]):
         assert accepts(compiler, "hm<|end|><|start|>assistant" + rest, opened)

@@ -39,7 +39,7 @@ def follow(matcher, seed, num_tokens=NUM_TOKENS):
 
 
 @pytest.mark.parametrize("constraint", [LONG, MANY_STATES], ids=["maxLength", "pattern"])
-def test_answers_that_use_up_the_shared_states_go_on_as_before(constraint, monkeypatch):
+def test_answers_that_exhaust_the_shared_states_continue(constraint, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(grammar, "MAX_SHARED_STATES", grammar.MAX_OWN_STATES)
         make = GuidanceCompiler(BYTES).compile(constraint)
@@ -53,7 +53,7 @@ def test_answers_that_use_up_the_shared_states_go_on_as_before(constraint, monke
     assert follow(make(), 1) == expected
 
 
-def test_an_answer_with_a_lexer_of_its_own_is_taken_back_and_reset():
+def test_an_answer_with_its_own_lexer_rolls_back_and_resets():
     matcher = GuidanceCompiler(BYTES).compile(LONG)()
     answer, masks = follow(matcher, 2)
     matcher.roll_back(len(answer) - 1)
@@ -69,7 +69,7 @@ def test_an_answer_that_needs_too_many_states_is_refused_and_no_other_one():
     assert len(follow(make(), 0)[0]) == NUM_TOKENS
 
 
-def test_what_is_slow_to_compile_is_compiled_again_before_an_answer_only(monkeypatch):
+def test_a_slow_grammar_is_recompiled_only_before_an_answer(monkeypatch):
     monkeypatch.setattr(grammar, "MAX_RECOMPILE_S", -1.0)
     make = GuidanceCompiler(BYTES).compile(LONG)
     with pytest.raises(ConstraintError, match="too many states"):

@@ -123,7 +123,7 @@ def test_forced_tokens_are_drafted_and_change_nothing(model):
     assert steps < num_steps / 2
 
 
-def test_patterns_choices_grammars_and_objects_are_kept_to(model):
+def test_answers_match_patterns_choices_grammars_and_objects(model):
     for seed in range(5):
         assert re.fullmatch("[A-C]{3}-[0-9]{2}", babble(model, Regex("[A-C]{3}-[0-9]{2}"), seed))
         texts = ('say "hi"\n', "a\\b", "größer", "日本", "\x7f\0\u2028/|")
@@ -154,9 +154,7 @@ def test_a_schema_that_allows_all_allows_any_json(model, schema, said):
         (Lark("start: b\nb: secret"), "not defined .line 2, column 4."),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_a_reason_that_quotes_nothing(
-    model, constraint, reason, caplog
-):
+def test_a_refused_constraint_has_a_reason_that_quotes_nothing(model, constraint, reason, caplog):
     with pytest.raises(ConstraintError, match=f"cannot be compiled: .*{reason}") as caught:
         model.generate("hello", constraint=constraint)
     for said in (str(caught.value), caught.value.hint, caplog.text):
@@ -190,7 +188,7 @@ def test_patterns_whose_compiling_would_never_end_are_refused(model, rules):
         ('start: "\\"&" /\\/~/', '"&/~'),
     ],
 )
-def test_their_signs_may_be_said(model, rules, said):
+def test_operators_of_grammars_are_allowed_in_texts(model, rules, said):
     prompt = json.dumps({"mock": {"text": said}})
     assert model.generate(prompt, constraint=Lark(rules)).text == said
 
@@ -283,7 +281,7 @@ def test_answers_of_a_large_vocabulary_are_kept_to_a_schema_and_its_keys_are_for
     assert num_wide > 20
 
 
-def test_what_is_forced_depends_on_the_answer_alone_however_it_came_to_be():
+def test_forced_tokens_depend_on_the_answer_alone():
     words = [b"", *(bytes([i]) for i in range(256)), b"aa", b"aaa", b"aaaaaaaa"]
     vocabulary = Vocabulary(words, lambda text: [259] * (len(text) // 8) + [98] * (len(text) % 8))
     make = GuidanceCompiler(vocabulary).compile(Regex("a{150}[bc]d{100}"))
@@ -317,7 +315,7 @@ def test_thousands_of_texts_are_one_choice(model):
     assert babble(model, OneOf(texts), 1) in texts
 
 
-def test_it_is_chosen_by_itself_and_left_out_on_demand():
+def test_it_is_selected_automatically_and_can_be_disabled():
     with (
         vlmkit.load("mock", constraint={"use": "none"}) as without,
         pytest.raises(ConstraintError, match="no plugin is in use"),

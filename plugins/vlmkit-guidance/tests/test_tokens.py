@@ -24,15 +24,15 @@ def fails(text):
         (fails, [NAME]),
     ],
 )
-def test_tokens_of_a_text_write_it(encode, expected):
+def test_tokens_of_a_text_decode_to_it(encode, expected):
     tokens = Tokens(Vocabulary(WORDS, encode))
     assert tokens("name") == tokens(b"name") == expected
 
 
-def test_half_a_character_has_tokens_too():
+def test_an_incomplete_character_has_tokens():
     tokens = Tokens(Vocabulary(WORDS, lambda text: [NAME]))
     assert tokens(b"name\xc3") == [NAME, 1 + 0xC3]
 
 
-def test_what_no_token_writes_is_left_out():
+def test_bytes_without_a_token_are_left_out():
     assert Tokens(Vocabulary([b"", b"a"], lambda text: []))("aab") == [1, 1]

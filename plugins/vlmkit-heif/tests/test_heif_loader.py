@@ -57,7 +57,7 @@ def test_pixels_are_those_that_libheif_decodes(mode):
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_the_header_tells_how_a_picture_is_turned(turn):
+def test_the_header_gives_the_rotation_of_an_image(turn):
     data = heic(turn=turn)
     image = shown(data)
     size = (64, 48) if turn < 5 else (48, 64)
@@ -96,13 +96,13 @@ def test_a_file_that_was_cut_is_refused(size):
         shown(heic()[:size]).to_pil()
 
 
-def test_memory_that_is_counted_suffices_for_photos_of_phones():
+def test_the_memory_estimate_suffices_for_phone_photos():
     data = heic((4032, 3024))
     assert shown(data).to_pil().size == (4032, 3024)
     assert read_iso_header(data, "a HEIC file").plane_bytes <= 3
 
 
-def test_a_path_is_enough_in_python(tmp_path):
+def test_a_path_can_be_passed_in_python(tmp_path):
     path = tmp_path / "photo.heic"
     path.write_bytes(heic())
     with vlmkit.load("mock") as model:

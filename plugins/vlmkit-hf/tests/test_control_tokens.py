@@ -112,7 +112,7 @@ def test_every_control_token_of_every_family_in_one_message_is_text(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_was_typed_is_still_there_to_read(
+def test_typed_text_decodes_to_itself(
     tokenizer_of: TokenizerOf, checkpoint_of: CheckpointOf, name: str
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -124,7 +124,7 @@ def test_what_was_typed_is_still_there_to_read(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_control_token_in_two_parts_does_not_come_together(
+def test_a_control_token_split_over_two_parts_stays_text(
     tokenizer_of: TokenizerOf, checkpoint_of: CheckpointOf, name: str
 ) -> None:
     images = [Image.open(zoo.picture(1))] if name == "paligemma" else []
@@ -184,7 +184,7 @@ def test_control_tokens_in_other_roles_stay_text(
     assert ids("".join(tokens)) == ids("x")
 
 
-def test_an_added_token_that_is_a_word_is_one_token_also_in_typed_text(
+def test_an_added_token_that_is_a_word_is_one_token_in_client_text(
     tokenizer_of: TokenizerOf,
 ) -> None:
     tokenizer = tokenizer_of("gemma3")

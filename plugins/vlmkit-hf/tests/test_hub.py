@@ -76,7 +76,7 @@ def test_only_data_files_of_the_model_are_fetched(hub: Any, tmp_path: Path) -> N
     assert answer["cached"] == ["org/name"]
 
 
-def test_an_adapter_is_fetched_without_its_weights_and_refused_by_who_loads_it(
+def test_an_adapter_is_fetched_without_weights_and_refused_at_load(
     hub: Any, tmp_path: Path
 ) -> None:
     adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
@@ -94,7 +94,7 @@ def test_a_revision_is_fetched_and_pinned(hub: Any, tmp_path: Path) -> None:
     assert answer["revision"] == "v1"
 
 
-def test_what_was_fetched_is_found_offline(hub: Any, tmp_path: Path) -> None:
+def test_a_fetched_model_is_found_offline(hub: Any, tmp_path: Path) -> None:
     hub.add("org/name", main={**FILES, **UNWANTED})
     online = fetch(hub, tmp_path, "org/name")
     num_requests = len(hub.requests)
@@ -104,7 +104,7 @@ def test_what_was_fetched_is_found_offline(hub: Any, tmp_path: Path) -> None:
     assert len(hub.requests) == num_requests
 
 
-def test_what_was_not_fetched_is_refused_offline(hub: Any, tmp_path: Path) -> None:
+def test_a_model_that_is_not_cached_is_refused_offline(hub: Any, tmp_path: Path) -> None:
     hub.add("org/name", main=FILES)
     answer = fetch(hub, tmp_path, "org/name", HF_HUB_OFFLINE="1")
 
@@ -114,7 +114,7 @@ def test_what_was_not_fetched_is_refused_offline(hub: Any, tmp_path: Path) -> No
     assert hub.requests == []
 
 
-def test_a_hub_that_is_away_does_not_matter_to_a_cached_model(hub: Any, tmp_path: Path) -> None:
+def test_a_cached_model_needs_no_hub(hub: Any, tmp_path: Path) -> None:
     hub.add("org/name", main=FILES)
     online = fetch(hub, tmp_path, "org/name")
     away = fetch(hub, tmp_path, "org/name", HF_ENDPOINT="http://127.0.0.1:9")
@@ -136,7 +136,7 @@ def test_the_token_of_the_environment_is_sent(hub: Any, tmp_path: Path) -> None:
     assert answer["files"] == sorted(FILES)
 
 
-def test_a_gated_model_says_how_to_get_in(hub: Any, tmp_path: Path) -> None:
+def test_a_gated_model_says_how_to_get_access(hub: Any, tmp_path: Path) -> None:
     hub.add("org/gated", main=FILES, is_gated=True)
     answer = fetch(hub, tmp_path, "org/gated", HF_TOKEN="hf_other")
 

@@ -76,7 +76,7 @@ def test_a_picture_that_the_family_refuses_is_an_image_error(tokenizer_of: Token
     assert str(caught.value) == "the model's image processor cannot take an image of 402x2"
 
 
-def test_a_picture_that_memory_is_wanting_for_is_not_refused(
+def test_a_memory_error_is_not_reported_as_a_bad_image(
     tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -112,7 +112,7 @@ def test_the_digest_changes_with_the_package_that_prepared_the_image(
     assert prompt(other, plain(64, 48)).media[0].digest != before.digest
 
 
-def test_a_processor_that_spells_numbers_for_video_shows_images_without_what_spells(
+def test_a_processor_that_needs_num2words_for_video_works_for_images_without_it(
     checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = prompt(tokenizer_of("smolvlm"), plain(64, 48))
@@ -124,7 +124,9 @@ def test_a_processor_that_spells_numbers_for_video_shows_images_without_what_spe
     assert processing_smolvlm.num2words is None, "whoever else asks for video is told the truth"
 
 
-def test_a_model_that_wants_an_image_refuses_a_prompt_without(tokenizer_of: TokenizerOf) -> None:
+def test_a_model_that_needs_an_image_refuses_a_prompt_without_one(
+    tokenizer_of: TokenizerOf,
+) -> None:
     with pytest.raises(RequestError, match="this model needs an image"):
         prompt(tokenizer_of("paligemma"))
 
@@ -151,7 +153,7 @@ def test_a_text_model_refuses_images(tokenizer_of: TokenizerOf) -> None:
         ("internvl", (60, 60), (28, 28), {}),
     ],
 )
-def test_the_report_says_what_was_done_to_the_picture(
+def test_the_transform_describes_what_was_done_to_the_image(
     tokenizer_of: TokenizerOf,
     name: str,
     size: tuple[int, int],
@@ -172,7 +174,7 @@ def test_the_report_says_what_was_done_to_the_picture(
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3", "paligemma", "mistral3"])
-def test_a_mark_in_the_picture_is_where_the_report_says(
+def test_the_transform_maps_a_mark_to_its_position_in_the_image(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
     """A white square, found again in the arrays at the place that the report computes."""
@@ -242,7 +244,7 @@ def test_a_checkpoint_that_names_a_fast_image_processor_gets_the_pillow_form(
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "idefics3"])
-def test_a_turned_picture_is_seen_upright_and_the_report_says_so(
+def test_a_rotated_image_is_processed_upright_and_the_transform_says_so(
     tokenizer_of: TokenizerOf, tmp_path: Path, name: str
 ) -> None:
     upright = zoo.picture(1, 80, 48)
@@ -280,7 +282,7 @@ def test_threads_that_prepare_different_pictures_do_not_mix_them(
 
 
 @pytest.mark.torch  # for the class of its processor, in older versions of transformers
-def test_a_processor_that_lays_pictures_out_in_a_way_of_its_own_is_refused_by_name(
+def test_a_processor_with_an_unknown_layout_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
     checkpoint = Checkpoint("m", zoo.save_processor("fuyu", tmp_path))
@@ -309,7 +311,7 @@ def test_a_wrong_token_of_images_is_named_by_its_field(
         HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
 
 
-def test_settings_that_the_processor_cannot_use_are_one_error(
+def test_invalid_processor_settings_raise_a_checkpoint_error(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     for path in checkpoint_of("llava").path.iterdir():

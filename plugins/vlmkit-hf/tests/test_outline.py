@@ -50,7 +50,7 @@ def blank(size: tuple[int, int]) -> Image:
         wanted_tokens=st.one_of(st.none(), st.integers(1, 40)),
     ),
 )
-def test_a_light_prompt_has_the_tokens_of_the_whole_one(
+def test_an_outlined_prompt_has_the_tokens_of_a_full_one(
     tokenizer_of: TokenizerOf,
     name: str,
     sizes: list[tuple[int, int]],
@@ -63,7 +63,7 @@ def test_a_light_prompt_has_the_tokens_of_the_whole_one(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_no_picture_is_processed_for_a_light_prompt(
+def test_an_outlined_prompt_processes_no_image(
     tokenizer_of: TokenizerOf, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -79,7 +79,7 @@ def test_no_picture_is_processed_for_a_light_prompt(
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
-def test_what_cannot_be_told_from_a_size_is_asked_of_the_processor(
+def test_tokens_that_a_size_does_not_determine_come_from_the_processor(
     tokenizer_of: TokenizerOf, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Outlines, "_outlined", lambda *_: "")
@@ -94,7 +94,7 @@ def _fresh(side: Any) -> Outlines:
     return Outlines(side._processor, side._options, side._sizing, side._process)
 
 
-def test_a_family_that_cuts_some_pictures_is_asked_for_each(
+def test_a_family_that_crops_some_images_processes_each(
     tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tokenizer_of("gemma3")

@@ -90,7 +90,7 @@ def test_a_picture_has_the_tokens_that_its_family_gives_it(name: str, tmp_path: 
     assert "pixel_values" in slot.inputs
 
 
-def test_what_answers_no_questions_is_not_told_to_need_torchvision(tmp_path: Path) -> None:
+def test_a_model_that_answers_no_questions_does_not_suggest_torchvision(tmp_path: Path) -> None:
     path = folder(tmp_path, "unlimited_ocr")
     config = {"model_type": "pp_formulanet", "vision_config": {}, "image_token_id": 1}
     (path / "config.json").write_text(json.dumps(config))

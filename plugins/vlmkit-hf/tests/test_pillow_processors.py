@@ -31,7 +31,7 @@ def processor(name: str, **settings: Any) -> Any:
     return kind(**settings)
 
 
-def test_a_name_is_known_with_and_without_what_old_files_put_behind_it() -> None:
+def test_a_name_is_known_with_and_without_the_suffix_fast() -> None:
     names = ("Llama4ImageProcessor", "Llama4ImageProcessorFast", "CLIPImageProcessor", "")
     known = [processor_class(name) is not None for name in names]
 
@@ -115,7 +115,7 @@ def test_a_model_that_takes_one_picture_refuses_another_by_name(tmp_path: Path) 
     assert caught.value.code == "too_many_images"
 
 
-def test_a_picture_that_leads_does_so_wherever_it_is_shown(tmp_path: Path) -> None:
+def test_a_leading_image_comes_first_wherever_the_message_has_it(tmp_path: Path) -> None:
     checkpoint = Checkpoint("m", zoo.save_processor("blip-2", tmp_path))
     made = HfTokenizer(checkpoint, HfTokenizerSettings())
     said = Message.of("user", "Wait."), Message.of("assistant", "Yes.")
@@ -127,7 +127,7 @@ def test_a_picture_that_leads_does_so_wherever_it_is_shown(tmp_path: Path) -> No
     assert prompt.token_ids[6:] == alone.token_ids
 
 
-def test_a_picture_that_is_only_outlined_has_the_same_tokens(tokenizer: HfTokenizer) -> None:
+def test_an_outlined_image_has_the_same_tokens(tokenizer: HfTokenizer) -> None:
     images = tokenizer._images
     assert images is not None
     for picture in (zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)):
@@ -145,7 +145,7 @@ def test_a_picture_that_is_only_outlined_has_the_same_tokens(tokenizer: HfTokeni
         ("gemma4_unified", None, (0, 0, 0, 0), 1),
     ],
 )
-def test_the_report_says_what_was_done_to_the_picture(
+def test_the_transform_describes_what_was_done_to_the_image(
     tmp_path: Path, name: str, used: tuple[int, int] | None, pad: Any, count: int
 ) -> None:
     checkpoint = Checkpoint(name, zoo.save_processor(name, tmp_path))

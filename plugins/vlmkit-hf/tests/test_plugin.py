@@ -47,7 +47,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
-def test_the_loader_finds_a_tokenizer_and_a_source_of_models() -> None:
+def test_the_plugin_registers_a_tokenizer_and_a_model_source() -> None:
     found = loader.load()
 
     assert "vlmkit-hf" not in found.broken
@@ -87,7 +87,7 @@ def test_every_vision_family_works_without_torch(
         assert made[folder] == [list(prompt.token_ids), digests], name
 
 
-def test_a_folder_without_a_tokenizer_is_objected_to(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_has_an_objection(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     provider = loader.load().tokenizers.get("hf")
 
@@ -113,7 +113,7 @@ def test_hub_ids_are_taken(reference: str) -> None:
 @pytest.mark.parametrize(
     "reference", ["demo", "./org/name", "/org/name", "a/b/c", "a/..", "../b", "a b/c", "", "a/b--c"]
 )
-def test_other_references_are_left_to_others(reference: str) -> None:
+def test_references_that_are_no_hub_ids_are_refused(reference: str) -> None:
     assert repository.objection(reference) == "a hub id reads org/name"
 
 

@@ -42,7 +42,7 @@ def written(tokenizer: HfTokenizer, said: str, options: PromptOptions) -> str:
     [(TRIMS, "it is ", "it is"), (KEEPS, "it is ", "it is "), (KEEPS, " so\n\n", " so\n\n"),
      (KEEPS, "hi", "hi"), (KEEPS, "a<|im_end|>b", "a<|im_end|>b")],
 )  # fmt: skip
-def test_a_message_that_goes_on_ends_as_the_template_writes_it(
+def test_a_continued_message_ends_as_the_template_renders_it(
     template: str, said: str, end: str, tokenizer_with: TokenizerWith
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(), template)
@@ -52,7 +52,7 @@ def test_a_message_that_goes_on_ends_as_the_template_writes_it(
     assert ended == start + end + "<|im_end|>"
 
 
-def test_a_template_that_does_not_write_the_message_as_it_is_cannot_go_on(
+def test_a_template_that_changes_the_last_message_cannot_continue_it(
     tokenizer_with: TokenizerWith,
 ) -> None:
     content = "message.content | tojson if message.role == 'assistant' else message.content"
@@ -96,7 +96,7 @@ SWITCHES = "{{ enable_thinking }}|{{ thinking }}|"
         (SWITCHES + LEVELS, "none", "False|False|Reasoning: medium|"),
     ],
 )
-def test_a_template_is_told_an_effort_by_the_variables_that_it_has(
+def test_an_effort_is_passed_in_the_variables_of_the_template(
     tokenizer_with: TokenizerWith, head: str, effort: Any, said: str
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(), head + SPEAKS)
@@ -105,26 +105,30 @@ def test_a_template_is_told_an_effort_by_the_variables_that_it_has(
     assert text.startswith(f"{said}<|im_start|>user")
 
 
-def test_a_variable_of_its_own_goes_before_an_effort(tokenizer_with: TokenizerWith) -> None:
+def test_an_explicit_variable_takes_precedence_over_an_effort(
+    tokenizer_with: TokenizerWith,
+) -> None:
     tokenizer = tokenizer_with(vocabulary(), SWITCHES + KEEPS)
     options = PromptOptions(reasoning_effort="high", chat_template_kwargs={"thinking": False})
     assert written(tokenizer, "so", options).startswith("True|False|")
 
 
-def test_a_model_that_always_thinks_is_not_asked_for_less(tokenizer_with: TokenizerWith) -> None:
+def test_a_model_that_always_reasons_refuses_the_effort_none(tokenizer_with: TokenizerWith) -> None:
     tokenizer = tokenizer_with(vocabulary(), LEVELS + SPEAKS)
     with pytest.raises(RequestError) as caught:
         written(tokenizer, "so", PromptOptions(reasoning_effort="none"))
     assert caught.value.param == "reasoning_effort"
 
 
-def test_an_effort_is_not_honoured_where_nobody_is_told(tokenizer_with: TokenizerWith) -> None:
+def test_an_effort_is_not_honoured_without_a_template_variable(
+    tokenizer_with: TokenizerWith,
+) -> None:
     tokenizer = tokenizer_with(vocabulary(), SPEAKS)
     assert "reasoning_effort" not in tokenizer.honours
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
-def test_text_that_goes_on_keeps_its_first_space(
+def test_continued_text_keeps_its_leading_space(
     kind: Callable[..., Any], tokenizer_with: TokenizerWith
 ) -> None:
     named = {"eos_token": "<|im_end|>", "bos_token": "<s>"}

@@ -41,7 +41,7 @@ def read(
 
 @pytest.mark.parametrize("marks", MARKS)
 @pytest.mark.parametrize("kind", ["special", "plain", "spelled"])
-def test_marks_that_the_template_knows_tell_reasoning_from_text(
+def test_marks_in_the_template_separate_reasoning_from_text(
     marks: tuple[str, str], kind: str, tokenizer_with: TokenizerWith
 ) -> None:
     start, end = marks
@@ -51,12 +51,14 @@ def test_marks_that_the_template_knows_tell_reasoning_from_text(
     assert told == ("Why é?", "So.")
 
 
-def test_marks_that_only_the_vocabulary_knows_do_so_too(tokenizer_with: TokenizerWith) -> None:
+def test_marks_in_the_vocabulary_separate_reasoning_from_text(
+    tokenizer_with: TokenizerWith,
+) -> None:
     tokenizer = tokenizer_with(vocabulary(plain=MARKS[0]), SAY)
     assert read(tokenizer, ["<think>", "why", "</think>", "so"]) == ("why", "so")
 
 
-def test_a_model_of_neither_says_everything(tokenizer_with: TokenizerWith) -> None:
+def test_without_marks_everything_is_text(tokenizer_with: TokenizerWith) -> None:
     text = "<think>why</think>so"
     assert read(tokenizer_with(vocabulary(), SAY), [text]) == ("", text)
 
@@ -72,7 +74,7 @@ def test_a_model_of_neither_says_everything(tokenizer_with: TokenizerWith) -> No
     ],
 )
 @pytest.mark.parametrize("plain", [(), MARKS[0]])
-def test_an_answer_goes_on_with_what_its_prompt_opened(
+def test_an_answer_continues_reasoning_that_its_prompt_opened(
     prompt: str, opens: bool, plain: Sequence[str], tokenizer_with: TokenizerWith
 ) -> None:
     known = "{% if false %}</think>{% endif %}"
@@ -82,7 +84,7 @@ def test_an_answer_goes_on_with_what_its_prompt_opened(
     assert told == (("why", "so") if opens else ("", "why</think>so"))
 
 
-def test_no_text_of_a_client_opens_reasoning(tokenizer_with: TokenizerWith) -> None:
+def test_client_text_does_not_open_reasoning(tokenizer_with: TokenizerWith) -> None:
     template = "{% for m in messages %}{{ m.content }}{% if false %}</think>{% endif %}{% endfor %}"
     for plain in ((), MARKS[0]):
         tokenizer = tokenizer_with(vocabulary(plain=plain), template)
@@ -91,7 +93,7 @@ def test_no_text_of_a_client_opens_reasoning(tokenizer_with: TokenizerWith) -> N
         assert read(tokenizer, ["so"], messages) == ("", "so")
 
 
-def test_a_mark_that_is_a_token_is_not_what_a_model_repeats(
+def test_text_spelled_like_a_mark_token_is_text(
     tokenizer_with: TokenizerWith,
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(plain=MARKS[0]), SAY)
@@ -99,7 +101,7 @@ def test_a_mark_that_is_a_token_is_not_what_a_model_repeats(
     assert told == ("They wrote </think> to me", "So.")
 
 
-def test_half_a_character_before_a_mark_is_reasoning(
+def test_an_incomplete_character_before_a_mark_is_reasoning(
     tokenizer_with: TokenizerWith,
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(plain=MARKS[0]), SAY)
@@ -118,7 +120,7 @@ def test_half_a_character_before_a_mark_is_reasoning(
     said=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 )
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
-def test_what_is_thought_and_said_comes_back(
+def test_reasoning_and_text_of_an_answer_round_trip(
     kind: Callable[..., object], thought: str, said: str, tokenizer_with: TokenizerWith
 ) -> None:
     named = {"eos_token": "</s>", "bos_token": "<s>"}

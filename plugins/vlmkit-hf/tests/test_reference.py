@@ -173,15 +173,13 @@ TOOL = {
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3", "qwen3_moe", "gpt_oss"])
-def test_tools_are_written_as_the_reference_writes_them(
-    tokenizer_of: TokenizerOf, name: str
-) -> None:
+def test_tools_are_rendered_as_by_the_reference(tokenizer_of: TokenizerOf, name: str) -> None:
     turns: list[Turn] = [("system", ["Be brief."]), ("user", ["What does it mean?"])]
     check_equal(name, tokenizer_of(name), turns, tools=[TOOL])
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3"])
-def test_a_tools_answer_is_written_as_the_reference_writes_it(
+def test_a_tools_result_is_rendered_as_by_the_reference(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
     turns: list[Turn] = [
@@ -202,7 +200,7 @@ def test_a_tools_answer_is_written_as_the_reference_writes_it(
     ],
 )
 @pytest.mark.parametrize("is_last", [True, False])
-def test_thoughts_in_earlier_answers_are_treated_as_the_reference_treats_them(
+def test_earlier_reasoning_is_rendered_as_by_the_reference(
     tokenizer_of: TokenizerOf, answer: str, is_last: bool
 ) -> None:
     turns: list[Turn] = [("user", ["Which colour?"]), ("assistant", [answer])]

@@ -116,7 +116,7 @@ def model_of(
 
 
 @pytest.mark.parametrize("name", [*sorted(CALLING), *TEMPLATES])
-def test_a_rendered_message_is_read_back_however_it_is_cut(name, model_of):
+def test_a_rendered_message_parses_back_however_it_is_split(name, model_of):
     model = model_of(name)
     thinks, talks = name != "qwen3_vl", name not in ("llama", "granite")
 
@@ -160,7 +160,7 @@ def vocabulary_of(model):
 
 
 @pytest.mark.parametrize("name", sorted({*CALLING, *TEMPLATES} - {"mistral"}))  # it writes ids
-def test_the_grammar_of_a_template_takes_what_it_writes_within_the_schema_alone(name, model_of):
+def test_the_grammar_of_a_template_accepts_its_calls_within_the_schema_alone(name, model_of):
     compilers = pytest.importorskip("vlmkit_guidance.compiler")
     model = model_of(name)
     compiler = compilers.GuidanceCompiler(vocabulary_of(model))
@@ -190,7 +190,7 @@ def test_the_grammar_of_a_template_takes_what_it_writes_within_the_schema_alone(
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_what_any_family_says_is_read_back(name, tokenizer_of):
+def test_answers_of_all_families_parse_back(name, tokenizer_of):
     model = tokenizer_of(name)
 
     @few

@@ -51,7 +51,7 @@ def text_of(tokenizer: HfTokenizer, messages: list[Message] = ASK) -> str:
         "{{ dict.__subclasses__() }}",
     ],
 )
-def test_a_template_cannot_reach_out_of_its_sandbox(attack: str) -> None:
+def test_a_template_cannot_escape_its_sandbox(attack: str) -> None:
     with pytest.raises(RequestError, match="cannot write this conversation"):
         render(attack)
 
@@ -61,7 +61,7 @@ def test_a_template_that_is_not_jinja_is_a_broken_checkpoint() -> None:
         ChatTemplate("{% for %}", {}, "m")
 
 
-def test_a_refusal_is_passed_on_in_the_templates_own_words() -> None:
+def test_a_refusal_shows_the_templates_message() -> None:
     with pytest.raises(RequestError) as caught:
         render("{{ raise_exception('System role not supported') }}")
 
@@ -87,7 +87,9 @@ def test_a_refusal_does_not_repeat_what_the_client_wrote(
     assert "'no ...'" in str(caught.value)
 
 
-def test_the_operators_template_comes_first(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+def test_the_operators_template_takes_precedence(
+    checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{% for message in messages %}Q: {{ message.content }} A:{% endfor %}")
     tokenizer = load(checkpoint_of("qwen2").path, chat_template=str(path))
@@ -103,7 +105,7 @@ def test_an_operators_template_that_is_not_there_is_a_config_error(
 
 
 @pytest.mark.parametrize("place", ["chat_template.json", "tokenizer_config.json"])
-def test_a_template_is_found_in_the_older_places_too(
+def test_a_template_is_found_in_older_files(
     checkpoint_of: CheckpointOf, tmp_path: Path, place: str
 ) -> None:
     folder = copied(checkpoint_of("qwen2"), tmp_path)
@@ -138,7 +140,7 @@ def test_a_template_that_writes_no_message_is_refused_when_the_model_is_loaded(
         load(checkpoint_of("llama").path, chat_template=str(path))
 
 
-def test_a_template_that_leaves_out_a_role_is_no_silent_loss(
+def test_a_template_that_leaves_out_a_role_is_refused(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     path = tmp_path / "users.jinja"
@@ -201,7 +203,7 @@ def test_a_template_that_takes_too_long_is_stopped(
 
 @pytest.mark.posix
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
-def test_no_template_takes_more_than_its_share_of_time_and_memory() -> None:
+def test_hostile_templates_stay_within_limits_of_time_and_memory() -> None:
     program = Path(__file__).with_name("hostile_templates.py")
     ran = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, timeout=900, check=True
@@ -293,7 +295,7 @@ def test_a_bad_named_template_among_settings_is_named(
         load(folder)
 
 
-def test_one_conversation_costs_another_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rendering_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vlmkit_hf.templates.template, "MAX_STEPS", 2**16)
     template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}{{ 2 * 3 }}", {}, "m")
     for _ in range(4):  # more than one may take

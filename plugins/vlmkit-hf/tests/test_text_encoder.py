@@ -63,7 +63,7 @@ def test_an_expansion_keeps_the_ordinary_text_around_it_apart() -> None:
     assert encoder.expand("ab") is None
 
 
-def test_nothing_is_kept_of_long_texts() -> None:
+def test_long_texts_are_not_cached() -> None:
     """White space of clients stands between a template's words, and there may be megabytes."""
     encoder = TextEncoder(bpe(), {"<end>"})
     tracemalloc.start()
@@ -103,7 +103,7 @@ def test_an_encoder_shares_the_vocabulary_and_cuts_no_text_short() -> None:
 
 
 @pytest.mark.parametrize("make", [unigram, bpe])
-def test_any_number_of_control_tokens_is_cut_at_once(
+def test_any_number_of_control_tokens_is_split_in_one_pass(
     make: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder, passes = TextEncoder(make(), {"<end>"}), []

@@ -125,9 +125,7 @@ def reference(name: str, arguments: Any, content: str, **fields: str) -> list[in
 
 
 @pytest.mark.parametrize("name", ["either", "counted", "tags"])
-def test_a_call_is_written_as_the_reference_writes_it(
-    tokenizer_for: TokenizerFor, name: str
-) -> None:
+def test_a_call_is_rendered_as_by_the_reference(tokenizer_for: TokenizerFor, name: str) -> None:
     call = ToolCallPart("aBcDeF123", "weather_of", json.dumps(ARGUMENTS))
     prompt = tokenizer_for(name).prompt(conversation(call))
     assert list(prompt.token_ids) == reference(name, ARGUMENTS, "")
@@ -141,7 +139,7 @@ def test_a_template_that_wants_json_text_gets_it(tokenizer_for: TokenizerFor) ->
     assert f"<tool_call>function\nweather_of\n{text}</tool_call>" in read
 
 
-def test_a_thought_is_written_as_the_reference_writes_it(
+def test_reasoning_is_rendered_as_by_the_reference(
     tokenizer_for: TokenizerFor,
 ) -> None:
     call = ToolCallPart("aBcDeF123", "weather_of", "{}")
@@ -150,7 +148,7 @@ def test_a_thought_is_written_as_the_reference_writes_it(
     assert list(tokenizer_for("either").prompt(messages).token_ids) == expected
 
 
-def test_a_template_that_asks_for_no_thoughts_leaves_them_out(
+def test_a_template_without_a_reasoning_field_drops_reasoning(
     tokenizer_for: TokenizerFor,
 ) -> None:
     call = ToolCallPart("aBcDeF123", "weather_of", "{}")
@@ -225,7 +223,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused(
         "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}",
     ],
 )
-def test_a_template_that_cannot_write_calls_is_no_silent_loss(
+def test_a_template_that_cannot_render_calls_is_refused(
     assistant: str, tokenizer_with: TokenizerWith
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(), turns(assistant))
@@ -234,7 +232,7 @@ def test_a_template_that_cannot_write_calls_is_no_silent_loss(
     assert caught.value.param == "messages[1]"
 
 
-def test_an_id_that_the_template_cuts_is_no_silent_change(tokenizer_with: TokenizerWith) -> None:
+def test_an_id_that_the_template_truncates_is_detected(tokenizer_with: TokenizerWith) -> None:
     assistant = "{{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}"
     tool = "{% elif m.role == 'tool' %}{{ m.tool_call_id[-9:] }}{{ m.content }}"
     tokenizer = tokenizer_with(vocabulary(), turns(assistant, tool))

@@ -56,7 +56,7 @@ def asking(start: Start, album: Path) -> Iterator[Agent]:
         yield asking
 
 
-def test_the_tool_says_what_may_be_asked(asking: Agent, album: Path) -> None:
+def test_the_tool_describes_its_arguments(asking: Agent, album: Path) -> None:
     (tool,) = asking.portal.call(asking.client.list_tools).tools
     assert tool.name == "ask_about_image"
     assert str(album.resolve()) in (tool.description or "")
@@ -65,7 +65,7 @@ def test_the_tool_says_what_may_be_asked(asking: Agent, album: Path) -> None:
     assert tool.input_schema["type"] == "object"
 
 
-def test_pictures_are_shown_in_order_whatever_names_them(asking: Agent, album: Path) -> None:
+def test_images_are_in_order_for_all_kinds_of_names(asking: Agent, album: Path) -> None:
     grey = PIL.Image.new("RGB", (4, 4), "grey")
     grey.save(album / "grey.png")
     url = "data:image/png;base64," + base64.b64encode((album / "grey.png").read_bytes()).decode()
@@ -94,7 +94,7 @@ def test_pictures_are_shown_in_order_whatever_names_them(asking: Agent, album: P
         ("https://example.org/a.png", "images[0]: URLs are not fetched here"),
     ],
 )
-def test_what_may_not_be_read_is_the_tools_error(
+def test_a_forbidden_file_is_the_tools_error(
     asking: Agent, album: Path, name: str, said: str
 ) -> None:
     result = asking.ask("What is this?", name.format(album=album))
@@ -104,9 +104,7 @@ def test_what_may_not_be_read_is_the_tools_error(
 
 
 @pytest.mark.posix
-def test_links_lead_out_of_no_folder_and_pipes_are_not_waited_for(
-    asking: Agent, album: Path
-) -> None:
+def test_links_out_of_a_folder_and_pipes_are_refused(asking: Agent, album: Path) -> None:
     (album / "out.png").symlink_to(album.parent / "secret.png")
     (album / "out").symlink_to(album.parent)
     (album / "loop.png").symlink_to(album / "loop.png")
@@ -144,20 +142,20 @@ def test_an_answer_that_was_cut_off_says_so(asking: Agent) -> None:
     assert texts(result) == ["abc", "[the answer was cut off at the limit of tokens]"]
 
 
-def test_an_answer_that_fails_is_the_tools_error_and_harms_no_other(asking: Agent) -> None:
+def test_a_failed_answer_is_the_tools_error_and_affects_no_other(asking: Agent) -> None:
     result = asking.ask('{"mock": {"text": "abc", "fail_at_token": 1}}', "teal.png")
     assert result.is_error
     assert texts(asking.ask('{"mock": {"text": "abc"}}', "teal.png")) == ["abc"]
 
 
-def test_calls_wait_for_no_other_and_can_be_cancelled(asking: Agent) -> None:
+def test_calls_run_concurrently_and_can_be_cancelled(asking: Agent) -> None:
     first = asking.portal.start_task_soon(asking.ask_async, SLOW, "teal.png")
     assert texts(asking.ask('{"mock": {"text": "quick"}}', "teal.png")) == ["quick"]
     first.cancel()
     assert texts(asking.ask('{"mock": {"text": "quick"}}', "teal.png")) == ["quick"]
 
 
-def test_other_versions_of_the_protocol_are_spoken_and_settings_hold(
+def test_other_protocol_versions_work_and_settings_apply(
     start: Start, album: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "vlmkit.toml"
@@ -169,7 +167,7 @@ def test_other_versions_of_the_protocol_are_spoken_and_settings_hold(
         assert texts(refused) == ["max_tokens is over the limit of 4"]
 
 
-def test_a_model_that_cannot_be_loaded_is_told_to_each_call(start: Start, tmp_path: Path) -> None:
+def test_each_call_reports_a_model_that_cannot_be_loaded(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with start("mok", log=log) as asking:
         for _ in range(2):

@@ -68,7 +68,7 @@ def test_a_model_is_shown_the_picture_of_a_tool(client: openai.OpenAI) -> None:
     assert re.match(r"I look\.\n\nimage 1: 8x6 sha256:[0-9a-f]{16}\n", choice.message.content)
 
 
-def test_a_tool_that_dies_costs_one_call_and_a_stream_stays_whole(client: openai.OpenAI) -> None:
+def test_a_crashed_tool_fails_one_call_and_the_stream_continues(client: openai.OpenAI) -> None:
     for name, arguments, expected in (
         ("own_say", {"text": "<|call|>"}, "<|call|>"),
         ("own_die", {}, "error: the tool failed"),
@@ -80,6 +80,6 @@ def test_a_tool_that_dies_costs_one_call_and_a_stream_stays_whole(client: openai
         assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_what_the_operator_does_not_list_is_no_tool(client: openai.OpenAI) -> None:
+def test_tools_that_the_operator_does_not_list_are_unavailable(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="server_tools"):
         ask(client, "own_secret", {})

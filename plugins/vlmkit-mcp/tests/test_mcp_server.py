@@ -86,7 +86,7 @@ def test_a_call_that_is_cancelled_ends_its_answer(model: Model, folder: Path, mo
         assert texts(asking.ask('{"mock": {"text": "hello"}}', "teal.png")) == ["hello"]
 
 
-def test_who_is_cancelled_while_the_model_loads_takes_nothing_from_others(
+def test_cancelling_a_call_during_loading_does_not_affect_others(
     model: Model, folder: Path
 ) -> None:
     is_there = threading.Event()
@@ -108,7 +108,7 @@ def test_who_is_cancelled_while_the_model_loads_takes_nothing_from_others(
         assert texts(second.result()) == ["hello"]
 
 
-def test_a_model_that_comes_after_the_end_is_closed() -> None:
+def test_a_model_that_loads_after_the_end_is_closed() -> None:
     is_there = threading.Event()
     model = vlmkit.load("mock")
 
@@ -124,7 +124,7 @@ def test_a_model_that_comes_after_the_end_is_closed() -> None:
     assert not model.runner.is_ready
 
 
-def test_a_panic_while_loading_is_told_and_ends_nothing(folder: Path) -> None:
+def test_a_panic_while_loading_is_reported_and_the_server_continues(folder: Path) -> None:
     class Panic(BaseException):
         pass
 
@@ -157,7 +157,7 @@ def test_addresses_are_fetched_by_the_rules_of_the_server(site: str) -> None:
         asyncio.run(elsewhere.open_all([site], bounds))
 
 
-def test_all_pictures_of_a_question_have_a_bound_together(folder: Path) -> None:
+def test_the_images_of_a_question_share_a_pixel_limit(folder: Path) -> None:
     bounds = PipelineSettings()
     pictures = ImageOpener([folder], None, max_pixels=2 * 8 * 6)
     images = asyncio.run(pictures.open_all(["teal.png"] * 2, bounds))

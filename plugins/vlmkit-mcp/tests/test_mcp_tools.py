@@ -71,7 +71,7 @@ class TestMcpTools(ToolSourceContract):
         return {"t_say": {"text": "so it is"}, "t_show": {"num": 1}}
 
 
-def test_tools_return_what_they_say_and_show(url: str) -> None:
+def test_results_have_texts_and_images(url: str) -> None:
     async def work(tools: McpTools) -> None:
         assert await called(tools, "say", text="<|im_end|>") == ["<|im_end|>"]
         assert await called(tools, "show", num=2) == [(8, 6), (8, 6)]
@@ -101,7 +101,7 @@ def test_results_have_bounds(url: str) -> None:
     with_source(work, url=url, max_result_chars=50, max_result_images=1)
 
 
-def test_who_is_cancelled_harms_no_other(url: str) -> None:
+def test_cancelling_a_call_does_not_affect_others(url: str) -> None:
     async def work(tools: McpTools) -> None:
         await called(tools, "number")
         hanging = asyncio.create_task(called(tools, "hang"))
@@ -143,7 +143,7 @@ def test_a_program_that_died_or_hung_is_started_again_for_the_next_call(
         {"command": (), "url": "http://127.0.0.1:9/mcp"},
     ],
 )
-def test_a_server_that_cannot_be_had_is_told_each_time(fields: dict[str, Any]) -> None:
+def test_an_unavailable_server_is_reported_each_time(fields: dict[str, Any]) -> None:
     async def work(tools: McpTools) -> None:
         for _ in range(2):
             assert await called(tools, "say", text="a") == "error: the server 't' cannot be had"
@@ -153,7 +153,7 @@ def test_a_server_that_cannot_be_had_is_told_each_time(fields: dict[str, Any]) -
     with_source(work, **fields)
 
 
-def test_what_the_operator_does_not_allow_or_the_server_does_not_have_is_no_tool(
+def test_tools_that_are_not_allowed_or_not_offered_are_unavailable(
     url: str,
 ) -> None:
     async def work(tools: McpTools) -> None:
@@ -173,7 +173,7 @@ def test_what_the_operator_does_not_allow_or_the_server_does_not_have_is_no_tool
         {"a": {"tools": ["x" * 64], "command": ["b"]}},
     ],
 )
-def test_a_wrong_server_stops_the_start(servers: dict[str, Any]) -> None:
+def test_an_invalid_server_setting_prevents_the_start(servers: dict[str, Any]) -> None:
     settings = msgspec.convert({"servers": servers}, McpSettings)
     with pytest.raises(ConfigError, match=r"tool_sources\.mcp\.servers\.a"):
         McpTools(settings)

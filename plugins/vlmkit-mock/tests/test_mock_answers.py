@@ -64,7 +64,7 @@ def test_it_repeats_what_a_tool_returned_last(model: Model, call_id: str | None)
     assert model.generate(asked).text == "and now?"
 
 
-def test_a_reply_is_given_to_the_first_text_that_it_is_for() -> None:
+def test_the_first_matching_reply_applies() -> None:
     replies = Reply(to="weather", text="I look."), Reply(to="the", text="what?", tokens=7)
     with assemble(MockEngineSettings(replies=replies, text="else")) as model:
         assert model.generate("How is the weather?").text == "I look."
@@ -168,7 +168,7 @@ def test_a_picture_of_the_chosen_size_makes_the_encoder_fail() -> None:
         assert model.generate("hello", images=[picture(20, 30)]).text.endswith("hello")
 
 
-def test_an_answer_goes_round_where_its_end_is_not_allowed(model: Model) -> None:
+def test_an_answer_repeats_if_its_end_is_not_allowed(model: Model) -> None:
     answer = model.generate('{"mock": {"text": "abc"}}', min_tokens=8, max_tokens=20)
     assert answer.text == "abcabcab"
 
@@ -188,6 +188,6 @@ def test_a_tool_is_part_of_the_prompt() -> None:
     assert with_tool.token_ids[-7:] == plain.token_ids[-7:]
 
 
-def test_a_prompt_in_which_nobody_spoke_gets_an_empty_answer() -> None:
+def test_a_prompt_without_a_user_or_tool_text_gets_an_empty_answer() -> None:
     answer = answer_to(Prompt((1, 2, 3)), Script())
     assert answer.num_tokens == 0

@@ -62,14 +62,14 @@ def test_a_schema_is_answered_by_a_short_value(model: Model, seed: int, temperat
         (Lark('start: item+\nitem: "ab" | "cde"'), "ab"),
     ],
 )
-def test_what_its_script_cannot_say_ends_as_soon_as_it_may(
+def test_an_answer_off_its_script_ends_as_soon_as_allowed(
     model: Model, constraint: object, expected: str
 ) -> None:
     done = model.generate("hello", constraint=constraint, temperature=0.0)
     assert (done.text, done.choices[0].finish_reason) == (expected, "stop")
 
 
-def test_a_script_that_the_constraint_allows_is_said(model: Model) -> None:
+def test_a_script_that_the_constraint_allows_is_generated(model: Model) -> None:
     text = '{"name": "a }]\\" b", "count": 12, "tags": ["abc", "def"], "day": "2024-05-06", '
     text += '"more": {"a": [1, 2]}, "list": [3.5]}'
     script = json.dumps({"mock": {"text": text}})
@@ -140,7 +140,7 @@ def text_like(pattern: str) -> JsonSchema:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_an_answer_ends_where_it_may_not_end_at_once(
+def test_an_answer_ends_even_if_it_must_not_end_immediately(
     model: Model, constraint: object, most: int, temperature: float
 ) -> None:
     for prompt in ("Please write one.", "hello"):
@@ -151,7 +151,7 @@ def test_an_answer_ends_where_it_may_not_end_at_once(
         assert done.usage.completion_tokens <= most, done.text[:100]
 
 
-def test_a_script_is_left_where_its_repetition_may_not_end(model: Model) -> None:
+def test_an_answer_leaves_its_script_if_repetition_cannot_end(model: Model) -> None:
     done = model.generate("hello", constraint=Regex("[a-z]+[0-9]"), temperature=0.0)
     assert done.choices[0].finish_reason == "stop"
     assert done.text.startswith("hellohello")

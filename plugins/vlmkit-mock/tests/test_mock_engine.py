@@ -72,7 +72,7 @@ def test_a_token_that_does_not_exist_cannot_run(host: EngineHost, sequence: Engi
         host.step([item_of(sequence, 0, len(sequence) + 1, num_rows=1)])
 
 
-def test_a_token_needs_room(host: EngineHost, sequence: EngineSequence) -> None:
+def test_a_token_needs_reserved_space(host: EngineHost, sequence: EngineSequence) -> None:
     host.prefill(sequence)
     host.decode(sequence, 1)
     sequence.answer.append(2)
@@ -113,7 +113,7 @@ def test_an_image_needs_its_own_features(host: EngineHost, side: Any) -> None:
         host.step([whole(sequence)])
 
 
-def test_features_have_a_row_for_each_place(host: EngineHost, side: Any) -> None:
+def test_features_have_a_row_for_each_image_token(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
     sequence.features = {0: dataclasses.replace(sequence.features[0], num_tokens=3)}
@@ -137,9 +137,7 @@ def test_a_prompt_that_was_not_read_is_not_admitted(host: EngineHost, side: Any)
         host.admit(sequence)
 
 
-def test_more_rows_than_tokens_are_not_to_be_had(
-    host: EngineHost, sequence: EngineSequence
-) -> None:
+def test_more_rows_than_tokens_are_refused(host: EngineHost, sequence: EngineSequence) -> None:
     with pytest.raises(EngineError, match="2 rows of 1 tokens are not to be had"):
         host.step([item_of(sequence, 0, 1, num_rows=2)])
 
@@ -160,7 +158,7 @@ def test_only_what_was_computed_can_be_committed(
         engine.commit(sequence, len(sequence))
 
 
-def test_what_was_committed_cannot_be_given_up(
+def test_committed_tokens_cannot_be_truncated(
     host: EngineHost, engine: MockEngine, sequence: EngineSequence
 ) -> None:
     host.prefill(sequence)
@@ -179,7 +177,7 @@ def test_kinds_are_not_mixed_unless_the_engine_says_so(side: Any) -> None:
         host.step([host.next_item(decoding, 1), whole(reading)])
 
 
-def test_a_cell_that_somebody_overwrote_is_found(
+def test_an_overwritten_cell_is_detected(
     host: EngineHost, engine: MockEngine, sequence: EngineSequence
 ) -> None:
     host.prefill(sequence)
@@ -188,9 +186,7 @@ def test_a_cell_that_somebody_overwrote_is_found(
         host.decode(sequence, 1)
 
 
-def test_a_shared_prefix_that_somebody_overwrote_is_found(
-    host: EngineHost, engine: MockEngine
-) -> None:
+def test_an_overwritten_shared_prefix_is_detected(host: EngineHost, engine: MockEngine) -> None:
     prompt = Prompt(tuple(range(40)))
     first = host.sequence(prompt, scope=b"a")
     host.admit(first)
@@ -248,7 +244,7 @@ def test_an_engine_belongs_to_one_thread(host: EngineHost, sequence: EngineSeque
     assert str(errors[0]) == "the mock engine is used from two threads"
 
 
-def test_a_released_sequence_gives_all_room_back(
+def test_a_released_sequence_frees_all_its_space(
     engine: MockEngine, host: EngineHost, sequence: EngineSequence
 ) -> None:
     assert engine.num_free_tokens == 112

@@ -31,7 +31,9 @@ def test_the_model_is_a_folder_of_the_package(model: Checkpoint) -> None:
     assert (model.name, model.model_type) == ("mock", "mock")
 
 
-def test_auto_finds_every_part_of_the_model(offered: loader.Plugins, model: Checkpoint) -> None:
+def test_auto_selects_every_component_of_the_model(
+    offered: loader.Plugins, model: Checkpoint
+) -> None:
     context = BuildContext("mock", model)
     assert offered.tokenizers.build("auto", {}, context).vocab_size == 269
     assert offered.media_encoders.build("auto", {}, context).identity == "vlmkit-mock 1"
@@ -55,7 +57,7 @@ def test_a_misspelt_setting_is_refused(offered: loader.Plugins, model: Checkpoin
     assert error.value.hint == "did you mean 'latency_s'?"
 
 
-def test_its_registration_imports_neither_numpy_nor_its_parts() -> None:
+def test_its_registration_imports_neither_numpy_nor_its_components() -> None:
     code = "import sys, vlmkit_mock.plugin; print(*sys.modules)"
     out = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True

@@ -42,7 +42,7 @@ def queries():
     return [t["expr"] for panel in dashboard()["panels"] for t in panel.get("targets", ())]
 
 
-def test_each_query_of_the_dashboard_names_numbers_that_there_are():
+def test_each_query_of_the_dashboard_names_existing_metrics():
     assert len(queries()) > 20
     for query in queries():
         names = set(re.findall(r"\b(?:vlmkit|process)_\w+", query))
@@ -50,7 +50,7 @@ def test_each_query_of_the_dashboard_names_numbers_that_there_are():
         assert names <= SERIES, query
 
 
-def test_each_rule_names_numbers_that_there_are(rules):
+def test_each_rule_names_existing_metrics(rules):
     recorded = set(re.findall(r"record: (\S+)", rules))
     for expression in expressions(rules):
         names = set(re.findall(r"\b(?:vlmkit|process)[_:][\w:]+", expression))
@@ -58,14 +58,14 @@ def test_each_rule_names_numbers_that_there_are(rules):
         assert names <= SERIES | recorded, expression
 
 
-def test_what_is_summed_by_a_label_has_it(rules):
+def test_metrics_have_the_labels_that_queries_group_by(rules):
     for query in [*queries(), *expressions(rules)]:
         for labels, name in re.findall(r"sum by \(([\w, ]+)\) \(rate\((vlmkit_\w+)", query):
             metric = re.sub(r"_(bucket|sum|count)$", "", name)
             assert set(labels.split(", ")) <= LABELS[metric] | {"instance"}, query
 
 
-def test_the_dashboard_is_what_grafana_imports():
+def test_grafana_can_import_the_dashboard():
     made = json.loads(printed("dashboard"))
     assert made == dashboard()
     ids = [panel["id"] for panel in made["panels"]]

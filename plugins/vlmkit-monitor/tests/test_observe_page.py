@@ -21,7 +21,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_its_config_builds_the_monitors_that_it_says(tmp_path):
+def test_its_config_builds_the_stated_monitors(tmp_path):
     (toml,) = blocks("toml")
     (tmp_path / "vlmkit.toml").write_text(toml)
     layers = read_layers(tmp_path / "vlmkit.toml", environ={})
@@ -32,7 +32,7 @@ def test_its_config_builds_the_monitors_that_it_says(tmp_path):
         monitor.close()
 
 
-def test_its_queries_name_numbers_that_there_are():
+def test_its_queries_name_existing_metrics():
     queries = re.findall(r"^\| .* \| `(.*)` \|$", PAGE, re.MULTILINE)
     assert len(queries) >= 6
     for query in queries:
@@ -48,7 +48,7 @@ def test_its_commands_print(what):
     assert len(done.stdout) > 1000
 
 
-def test_it_names_the_numbers_of_the_conventions():
+def test_it_names_the_metrics_of_the_conventions():
     for name in (
         genai.REQUEST_DURATION,
         genai.TIME_TO_FIRST_TOKEN,

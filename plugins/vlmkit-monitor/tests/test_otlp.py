@@ -78,7 +78,7 @@ def test_one_trace_goes_from_the_client_to_every_stage_of_every_picture(collecte
 
 
 @posix
-def test_the_span_of_an_answer_says_what_it_took_by_the_names_of_the_conventions(collected):
+def test_the_span_of_an_answer_has_the_attributes_of_the_conventions(collected):
     usage = collected.answer["usage"]
     (chat,) = [span for span in of_trace(collected) if span.name == "chat mock"]
     found = attributes(chat)
@@ -93,7 +93,7 @@ def test_the_span_of_an_answer_says_what_it_took_by_the_names_of_the_conventions
 
 
 @posix
-def test_what_the_client_does_not_sample_is_not_sent_but_counted(collected):
+def test_an_unsampled_request_has_no_trace_but_is_counted(collected):
     assert len([span for span in of_trace(collected) if span.name == "chat mock"]) == 1
     (duration,) = [m for m in collected.metrics if m.name == genai.REQUEST_DURATION]
     points = duration.histogram.data_points
@@ -102,7 +102,7 @@ def test_what_the_client_does_not_sample_is_not_sent_but_counted(collected):
 
 
 @posix
-def test_a_failure_is_a_span_with_its_kind_and_no_words(collected):
+def test_a_failure_is_a_span_with_its_kind_and_no_text(collected):
     (failed,) = [span for span in collected.spans("chat mock") if span.status.code == 2]
     assert attributes(failed)[genai.ERROR_TYPE] == "EngineError"
     codes = {attributes(span).get("http.response.status_code") for span in collected.traces}
@@ -110,7 +110,7 @@ def test_a_failure_is_a_span_with_its_kind_and_no_words(collected):
 
 
 @posix
-def test_the_numbers_of_the_conventions_are_sent(collected):
+def test_the_metrics_of_the_conventions_are_sent(collected):
     names = {metric.name for metric in collected.metrics}
     assert names == {
         genai.REQUEST_DURATION,
@@ -134,7 +134,7 @@ def test_no_content_is_sent_and_no_probe_is_traced(collected):
     assert {resource["service.name"] for resource in collected.resources} == {"vlmkit"}
 
 
-def test_either_can_be_left_out(monkeypatch):
+def test_traces_and_metrics_can_be_disabled(monkeypatch):
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         monitor = OtlpMonitor(OtlpSettings(traces=False, metrics=False))
@@ -143,14 +143,14 @@ def test_either_can_be_left_out(monkeypatch):
     assert collector.bodies == []
 
 
-def test_a_protocol_that_is_not_spoken_is_named(monkeypatch):
+def test_an_unsupported_protocol_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(ConfigError, match="speaks http/protobuf"):
         OtlpMonitor()
 
 
 @posix
-def test_a_collector_that_is_not_there_holds_no_answer_up(tmp_path):
+def test_an_unreachable_collector_delays_no_answer(tmp_path):
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_EXPORT_TIMEOUT": "1"}
     environ |= {"OTEL_EXPORTER_OTLP_TIMEOUT": "1", "OTEL_LOG_LEVEL": "critical"}
     with served(tmp_path, ("otlp",), environ=environ) as server:

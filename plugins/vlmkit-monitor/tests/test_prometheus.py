@@ -61,7 +61,7 @@ def done(server):
 
 
 @posix
-def test_every_number_of_ours_is_there_after_a_load(server):
+def test_every_metric_exists_after_a_load(server):
     shown = {name for name, _ in server.samples()}
     missing = {
         metric.name
@@ -72,13 +72,13 @@ def test_every_number_of_ours_is_there_after_a_load(server):
 
 
 @posix
-def test_all_that_vllms_dashboard_asks_for_is_there_after_a_load(server):
+def test_every_series_of_vllms_dashboard_exists_after_a_load(server):
     models = {name for name, labels in server.samples() if ("model_name", "mock") in labels}
     assert set(DASHBOARD_SERIES) <= models
 
 
 @posix
-def test_what_is_counted_is_what_happened(server):
+def test_counters_match_the_requests(server):
     before = server.samples()
     answer = server.ask(scripted(text="abcde"), max_tokens=50).json()["usage"]
     assert eventually(lambda: done(server) == before["vlmkit_request_seconds_count", MOCK] + 1)
@@ -142,7 +142,7 @@ def test_refusals_are_counted_by_code_and_routes_by_their_templates(server):
 
 
 @posix
-def test_a_model_that_is_loaded_later_is_told_with_its_states(server):
+def test_a_model_that_loads_later_has_its_states(server):
     found = server.samples()
     states = {
         dict(labels)["state"]: value
@@ -156,7 +156,7 @@ def test_a_model_that_is_loaded_later_is_told_with_its_states(server):
 
 
 @posix
-def test_scrapes_under_load_are_whole_and_no_answer_suffers(server):
+def test_scrapes_under_load_are_complete_and_affect_no_answer(server):
     text = scripted(text="ab " * 100)
 
     def streamed(_):
@@ -176,7 +176,7 @@ def test_scrapes_under_load_are_whole_and_no_answer_suffers(server):
 
 
 @posix
-def test_openmetrics_is_spoken_to_those_who_ask_for_it(server):
+def test_clients_can_request_openmetrics(server):
     accept = {"accept": "application/openmetrics-text;version=1.0.0"}
     answer = server.http.get(f"{server.url}/metrics", headers=accept)
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -184,7 +184,7 @@ def test_openmetrics_is_spoken_to_those_who_ask_for_it(server):
 
 
 @posix
-def test_the_process_is_told(server):
+def test_metrics_of_the_process_are_included(server):
     names = {name for name, _ in server.samples()}
     assert {"process_resident_memory_bytes", "process_open_fds"} <= names
     assert "process_cpu_seconds_total" in names
@@ -208,12 +208,12 @@ def test_a_scrape_needs_a_key_with_the_scope_where_keys_are_asked_for(tmp_path):
 
 
 @posix
-def test_without_monitors_there_is_no_such_page(tmp_path):
+def test_without_monitors_there_is_no_metrics_page(tmp_path):
     with served(tmp_path, monitors=()) as server:
         assert server.http.get(f"{server.url}/metrics").status_code == 404
 
 
-def test_the_page_of_metrics_lists_vllms_names():
+def test_the_reference_page_lists_vllms_names():
     page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
     monitor = PrometheusMonitor()
     monitor.observer("model")
@@ -225,7 +225,7 @@ def test_the_page_of_metrics_lists_vllms_names():
     assert whole <= set(listed)
 
 
-def test_vllms_names_can_be_left_out():
+def test_vllms_names_can_be_disabled():
     for is_wanted in (True, False):
         monitor = PrometheusMonitor(PrometheusSettings(vllm_names=is_wanted))
         monitor.observer("model")
@@ -244,7 +244,7 @@ def test_what_a_model_counted_before_it_was_unloaded_stays():
     assert sum(map(len, monitor._observers.values())) == 1
 
 
-def test_no_client_can_make_more_series_than_there_are_words():
+def test_clients_cannot_create_unbounded_series():
     monitor = PrometheusMonitor()
     for number in range(10_000):
         request = HttpRequest(f"{number}", f"M{number}", 1.0)
@@ -253,7 +253,7 @@ def test_no_client_can_make_more_series_than_there_are_words():
     assert page.count(b"\n") < 1000
 
 
-def test_the_page_of_metrics_lists_all_of_them():
+def test_the_reference_page_lists_all_metrics():
     page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
     rows = [
         f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels) or 'none'} "

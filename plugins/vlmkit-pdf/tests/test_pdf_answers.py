@@ -36,7 +36,7 @@ def refused(model, *parts):
     return caught.value
 
 
-def test_pages_stand_where_the_document_stood(model):
+def test_pages_replace_their_document_in_place(model):
     image = ImagePart(vlmkit.Image.open(png(30, 20)))
     parts = (TextPart("a"), image, FilePart(scanned(2)), TextPart("b"), FilePart(png(50, 40)))
     done = model.generate([Message("user", parts)])
@@ -55,14 +55,14 @@ def test_chosen_pages_alone_are_shown(model):
     assert len(done.usage.images) == 2
 
 
-def test_a_document_is_read_once_for_all_who_ask_the_same(model):
+def test_equal_requests_render_a_document_once(model):
     document = FilePart(written("The same page"))
     for is_cached in (False, True):
         (image,) = model.generate("?", media=[document]).usage.images
         assert image.is_cached == is_cached
 
 
-def test_pages_share_a_number_of_tokens(model):
+def test_pages_share_a_token_limit(model):
     whole = model.generate("?", media=[FilePart(scanned(3))]).usage.image_tokens
     most = sum(whole) // 2
     less = model.generate("?", media=[FilePart(scanned(3), max_tokens=most)]).usage.image_tokens
@@ -74,7 +74,7 @@ def test_pages_share_a_number_of_tokens(model):
     assert (error.code, str(error)) == ("image_over_budget", "3 pages need more than 2 tokens")
 
 
-def test_an_error_says_which_of_what_was_sent_it_is_about(model):
+def test_an_error_names_the_file_that_it_concerns(model):
     image = ImagePart(vlmkit.Image.open(png(30, 20)))
     error = refused(model, image, FilePart(scanned(2)), FilePart(b"%PDF-"), image)
     assert isinstance(error, MediaError)

@@ -76,7 +76,7 @@ def test_chosen_pages_are_shown_and_no_others():
     assert [colour(part) for part in parts] == ["green", "white", "black"]
 
 
-def test_what_is_written_on_a_page_is_drawn():
+def test_text_on_a_page_is_rendered():
     empty, full = shown(written("", "Hello"))
     assert len(set(empty.image.to_pil().get_flattened_data())) == 1
     assert len(set(full.image.to_pil().get_flattened_data())) > 16
@@ -111,7 +111,7 @@ def test_a_document_with_more_pages_than_fit_is_refused_and_nothing_is_left_out(
     assert len(shown(scanned(5), "1,5", few)) == 2
 
 
-def test_a_page_that_is_not_there_is_refused():
+def test_a_missing_page_is_refused():
     error = refused(scanned(2), "2-3")
     assert error.code == "pages_not_found"
     assert str(error) == "a document of 2 pages does not have all that are chosen"
@@ -126,7 +126,7 @@ def test_a_page_that_is_not_there_is_refused():
         (written(), "no readable PDF file"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_reason(data, problem):
+def test_an_unreadable_file_is_refused_with_the_reason(data, problem):
     assert problem in str(refused(data))
 
 
@@ -138,13 +138,13 @@ def test_pictures_over_the_bounds_are_refused():
     assert "over 1 bytes" not in str(error)
 
 
-def test_a_document_that_takes_too_long_is_given_up():
+def test_a_document_that_takes_too_long_is_refused():
     long = written("x", stream=b"0 0 m 200 100 150 3 7 8 c S\n" * 500_000)
     error = refused(long, timeout_s=0.3)
     assert "takes longer than 0.3 s" in str(error)
 
 
-def test_a_process_that_dies_takes_its_request_along_and_no_other(monkeypatch, tmp_path):
+def test_a_process_that_dies_fails_only_its_request(monkeypatch, tmp_path):
     for number, said in enumerate(["", "import os; os.abort()", "print('x' * 10_000)"]):
         dying = tmp_path / f"dying{number}.py"
         dying.write_text(said)
@@ -155,7 +155,7 @@ def test_a_process_that_dies_takes_its_request_along_and_no_other(monkeypatch, t
         assert colour(shown(scanned(1))[0]) == "red"
 
 
-def test_a_process_knows_nothing_of_the_servers_environment(monkeypatch, tmp_path):
+def test_a_process_does_not_get_the_servers_environment(monkeypatch, tmp_path):
     spy = tmp_path / "spy.py"
     seen = str(tmp_path / "seen")
     spy.write_text(f"import os; open({seen!r}, 'w').write(repr(dict(os.environ)))")
@@ -166,7 +166,7 @@ def test_a_process_knows_nothing_of_the_servers_environment(monkeypatch, tmp_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
-def test_a_process_ends_with_the_one_that_started_it(tmp_path):
+def test_a_process_ends_with_its_parent(tmp_path):
     program = (
         "import os, subprocess, sys, threading\n"
         "from documents import endless\n"

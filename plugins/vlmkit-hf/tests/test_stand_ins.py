@@ -46,7 +46,7 @@ def test_a_template_writes_a_stand_in_as_it_would_write_the_text(template: str, 
     assert written(template, text) == plain
 
 
-def test_the_segments_say_who_wrote_what() -> None:
+def test_segments_separate_client_text_from_template_text() -> None:
     stand_ins = StandIns()
     rendered = f"USER: {stand_ins.hide(' hi ')}!"
 
@@ -66,7 +66,7 @@ def test_a_client_cannot_write_a_stand_in() -> None:
 
 
 @pytest.mark.parametrize("change", ["[:-3]", "[3:]", "| replace('-', '')", "| replace('\"', '')"])
-def test_a_template_that_damages_a_stand_in_is_noticed(change: str) -> None:
+def test_a_template_that_damages_a_stand_in_is_detected(change: str) -> None:
     stand_ins = StandIns()
     template = ChatTemplate("{{ messages[0].content" + change + " }}", {}, "m")
     rendered = template.render([{"content": stand_ins.hide("hello")}])
@@ -108,7 +108,7 @@ def test_thousands_of_ids_cost_no_more_than_their_length() -> None:
 
 
 @pytest.mark.parametrize("change", ["[:-1]", "[1:]"])
-def test_a_template_that_damages_an_id_is_noticed(change: str) -> None:
+def test_a_template_that_damages_an_id_is_detected(change: str) -> None:
     stand_ins = StandIns()
     template = ChatTemplate("{{ messages[0].content" + change + " }}", {}, "m")
     rendered = template.render([{"content": stand_ins.hide_id("call0123456789")}])

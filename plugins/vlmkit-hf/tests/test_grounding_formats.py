@@ -16,9 +16,7 @@ UNKNOWN = {"llava", "llava_next", "idefics3", "smolvlm", "gemma3", "mistral3"}
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_a_tokenizer_says_how_its_family_writes_places(
-    tokenizer_of: TokenizerOf, name: str
-) -> None:
+def test_a_tokenizer_has_its_familys_grounding_format(tokenizer_of: TokenizerOf, name: str) -> None:
     tokenizer = tokenizer_of(name)
     image = Image.open(zoo.picture(1))
     form = tokenizer.prompt([Message.of("user", "Where?", [image])]).place_format
@@ -39,7 +37,7 @@ def test_a_tokenizer_says_how_its_family_writes_places(
         ("paligemma", "<loc0000><loc0256><loc0512><loc0512> a cat"),
     ],
 )
-def test_places_are_found_in_the_tokens_of_an_answer(
+def test_regions_are_found_in_the_tokens_of_an_answer(
     tokenizer_of: TokenizerOf, name: str, said: str
 ) -> None:
     tokenizer = tokenizer_of(name)

@@ -94,7 +94,7 @@ def test_a_written_call_is_within_the_grammar_and_a_mutated_one_is_not(compiler,
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_calls_are_as_many_as_may_be(compiler, name):
+def test_the_number_of_calls_has_its_limit(compiler, name):
     form, call = FORMATS[name], WRITTEN[name]
     if form.is_list:
         item = call[call.index("{") : -1]
@@ -105,7 +105,7 @@ def test_calls_are_as_many_as_may_be(compiler, name):
     assert not accepts(compiler, form, twice, is_parallel=False)
 
 
-def test_text_may_come_close_to_a_mark(compiler):
+def test_text_that_resembles_a_mark_is_allowed(compiler):
     form = FORMATS["hermes"]
     for text in ("<", "a < b", "<<tool_cal", "<tool_<tool_", "x<tool_call", "\n\n<tool_call?>é"):
         assert accepts(compiler, form, text)
@@ -113,7 +113,7 @@ def test_text_may_come_close_to_a_mark(compiler):
         assert not accepts(compiler, form, text)
 
 
-def test_an_answer_without_calls_keeps_to_what_else_was_asked(compiler):
+def test_an_answer_without_calls_follows_the_response_format(compiler):
     form = FORMATS["hermes"]
     content = JsonSchema.of({"enum": ["yes"]})
     assert accepts(compiler, form, '"yes"', content=content)
@@ -121,7 +121,7 @@ def test_an_answer_without_calls_keeps_to_what_else_was_asked(compiler):
     assert accepts(compiler, form, WRITTEN["hermes"], content=content)
 
 
-def test_a_hundred_of_a_hundred_calls_keep_to_their_schema():
+def test_a_hundred_calls_match_their_schema():
     params = SamplingParams(temperature=2.0, max_tokens=200, logit_bias={265: -100.0})
     with vlmkit.load("mock") as model:
         for seed in range(100):
@@ -142,7 +142,7 @@ def test_a_hundred_of_a_hundred_calls_keep_to_their_schema():
             assert arguments["days"] in (1, 2)
 
 
-def test_without_a_compiler_what_must_be_called_is_refused():
+def test_without_a_compiler_a_required_call_is_refused():
     asked = {"messages": [Message.of("user", "hello")], "tools": TOOLS}
     with vlmkit.load("mock", constraint={"use": "none"}) as model:
         for own in ({"tool_choice": "required"}, {"parallel_tool_calls": False}):

@@ -67,7 +67,7 @@ def slots(tokenizer: HfTokenizer, *images: Image, **options: Any) -> tuple[Media
     return tokenizer.prompt([Message.of("user", "What?", shown)]).media
 
 
-def test_every_family_is_of_one_kind_or_the_other(tokenizer_of: TokenizerOf) -> None:
+def test_every_family_has_limits_or_a_fixed_size(tokenizer_of: TokenizerOf) -> None:
     for name in (*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS):
         honours = tokenizer_of(name).honours
         assert "max_image_tokens" in honours
@@ -80,9 +80,7 @@ def test_every_family_is_of_one_kind_or_the_other(tokenizer_of: TokenizerOf) -> 
 
 
 @pytest.mark.parametrize("name", [*SIZED, *LIMITED])
-def test_limits_make_of_pictures_what_transformers_makes_of_them(
-    tokenizer_of: TokenizerOf, name: str
-) -> None:
+def test_limited_images_equal_those_of_transformers(tokenizer_of: TokenizerOf, name: str) -> None:
     pictures = [zoo.picture(1), zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)]
     shown = ImageOptions(processor=TO_CLIENTS[name])
     parts = [ImagePart(Image.open(picture), shown) for picture in pictures]
@@ -108,7 +106,7 @@ def test_limits_make_of_pictures_what_transformers_makes_of_them(
     is_wide=st.booleans(),
     share=st.floats(0.01, 1),
 )
-def test_a_picture_is_as_large_as_its_bound_allows_or_refused_with_the_least_that_can(
+def test_an_image_is_as_large_as_its_bound_allows_or_refused_with_the_minimum(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool, share: float
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -143,7 +141,7 @@ def test_a_picture_is_as_large_as_its_bound_allows_or_refused_with_the_least_tha
     is_wide=st.booleans(),
     share=st.floats(0.01, 1),
 )
-def test_a_picture_that_one_number_bounds_keeps_to_any_other_bound_or_is_refused_with_the_least(
+def test_an_image_with_a_single_limit_keeps_to_any_bound_or_is_refused_with_the_minimum(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool, share: float
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -208,7 +206,7 @@ def test_a_family_of_one_size_keeps_to_it_or_refuses(tokenizer_of: TokenizerOf, 
         ("gemma4_unified", {"max_soft_tokens": 69}, ".max_soft_tokens"),
     ],
 )
-def test_limits_that_are_unknown_or_over_the_checkpoints_are_refused_by_name(
+def test_unknown_limits_and_limits_over_the_checkpoints_are_refused_by_name(
     tokenizer_of: TokenizerOf, name: str, limits: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -248,7 +246,7 @@ def test_the_report_of_a_smaller_picture_is_its_own(tokenizer_of: TokenizerOf) -
     assert small.scale == (0.5, 2 / 3)
 
 
-def test_limits_that_are_not_what_they_seem_are_not_used(
+def test_limits_that_predict_wrong_numbers_of_tokens_are_not_used(
     checkpoint_of: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Area, "num_tokens", lambda *_: 3)
@@ -274,7 +272,7 @@ def test_a_processor_that_resizes_nothing_has_no_limits(
     )
 
 
-def test_a_picture_beside_the_text_counts_as_the_patches_that_its_tower_sees(
+def test_an_image_outside_the_text_counts_as_the_patches_of_its_tower(
     tokenizer_of: TokenizerOf, checkpoint_of: Callable[[str], Checkpoint]
 ) -> None:
     picture = Image.open(zoo.picture(1, 60, 44))

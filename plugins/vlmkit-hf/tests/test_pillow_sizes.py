@@ -48,7 +48,9 @@ def test_a_picture_before_it_is_split(size: Size, edge: int) -> None:
 
 
 @given(SIZES, st.lists(st.tuples(TILES, TILES), min_size=1, max_size=12))
-def test_the_canvas_that_shows_most(size: Size, canvases: list[tuple[int, int]]) -> None:
+def test_the_canvas_with_the_highest_resolution(
+    size: Size, canvases: list[tuple[int, int]]
+) -> None:
     canvas = sizes.best_canvas(size, canvases)
     wanted = select_best_resolution(size, canvases)
     assert canvas == (wanted or (0, 0))

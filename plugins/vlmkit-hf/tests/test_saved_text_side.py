@@ -51,7 +51,7 @@ def light(folder: Path, settings: HfTokenizerSettings = PLAIN) -> HfTokenizer | 
 
 
 @pytest.mark.parametrize("name", COVERED)
-def test_both_ways_make_the_same_of_texts_and_pictures(
+def test_a_saved_text_side_equals_that_of_transformers_for_texts_and_images(
     name: str,
     folder_of: Callable[[str], Path],
     tokenizer_of: Load,
@@ -70,7 +70,7 @@ def test_both_ways_make_the_same_of_texts_and_pictures(
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "phi3", "gpt_oss"])
-def test_both_ways_make_the_same_of_texts(
+def test_a_saved_text_side_equals_that_of_transformers_for_texts(
     name: str, folder_of: Callable[[str], Path], tokenizer_of: Load
 ) -> None:
     folder = folder_of(name)
@@ -100,7 +100,7 @@ def test_both_ways_make_the_same_of_texts(
         ("internvl", {"crop_to_patches": True, "min_patches": 2, "max_patches": 7}),
     ],
 )
-def test_settings_of_a_folder_count_on_both_ways(
+def test_a_saved_text_side_follows_the_settings_of_a_folder(
     name: str, settings: Mapping[str, Any], folder_of: Callable[[str], Path]
 ) -> None:
     folder = folder_of(name)
@@ -118,7 +118,7 @@ def test_settings_of_a_folder_count_on_both_ways(
     assert comparison.difference(HfTokenizer(checkpoint, PLAIN), made) == ""
 
 
-def test_an_image_that_is_shown_otherwise_is_found_and_told(
+def test_a_difference_in_images_is_detected_and_reported(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, name = folder_of("llava"), "CLIPImageProcessor"
@@ -132,7 +132,7 @@ def test_an_image_that_is_shown_otherwise_is_found_and_told(
     assert "made by transformers, which costs each start seconds" in str(reason)
 
 
-def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
+def test_an_unsupported_family_is_reported_each_time_and_tried_once(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
@@ -145,7 +145,7 @@ def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
     assert read(checkpoint, PLAIN) is None
 
 
-def test_what_else_is_in_a_folder_of_the_cache_stays(folder_of: Callable[[str], Path]) -> None:
+def test_other_files_in_a_cache_folder_stay(folder_of: Callable[[str], Path]) -> None:
     checkpoint = Checkpoint("llava", folder_of("llava"))
     place = cached_folder(checkpoint)
     place.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_what_else_is_in_a_folder_of_the_cache_stays(folder_of: Callable[[str], 
     assert [path for path in place.parent.iterdir() if path != place] == []
 
 
-def test_what_one_version_could_not_do_another_tries_again(
+def test_another_version_tries_an_unsupported_family_again(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of("llava")
@@ -173,7 +173,7 @@ def test_what_one_version_could_not_do_another_tries_again(
     assert light(folder) is not None
 
 
-def test_without_transformers_a_folder_says_what_its_text_side_needs(
+def test_without_transformers_a_folder_reports_what_its_text_side_needs(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "is_installed", lambda name: name != "transformers")
@@ -196,7 +196,7 @@ def test_without_transformers_a_folder_says_what_its_text_side_needs(
     assert hint_of(objection(other)) == install_command("vlmkit-hf")
 
 
-def test_a_tokenizer_that_transformers_changed_is_written_as_it_was_changed(
+def test_a_tokenizer_changed_by_transformers_is_saved_with_the_change(
     folder_of: Callable[[str], Path], tokenizer_of: Load
 ) -> None:
     folder = folder_of("llama")
@@ -228,7 +228,7 @@ def test_a_tokenizer_that_transformers_changed_is_written_as_it_was_changed(
     ],
     ids=["changed", "added", "torn", "no object", "out of bounds", "unknown", "too large"],
 )
-def test_what_is_torn_or_of_other_files_does_not_count(
+def test_truncated_invalid_and_outdated_files_are_ignored(
     harm: Callable[[Path], Any], folder_of: Callable[[str], Path]
 ) -> None:
     folder = folder_of("llava")
@@ -239,7 +239,7 @@ def test_what_is_torn_or_of_other_files_does_not_count(
     assert light(folder) is None
 
 
-def test_a_tokenizer_of_its_own_that_was_changed_does_not_count(
+def test_a_modified_saved_tokenizer_is_ignored(
     folder_of: Callable[[str], Path],
 ) -> None:
     folder = folder_of("llama")
@@ -251,7 +251,7 @@ def test_a_tokenizer_of_its_own_that_was_changed_does_not_count(
     assert light(folder) is None
 
 
-def test_the_operators_template_counts_before_the_one_that_was_written(
+def test_the_operators_template_takes_precedence_over_the_saved_one(
     folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = folder_of("llama")
@@ -263,7 +263,7 @@ def test_the_operators_template_counts_before_the_one_that_was_written(
     assert made.decode(made.prompt([Message.of("user", "So")]).token_ids).endswith("So?")
 
 
-def test_the_cache_folder_holds_it_until_a_file_of_the_model_changes(
+def test_the_cached_text_side_is_used_until_a_file_of_the_model_changes(
     folder_of: Callable[[str], Path],
 ) -> None:
     folder = folder_of("qwen2")
@@ -280,7 +280,7 @@ def test_the_cache_folder_holds_it_until_a_file_of_the_model_changes(
     assert 3 in made.eos_ids
 
 
-def test_the_plugin_reads_what_it_kept_and_keeps_nothing_twice(
+def test_the_plugin_reads_a_saved_text_side_and_saves_it_once(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry: Registry[Any] = Registry("tokenizer", "vlmkit-hf")

@@ -38,7 +38,7 @@ def tokenizer(tokenizer_with: TokenizerWith, name: str, *, has_tokens: bool) -> 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_an_answer_of_the_templates_own_words_is_the_message(
+def test_an_answer_in_the_templates_format_parses_to_the_message(
     tokenizer_with: TokenizerWith, name: str, has_tokens: bool
 ) -> None:
     model = tokenizer(tokenizer_with, name, has_tokens=has_tokens)
@@ -46,7 +46,7 @@ def test_an_answer_of_the_templates_own_words_is_the_message(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_vl"])
-def test_families_that_call_read_what_their_templates_write(
+def test_tool_calls_rendered_by_each_family_parse_back(
     tokenizer_of: Callable[[str], HfTokenizer], name: str
 ) -> None:
     check_round_trip(tokenizer_of(name), said="I look.", thought="hm" if name == "qwen3" else "")
@@ -72,7 +72,7 @@ def check_round_trip(model: HfTokenizer, *, said: str, thought: str) -> None:
     assert called == [(call.name, call.parsed()) for call in CALLS]
 
 
-def test_a_template_that_writes_calls_nobody_knows_takes_none(
+def test_tools_are_refused_if_the_templates_call_format_is_unknown(
     tokenizer_with: TokenizerWith,
 ) -> None:
     model = tokenizer_with(vocabulary(has_tokens=False), STRANGE)
