@@ -82,7 +82,7 @@ def test_an_outlined_prompt_processes_no_image(
 def test_tokens_that_a_size_does_not_determine_come_from_the_processor(
     tokenizer_of: TokenizerOf, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outlines, "_outlined", lambda *_: "")
+    monkeypatch.setattr(Outlines, "_computed", lambda *_: "")
     monkeypatch.setattr(ImageSide, "_outlines", _fresh, raising=False)
     tokenizer, size = tokenizer_of(name), (300, 200)
     light = outlined(tokenizer, ImagePart(Image.of_size(size)), light=True)

@@ -120,7 +120,7 @@ def test_an_image_is_as_large_as_its_bound_allows_or_refused_with_the_minimum(
     sizing = tokenizer._images._sizing  # type: ignore[union-attr]
     assert sizing is not None
     found = [
-        sizing.num_tokens(Size(image.height, image.width), sizing.at(step, {}))
+        sizing.num_tokens(Size(image.height, image.width), sizing.limits_at(step, {}))
         for step in sizing.steps({})
     ]
     smaller = [num for num in (*found, plain.num_features) if num]
@@ -152,7 +152,7 @@ def test_an_image_with_a_single_limit_keeps_to_any_bound_or_is_refused_with_the_
     sizing = tokenizer._images._sizing  # type: ignore[union-attr]
     assert sizing is not None
     found = {
-        sizing.num_tokens(Size(image.height, image.width), sizing.at(step, {}))
+        sizing.num_tokens(Size(image.height, image.width), sizing.limits_at(step, {}))
         for step in sizing.steps({})
     }
     least = min({plain.num_features, *found} - {0})
