@@ -148,7 +148,7 @@ def test_a_config_that_leaves_it_to_its_own_vocabulary_is_taken_at_its_familys_w
 
     own: list[int] = []
     folder = changed(saved("gemma3"), tmp_path / "m", "config.json", forget)
-    for place in ("images.facts", "images.side"):  # whose vocabulary is the real family's
+    for place in ("images.facts", "images.load_check"):  # whose vocabulary is the real family's
         monkeypatch.setattr(f"vlmkit_hf.{place}.family_token", lambda _: own[0])
     tokenizer = HfTokenizer(Checkpoint("m", folder), HfTokenizerSettings())
     (slot,) = tokenizer.prompt(conversation(asked(zoo.picture(1)))).media

@@ -19,7 +19,7 @@ from vlmkit.settings.images import ImageLimits
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit.types.transform import Transform
-from vlmkit_hf.images.side import ImageSide
+from vlmkit_hf.images.calls import ProcessorCalls
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
@@ -83,7 +83,7 @@ def test_a_memory_error_is_not_reported_as_a_bad_image(
         np.empty(2**60, np.uint8)
 
     tokenizer = tokenizer_of("qwen2_vl")
-    monkeypatch.setattr(ImageSide, "_process", fail)
+    monkeypatch.setattr(ProcessorCalls, "process", fail)
     with pytest.raises(MemoryError):
         prompt(tokenizer, plain(64, 48))
 

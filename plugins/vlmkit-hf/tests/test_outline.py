@@ -15,6 +15,7 @@ from vlmkit.types.image import Image
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.message import ImagePart, Message, TextPart
 from vlmkit.types.prompt_options import PromptOptions
+from vlmkit_hf.images.calls import ProcessorCalls
 from vlmkit_hf.images.outline import Outlines
 from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
@@ -73,7 +74,7 @@ def test_an_outlined_prompt_processes_no_image(
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("a picture was processed")
 
-    monkeypatch.setattr(ImageSide, "_process", fail)
+    monkeypatch.setattr(ProcessorCalls, "process", fail)
     _, ((start, stop, num_features),) = outlined(tokenizer, part, light=True)
     assert 0 < num_features <= stop - start
 
@@ -91,7 +92,7 @@ def test_tokens_that_a_size_does_not_determine_come_from_the_processor(
 
 @property  # type: ignore[misc]
 def _fresh(side: Any) -> Outlines:
-    return Outlines(side._processor, side._options, side._sizing, side._process)
+    return Outlines(side._processor, side._calls.options, side._sizing, side._calls.process)
 
 
 def test_a_family_that_crops_some_images_processes_each(

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.types.message import ImagePart
-from vlmkit_hf.images.side import ImageSide, PreparedImage
+from vlmkit_hf.images.prepared import PreparedImage
+from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.templates.stand_ins import Segment
 from vlmkit_hf.tokens.text_encoder import TextEncoder
 
