@@ -43,7 +43,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures and what is in them, perhaps with text.
+    """Images with their labels, and optionally with text.
 
     ``pixels`` is ``[images, 112, 112, 3]`` uint8, ``labels`` ``[images, 5, 64]`` and ``ink``
     ``[images, 64, 49]`` uint8.
@@ -56,7 +56,7 @@ class Batch:
 
 
 def vision_batch(seed: int, step: int, images: int, pages: float = 0.0) -> Batch:
-    """Draw pictures for the vision tower alone; a share of them are pages to read."""
+    """Draw images for the vision tower alone; a share of them are pages of text."""
     rng = np.random.default_rng([seed, step])
     scenes = [
         sample_page(rng) if pages and rng.random() < pages else sample_scene(rng)
@@ -77,7 +77,7 @@ def _draw(
 
 
 def joint_batch(seed: int, step: int, rows: int) -> Batch:
-    """Draw pictures and hold conversations about them."""
+    """Draw images and generate conversations about them."""
     rng = np.random.default_rng([seed, step])
     packer = Packer(rows, Asker(rng, "train"))
     scenes: list[Scene] = []
@@ -91,7 +91,7 @@ def joint_batch(seed: int, step: int, rows: int) -> Batch:
 
 
 def talk(scenes: list[Scene], ask: Asker, first: str | None = None) -> Dialogue:
-    """Hold one conversation about one or two scenes, now and then about two things in a row."""
+    """Generate one conversation about one or two scenes, sometimes about two in a row."""
     if len(scenes) == 2:
         turns = None
         while turns is None:
@@ -111,7 +111,7 @@ def talk(scenes: list[Scene], ask: Asker, first: str | None = None) -> Dialogue:
 
 
 class Packer:
-    """Lays conversations into rows of one length."""
+    """Packs conversations into rows of one length."""
 
     def __init__(self, rows: int, ask: Asker) -> None:
         self._ask = ask
@@ -124,7 +124,7 @@ class Packer:
         self._slots: list[tuple[int, int]] = []
 
     def fill(self, row: int, scenes: list[Scene]) -> None:
-        """Fill one row: pictures, conversations about them, one without pictures."""
+        """Fill one row: images, conversations about them, one conversation without images."""
         special, ask = self._encode.special, self._ask
         prefix = []
         if ask.chance(0.15):
@@ -146,7 +146,7 @@ class Packer:
             dialogue, first = talk(scenes, ask, first if len(scenes) == 1 else None), None
 
     def encode(self, dialogue: Dialogue) -> tuple[list[int], list[int]]:
-        """Return a conversation's tokens after its pictures, and the targets."""
+        """Return a conversation's tokens after its images, and the targets."""
         special = self._encode.special
         ids: list[int] = []
         answers: list[bool] = []
@@ -169,14 +169,14 @@ class Packer:
         self._spans[row, at:end] = span
 
     def text(self) -> Text:
-        """Return what was laid."""
+        """Return the packed rows."""
         return Text(
             self._ids, self._targets, self._positions, self._spans, np.array(self._slots, np.int64)
         )
 
 
 class _Encoder:
-    """Encodes text, remembering what it has seen."""
+    """Encodes text, with a cache."""
 
     def __init__(self) -> None:
         self._tokenizer = load_tokenizer()

@@ -4,8 +4,8 @@
     python training/evaluate.py --base-url http://localhost:8000/v1 [--write CARD --table NAME]
 
 Every scene holds a combination of colour, name and place (or a word) that training never shows, and
-every question is phrased as no training question is. An answer counts where it equals the truth
-after lower-casing and dropping punctuation. Earlier turns of a conversation carry true answers.
+no question is phrased like a training question. An answer is correct if it equals the truth after
+lower-casing and dropping punctuation. Earlier turns of a conversation have true answers.
 """
 
 import argparse
@@ -43,14 +43,14 @@ class Case:
 
 
 class Answerer(Protocol):
-    """Answers cases; the only thing that knows what is measured."""
+    """Answers cases; each implementation is one kind of model to measure."""
 
     def __call__(self, cases: list[Case]) -> list[str]:
-        """Return one answer a case."""
+        """Return one answer per case."""
 
 
 def make_cases(count: int, seed: int = 20_000_003, kinds: Iterable[str] = KINDS) -> list[Case]:
-    """Make ``count`` held-out cases of each kind."""
+    """Generate ``count`` held-out cases of each kind."""
     cases = []
     for kind in kinds:
         rng = np.random.default_rng([seed, KINDS.index(kind)])
@@ -94,7 +94,7 @@ def _messages(turns: tuple[Turn, ...], pictures: int) -> list[dict[str, Any]]:
 
 
 def normal(text: str) -> str:
-    """Reduce an answer to what is compared."""
+    """Normalize an answer for comparison."""
     return " ".join(re.sub(r"[^\w\s]", "", text.lower()).replace("center", "centre").split())
 
 
@@ -112,7 +112,7 @@ class TransformersAnswerer:
         self._model = load(folder, dtype=torch.float32).eval()
 
     def __call__(self, cases: list[Case]) -> list[str]:
-        """Answer in batches of cases with equally many pictures."""
+        """Answer in batches of cases with the same number of images."""
         answers = [""] * len(cases)
         order = sorted(range(len(cases)), key=lambda i: (len(cases[i].images), cases[i].kind))
         while order:
@@ -145,7 +145,7 @@ class ServerAnswerer:
         self._url, self._model, self._key = base_url.rstrip("/"), model, key
 
     def __call__(self, cases: list[Case]) -> list[str]:
-        """Ask the server case by case, as several clients would."""
+        """Send each case as a request, from several clients at a time."""
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
             return list(clients.map(self._ask, cases))
 
@@ -180,19 +180,19 @@ def _data_url(image: Image.Image) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """How many cases of one kind were answered rightly."""
+    """The number of correct answers of one kind."""
 
     right: int
     asked: int
 
     @property
     def share(self) -> float:
-        """Right answers, from 0 to 1."""
+        """The share of correct answers, from 0 to 1."""
         return self.right / self.asked
 
 
 def score(cases: list[Case], answers: list[str]) -> dict[str, Score]:
-    """Count the right answers of each kind."""
+    """Count the correct answers of each kind."""
     hits: dict[str, list[bool]] = defaultdict(list)
     for case, answer in zip(cases, answers, strict=True):
         hits[case.kind].append(normal(answer) == normal(case.wanted))
@@ -208,7 +208,7 @@ def table(scores: dict[str, Score]) -> str:
 
 
 def write_table(card: Path, name: str, text: str) -> None:
-    """Put the table between its marks in the model card."""
+    """Write the table between its marks in the model card."""
     begin, end = (mark.format(name) for mark in MARKS)
     before, rest = card.read_text(encoding="utf-8").split(begin)
     after = rest.split(end)[1]

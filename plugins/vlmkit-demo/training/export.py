@@ -1,4 +1,4 @@
-"""Turn a run into a checkpoint folder that transformers and vlmkit load.
+"""Convert a run to a checkpoint folder for transformers and vlmkit.
 
     python training/export.py --run RUN --out FOLDER
 
@@ -20,7 +20,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 
 
 def build_processor() -> LlavaProcessor:
-    """Build the processor: any picture is stretched to a square and scaled to [-1, 1]."""
+    """Build the processor: every image is stretched to a square and scaled to [-1, 1]."""
     text: Any = PreTrainedTokenizerFast
     tokenizer = text(
         tokenizer_object=load_tokenizer(), eos_token=END, pad_token=PAD, padding_side="left",

@@ -2,8 +2,8 @@
 
     python training/export_onnx.py
 
-Linear layers of the decoder become 8 bits wide, see the README of vlmkit-onnx; nothing is trained.
-The tower is so small that it gains nothing by that.
+Quantizes the decoder's linear layers to 8 bits, see the README of vlmkit-onnx; trains nothing. The
+tower is so small that quantization would gain nothing.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ GRAPHS = (
 
 
 def main() -> None:
-    """Export and replace what is there."""
+    """Export and replace the existing graphs."""
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "onnx"
         export(Checkpoint("demo", CHECKPOINT), made, "w8a8", print, vision_precision="fp32")

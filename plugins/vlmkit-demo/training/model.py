@@ -1,4 +1,4 @@
-"""The shape of the demo model: LLaVA, only small.
+"""The architecture of the demo model: a small LLaVA.
 
 Builds the transformers model and the throw-away heads that teach the vision tower. Nothing here
 trains or reads files.
@@ -45,7 +45,7 @@ def build_model(vocabulary: int, image: int, end: int, pad: int) -> LlavaForCond
 
 
 class PatchHeads(nn.Module):
-    """Linear heads that name what each patch shows; used in training, never shipped.
+    """Linear heads that classify each patch; used in training, not packaged.
 
     Half way up the tower one more head draws the ink of each patch, which makes shapes appear long
     before their names are learnt.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Phrases(NamedTuple):
-    """Ways to say one thing: those trained on and those kept for the evaluation."""
+    """Phrasings of one question: for training, and held out for the evaluation."""
 
     train: tuple[str, ...]
     held_out: tuple[str, ...]

@@ -173,12 +173,12 @@ def _weather(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def to_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Stretch a picture to what the image processor hands on: ``[112, 112, 3]`` uint8."""
+    """Stretch an image as the image processor does: ``[112, 112, 3]`` uint8."""
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
 
 def ink_of_patches(ink: Image.Image) -> NDArray[np.uint8]:
-    """Say how much ink is in each of the 7 x 7 parts of each patch: ``[64, 49]``, 0 to 255."""
+    """Return the ink in each of the 7 x 7 parts of each patch: ``[64, 49]``, 0 to 255."""
     fine = np.asarray(ink.resize((GRID * INK, GRID * INK), Image.Resampling.BOX))
     cut = fine.reshape(GRID, INK, GRID, INK).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(cut).reshape(GRID**2, INK**2)
@@ -201,7 +201,7 @@ LABEL_SIZES = {
 
 
 def label_patches(marks: list[Mark]) -> PatchLabels:
-    """Say for each patch to which thing it belongs: the one that covers most of it."""
+    """Return for each patch the thing that covers most of it."""
     edges = np.arange(GRID + 1) / GRID
     best = np.full((GRID, GRID), 0.0)
     owner = np.full((GRID, GRID), -1)

@@ -1,7 +1,7 @@
 """Conversations about scenes, with the answers that are true of them.
 
 Every ``ask`` function takes scenes and a generator and returns the turns of one conversation, or
-None where the scene gives no such question. It knows no pictures and no tokens.
+None if the scene allows no such question. It handles no images and no tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -192,7 +192,7 @@ def plural(shape: str) -> str:
 
 
 def ask_relation(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
-    """Ask how two things lie to each other, openly or as a claim to check."""
+    """Ask for the relation of two things, or state one to confirm."""
     things = [t for t in scene.things if t.kind != "word"]
     if len(things) < 2:
         return None
@@ -216,7 +216,7 @@ def ask_relation(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
 
 
 def _because(a: Thing, b: Thing, verdict: str) -> str:
-    """Give the reason before the verdict: a small model thinks by writing."""
+    """Give the reason before the verdict: a small model reasons by writing."""
     return f"One is {a.place}, the other {b.place}: {verdict}."
 
 

@@ -1,4 +1,4 @@
-"""Draw the sample pictures that the plugin carries: scenes that training never showed.
+"""Draw the packaged sample images: scenes that training never showed.
 
 python training/sample.py
 """

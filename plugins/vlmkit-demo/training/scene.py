@@ -70,7 +70,7 @@ class Thing:
         return PLACES[self.cell]
 
     def held_out(self) -> bool:
-        """Say whether training never shows this word, or this colour, name and cell together."""
+        """Tell whether training never shows this word, or this colour, name and cell together."""
         if self.kind == "word":
             return sum(map(ord, self.name)) % 11 == 0
         code = 3 * list(COLOURS).index(self.colour) + 5 * NAMES.index(self.name) + 7 * self.cell
@@ -180,7 +180,7 @@ def _dress(rng: np.random.Generator, thing: Thing, palette: list[str], forms: li
 
 
 def _aligned(rng: np.random.Generator, thing: Thing, height: int, width: int) -> Thing:
-    """Bring two edges of some squares between patches, where those drawn by people often lie.
+    """Move two edges of some squares between patches, as in images that people draw.
 
     No patch shows a corner then, and what is a bar of a cross elsewhere is a part of a square.
     """

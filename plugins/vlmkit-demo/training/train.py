@@ -73,7 +73,7 @@ class Trainer:
         self.step = 0
 
     def save(self) -> None:
-        """Write the state so that a crash in the middle leaves the older one."""
+        """Write the state atomically, so that a crash leaves the previous one."""
         path = self.settings.out / "state.pt"
         state = {
             "step": self.step, "model": self.model.state_dict(), "heads": self.heads.state_dict(),
@@ -103,7 +103,7 @@ class Trainer:
         return s.rate * min(1.0, (begun + 1) / s.warmup, 1 - math.sqrt(fallen))
 
     def settle(self) -> None:
-        """Put the average in the place of the weights: the fall begins from quiet ground."""
+        """Replace the weights by their average before the learning rate falls."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.average[name])
@@ -145,7 +145,7 @@ class Trainer:
         return answer + self.settings.patch_weight * patch, numbers
 
     def answer_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, float]:
-        """Cross entropy of the answer tokens, and the share of tokens named rightly."""
+        """Cross entropy of the answer tokens, and the share of correct tokens."""
         text = batch.text
         assert text is not None, "a vision batch has no answers"
         ids, targets = torch.from_numpy(text.ids), torch.from_numpy(text.targets)

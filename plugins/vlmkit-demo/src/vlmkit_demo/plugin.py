@@ -1,6 +1,6 @@
-"""What vlmkit-demo offers: the model named ``demo``, whose files lie beside this module.
+"""The hooks of vlmkit-demo: the model named ``demo``, whose files are beside this module.
 
-The model is data only; whichever tokenizer, vision encoder and engine plugins are installed run it.
+The model is data only. The installed tokenizer, vision encoder and engine plugins run it.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ NAME = "demo"
 
 @hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
-    """Offer the model ``demo``."""
+    """Register the model ``demo``."""
     registry.add_packaged(
         NAME,
         Path(__file__).with_name("checkpoint"),
@@ -24,5 +24,5 @@ def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
 
 
 def pictures() -> Path:
-    """Return the folder of sample pictures: ``shapes.png``, ``word.jpg`` and ``digit.png``."""
+    """Return the folder of sample images: ``shapes.png``, ``word.jpg`` and ``digit.png``."""
     return Path(__file__).with_name("pictures")

@@ -179,17 +179,10 @@ class ImageSide:
         digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
         inputs = self._calls.inputs(arrays) | self._calls.token_types(expansion.token_ids)
         preprocess = Stage.since(began_s)
-        num_encoded = self._num_patches(inputs) if num_features == 1 else 0
+        num_encoded = _num_patches(inputs, self._patch_side) if num_features == 1 else 0
         return PreparedImage(
             expansion, digest, inputs, num_features, transform, preprocess, num_encoded
         )
-
-    def _num_patches(self, inputs: Mapping[str, Array]) -> int:
-        """Return the number of patches of an image that a single token represents."""
-        pixels, side = inputs.get("pixel_values"), self._patch_side
-        if pixels is None or not side:
-            return 0
-        return int(np.asarray(pixels).size) // (NUM_COLOURS * side**2)
 
     def outline(
         self,
@@ -252,6 +245,14 @@ class ImageSide:
         if self._sizing is not None and not matches_sizing(self._sizing, prepare, owner):
             log.info("images of %r are shown in one size: its limits are not known", owner)
             self._sizing = None
+
+
+def _num_patches(inputs: Mapping[str, Array], side: int) -> int:
+    """Return the number of patches of an image that a single token represents."""
+    pixels = inputs.get("pixel_values")
+    if pixels is None or not side:
+        return 0
+    return int(np.asarray(pixels).size) // (NUM_COLOURS * side**2)
 
 
 def _refused(image: Image) -> ImageError:
