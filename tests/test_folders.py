@@ -34,7 +34,7 @@ LAYOUTS: list[Layout] = [layout for table in TABLES for layout in table.LAYOUTS]
 TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "hf"}}
 QUESTION, NUM_NEW = "Tell me about the sea.", 6
 NO_TEMPLATE = (
-    "model 'm' has no chat template: it goes on with texts and takes no messages; "
+    "model 'm' has no chat template: it completes texts and takes no messages; "
     'give it one: tokenizer.chat_template = "PATH"'
 )
 REFUSED = [layout for layout in LAYOUTS if layout.refused is not None]

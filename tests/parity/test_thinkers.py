@@ -200,4 +200,4 @@ def test_what_a_folder_says_of_ears_changes_nothing_about_pictures(
     assert one.token_ids == other.token_ids
     for key, array in one.media[0].inputs.items():
         np.testing.assert_array_equal(array, other.media[0].inputs[key], key)
-    assert "model 'm' hears as well: sound is not served" in caplog.text
+    assert "model 'm' also takes sound, which is not served" in caplog.text

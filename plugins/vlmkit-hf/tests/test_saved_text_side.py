@@ -28,7 +28,7 @@ from vlmkit_hf.text_side import files
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 PLAIN = HfTokenizerSettings()
-UNKNOWN = "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them"
+UNKNOWN = "Lfm2VlProcessor with Lfm2VlImageProcessor is not supported"
 COVERED = (*zoo.NAMES_VISION, "cohere2_vision", "granite4_vision")
 Load = Callable[[str], HfTokenizer]
 
@@ -187,7 +187,7 @@ def test_without_transformers_a_folder_reports_what_its_text_side_needs(
 
     (checkpoint.path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     changed = objection(checkpoint)
-    assert "'vlmkit_text.json' is of other files than the folder has" in str(changed)
+    assert "'vlmkit_text.json' does not match the files in the folder" in str(changed)
     assert hint_of(changed).startswith("export the model again")
 
     other = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))

@@ -227,7 +227,7 @@ def test_a_template_that_cannot_render_calls_is_refused(
     assistant: str, tokenizer_with: TokenizerWith
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(), turns(assistant))
-    with pytest.raises(RequestError, match="writes no calls of tools") as caught:
+    with pytest.raises(RequestError, match="writes no tool calls") as caught:
         tokenizer.prompt(conversation(ToolCallPart("1", "weather_of")))
     assert caught.value.param == "messages[1]"
 

@@ -167,5 +167,5 @@ def test_the_images_of_a_question_share_a_pixel_limit(folder: Path) -> None:
 
 
 def test_without_folders_no_file_is_read(folder: Path) -> None:
-    with pytest.raises(ImageError, match=r"images\[0\]: it is no file that may be read"):
+    with pytest.raises(ImageError, match=r"images\[0\]: it is not a file that may be read"):
         asyncio.run(ImageOpener([], None).open_all([str(folder / "teal.png")], PipelineSettings()))

@@ -146,7 +146,7 @@ def test_a_program_that_died_or_hung_is_started_again_for_the_next_call(
 def test_an_unavailable_server_is_reported_each_time(fields: dict[str, Any]) -> None:
     async def work(tools: McpTools) -> None:
         for _ in range(2):
-            assert await called(tools, "say", text="a") == "error: the server 't' cannot be had"
+            assert await called(tools, "say", text="a") == "error: the server 't' is unavailable"
         with pytest.raises(EngineError, match="cannot be had"):
             await tools.describe("t_say")
 

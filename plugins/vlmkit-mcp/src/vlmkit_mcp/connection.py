@@ -191,7 +191,7 @@ class _Session:
             self.has_failed = True
             log.warning("the server %r did not start, or died:\n%s", self._label, trace_of(error))
             if not self._started.done():
-                failure = EngineError(f"the server {self._label!r} cannot be had")
+                failure = EngineError(f"the server {self._label!r} is unavailable")
                 failure.__cause__ = error
                 self._started.set_exception(failure)
                 self._started.exception()  # marks it as retrieved: waiting requests may be gone

@@ -88,7 +88,7 @@ class ImageOpener:
                 content = file.read(limits.max_bytes + 1)
         except (OSError, RuntimeError, ValueError) as error:  # link loops, null bytes
             raise ImageError(
-                "it is no file that may be read", hint=f"an image is {self.meaning}"
+                "it is not a file that may be read", hint=f"an image is {self.meaning}"
             ) from error
         return Image.open(content, limits)
 

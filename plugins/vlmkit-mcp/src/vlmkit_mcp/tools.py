@@ -40,7 +40,7 @@ class McpTools:
             for tool in server.tools:
                 name = f"{label}_{tool}"
                 if not _NAME.fullmatch(name):
-                    raise ConfigError(f"{place}: {name!r} is no name that a tool can have")
+                    raise ConfigError(f"{place}: {name!r} is not a valid tool name")
                 self._tools[name] = (connection, tool)
 
     @property

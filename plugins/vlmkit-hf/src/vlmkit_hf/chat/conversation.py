@@ -87,7 +87,7 @@ class Conversations:
         calling = [number for number, message in enumerate(messages) if _has_calls(message)]
         if calling and (form := self._call_form) is None:
             raise RequestError(
-                "this model's chat template writes no calls of tools",
+                "this model's chat template writes no tool calls",
                 param=f"messages[{calling[0]}]",
             )
         segments = self._render(messages, form or self._form, tools, layout, options)

@@ -84,7 +84,7 @@ class Outlines:
         except MemoryError:
             raise
         except Exception:  # a processor may raise anything
-            log.debug("words of images cannot be told from their sizes", exc_info=True)
+            log.debug("tokens of images cannot be computed from their sizes", exc_info=True)
             return False
 
     @property

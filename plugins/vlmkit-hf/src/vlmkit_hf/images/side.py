@@ -243,7 +243,9 @@ class ImageSide:
         self.begins_with = first or self.begins_with
         owner = self._checkpoint.name
         if self._sizing is not None and not matches_sizing(self._sizing, prepare, owner):
-            log.info("images of %r are shown in one size: its limits are not known", owner)
+            log.info(
+                "images of %r have one size: the limits of its processor are not supported", owner
+            )
             self._sizing = None
 
 

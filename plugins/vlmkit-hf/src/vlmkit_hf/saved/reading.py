@@ -63,9 +63,9 @@ def find_saved(checkpoint: Checkpoint) -> tuple[Path, TextFile] | None:
             log.info("%s of model %r cannot be used: %s", *named, error)
             continue
         if content.sources != sources:
-            log.info("%s of model %r is of other files than its folder has", *named)
+            log.info("%s of model %r does not match the files in its folder", *named)
         elif content.text is None and content.made_with != versions():
-            log.info("%s of model %r says what other versions could not do", *named)
+            log.info("%s of model %r holds a refusal of other versions", *named)
         else:
             return folder, content
     return None
@@ -83,7 +83,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
         reason = f"it needs transformers, which is not installed: {found[1].refusal}"
     elif checkpoint.has(file.FILE):
         reason = (
-            f"{file.FILE!r} is of other files than the folder has, and without it transformers is "
+            f"{file.FILE!r} does not match the files in the folder, and without it transformers is "
             "needed, which is not installed"
         )
         return Objection(reason, hint=f"{EXPORT_HINT}; or {install_command('vlmkit-hf')}")
@@ -144,7 +144,7 @@ def parts_of(
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions only
-        raise CheckpointError("it says what is not known here") from error
+        raise CheckpointError("its content is not supported here") from error
     templates = read_operator_template(settings)
     if templates is None:
         templates = text.templates

@@ -71,7 +71,7 @@ class Effort:
             return {}
         if effort == "none" and not (self._switches or self._knows_none):
             raise RequestError(
-                "this model's chat template knows no answer without reasoning",
+                "this model's chat template cannot turn reasoning off",
                 param="reasoning_effort",
                 code="unsupported_value",
             )

@@ -75,7 +75,7 @@ def refuse_without_default(checkpoint: Checkpoint, found: Mapping[str, str]) -> 
     """
     if not found:
         log.warning(
-            "model %r has no chat template: it goes on with texts and takes no messages; %s",
+            "model %r has no chat template: it completes texts and takes no messages; %s",
             *(checkpoint.name, GIVE_ONE),
         )
     elif DEFAULT not in found:

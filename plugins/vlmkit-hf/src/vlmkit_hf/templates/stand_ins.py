@@ -193,8 +193,8 @@ def without_stand_ins(text: str) -> str:
 
 def _altered() -> RequestError:
     return RequestError(
-        "the model's chat template rewrites what messages say, so their text cannot be told from "
-        "control tokens",
+        "the model's chat template rewrites what messages say, so their text cannot be "
+        "distinguished from control tokens",
         param="messages",
         hint="give the model another chat template: tokenizer.chat_template",
     )

@@ -113,7 +113,8 @@ class ChatTemplate:
         extra = self.effort.values(options.reasoning_effort) | dict(options.chat_template_kwargs)
         if reserved := values.keys() & extra.keys():
             raise RequestError(
-                f"a chat template has {min(reserved)!r} of its own", param="chat_template_kwargs"
+                f"chat_template_kwargs cannot set {min(reserved)!r}, which every template gets",
+                param="chat_template_kwargs",
             )
         try:
             max_steps = MAX_PROBE_STEPS if is_probe else MAX_STEPS

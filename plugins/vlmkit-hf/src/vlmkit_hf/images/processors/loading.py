@@ -87,7 +87,7 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
         kind = _with_parts(with_leading_image(own) if name in LEADING else own)
         parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
         if not _AUDIO_PARTS.isdisjoint(parts):
-            log.info("model %r hears as well: sound is not served", checkpoint.name)
+            log.info("model %r also takes sound, which is not served", checkpoint.name)
         accepted = kind.__init__.__code__.co_varnames
         settings = processor_settings(checkpoint, accepted)
         values = {

@@ -50,13 +50,13 @@ def describe(processor: Any, facts: ImageFacts) -> ProcessorSettings:
     images = processor.image_processor
     pictures = type(images).__name__.removesuffix("Pil").removesuffix("Fast")
     if name not in WRITERS or pictures not in IMAGES:
-        raise UndescribedError(f"{name} with {pictures} is not among them")
+        raise UndescribedError(f"{name} with {pictures} is not supported")
     if facts.lays_out and name not in LAYOUTS:
-        raise UndescribedError(f"{name} lays texts out in a way of its own")
+        raise UndescribedError(f"{name} has a text layout of its own")
     stated = {**images.to_dict(), **{k: v for k, v in facts.options.items() if v is not None}}
     for key, value in stated.items():
         if key not in SETTINGS | _IRRELEVANT and value not in (None, False):
-            raise UndescribedError(f"its setting {key!r} is not known")
+            raise UndescribedError(f"its setting {key!r} is not supported")
     if stated.get("do_pan_and_scan"):
         raise UndescribedError("it cuts parts out of long pictures")
     own = {key: _plain(getattr(images, key, None)) for key in SETTINGS}
