@@ -1,6 +1,9 @@
 """A contract is worth what it catches: each broken component is killed by the test that is named.
 
 And only it is broken: the same test passes on the honest component that it was made from.
+
+The session ``tests`` tries a sample: one broken component for each test of a contract, and each
+honest component once. The others are marked slow. The session ``contract`` tries all of them.
 """
 
 import inspect
@@ -14,14 +17,35 @@ from broken.trial import failure, is_expected
 import vlmkit_testing
 
 BROKEN = [(table, broken) for table in TABLES for broken in table.broken]
-CONTROLS = dict.fromkeys(table.control(broken) for table, broken in BROKEN)
+CONTROLS = list(dict.fromkeys(table.control(broken) for table, broken in BROKEN))
 
 
-@pytest.mark.parametrize(
-    ("table", "broken"),
+def first_of_each(rows, what):
+    """Return the first row of each kind."""
+    return list({what(*row): row for row in reversed(rows)}.values())
+
+
+def trials(rows, sample, name):
+    """Return parameters of a test; those that are not in the sample are marked slow."""
+    return [
+        pytest.param(*row, id=name(*row), marks=() if row in sample else pytest.mark.slow)
+        for row in rows
+    ]
+
+
+BROKEN_TRIALS = trials(
     BROKEN,
-    ids=[f"{table.name}-{b.component.__name__}-{b.killed_by}" for table, b in BROKEN],
+    first_of_each(BROKEN, lambda table, broken: (table, broken.killed_by)),
+    lambda table, b: f"{table.name}-{b.component.__name__}-{b.killed_by}",
 )
+CONTROL_TRIALS = trials(
+    CONTROLS,
+    first_of_each(CONTROLS, lambda fill_in, honest, test: (fill_in, honest)),
+    lambda _, honest, test: f"{honest.__name__}-{test}",
+)
+
+
+@pytest.mark.parametrize(("table", "broken"), BROKEN_TRIALS)
 def test_a_broken_component_is_killed(table, broken, request):
     found = failure(table.contract_on(broken), broken.killed_by, request.getfixturevalue)
     assert found is not None, f"{broken.name} passes {broken.killed_by}"
@@ -29,11 +53,7 @@ def test_a_broken_component_is_killed(table, broken, request):
         raise found
 
 
-@pytest.mark.parametrize(
-    ("fill_in", "honest", "test"),
-    CONTROLS,
-    ids=[f"{honest.__name__}-{test}" for _, honest, test in CONTROLS],
-)
+@pytest.mark.parametrize(("fill_in", "honest", "test"), CONTROL_TRIALS)
 def test_the_same_test_passes_on_an_honest_component(fill_in, honest, test, request):
     if found := failure(fill_in(honest), test, request.getfixturevalue):
         raise found
@@ -44,6 +64,20 @@ def test_every_test_of_a_contract_kills_something(table):
     tests = {name.removeprefix("test_") for name in dir(table.contract) if name[:5] == "test_"}
     killers = {broken.killed_by for broken in table.broken}
     assert killers == tests
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_the_sample_has_a_broken_component_for_every_test_of_a_contract(table):
+    sample = [param.values for param in BROKEN_TRIALS if not param.marks]
+    killers = [broken.killed_by for of, broken in sample if of is table]
+    assert sorted(killers) == sorted({broken.killed_by for broken in table.broken})
+
+
+def test_the_sample_has_every_honest_component_once():
+    sample = [param.values for param in CONTROL_TRIALS if not param.marks]
+    tried = [(fill_in, honest) for fill_in, honest, _ in sample]
+    assert set(tried) == {(fill_in, honest) for fill_in, honest, _ in CONTROLS}
+    assert len(tried) == len(set(tried))
 
 
 def test_every_contract_has_a_table():
