@@ -17,7 +17,10 @@ from packaging.requirements import Requirement
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint", "types"]
+nox.options.sessions = ["tests", "contract", "lint", "types"]
+
+# Without bytecode on the disk, each process of the tests and each command compiles its imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, SERVER, TESTING = (f"packages/vlmkit-{name}" for name in ("core", "server", "testing"))
@@ -45,6 +48,7 @@ ALL = [
     TOGETHER,
 ]
 PATHS = [path.partition("[")[0] for path in ALL]
+METADATA = [f"{path}/pyproject.toml" for path in PATHS]
 SOURCES = [f"{path}/src" for path in PATHS if path != TOGETHER]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
@@ -189,9 +193,25 @@ def attack(session: nox.Session) -> None:
 
 @nox.session
 def contract(session: nox.Session) -> None:
-    """Run the contract classes on every component of this workspace."""
-    install(session, *ALL, groups=("test", "onnx"))
-    session.run("pytest", "-k", "contract", *session.posargs)
+    """Try every broken component on the contract that must detect it; ``tests`` tries a sample."""
+    install(session, *TESTED, groups=("test",))
+    needs_none = "not gpu and not torch"
+    session.run("pytest", *SIDE_BY_SIDE, f"{TESTING}/tests", "-m", needs_none, *session.posargs)
+
+
+@nox.session(default=False)
+def quick(session: nox.Session) -> None:
+    """Run for a minute the tests that the changed files are most likely to break.
+
+    The change is what differs from ``main``, or the files that are named. What is installed stays
+    as long as no ``pyproject.toml`` changes.
+    """
+    stated = b"".join(Path(path).read_bytes() for path in ("pyproject.toml", *METADATA))
+    installed = Path(session.create_tmp()).resolve() / "installed"
+    if not installed.is_file() or installed.read_bytes() != stated:
+        install(session, *ALL, groups=("test", "onnx"))
+        installed.write_bytes(stated)
+    session.run("python", "-m", "quick", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session
