@@ -5,9 +5,13 @@ all. Nothing heavy is imported before a test asks for it.
 
 Properties are tried with the same examples in every run, so that no change is blamed for what
 another brought; ``--hypothesis-profile=explore`` looks for new ones.
+
+Torch computes with one thread, in servers that a test starts, too. With two, threads wait for each
+other: beside other tests on two cores, a server took 22 s for what takes 2 s with one.
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +20,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 collect_ignore_glob = ["packages/vlmkit-testing/src/*"]
 """Templates of plugins have tests, of names that are put in when a project is made of them."""
@@ -116,6 +122,31 @@ def exported(
         return made_once(
             f"{name}-{precision}",
             lambda folder: export(checkpoint, folder, precision, lambda _: None),
+        )
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tower(
+    saved: Callable[[str], Path],
+    made_once: Callable[[str, Make], Path],
+    exported: Callable[..., Path],
+) -> Callable[[str], Path]:
+    """Return a function that gives the folder of a family's vision graph, in float32.
+
+    It has no decoder if no test that is not slow needs one.
+    """
+    from parity import families
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit_onnx.export.exporter import export_tower
+
+    def folder(name: str) -> Path:
+        if name not in families.DECODERS_LIKE:
+            return exported(name)
+        checkpoint = Checkpoint(name, saved(name))
+        return made_once(
+            f"{name}-tower", lambda folder: export_tower(checkpoint, folder, "fp32", lambda _: None)
         )
 
     return folder

@@ -1,6 +1,7 @@
 """Which families are exported: in every run of the tests, or in slow ones only.
 
-An export takes seconds. Each mechanism is tried always, by one family that has it.
+An export takes ten to forty seconds of a processor, a half of it for the vision tower. Each
+mechanism is tried always, by one family that has it: those of towers and those of decoders apart.
 """
 
 from collections.abc import Iterable
@@ -33,10 +34,27 @@ LIKE = {
 }
 """A family whose exports are slow tests, and one that is tried always and has its mechanisms."""
 
+DECODERS_LIKE = {
+    "internvl": "qwen2_5_vl",  # that of qwen2
+    "llava_next": "llava",  # that of mistral, without windows
+    "mistral3": "llava",  # that of mistral, without windows
+    "smolvlm": "llava",  # that of llama
+}
+"""A family whose tower is tried always, and one whose whole export is and has its decoder's."""
+
 
 def exported(names: Iterable[str], *before: str) -> list[Any]:
     """Return parameters of tests that need a family's export: the name, after others if any."""
+    return _marked(names, {**LIKE, **DECODERS_LIKE}, *before)
+
+
+def towers(names: Iterable[str]) -> list[Any]:
+    """Return parameters of tests that need a family's tower only."""
+    return _marked(names, LIKE)
+
+
+def _marked(names: Iterable[str], slow: Iterable[str], *before: str) -> list[Any]:
     return [
-        pytest.param(*before, name, marks=pytest.mark.slow if name in LIKE else ())
+        pytest.param(*before, name, marks=pytest.mark.slow if name in slow else ())
         for name in names
     ]

@@ -71,7 +71,10 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [*(("torch", name) for name in LIMITS), ("onnx", "qwen2_5_vl"), ("onnx", "internvl")],
+    [
+        *(("torch", name) for name in LIMITS),
+        *families.exported(["qwen2_5_vl", "internvl"], "onnx"),
+    ],
 )
 def test_smaller_pictures_are_what_generate_sees_with_the_same_limits(
     engine: str, name: str, saved: Saved, exported: Saved

@@ -37,7 +37,7 @@ def seeing(
     one_thread: None,
     encoders: Any,
     saved: Callable[[str], Path],
-    exported: Callable[[str], Path],
+    tower: Callable[[str], Path],
 ) -> Callable[[str], Seeing]:
     """Return a function that gives a family's model and encoder."""
     import transformers
@@ -46,7 +46,7 @@ def seeing(
     def made(name: str) -> Seeing:
         auto = transformers.AutoModelForImageTextToText
         model = auto.from_pretrained(saved(name)).eval()
-        file = exported(name) / "vision.onnx"
+        file = tower(name) / "vision.onnx"
         return Seeing(model, file, encoders.open(file))
 
     return made
@@ -72,7 +72,7 @@ def bits(features: MediaFeatures) -> list[bytes]:
     return [np.asarray(array).tobytes() for array in rows]
 
 
-@pytest.mark.parametrize("name", families.exported(FAMILIES))
+@pytest.mark.parametrize("name", families.towers(FAMILIES))
 def test_features_are_those_of_the_family_alone_and_in_a_batch(
     name: str, seeing: Callable[[str], Seeing]
 ) -> None:

@@ -28,16 +28,16 @@ Rounded = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def rounded(exported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Rounded:
+def rounded(tower: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Rounded:
     """Return a function that gives a family's tower in 8 bits, beside its two images."""
 
     @functools.cache
     def made(name: str) -> Path:
         folder = tmp_path_factory.mktemp(f"{name}-rounded")
-        graph = onnx_ir.load(exported(name) / vision.FILE)
+        graph = onnx_ir.load(tower(name) / vision.FILE)
         assert quantize(graph) > 0
         onnx_ir.save(graph, folder / vision.FILE)
-        (folder / kept.FILE).write_bytes((exported(name) / kept.FILE).read_bytes())
+        (folder / kept.FILE).write_bytes((tower(name) / kept.FILE).read_bytes())
         return folder / vision.FILE
 
     return made
@@ -91,10 +91,10 @@ def test_features_are_rounded_and_near(name: str, rounded: Rounded, encoders: An
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_attention_norms_and_the_first_look_at_pixels_stay_exact(
-    name: str, rounded: Rounded, exported: Callable[[str], Path]
+    name: str, rounded: Rounded, tower: Callable[[str], Path]
 ) -> None:
     before, after = (
-        list(onnx_ir.load(file).graph) for file in (exported(name) / vision.FILE, rounded(name))
+        list(onnx_ir.load(file).graph) for file in (tower(name) / vision.FILE, rounded(name))
     )
 
     def count(nodes: list[Any], *ends: str) -> int:
@@ -116,26 +116,24 @@ def reads_pixels(node: Any) -> bool:
     return bool(value.name == "pixel_values")
 
 
-def test_a_graph_itself_shows_its_precision(
-    rounded: Rounded, exported: Callable[[str], Path]
-) -> None:
+def test_a_graph_itself_shows_its_precision(rounded: Rounded, tower: Callable[[str], Path]) -> None:
     assert own_tower(rounded("llava")).precision == "w8a8"
-    assert own_tower(exported("llava") / vision.FILE).precision == "fp32"
+    assert own_tower(tower("llava") / vision.FILE).precision == "fp32"
 
 
 def test_sums_and_norms_are_apart_and_whole_patches_are_multiplied(
-    exported: Callable[[str], Path],
+    tower: Callable[[str], Path],
 ) -> None:
-    nodes = [node.op_type for node in onnx_ir.load(exported("qwen2_5_vl") / vision.FILE).graph]
+    nodes = [node.op_type for node in onnx_ir.load(tower("qwen2_5_vl") / vision.FILE).graph]
     assert "Conv" not in nodes
-    nodes = [node.op_type for node in onnx_ir.load(exported("smolvlm") / vision.FILE).graph]
+    nodes = [node.op_type for node in onnx_ir.load(tower("smolvlm") / vision.FILE).graph]
     assert "SkipLayerNormalization" not in nodes
     assert "Split" not in nodes
 
 
 def test_a_tower_that_rounding_takes_too_far_is_refused_where_it_was_asked_for(
     saved: Callable[[str], Path],
-    exported: Callable[[str], Path],
+    tower: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -143,11 +141,11 @@ def test_a_tower_that_rounding_takes_too_far_is_refused_where_it_was_asked_for(
     import transformers
 
     model = transformers.AutoModelForImageTextToText.from_pretrained(saved("llava")).eval()
-    images = kept._images(exported("llava") / kept.FILE)
+    images = kept._images(tower("llava") / kept.FILE)
     checked = VisionCheck(model, [arrays for arrays, _ in images])
 
     def outcome(precision: Any) -> str:
-        graph = onnx_ir.load(exported("llava") / vision.FILE)
+        graph = onnx_ir.load(tower("llava") / vision.FILE)
         return vision._rounded(graph, tmp_path, checked, precision)
 
     assert outcome("w8a8") == outcome(None) == "w8a8"
