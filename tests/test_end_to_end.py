@@ -262,7 +262,9 @@ def test_the_packaged_model_answers_where_there_is_no_torch_and_says_nothing_of_
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_demos_tokenizer_keeps_its_contract_as_it_is_installed(tmp_path):
+    """In every run, vlmkit-hf's tests hold tokenizers of families to the same contract."""
     command = [sys.executable, "-m", "vlmkit", "plugins", "check", "hf", "demo"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,7 @@
 """Vectors and scores are what transformers' own hidden states and logits make them."""
 
 import asyncio
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence as Seq
@@ -87,8 +88,17 @@ def differences(found: Seq[Any], wanted: Seq[Any]) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("mode", ["last", "mean", "cls"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_vl", "gemma3"])
+def modes_and_names() -> list[Any]:
+    """Return all pairs; in every run each way to pool is tried on one family of text or images."""
+    always = {("mean", "llama"), ("cls", "qwen3_vl")}
+    pairs = itertools.product(("last", "mean", "cls"), ("llama", "gemma2", "qwen3_vl", "gemma3"))
+    return [
+        pytest.param(*pair, marks=() if pair[0] == "last" or pair in always else pytest.mark.slow)
+        for pair in pairs
+    ]
+
+
+@pytest.mark.parametrize(("mode", "name"), modes_and_names())
 @pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
 def test_vectors_are_those_of_transformers(
     engine: str, name: str, mode: Mode, saved: Saved, exported: Saved, tmp_path: Path
