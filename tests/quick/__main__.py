@@ -24,6 +24,8 @@ MOST_FILES = 16
 """Pytest imports all files before it runs the first test."""
 LAST_START_S = 15
 """How long before the end the last test starts."""
+LAST_WORDS_S = 10
+"""How long pytest may take to end when it is interrupted."""
 NAMED = 10
 """How many of the files that are left out have their names printed."""
 STEPS = ("that change or mention it", "that import it", "through one other", "farther away")
@@ -71,11 +73,20 @@ def run(root: Path, files: Sequence[str], until: float) -> Numbers:
         try:
             tests.wait(max(0.0, until - time.time()))
         except subprocess.TimeoutExpired:
-            tests.send_signal(signal.SIGINT)  # pytest prints what it found
-            tests.wait()
+            _end(tests)
             if not report.exists():  # it had not begun
                 return {"ran": {}, "late": {}, "failed": {}}
         return json.loads(report.read_text())
+
+
+def _end(tests: "subprocess.Popen[bytes]") -> None:
+    """Let pytest print what it found; kill it if it ignores the signal, as in the background."""
+    tests.send_signal(signal.SIGINT)
+    try:
+        tests.wait(LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        tests.kill()
+        tests.wait()
 
 
 def in_words(chosen: Sequence[Chosen], numbers: Numbers, seconds: float) -> list[str]:
