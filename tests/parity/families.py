@@ -53,6 +53,14 @@ def towers(names: Iterable[str]) -> list[Any]:
     return _marked(names, LIKE)
 
 
+def mechanisms(names: Iterable[str]) -> list[Any]:
+    """Return parameters of tests that need no export, of a path that others take for each family.
+
+    The tests of the whole pipeline load each family and compare its answers in every run.
+    """
+    return _marked(names, LIKE)
+
+
 def _marked(names: Iterable[str], slow: Iterable[str], *before: str) -> list[Any]:
     return [
         pytest.param(*before, name, marks=pytest.mark.slow if name in slow else ())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import zoo
-from parity import runner
+from parity import families, runner
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_torch import packing, views
@@ -46,7 +46,7 @@ def _counting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
     return counted
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", families.mechanisms(NAMES))
 def test_four_requests_together_are_answered_as_by_generate_alone(
     name: str, saved: Saved, answered: Answered
 ) -> None:
@@ -162,7 +162,7 @@ def test_packed_weights_change_no_answer(
     assert len(packed) > 5
 
 
-@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+@pytest.mark.parametrize("name", families.mechanisms(zoo.NAMES_VISION))
 def test_images_encoded_together_have_the_rows_that_they_have_alone(
     name: str, saved: Saved
 ) -> None:
@@ -198,7 +198,7 @@ class Replay:
         self._known.clear()
 
 
-@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+@pytest.mark.parametrize("name", families.mechanisms(zoo.NAMES_VISION))
 def test_an_encoder_at_work_beside_the_engine_changes_neither(
     name: str, saved: Saved, answered: Answered
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import vlmkit
 import zoo
-from parity import arrays, runner
+from parity import arrays, families, runner
 from parity.test_negative_controls import (
     Patch,
     bidirectional_off,
@@ -35,6 +35,7 @@ Saved = Callable[[str], Path]
 TORCH = {"use": "torch", "cache_tokens": 1200, "block_tokens": 4}
 TWO_SQUARES = ("llava_next", "kimi_k25")  # whose small models show them in two sizes
 ONE_SIZE = ("llava", "gemma3", "paligemma", "video_llava", "aria", "blip-2", "janus", "got_ocr2")
+ALWAYS = ("kimi_k25", "video_llava", "blip-2", "emu3", "mllama", "qwen2_5_omni")
 TEXT_ALONE = 'media_encoder.use = "none" serves its text'
 
 
@@ -58,9 +59,14 @@ def ways(monkeypatch: Patch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize(
-    "name", [*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS]
-)
+def sampled() -> list[Any]:
+    """Return all families; in every run those with a tower of their own, and some of each zoo."""
+    more = [*zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS]
+    marked = [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in more]
+    return [*families.mechanisms(zoo.NAMES_VISION), *marked]
+
+
+@pytest.mark.parametrize("name", sampled())
 def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
     name: str, saved: Saved, ways: list[str], monkeypatch: Patch
 ) -> None:
