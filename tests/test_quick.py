@@ -123,6 +123,14 @@ def test_words_say_what_ran_and_what_did_not():
     ]
 
 
+def test_a_name_that_is_no_file_of_the_checkout_is_a_misuse(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["quick", "no/such.py"])
+    with pytest.raises(SystemExit) as caught:
+        quick.main()
+    assert caught.value.code == 2
+    assert "'no/such.py' is no file of this checkout" in capsys.readouterr().err
+
+
 def test_what_differs_from_main_is_changed_and_new_files_too(root):
     def git(*words):
         options = ["-c", "user.name=a", "-c", "user.email=a@b"]

@@ -38,7 +38,7 @@ def main() -> int:
     """Choose and run; return 1 if a test failed."""
     begun = time.time()
     asked = _arguments()
-    changed = [_relative(path) for path in asked.paths] or changed_files(ROOT)
+    changed = asked.paths or changed_files(ROOT)
     print("Changed:", *changed or ["nothing"])
     chosen = choose(ROOT, changed)
     if not chosen:
@@ -122,13 +122,17 @@ def _git(root: Path, *words: str) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
-def _relative(path: str) -> str:
-    return Path(path).resolve().relative_to(ROOT).as_posix()
+def _file(path: str) -> str:
+    """Return the path of a file of the checkout from its root."""
+    file = Path(path).resolve()
+    if not (file.is_file() and file.is_relative_to(ROOT)):
+        raise argparse.ArgumentTypeError(f"{path!r} is no file of this checkout")
+    return file.relative_to(ROOT).as_posix()
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="quick", description=__doc__)
-    parser.add_argument("paths", nargs="*", help="changed files")
+    parser.add_argument("paths", nargs="*", type=_file, help="changed files")
     parser.add_argument("--seconds", type=float, default=55, help="when to end")
     return parser.parse_args()
 
