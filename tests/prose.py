@@ -12,6 +12,7 @@ Every function is pure: it takes a text or a syntax tree and returns what it fin
 """
 
 import ast
+import functools
 import inspect
 import re
 import tomllib
@@ -284,6 +285,7 @@ def read_retired(file: Path) -> list[Retired]:
     ]
 
 
+@functools.cache  # names repeat, and each is compared with every word
 def parts(name: str) -> tuple[str, ...]:
     """Return the words of an identifier in small letters."""
     return tuple(part.lower() for part in _PARTS.findall(name))
