@@ -22,7 +22,7 @@ _Types = Mapping[str, Mapping[str, list[Any]]]
 def paths_of(shape: type[msgspec.Struct], names: frozenset[str]) -> frozenset[str]:
     """Return the paths at which bodies of a shape may have fields with some names."""
     return frozenset(
-        _joined(path, name)
+        _nested(path, name)
         for path, struct in _structs(inspect.type_info(shape), "", ())
         for name in names.intersection(struct.__struct_fields__)
     )
@@ -35,7 +35,7 @@ def rejected_fields(reader: BodyReader[Any]) -> frozenset[str]:
     Those are fields that accept no value, and fields that the field table rejects.
     """
     without_value = {
-        _joined(parent, name)
+        _nested(parent, name)
         for parent, fields in _types(reader.shape).items()
         for name, types in fields.items()
         if NotSupported in types
@@ -100,8 +100,8 @@ def _structs(
         case inspect.StructType(cls=struct, fields=fields) if struct not in above:
             yield path, struct
             for field in fields:
-                yield from _structs(field.type, _joined(path, field.encode_name), (*above, struct))
+                yield from _structs(field.type, _nested(path, field.encode_name), (*above, struct))
 
 
-def _joined(path: str, name: str) -> str:
+def _nested(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
