@@ -21,7 +21,7 @@ from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
-from vlmkit_torch import refusal
+from vlmkit_torch.support import refusal
 
 pytestmark = pytest.mark.torch
 

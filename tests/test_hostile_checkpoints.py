@@ -38,7 +38,7 @@ TORCH = {
         "torch",
         "transformers",
         "vlmkit",
-        "vlmkit_torch.engine",
+        "vlmkit_torch.engine.torch_engine",
         "vlmkit_hf.text_side.tokenizer",
     ],
     "sections": {"engine": {"use": "torch"}, "media_encoder": {"use": "torch"}},

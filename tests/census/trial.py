@@ -26,7 +26,8 @@ from vlmkit_onnx.export.refusal import objection
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.prompts.families import family_of
-from vlmkit_torch import reading, refusal
+from vlmkit_torch.loading import reading
+from vlmkit_torch.support import refusal
 
 log = logging.getLogger(__name__)
 

@@ -225,14 +225,15 @@ def load_engine(
     name: str, folder: Path, **settings: Any
 ) -> tuple[Engine, MediaEncoder | None, Any]:
     """Return the torch engine, its encoder and the model's configuration."""
-    from vlmkit_torch import encoder, engine
+    from vlmkit_torch.engine import torch_engine
     from vlmkit_torch.settings import EncoderSettings, EngineSettings
+    from vlmkit_torch.vision import encoder
 
     shared: dict[Any, Any] = {}
     checkpoint = Checkpoint(name, folder)
     tiny = {"cache_tokens": 600, "block_tokens": 4, "max_chunk_tokens": 64, **settings}
     tiny["cache_tokens"] = max(tiny["cache_tokens"], ROOMS.get(name, 0))
-    made = engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
+    made = torch_engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
     config = config_of(folder)
     if name in zoo.NAMES_TEXT:
         return made, None, config

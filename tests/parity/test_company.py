@@ -20,7 +20,8 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.export import exporter
-from vlmkit_torch import engine as torch_engine, rope
+from vlmkit_torch.engine import torch_engine
+from vlmkit_torch.model import rope
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch

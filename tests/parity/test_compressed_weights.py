@@ -19,8 +19,8 @@ from parity import pipeline, runner
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
-from vlmkit_torch import packing
-from vlmkit_torch.reading import read_config, read_model
+from vlmkit_torch.engine import packing
+from vlmkit_torch.loading.reading import read_config, read_model
 from wild import compressed as made
 from wild.weights import sharded
 

@@ -17,8 +17,8 @@ from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost, item_of
-from vlmkit_torch.crossing import family, step
-from vlmkit_torch.crossing.family import STATES
+from vlmkit_torch.cross_attention import family, step
+from vlmkit_torch.cross_attention.family import STATES
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch

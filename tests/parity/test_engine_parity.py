@@ -14,7 +14,8 @@ import zoo
 from parity import families, runner
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
-from vlmkit_torch import packing, views
+from vlmkit_torch.engine import packing
+from vlmkit_torch.model import views
 
 pytestmark = pytest.mark.torch
 

@@ -25,8 +25,11 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit import content
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import encoder, engine, picture_check, views
+from vlmkit_torch.engine import torch_engine
+from vlmkit_torch.model import views
+from vlmkit_torch.self_checks import vision_check
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
+from vlmkit_torch.vision import encoder
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch
@@ -49,13 +52,13 @@ def _nothing_was_tried(tmp_path: Path, monkeypatch: Patch) -> None:
 def ways(monkeypatch: Patch) -> list[str]:
     """Note how often a picture is answered about by the family's own code."""
     made: list[str] = []
-    logits = picture_check._Plain.logits
+    logits = vision_check._Plain.logits
 
     def noted(plain: Any, **how: Any) -> Any:
         made.append(plain._views.model.config.model_type)
         return logits(plain, **how)
 
-    monkeypatch.setattr(picture_check._Plain, "logits", noted)
+    monkeypatch.setattr(vision_check._Plain, "logits", noted)
     return made
 
 
@@ -71,7 +74,7 @@ def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
     name: str, saved: Saved, ways: list[str], monkeypatch: Patch
 ) -> None:
     sizes: list[Any] = []
-    answered = picture_check.answered
+    answered = vision_check.answered
 
     def noted(engine: Any, encoder: Any, prompt: Prompt, answer: Any) -> Any:
         (slot,) = prompt.media
@@ -80,7 +83,7 @@ def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
         sizes.append((slot.num_features, shapes))
         return answered(engine, encoder, prompt, answer)
 
-    monkeypatch.setattr(picture_check, "answered", noted)
+    monkeypatch.setattr(vision_check, "answered", noted)
     with vlmkit.load(saved(name), engine=TORCH) as model:
         pool = model.runner._engine._pool
         assert pool.num_sequences == 0
@@ -96,7 +99,12 @@ def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
 @pytest.mark.parametrize(
     ("name", "place", "value", "sentence"),
     [
-        ("ovis2", "vlmkit_torch.features.MARKS", "?", "takes image features in no form that is"),
+        (
+            "ovis2",
+            "vlmkit_torch.model.features.MARKS",
+            "?",
+            "takes image features in no form that is",
+        ),
         (
             "video_llava",
             "vlmkit_hf.images.facts._OLD_NAMES",
@@ -204,7 +212,7 @@ def built(folder: Path) -> tuple[Any, Any]:
     """Return engine and encoder of a checkpoint that has no processor."""
     checkpoint, shared = Checkpoint("m", folder), {}
     settings = EngineSettings(cache_tokens=400, block_tokens=4)
-    made = engine.build(BuildContext("", checkpoint, settings, shared))
+    made = torch_engine.build(BuildContext("", checkpoint, settings, shared))
     return made, encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared))
 
 
@@ -277,7 +285,7 @@ def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
 
 def test_what_is_refused_once_is_refused_again(saved: Saved, monkeypatch: Patch) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 0)
-    monkeypatch.setattr("vlmkit_torch.features.MARKS", "?")
+    monkeypatch.setattr("vlmkit_torch.model.features.MARKS", "?")
     for _ in range(2):
         with pytest.raises(CheckpointError, match="cannot answer about pictures"):
             vlmkit.load(saved("ovis2"), engine=TORCH)

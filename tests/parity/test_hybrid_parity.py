@@ -7,7 +7,7 @@ import pytest
 from parity import hybrid, runner
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import engine
+from vlmkit_torch.engine import torch_engine
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -24,7 +24,7 @@ def test_a_family_with_recurrent_layers_is_answered_as_by_generate(
     folder = hybrid.save(name, tmp_path)
     for cache_tokens in (400, 84):  # the smaller one sends sequences away and takes them back
         settings = EngineSettings(cache_tokens=cache_tokens, block_tokens=4)
-        made = engine.build(BuildContext("", Checkpoint(name, folder), settings, {}))
+        made = torch_engine.build(BuildContext("", Checkpoint(name, folder), settings, {}))
         outcome = runner.compare(runner.run(made, None, hybrid.prompts()), expected(folder))
 
         assert outcome.is_parity, outcome
@@ -36,7 +36,7 @@ def test_a_decoder_that_lies_inside_the_base_model_is_answered_as_by_generate(
 ) -> None:
     folder = runner.save_random(hybrid.opt(), tmp_path)
     settings = EngineSettings(cache_tokens=400, block_tokens=4)
-    made = engine.build(BuildContext("", Checkpoint("opt", folder), settings, {}))
+    made = torch_engine.build(BuildContext("", Checkpoint("opt", folder), settings, {}))
     outcome = runner.compare(runner.run(made, None, hybrid.prompts()), expected(folder))
 
     assert outcome.is_parity, outcome

@@ -15,8 +15,9 @@ from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.export import exporter
-from vlmkit_torch import encoder, engine
+from vlmkit_torch.engine import torch_engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
+from vlmkit_torch.vision import encoder
 
 pytestmark = pytest.mark.torch
 
@@ -62,10 +63,10 @@ class Blind:
 def test_a_family_of_drawn_images_is_answered_as_by_generate(name: str, tmp_path: Path) -> None:
     checkpoint, shared = Checkpoint(name, arrays.save(name, tmp_path)), {}
     settings = EngineSettings(cache_tokens=400, block_tokens=4)
-    made = engine.build(BuildContext("", checkpoint, settings, shared))
+    made = torch_engine.build(BuildContext("", checkpoint, settings, shared))
     seeing = encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared))
     prompts, wanted = arrays.prompts(name), expected(name, tmp_path)
-    blind_engine = engine.build(BuildContext("", checkpoint, settings, {}))
+    blind_engine = torch_engine.build(BuildContext("", checkpoint, settings, {}))
     banned = arrays.banned(name)
 
     outcome = runner.compare(runner.run(made, seeing, prompts, banned), wanted)

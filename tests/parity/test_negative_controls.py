@@ -10,15 +10,16 @@ import torch
 
 from parity import runner
 from vlmkit.errors import CheckpointError
-from vlmkit_torch import capacity, prompt_inputs
 from vlmkit_torch.attention import paged
+from vlmkit_torch.engine import capacity
+from vlmkit_torch.prompts import prompt_reader
 
 pytestmark = pytest.mark.torch
 
 Saved = Callable[[str], Path]
 Answered = Callable[[str], list[runner.Answer]]
 Patch = pytest.MonkeyPatch
-PromptReader = prompt_inputs.PromptReader
+PromptReader = prompt_reader.PromptReader
 
 
 def off(patch: Patch, owner: Any, name: str, change: Callable[[Any], Any]) -> None:
@@ -67,11 +68,11 @@ def sinks_off(patch: Patch) -> None:
 
 
 def spans_off(patch: Patch) -> None:
-    off(patch, prompt_inputs.Layout, "spans", lambda _: ())
+    off(patch, prompt_reader.Layout, "spans", lambda _: ())
 
 
 def images_blank(patch: Patch) -> None:
-    off(patch, prompt_inputs, "compose", _zeroed)
+    off(patch, prompt_reader, "compose", _zeroed)
 
 
 def _zeroed(output: Any) -> Any:

@@ -12,7 +12,8 @@ from vlmkit.errors import CheckpointError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import engine, rope
+from vlmkit_torch.engine import torch_engine
+from vlmkit_torch.model import rope
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -52,9 +53,9 @@ def save(name: str, folder: Path) -> Path:
     return runner.save_random(FAMILIES[name](), folder)
 
 
-def load(folder: Path, **settings: Any) -> engine.TorchEngine:
+def load(folder: Path, **settings: Any) -> torch_engine.TorchEngine:
     tiny = EngineSettings(cache_tokens=400, block_tokens=4, **settings)
-    return engine.build(BuildContext("", Checkpoint("m", folder), tiny, {}))
+    return torch_engine.build(BuildContext("", Checkpoint("m", folder), tiny, {}))
 
 
 def generated(folder: Path, prompt: Prompt) -> runner.Answer:

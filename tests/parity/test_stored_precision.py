@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import zoo
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_torch import reading, weights
-from vlmkit_torch.mapped_files import MappedFiles
+from vlmkit_torch.loading import reading, weights
+from vlmkit_torch.loading.mapped_files import MappedFiles
 
 pytestmark = pytest.mark.torch
 

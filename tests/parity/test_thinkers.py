@@ -21,7 +21,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.images.facts import family_token, stated_token
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
-from vlmkit_torch import reading
+from vlmkit_torch.loading import reading
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch

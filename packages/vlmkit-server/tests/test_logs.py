@@ -343,7 +343,7 @@ def test_json_lines_have_what_text_has_and_the_request(capsys):
     assert told["error"] == "ValueError"
     assert SECRET not in json.dumps(told) + TextFormat().format(record)
     assert SECRET in TextFormat(tells_all=True).format(record)
-    for name in ("vlmkit.running.engine_loop.loop", "vlmkit_torch.faults", "litestar"):
+    for name in ("vlmkit.running.engine_loop.loop", "vlmkit_torch.devices.faults", "litestar"):
         record.name, record.exc_text = name, None
         assert SECRET not in JsonFormat().format(record) + TextFormat().format(record)
 

@@ -22,13 +22,14 @@ def load(saved: Callable[[str], Path]) -> Callable[..., Any]:
     import zoo
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.registry import BuildContext
-    from vlmkit_torch import encoder, engine
+    from vlmkit_torch.engine import torch_engine
     from vlmkit_torch.settings import EncoderSettings, EngineSettings
+    from vlmkit_torch.vision import encoder
 
     def build(name: str, **settings: Any) -> Any:
         checkpoint, shared = Checkpoint(name, saved(name)), {}
         tiny = {"cache_tokens": 800, "block_tokens": 4, "max_chunk_tokens": 64, **settings}
-        made = engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
+        made = torch_engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
         if name in zoo.NAMES_TEXT:
             return made, None
         return made, encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared))

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from vlmkit_torch.attention import paged, reach
-from vlmkit_torch.attention.kind import LayerKind, Visibility
-from vlmkit_torch.attention.reach import Source
+from vlmkit_torch.attention import key_ranges, paged
+from vlmkit_torch.attention.grouping import MOST_BYTES, Costs
+from vlmkit_torch.attention.key_ranges import Source
+from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.attention.step import Step
-from vlmkit_torch.grouping import MOST_BYTES, Costs
-from vlmkit_torch.kv_cache import KVCache
-from vlmkit_torch.uploads import Uploads
+from vlmkit_torch.cache.kv_cache import KVCache
+from vlmkit_torch.devices.uploads import Uploads
 
 pytestmark = pytest.mark.torch
 
@@ -222,7 +222,7 @@ def test_one_long_row_widens_no_others() -> None:
 def read_by(first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8) -> list[Any]:
     """Return what a decoding sequence reads, alone: slices, and lists of gathered slots."""
     costs = Costs(1, call_tokens, may_split=True)
-    [own] = reach.of_decodes(kind, [Source(first, np.array(slots))], costs, 999, Uploads(CPU))
+    [own] = key_ranges.of_decodes(kind, [Source(first, np.array(slots))], costs, 999, Uploads(CPU))
     return [part if isinstance(part, slice) else part.tolist() for part in own.parts]
 
 

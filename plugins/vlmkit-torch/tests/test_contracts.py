@@ -13,8 +13,9 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing import EngineContract
-from vlmkit_torch import encoder, engine
+from vlmkit_torch.engine import torch_engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
+from vlmkit_torch.vision import encoder
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +38,7 @@ class OnEngine(OnTorch, EngineOnFamily):
             max_sequence_tokens=200,
             max_sequences=12,
         )
-        return engine.build(BuildContext("", self.checkpoint, settings, {}))
+        return torch_engine.build(BuildContext("", self.checkpoint, settings, {}))
 
 
 class TestEngineOfLlama(OnEngine):
@@ -79,7 +80,7 @@ class OnHybridEngine(EngineContract):
         settings = EngineSettings(
             cache_tokens=640, block_tokens=4, max_sequence_tokens=200, max_sequences=12
         )
-        return engine.build(BuildContext("", self.checkpoint, settings, {}))
+        return torch_engine.build(BuildContext("", self.checkpoint, settings, {}))
 
     def prompts(self) -> list[Prompt]:
         return hybrid.prompts()[:3]

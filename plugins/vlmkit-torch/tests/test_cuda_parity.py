@@ -21,7 +21,7 @@ from pretend.torch_cuda import pretended_cuda
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch.engine import build
+from vlmkit_torch.engine.torch_engine import build
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -114,7 +114,9 @@ def test_half_precision_answers_as_on_the_cpu(
 def test_long_and_ragged_contexts_answer_as_on_the_cpu(
     device: str, name: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmkit_torch.hardware.CALL_BYTES_OF_GPU", 2**14)  # batches, long rows
+    monkeypatch.setattr(
+        "vlmkit_torch.devices.hardware.CALL_BYTES_OF_GPU", 2**14
+    )  # batches, long rows
     monkeypatch.setattr("vlmkit_torch.attention.paged.MOST_SCORES", 2**16)  # pieces of chunks
     lengths = (1400, 3, 700, 40, 17, 1, 90)
     prompts = [Prompt(tuple(20 + (7 * i) % 300 for i in range(count))) for count in lengths]

@@ -18,12 +18,13 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt, Span
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_torch import hardware, reading, weights
-from vlmkit_torch.attention.kind import LayerKind, Visibility
-from vlmkit_torch.encoder import build as build_encoder
-from vlmkit_torch.engine import build as build_engine
-from vlmkit_torch.prompt_inputs import Layout
+from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
+from vlmkit_torch.devices import hardware
+from vlmkit_torch.engine.torch_engine import build as build_engine
+from vlmkit_torch.loading import reading, weights
+from vlmkit_torch.prompts.prompt_reader import Layout
 from vlmkit_torch.settings import ComputeSettings, EncoderSettings, EngineSettings
+from vlmkit_torch.vision.encoder import build as build_encoder
 
 pytestmark = pytest.mark.torch
 

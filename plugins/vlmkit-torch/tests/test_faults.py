@@ -17,9 +17,10 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_torch import hardware, selfcheck
 from vlmkit_torch.attention import paged
-from vlmkit_torch.engine import build
+from vlmkit_torch.devices import hardware
+from vlmkit_torch.engine.torch_engine import build
+from vlmkit_torch.self_checks import text_check
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -105,7 +106,7 @@ def test_an_error_of_a_device_is_called_that(
 
     with pytest.raises(EngineError, match=r"^device 'cpu' failed at this request"):
         engine.forward([item])
-    monkeypatch.setattr("vlmkit_torch.faults.is_alive", lambda _: False)
+    monkeypatch.setattr("vlmkit_torch.devices.faults.is_alive", lambda _: False)
     with pytest.raises(EngineError, match=r"^device 'cpu' failed and computes nothing any more"):
         engine.forward([item])
 
@@ -118,7 +119,7 @@ def test_a_device_that_fails_at_load_is_not_an_unknown_family(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    monkeypatch.setattr(selfcheck, "reference", fail)
+    monkeypatch.setattr(text_check, "reference", fail)
     with pytest.raises(EngineError, match=r"^device 'cpu' failed at this model"):
         load("llama")
 

@@ -18,10 +18,11 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_torch import capacity, engine as engine_module, faults, hardware
-from vlmkit_torch.engine import build as build_engine
+from vlmkit_torch.devices import faults, hardware
+from vlmkit_torch.engine import capacity, torch_engine as engine_module
+from vlmkit_torch.engine.torch_engine import build as build_engine
+from vlmkit_torch.loading.weights import shared_model
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
-from vlmkit_torch.weights import shared_model
 
 pytestmark = pytest.mark.torch
 

@@ -20,10 +20,10 @@ from pretend.torch_cuda import CUDA, Device, pretended_cuda
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_torch.engine import TorchEngine, build
+from vlmkit_torch.engine.torch_engine import TorchEngine, build
+from vlmkit_torch.loading.weights import shared_model
+from vlmkit_torch.model.views import Views
 from vlmkit_torch.settings import EngineSettings
-from vlmkit_torch.views import Views
-from vlmkit_torch.weights import shared_model
 
 pytestmark = pytest.mark.torch
 

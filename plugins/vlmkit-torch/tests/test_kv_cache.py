@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlmkit_torch.kv_cache import KVCache, LayerShape
+from vlmkit_torch.cache.kv_cache import KVCache, LayerShape
 
 pytestmark = pytest.mark.torch
 

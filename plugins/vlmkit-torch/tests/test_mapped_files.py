@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from vlmkit_torch.mapped_files import MappedFiles
+from vlmkit_torch.loading.mapped_files import MappedFiles
 
 pytestmark = [
     pytest.mark.torch,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit_torch.own_thread import in_own_thread
+from vlmkit_torch.devices.own_thread import in_own_thread
 
 pytestmark = pytest.mark.torch
 

@@ -15,8 +15,8 @@ from torch import nn
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit import processor
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_torch import packing
-from vlmkit_torch.packing import PackedLinear, PackedWeights
+from vlmkit_torch.engine import packing
+from vlmkit_torch.engine.packing import PackedLinear, PackedWeights
 
 SIZES = (24, 8, 8)
 

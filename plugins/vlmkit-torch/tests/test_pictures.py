@@ -12,9 +12,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan
-from vlmkit_torch.crossing.family import TO_THE_END, Crossing, Sight, runs
-from vlmkit_torch.crossing.pictures import PictureCache
-from vlmkit_torch.prompt_inputs import Layout
+from vlmkit_torch.cross_attention.family import TO_THE_END, Crossing, Sight, runs
+from vlmkit_torch.cross_attention.image_cache import PictureCache
+from vlmkit_torch.prompts.prompt_reader import Layout
 
 pytestmark = pytest.mark.torch
 

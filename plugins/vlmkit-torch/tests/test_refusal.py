@@ -17,8 +17,10 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.loader import load as load_plugins
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import engine, quantized, reading, refusal, weights
+from vlmkit_torch.engine import torch_engine
+from vlmkit_torch.loading import reading, weights
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
+from vlmkit_torch.support import quantization, refusal
 
 pytestmark = pytest.mark.torch
 
@@ -49,7 +51,9 @@ def saved_model(folder: Path, config: Any) -> Checkpoint:
 
 
 def build(made: Checkpoint, **settings: Any) -> Any:
-    return engine.build(BuildContext("", made, EngineSettings(cache_tokens=64, **settings), {}))
+    return torch_engine.build(
+        BuildContext("", made, EngineSettings(cache_tokens=64, **settings), {})
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_tower_of_timm_names_the_packages_that_it_needs(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, has = checkpoint(tmp_path, config), {"timm"}
-    monkeypatch.setattr(quantized, "is_installed", has.__contains__)
+    monkeypatch.setattr(quantization, "is_installed", has.__contains__)
 
     reason = refusal.engine_cannot_serve(made)
     assert "one of timm, which needs torchvision, and torchvision must be installed" in str(reason)

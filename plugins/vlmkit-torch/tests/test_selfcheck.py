@@ -12,8 +12,8 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit import content, selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import selfcheck
-from vlmkit_torch.engine import build
+from vlmkit_torch.engine.torch_engine import build
+from vlmkit_torch.self_checks import text_check
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -27,13 +27,13 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     references: list[object] = []
-    reference = selfcheck.reference
+    reference = text_check.reference
 
     def noted(*arguments: Any) -> Any:
         references.append(arguments)
         return reference(*arguments)
 
-    monkeypatch.setattr(selfcheck, "reference", noted)
+    monkeypatch.setattr(text_check, "reference", noted)
 
     def load(folder: Path, **settings: Any) -> bool:
         before = len(references)
@@ -62,7 +62,7 @@ def test_a_model_is_checked_once_until_a_file_a_setting_or_a_version_changes(
     assert not checked(folder)
     monkeypatch.setattr(selfcheck_records, "packages", lambda: {"torch-9.9"})
     assert checked(folder)
-    monkeypatch.setattr(selfcheck, "_sources", lambda: "another release of the plugin")
+    monkeypatch.setattr(text_check, "_sources", lambda: "another release of the plugin")
     assert checked(folder)
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_is_refused_is_refused_again(
     checked: Callable[..., bool], saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(saved("llama"), tmp_path / "m")
-    monkeypatch.setattr(selfcheck, "TOLERANCE", dict.fromkeys(selfcheck.TOLERANCE, -1.0))
+    monkeypatch.setattr(text_check, "TOLERANCE", dict.fromkeys(text_check.TOLERANCE, -1.0))
     for _ in range(2):
         with pytest.raises(CheckpointError, match="differs from the plain one"):
             checked(folder)

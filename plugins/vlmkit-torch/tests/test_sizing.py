@@ -14,8 +14,9 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit import memory, processor
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import plugin, sizing
+from vlmkit_torch import plugin
 from vlmkit_torch.settings import ComputeSettings, EncoderSettings, EngineSettings
+from vlmkit_torch.support import sizing
 
 MANY = 2**33  # numbers of a large model
 Make = Callable[..., Checkpoint]

@@ -6,9 +6,9 @@ from typing import Any
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_torch import refusal, sizing
-from vlmkit_torch.own_thread import in_own_thread
+from vlmkit_torch.devices.own_thread import in_own_thread
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
+from vlmkit_torch.support import refusal, sizing
 
 VLMKIT_API = (1, 0)
 
@@ -19,26 +19,26 @@ def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 def _build_engine(context: BuildContext) -> Any:
     sizing.refuse_too_large(context)  # before torch is imported, which takes seconds
-    from vlmkit_torch.engine import build
+    from vlmkit_torch.engine.torch_engine import build
 
     return in_own_thread(partial(build, context))
 
 
 def _build_encoder(context: BuildContext) -> Any:
     sizing.refuse_too_large(context)
-    from vlmkit_torch.encoder import build
+    from vlmkit_torch.vision.encoder import build
 
     return in_own_thread(partial(build, context))
 
 
 def _examine_engine(context: BuildContext) -> str:
-    from vlmkit_torch.weights import examine
+    from vlmkit_torch.loading.weights import examine
 
     return examine(context)
 
 
 def _examine_encoder(context: BuildContext) -> str:
-    from vlmkit_torch.weights import examine_follower
+    from vlmkit_torch.loading.weights import examine_follower
 
     return examine_follower(context)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vlmkit_torch import rope
+from vlmkit_torch.model import rope
 
 
 @contextmanager

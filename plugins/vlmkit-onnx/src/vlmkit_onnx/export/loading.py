@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export.refusal import OTHERWISE, mechanism_of
-from vlmkit_torch.reading import read_config, read_model
+from vlmkit_torch.loading.reading import read_config, read_model
 
 
 def load(checkpoint: Checkpoint) -> PreTrainedModel:

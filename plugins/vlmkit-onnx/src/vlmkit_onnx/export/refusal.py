@@ -10,7 +10,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection, hint_of
 from vlmkit_onnx.prompts.families import family_of
-from vlmkit_torch import refusal
+from vlmkit_torch.support import refusal
 
 OTHERWISE = 'engine.use = "torch" may run it as it is'
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from vlmkit_torch.nesting import decoder_of, head_of, replace_attention
+from vlmkit_torch.model.nesting import decoder_of, head_of, replace_attention
 
 NAME = "vlmkit_export"
 

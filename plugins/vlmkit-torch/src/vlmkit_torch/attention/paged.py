@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from vlmkit_torch import hardware
 from vlmkit_torch.attention.arguments import refuse_unknown
-from vlmkit_torch.attention.kind import LayerKind
-from vlmkit_torch.attention.reach import Reach
-from vlmkit_torch.attention.rule import Rule, explicit
+from vlmkit_torch.attention.eager import Rule, explicit
+from vlmkit_torch.attention.key_ranges import Reach
+from vlmkit_torch.attention.layer_kind import LayerKind
 from vlmkit_torch.attention.step import Step
-from vlmkit_torch.kv_cache import KVCache
+from vlmkit_torch.cache.kv_cache import KVCache
+from vlmkit_torch.devices import hardware
 
 IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then build none
 SLOT = "vlmkit_layer"

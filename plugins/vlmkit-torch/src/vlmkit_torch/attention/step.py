@@ -10,11 +10,11 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from vlmkit_torch.attention import reach
-from vlmkit_torch.attention.kind import LayerKind
-from vlmkit_torch.attention.reach import Reach, Source
-from vlmkit_torch.grouping import Costs
-from vlmkit_torch.uploads import Uploads
+from vlmkit_torch.attention import key_ranges
+from vlmkit_torch.attention.grouping import Costs
+from vlmkit_torch.attention.key_ranges import Reach, Source
+from vlmkit_torch.attention.layer_kind import LayerKind
+from vlmkit_torch.devices.uploads import Uploads
 
 
 class Reaches:
@@ -61,9 +61,9 @@ class Step:
             counts = (source.num_tokens for source in self._chunks)
             rows = accumulate(counts, initial=len(self._decodes))
             self._reaches[kind] = Reaches(
-                reach.of_decodes(kind, self._decodes, self._costs, self._zero_slot, uploads),
+                key_ranges.of_decodes(kind, self._decodes, self._costs, self._zero_slot, uploads),
                 [
-                    reach.of_chunk(kind, row, source, uploads)
+                    key_ranges.of_chunk(kind, row, source, uploads)
                     for row, source in zip(rows, self._chunks, strict=False)
                 ],
             )

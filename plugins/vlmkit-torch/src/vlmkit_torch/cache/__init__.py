@@ -1,0 +1,1 @@
+"""Memory that keeps what layers remember of tokens."""

@@ -1,0 +1,1 @@
+"""Decoders that attend to images by cross-attention."""

@@ -1,0 +1,1 @@
+"""What is particular to a device: choice, errors, threads and transfers."""

@@ -1,0 +1,320 @@
+"""Turns work items into one flat step: the decoder's arguments and what attention has to know.
+
+Decides nothing about who runs and computes nothing of the model.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vlmkit.errors import EngineError
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.view import SequenceView
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit_torch.attention.grouping import Costs
+from vlmkit_torch.attention.key_ranges import Source
+from vlmkit_torch.attention.paged import Board
+from vlmkit_torch.attention.step import Step
+from vlmkit_torch.cross_attention.image_cache import PictureCache
+from vlmkit_torch.cross_attention.step import CrossingStep, Gaze, lay_out
+from vlmkit_torch.devices.uploads import Uploads
+from vlmkit_torch.engine.health import Health
+from vlmkit_torch.prompts.prompt_reader import MANY_AXES, Embeds, Layout, PromptReader
+
+
+@dataclass(slots=True)
+class PromptState:
+    """What the engine remembers of an admitted sequence's prompt."""
+
+    layout: Layout
+    embeds: Embeds | None = None
+
+
+class Segment(NamedTuple):
+    """Tokens ``[start, stop)`` of one sequence, all of its prompt or all after it."""
+
+    sequence: SequenceView
+    state: PromptState
+    start: int
+    stop: int
+    token_ids: Seq[int]
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether the tokens are the prompt's."""
+        return self.start < self.sequence.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return self.stop - self.start
+
+    @property
+    def images(self) -> list[int]:
+        """The images whose slots the tokens touch, where those are merged into the embeddings."""
+        if not self.is_prompt or self.state.layout.sights:
+            return []
+        slots = enumerate(self.sequence.prompt.media)
+        return [i for i, slot in slots if slot.start < self.stop and slot.stop > self.start]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward pass.
+
+    Attributes:
+        arguments: of the decoder.
+        step: for attention.
+        rows: ``[rows]`` flat tokens whose logits are wanted, in the order of the items.
+        places: ``[tokens]`` where the health of each token's sequence is noted.
+        crossing: for layers that look at pictures; None where no token does.
+    """
+
+    arguments: dict[str, Any]
+    step: Step
+    rows: torch.Tensor
+    places: torch.Tensor
+    crossing: CrossingStep | None = None
+
+
+class Batcher:
+    """Builds batches for one engine.
+
+    Args:
+        pool: says which blocks a sequence has.
+        reader: reads prompts.
+        board: of the engine's layers.
+        costs: of reading keys and values.
+        health: knows a place for each sequence.
+        pictures: that layers look at; None where they are merged into the embeddings.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        reader: PromptReader,
+        board: Board,
+        costs: Costs,
+        health: Health,
+        pictures: PictureCache | None = None,
+    ) -> None:
+        self._pool = pool
+        self._reader = reader
+        self._board = board
+        self._costs = costs
+        self._health = health
+        self._pictures = pictures
+        self._within = np.arange(pool.block_tokens)
+
+    def build(self, items: Seq[WorkItem], states: dict[SequenceView, PromptState]) -> Batch:
+        """Lay out the items: decodes first, those of few tokens before those of many; then chunks.
+
+        Args:
+            items: whose decodes come in that order.
+            states: of their sequences.
+        """
+        decodes, chunks, ends = _flatten(items, states)
+        segments = decodes + chunks
+        for segment in segments:
+            self._read_embeds(segment)
+        uploads = Uploads(self._reader.device)
+        step = self._step(decodes, chunks, uploads)
+        ids = [token_id for segment in segments for token_id in segment.token_ids]
+        places = [self._health.place(segment.sequence) for segment in segments]
+        rows = [
+            row
+            for item in items
+            for row in range(ends[item.sequence] - item.num_rows, ends[item.sequence])
+        ]
+        visual = _visual_mask(segments)
+        there = {
+            "ids": uploads.add(np.array([ids])),
+            "positions": uploads.add(_positions(segments)),
+            "rows": uploads.add(np.array(rows, dtype=np.int64)),
+            "places": uploads.add(np.repeat(places, [segment.num_tokens for segment in segments])),
+        }
+        visual_there = None if visual is None else uploads.add(visual.astype(np.int64))
+        crossing = None if self._pictures is None else self._crossing(segments, uploads)
+        uploads.send()
+        inputs = self._inputs(segments, there["ids"], visual_there)
+        more = {} if crossing is None else crossing.arguments()
+        return Batch(
+            arguments={**inputs, "position_ids": there["positions"], **more},
+            step=step,
+            rows=there["rows"],
+            places=there["places"],
+            crossing=crossing,
+        )
+
+    def _crossing(self, segments: list[Segment], uploads: Uploads) -> CrossingStep | None:
+        """Lay out who looks at which picture; None where nobody does."""
+        assert self._pictures is not None  # noqa: S101 - the caller saw to it
+        gazes = [Gaze(s.sequence, s.state.layout.sights, s.start, s.stop) for s in segments]
+        return lay_out(gazes, self._pictures, self._reader.no_picture, uploads)
+
+    def _slots(self, sequence: SequenceView, stop: int) -> np.ndarray:
+        """Return the cache slots of a sequence's tokens ``[0, stop)``."""
+        size = self._pool.block_tokens
+        blocks = np.array(self._pool.blocks(sequence)[: -(-stop // size)], dtype=np.int64)
+        return (blocks[:, None] * size + self._within).reshape(-1)[:stop]
+
+    def _step(self, decodes: list[Segment], chunks: list[Segment], uploads: Uploads) -> Step:
+        step = Step(
+            [self._source(segment) for segment in decodes],
+            [self._source(segment) for segment in chunks],
+            self._costs,
+            self._board.cache.zero_slot,
+            uploads,
+        )
+        step.lay_out(self._board.kinds, uploads)
+        return step
+
+    def _source(self, segment: Segment) -> Source:
+        slots = self._slots(segment.sequence, segment.stop)
+        if not segment.is_prompt:
+            return Source(segment.start, slots)
+        views = segment.state.layout.views
+        own = {name: view.cut(segment.start, segment.stop) for name, view in views.items()}
+        return Source(segment.start, slots, own)
+
+    def _read_embeds(self, segment: Segment) -> None:
+        """See to it that the features of every image of a segment are merged in."""
+        images = segment.images
+        if not images:
+            return
+        sequence, state = segment.sequence, segment.state
+        if absent := [i for i in images if i not in sequence.features]:
+            raise EngineError(f"features of image {absent[0]} of a prompt are not there")
+        if state.embeds is None or not state.embeds.images.issuperset(images):
+            state.embeds = self._reader.embeds(sequence.prompt, sequence.features)
+
+    def _inputs(
+        self, segments: list[Segment], ids: torch.Tensor, visual: torch.Tensor | None
+    ) -> dict[str, Any]:
+        """Return token ids, or embeddings and their companions if a segment touches an image."""
+        touching = [bool(segment.images) for segment in segments]
+        if not any(touching):
+            return {"input_ids": ids, **self._reader.experts(ids)}
+        merged = self._merge(segments, touching, ids)
+        return merged if visual is None else {**merged, **_visual(segments, visual)}
+
+    def _merge(
+        self, segments: list[Segment], touching: list[bool], ids: torch.Tensor
+    ) -> dict[str, Any]:
+        """Join the arguments of segments with images and of those without."""
+        bounds = np.cumsum([0, *(s.num_tokens for s in segments)]).tolist()
+        text = [slice(bounds[i], bounds[i + 1]) for i, has in enumerate(touching) if not has]
+        plain = self._reader.plain(torch.cat([ids[:, s] for s in text], 1)) if text else {}
+        parts, row = [], 0
+        for segment, has_images in zip(segments, touching, strict=True):
+            if has_images:
+                arguments, cut = _embeds(segment).per_token, slice(segment.start, segment.stop)
+            else:
+                arguments, cut = plain, slice(row, row + segment.num_tokens)
+                row += segment.num_tokens
+            parts.append({name: value[:, cut] for name, value in arguments.items()})
+        merged: dict[str, Any] = {}
+        for name, like in {n: v for part in parts for n, v in part.items()}.items():
+            pieces = [
+                part[name] if name in part else like.new_zeros(1, s.num_tokens, *like.shape[2:])
+                for part, s in zip(parts, segments, strict=True)
+            ]
+            merged[name] = torch.cat(pieces, 1)
+        return merged
+
+
+def _embeds(segment: Segment) -> Embeds:
+    if segment.state.embeds is None:
+        raise EngineError("a prompt's images were not read before its tokens")
+    return segment.state.embeds
+
+
+def _positions(segments: list[Segment]) -> np.ndarray:
+    """Return positions ``[1, tokens]``, or ``[axes, 1, tokens]`` where images need axes."""
+    axes = max(segment.state.layout.num_axes for segment in segments)
+    counts = [segment.num_tokens for segment in segments]
+    index = np.concatenate([np.arange(segment.start, segment.stop) for segment in segments])
+    offsets = [0 if segment.is_prompt else segment.state.layout.offset for segment in segments]
+    positions = np.empty((axes, len(index)), dtype=np.int64)
+    positions[:] = index + np.repeat(offsets, counts)
+    if axes > MANY_AXES:
+        positions[0] = index
+    for segment, row in zip(segments, accumulate(counts, initial=0), strict=False):
+        own = segment.state.layout.positions
+        if segment.is_prompt and own is not None:
+            positions[:, row : row + segment.num_tokens] = own[:, segment.start : segment.stop]
+    return positions if axes == 1 else positions[:, None]
+
+
+def _visual_mask(segments: list[Segment]) -> np.ndarray | None:
+    """Return which tokens ``[tokens]`` have rows of what decoders take per visual token, if any."""
+    masks = [
+        np.zeros(segment.num_tokens, dtype=bool)
+        if (visual := _visual_of(segment)) is None
+        else visual[segment.start : segment.stop]
+        for segment in segments
+    ]
+    mask = np.concatenate(masks)
+    return mask if mask.any() else None
+
+
+def _visual_of(segment: Segment) -> np.ndarray | None:
+    return _embeds(segment).visual if segment.images else None
+
+
+def _visual(segments: list[Segment], mask: torch.Tensor) -> dict[str, Any]:
+    """Join what decoders take per visual token, such as deepstack rows.
+
+    Args:
+        segments: of the step.
+        mask: ``[tokens]`` one where a token has such rows.
+    """
+    cuts: list[tuple[Embeds, slice]] = []
+    for segment in segments:
+        if (visual := _visual_of(segment)) is not None:
+            low, high = (int(visual[:end].sum()) for end in (segment.start, segment.stop))
+            cuts.append((_embeds(segment), slice(low, high)))
+    first = cuts[0][0]
+    is_visual = mask.bool()[None]
+    if first.visual_width:
+        is_visual = is_visual[..., None].expand(-1, -1, first.visual_width)
+    joined: dict[str, Any] = {first.visual_name: is_visual}
+    for name, levels in first.per_visual.items():
+        keys = levels.keys() if isinstance(levels, dict) else range(len(levels))
+        rows = {
+            key: torch.cat([embeds.per_visual[name][key][cut] for embeds, cut in cuts])
+            for key in keys
+        }
+        joined[name] = rows if isinstance(levels, dict) else list(rows.values())
+    return joined
+
+
+def _flatten(
+    items: Seq[WorkItem], states: dict[SequenceView, PromptState]
+) -> tuple[list[Segment], list[Segment], dict[SequenceView, int]]:
+    """Cut items at the end of their prompts.
+
+    Returns:
+        The decodes, the chunks that follow them in the flat step, and one past each sequence's
+        last row.
+    """
+    decodes: list[Segment] = []
+    chunks: list[Segment] = []
+    for item in items:
+        sequence, start, stop, ids = item.sequence, item.start, item.stop, item.token_ids
+        border = max(start, min(stop, sequence.num_prompt_tokens))
+        state = states[sequence]
+        if start < border:
+            chunks.append(Segment(sequence, state, start, border, ids[: border - start]))
+        if border < stop:
+            rest = Segment(sequence, state, border, stop, ids[border - start :])
+            (decodes if start == border == stop - 1 else chunks).append(rest)
+    ends, row = {}, 0
+    for segment in decodes + chunks:
+        row += segment.stop - segment.start
+        ends[segment.sequence] = row
+    return decodes, chunks, ends

@@ -1,0 +1,213 @@
+"""Brings linear layers into the layout that oneDNN reads fastest on a CPU, while a model serves.
+
+Several sequences at once multiply a few rows with large matrices. Plain ``linear`` reads the
+weights in an order that wastes most of the work at such sizes; packed once, they are read several
+times faster, and faster still where layers of the same input are read as one. Packing takes as long
+as dozens of tokens, so a model that answers one question is never packed: it begins after a few
+sequences, and each step packs one group of layers. Weights are in memory once all the while.
+"""
+
+# ruff: noqa: SLF001 - the operations are torch.compile's own; each group is compared when packed
+
+import logging
+from collections.abc import Iterator, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmkit_torch.devices import faults
+from vlmkit_torch.loading.mapped_files import MappedFiles
+from vlmkit_torch.loading.weights import LoadedModel
+from vlmkit_torch.model.views import Views
+from vlmkit_torch.self_checks.text_check import TOLERANCE
+from vlmkit_torch.support import sizing
+
+log = logging.getLogger(__name__)
+
+FIRST_SEQUENCES = 2  # of a model that are served with plain weights
+CHECKED_ROWS = 2
+PACKED_FOR_ROWS = 8
+LEAST_NUMBERS = 2**16  # below this, the call costs more than the multiplication
+OF_ONE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+
+
+class PackedWeights:
+    """Weights of linear layers that a parent mostly asks about one input, read as one.
+
+    A layer that is asked about another input computes all of them about that: slower, never wrong.
+
+    Args:
+        linears: the layers; the original weights may be let go.
+    """
+
+    def __init__(self, linears: Seq[nn.Linear]) -> None:
+        weights: list[Any] = [linear.weight for linear in linears]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # a head's is large
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        biases: list[Any] = [linear.bias for linear in linears]  # all, or none of them
+        self._bias = None if biases[0] is None else torch.cat(biases)
+        self._sizes = [linear.out_features for linear in linears]
+        self._rows: torch.Tensor | None = None
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def product(self, index: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return one layer's ``rows @ weight.T + bias``; the others' are kept until asked for."""
+        if rows is not self._rows or index not in self._kept:
+            out = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+            self._rows, self._kept = rows, dict(enumerate(out.split(self._sizes, -1)))
+        own = self._kept.pop(index)
+        if not self._kept:
+            self._rows = None
+        return own
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are packed; the original ones are let go.
+
+    Args:
+        linear: the layer.
+        weights: of it, and of others.
+        index: which of them it is.
+    """
+
+    def __init__(self, linear: nn.Linear, weights: PackedWeights, index: int = 0) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.bias = linear.bias
+        self._weights = weights
+        self._index = index
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ weight.T + bias``."""
+        return self._weights.product(self._index, rows)
+
+
+def gains(loaded: LoadedModel) -> bool:
+    """Whether this model, on this machine, is read faster when packed."""
+    has_kernels = loaded.dtype == torch.float32 or (
+        loaded.dtype == torch.bfloat16 and sizing.multiplies_bfloat16()
+    )
+    is_plain = loaded.device.type == "cpu" and has_kernels
+    return is_plain and torch._C._has_mkldnn and _has_operations()
+
+
+class Packing:
+    """Packs the linear layers of a decoder, and the head's, in place, a group at a time.
+
+    Args:
+        views: of the model; used by the thread that calls :meth:`after_step` alone.
+        files: that weights may be mapped from.
+    """
+
+    def __init__(self, views: Views, files: Seq[Path]) -> None:
+        self._views = views
+        self._files = files
+        self._num_sequences = 0
+        self._groups: Iterator[None] | None = self._pack()
+
+    def count_sequence(self) -> None:
+        """Note that a sequence was served."""
+        self._num_sequences += 1
+
+    def after_step(self) -> None:
+        """Pack the next group, once enough sequences were served."""
+        if self._groups is None or self._num_sequences < FIRST_SEQUENCES:
+            return
+        try:
+            next(self._groups, None)
+        except Exception as error:  # a few layers stay plain
+            if not faults.is_out_of_memory(error):
+                raise
+            log.warning("linear layers are packed no further: memory ran out")
+            self._groups = None
+
+    def _pack(self) -> Iterator[None]:
+        for parent in list(self._views.decoder.modules()):
+            linears: dict[str, Any] = {n: c for n, c in parent.named_children() if _is_worth_it(c)}
+            is_split = "Cross" in type(parent).__name__  # keys of pictures, queries of text
+            for names in [(name,) for name in linears] if is_split else _together(linears):
+                packed = self._packed([linears[name] for name in names])
+                if packed is None:
+                    return
+                for name, layer in zip(names, packed, strict=True):
+                    setattr(parent, name, layer)
+                del packed
+                self._drop([linears.pop(name) for name in names])
+                yield
+        yield from self._pack_head()
+
+    def _pack_head(self) -> Iterator[None]:
+        """Pack the head, unless the embedding has its weights and would be a second copy in memory.
+
+        Where both are mapped, only the rows of tokens that are read become resident.
+        """
+        model: Any = self._views.model
+        head, embedding = model.get_output_embeddings(), self._views.decoder.get_input_embeddings()
+        if not _is_worth_it(head):
+            return
+        is_tied = head.weight.data_ptr() == embedding.weight.data_ptr()
+        if is_tied and not MappedFiles(self._files).hold(head.weight):
+            return
+        packed = self._packed([head])
+        if packed is None:
+            return
+        model.set_output_embeddings(packed[0])
+        self._views.renew_head()
+        self._drop([head])
+        yield
+
+    def _packed(self, linears: Seq[nn.Linear]) -> "list[PackedLinear] | None":
+        """Return the layers packed; None where this machine's kernels compute something else."""
+        weights = PackedWeights(linears)
+        packed = [PackedLinear(linear, weights, index) for index, linear in enumerate(linears)]
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, CHECKED_ROWS, linears[0].in_features)
+        rows = torch.randn(shape, generator=generator).to(linears[0].weight.dtype)
+        expected = torch.cat([linear(rows) for linear in linears], -1).float()
+        found = torch.cat([layer(rows) for layer in packed], -1).float()
+        difference, largest = (found - expected).abs().max(), expected.abs().max()
+        if difference <= TOLERANCE[rows.dtype] * largest:
+            return packed
+        log.warning("linear layers stay plain: packed, they differ by %.2g", difference.item())
+        return None
+
+    def _drop(self, linears: Seq[nn.Linear]) -> None:
+        """Let weights leave memory that were mapped; others do when nobody refers to them."""
+        mapped = MappedFiles(self._files)
+        for linear in linears:
+            mapped.drop(linear.weight.data)
+
+
+def _together(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:
+    """Return the names of layers that are read as one, and each of the others alone."""
+    groups = [names for names in OF_ONE_INPUT if _are_alike([linears.get(n) for n in names])]
+    grouped = {name for names in groups for name in names}
+    return [*groups, *((name,) for name in linears if name not in grouped)]
+
+
+def _are_alike(linears: Seq[nn.Linear | None]) -> bool:
+    """Whether layers are all there, take inputs of one size, and all or none have a bias."""
+    there = [linear for linear in linears if linear is not None]
+    forms = {(linear.in_features, linear.bias is None) for linear in there}
+    return len(there) == len(linears) and len(forms) == 1
+
+
+def _is_worth_it(module: Any) -> bool:
+    """Whether a module is large and does nothing but multiply with plain numbers.
+
+    Layers of quantized models may have a ``forward`` of their own, or weights that only look like
+    numbers.
+    """
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    weight = module.weight
+    return type(weight) is nn.Parameter and weight.numel() >= LEAST_NUMBERS
+
+
+def _has_operations() -> bool:
+    return hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(
+        torch.ops.mkldnn, "_linear_pointwise"
+    )

@@ -1,0 +1,1 @@
+"""Reads weights and puts them on a device."""

@@ -1,0 +1,230 @@
+"""Reads a checkpoint through transformers: safetensors only, no remote code, nothing missing.
+
+The model stays on the CPU, its weights mapped. Where and how it is run is not decided here.
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+from transformers.utils import logging as transformers_logging
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit import safetensors_header
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.config_bounds import failed_field
+from vlmkit.kit.one_line import named
+from vlmkit_torch.devices import faults
+from vlmkit_torch.loading import decompression
+from vlmkit_torch.support import quantization
+from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
+from vlmkit_torch.support.refusal import ANOTHER, layer_objection
+
+logger = logging.getLogger(__name__)
+
+# Names of what other weights are to be multiplied by, or added to: without it those are wrong.
+SCALES = re.compile(r"(weight_scale|scale_inv|scale_2|\.scales|absmax|\.SCB|zero_points?|qzeros)$")
+MOST_PACKED = 16  # numbers that a stored one may hold: 32 bits of weights of 2 bits each
+MOST_TIED = 2  # weights of which one is stored
+MIN_BUFFER_NUMBERS = 2**26
+ADDITIONS = re.compile(r"\.lora_[AB]\b")
+
+
+def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Return the configuration of what answers in a checkpoint, as transformers reads it.
+
+    Raises:
+        CheckpointError: transformers does not know the family or cannot read the file.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:
+        field = failed_field(error)
+        raise CheckpointError(
+            f"config.json of model {checkpoint.name!r} is not one that transformers can read"
+            + (f": its field {field!r} is wrong" if field else ""),
+            hint="compare it with that of the model's authors; the log shows what is wrong",
+        ) from error
+    config = _answering(config)
+    if stated := getattr(config, "quantization_config", None):
+        config.quantization_config = quantization.expand(stated)
+    return config
+
+
+def _answering(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the part of a configuration that answers; of a model that speaks, its thinker's.
+
+    How weights are stored is said of the whole model.
+    """
+    thinker: PretrainedConfig | None = getattr(config, "thinker_config", None)
+    if thinker is None:
+        return config
+    for name in ("dtype", "quantization_config"):
+        if getattr(thinker, name, None) is None and getattr(config, name, None) is not None:
+            setattr(thinker, name, getattr(config, name))
+    return thinker
+
+
+def read_model(
+    checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype | str
+) -> PreTrainedModel:
+    """Return the model on the CPU.
+
+    Args:
+        checkpoint: its files.
+        config: from :func:`read_config`.
+        dtype: of the weights; ``auto`` is that of the files.
+
+    Raises:
+        CheckpointError: the family is not supported, or weights are absent, of the wrong shape or
+            need what is not installed.
+        EngineError: there is not so much memory.
+    """
+    auto = auto_class(checkpoint, config)
+    _refuse_larger(checkpoint, config, auto)
+    try:
+        with _without_bar(config):
+            if decompression.is_compressed(config):
+                decompression.ignore_plain_layers(checkpoint, auto, config)
+            model, report = auto.from_pretrained(
+                checkpoint.path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+    except Exception as error:
+        if failure := faults.told_at_load(error, torch.device("cpu")):
+            raise failure from error
+        raise CheckpointError(
+            f"the weights of model {checkpoint.name!r} could not be loaded: {named(error)}",
+            hint=_hint(config),
+        ) from error
+    _refuse_gaps(checkpoint, report)
+    decompression.decompress(model)
+    model.eval().requires_grad_(requires_grad=False)
+    return model  # type: ignore[no-any-return]
+
+
+def _hint(config: PretrainedConfig) -> str:
+    """Return what to do about weights that transformers fails to load."""
+    stated = getattr(config, "quantization_config", None)
+    if not isinstance(stated, dict):
+        return "`vlmkit --debug ...` shows why; please report the model"
+    method = stated.get("quant_method")
+    return (
+        f"transformers does not load weights by {method!r} of this family; {UNQUANTIZED}; "
+        "`vlmkit --debug ...` shows why"
+    )
+
+
+def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
+    """Return the class that loads a model of this family.
+
+    Raises:
+        CheckpointError: it is not supported.
+    """
+    if config.is_encoder_decoder:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} is an encoder-decoder, not supported", hint=ANOTHER
+        )
+    for name in getattr(config.get_text_config(), "layer_types", None) or ():
+        if reason := layer_objection(name):
+            raise CheckpointError(f"model {checkpoint.name!r}: {reason}", hint=reason.hint)
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    raise CheckpointError(
+        f"model {checkpoint.name!r} of type {config.model_type!r} generates no text that "
+        "transformers knows of",
+        hint=ANOTHER,
+    )
+
+
+@contextmanager
+def _without_bar(config: PretrainedConfig) -> Iterator[None]:
+    """Keep progress bars of libraries off the terminal: its users show the stages."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    is_compressed = decompression.is_compressed(config)
+    try:
+        with decompression.silenced() if is_compressed else nullcontext():
+            yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) -> None:
+    """Refuse a configuration of a far larger model than the weights are of, before it takes memory.
+
+    Weights that are not in the files, or have other shapes there, would be made at random first.
+
+    Raises:
+        CheckpointError: it is so.
+    """
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(copy.deepcopy(config))
+    except Exception as error:  # noqa: BLE001 - loading says what is wrong
+        logger.debug("model %r cannot be measured: %s", checkpoint.name, type(error).__name__)
+        return
+    stored = safetensors_header.weights_of(checkpoint).num_parameters
+    factor = MOST_PACKED if quantization.method_of(checkpoint) is not None else MOST_TIED
+    wanted = sum(weight.numel() for weight in model.parameters())
+    made = sum(buffer.numel() for buffer in model.buffers())
+    if wanted > factor * stored or made > max(MIN_BUFFER_NUMBERS, factor * stored):
+        raise CheckpointError(
+            f"config.json of model {checkpoint.name!r} is of a model of {wanted:,} weights and "
+            f"{made:,} constants, and its files hold {stored:,}",
+            hint="its config.json and its weights are not of the same model",
+        )
+
+
+def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
+    """Weights that were not in the files would be random: an answer of such a model is noise."""
+    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
+        if names := sorted(map(_name_of, report.get(kind) or ())):
+            raise CheckpointError(
+                f"model {checkpoint.name!r} {what} {len(names)} weights, such as {names[0]!r}",
+                hint="its config.json and its weights are not of the same model, or some were lost",
+            )
+    unused = sorted(map(str, report.get("unexpected_keys") or ()))
+    if scales := [name for name in unused if SCALES.search(name) or ADDITIONS.search(name)]:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} has {len(scales)} weights that belong to others and are "
+            f"not used, such as {scales[0]!r}",
+            hint="it is quantized or adapted in a way that config.json does not say; load the "
+            "model that it was made from",
+        )
+    if unused:
+        logger.warning(
+            "model %r has %d weights that are not used, such as %r",
+            *(checkpoint.name, len(unused), unused[0]),
+        )
+
+
+def _name_of(key: Any) -> str:
+    """Return a weight's name, which may come with the shapes that differ."""
+    return str(key[0] if isinstance(key, tuple) else key)

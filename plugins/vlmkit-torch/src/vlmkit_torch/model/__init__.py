@@ -1,0 +1,1 @@
+"""Parts of a transformers model that the engine runs one by one."""

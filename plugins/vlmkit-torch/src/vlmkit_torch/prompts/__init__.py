@@ -1,0 +1,1 @@
+"""What a family's own code makes of a prompt."""

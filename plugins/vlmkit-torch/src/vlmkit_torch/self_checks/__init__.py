@@ -1,0 +1,1 @@
+"""Compares the engine with the family's own code when a model is loaded."""

@@ -1,0 +1,124 @@
+"""Shows at load that paged, chunked computation agrees with the plain model.
+
+Catches what no list of families can: an attention that works otherwise than we believe, a kernel
+that is wrong on this machine, anything that one sequence in a step does to another. Two dozen
+tokens, once, and beside each chunk of them a token that stands as far from the start as any may.
+
+A model that passed on a CPU is not checked again on this machine until a file, a setting or a
+package changes.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.kit import selfcheck_records
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_torch.model.views import Views
+
+if TYPE_CHECKING:
+    from vlmkit_torch.engine.torch_engine import TorchEngine
+    from vlmkit_torch.settings import EngineSettings
+
+KERNEL_VARIABLES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "TORCH_")  # how names of those begin
+STOPS = (9, 20, 21, 22)  # ends of the chunks; the last two are single tokens
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+def note_of(
+    checkpoint: Checkpoint, settings: "EngineSettings", device: torch.device, dtype: torch.dtype
+) -> Path | None:
+    """Return the note that exists once this model passed the check; None where none can be kept.
+
+    A GPU's drivers change unseen, and it is done with the check in no time: there is no note.
+
+    Args:
+        checkpoint: the files of the model.
+        settings: of the engine.
+        device: that computes.
+        dtype: of the weights.
+    """
+    if device.type != "cpu":
+        return None
+    kernels = {k: v for k, v in os.environ.items() if k.startswith(KERNEL_VARIABLES)}
+    facts = [repr(settings), f"{device} {dtype}", repr(sorted(kernels.items())), _sources()]
+    return selfcheck_records.place(checkpoint.path, "self-checks", facts)
+
+
+def _sources() -> str:
+    """Return what changes when this plugin's code does: names and sizes of its files."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return " ".join(f"{path.name} {path.stat().st_size}" for path in files)
+
+
+def reference(views: Views, device: torch.device) -> torch.Tensor:
+    """Return logits ``[seq, vocab]`` of the check's tokens, computed the family's plain way.
+
+    Must be called before the decoder is switched to paged attention.
+    """
+    ids = torch.tensor([views.text_tokens(STOPS[-1])], device=device)
+    views.set_attention("eager")
+    hidden = views.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    return views.head(hidden[0])
+
+
+def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
+    """Compute the same tokens in chunks through the engine and compare.
+
+    Raises:
+        CheckpointError: the answers differ by more than rounding.
+    """
+    ids = views.text_tokens(STOPS[-1])
+    checked, beside = _sequence(engine, "self-check", ids), _sequence(engine, "beside", ids)
+    if engine.admit(checked) is None:
+        return  # a cache this small is for tests
+    if has_company := engine.admit(beside) is not None:
+        engine.forward([WorkItem(beside, 0, 1)])
+        engine.move(beside, max(0, engine.limits.max_sequence_tokens - 1 - len(STOPS)))
+    rows, start = [], 0
+    for number, stop in enumerate(STOPS, 1):
+        items = [WorkItem(checked, start, stop - start, num_rows=1)]
+        if has_company:
+            items.append(WorkItem(beside, number, 1))
+        rows.append(_row(engine.forward(items)))
+        start = stop
+    for sequence in (checked, beside)[: 1 + has_company]:
+        engine.release(sequence)
+    found = torch.stack(rows).float()
+    wanted = expected[[stop - 1 for stop in STOPS]].float().to(found.device)
+    difference = (found - wanted).abs().max().item()
+    largest = wanted.abs().max().item()
+    if not difference <= TOLERANCE.get(expected.dtype, 8e-2) * max(largest, 1e-6):
+        raise CheckpointError(
+            "paged computation of this model, beside another sequence, differs from the plain one "
+            f"by {difference:.2g} where logits reach {largest:.2g}; it would answer wrong",
+            hint="report the model type; engine.self_check = false runs it all the same",
+        )
+
+
+def _row(output: StepOutput) -> torch.Tensor:
+    logits = output.logits
+    assert isinstance(logits, torch.Tensor)  # noqa: S101 - a type, not a condition
+    return logits[0]
+
+
+def _sequence(engine: "TorchEngine", name: str, ids: tuple[int, ...]) -> Sequence:
+    """Return a sequence whose tokens but the first are its answer: causal in every family."""
+    prompt = Prompt(ids[:1])
+    return Sequence(
+        id=name,
+        prompt=prompt,
+        plan=engine.read(prompt),
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=len(ids),
+        scope=f"vlmkit-torch {name}".encode(),
+        output_ids=list(ids[1:]),
+    )

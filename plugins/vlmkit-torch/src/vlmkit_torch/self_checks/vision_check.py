@@ -1,0 +1,169 @@
+"""Shows at load that answers about pictures are those of the family's own code.
+
+What ``selfcheck`` does for text: the whole way of a small picture, through our encoder, merge,
+positions and paged cache, beside ``generate`` of transformers, which is given the picture itself.
+Catches a processor that does not fit the tower, a family that merges otherwise than we believe, and
+positions or masks that we ask for in a way that it does not mean. Which pictures there are, and
+that a model is not tried twice, is not decided here.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import GenerationConfig
+
+from vlmkit.errors import CheckpointError, ImageError, RequestError
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit.kit.vision_selfcheck import answered
+from vlmkit_torch.cross_attention.family import crossing_of
+from vlmkit_torch.model.features import to_tensor
+from vlmkit_torch.model.views import Views
+from vlmkit_torch.prompts.prompt_reader import PromptReader
+from vlmkit_torch.self_checks.cross_attention_reference import (
+    blind_before_pictures,
+    cross_attention_mask,
+)
+from vlmkit_torch.self_checks.text_check import TOLERANCE
+from vlmkit_torch.vision.encoder import TorchVisionEncoder
+
+if TYPE_CHECKING:
+    from vlmkit_torch.engine.torch_engine import TorchEngine
+
+log = logging.getLogger(__name__)
+
+NUM_ANSWER_TOKENS = 3
+OTHER_TOWER = 0.05  # of the largest logit, where the encoder's weights are not the engine's
+NOISE = 8  # times what the last bit of each pixel changes may be rounding of all that follows
+
+
+def check(
+    engine: "TorchEngine",
+    views: Views,
+    reader: PromptReader,
+    prompts: Seq[Prompt],
+    encoder: MediaEncoder,
+) -> None:
+    """Answer each prompt both ways and compare.
+
+    Raises:
+        CheckpointError: the answers differ by more than rounding.
+        ImageError: the tower fails at one.
+        VlmkitError: the engine or the encoder gives none.
+    """
+    answer = views.text_tokens(NUM_ANSWER_TOKENS)
+    for prompt in prompts:
+        try:
+            rows = answered(engine, encoder, prompt, answer[:-1])
+        except ImageError:  # its tower fails at it
+            raise
+        except RequestError as error:  # the settings allow no such picture; others, they may
+            log.info("a picture was not tried: %s", error)
+            continue
+        if rows is None:
+            return  # a cache this small is for tests
+        found = torch.stack([torch.as_tensor(row) for row in rows]).float()
+        plain = _Plain(views, reader, prompt, answer)
+        expected = plain.logits()
+        difference = (found - expected.to(found.device)).abs().max().item()
+        largest = expected.abs().max().item()
+        if difference <= _tolerance(views, encoder) * max(largest, 1e-6):
+            continue
+        noise = (plain.logits(noise=True) - expected).abs().max().item()
+        if not difference <= NOISE * noise:
+            raise CheckpointError(
+                f"what model type {views.model.config.model_type!r} answers about a picture of "
+                f"{prompt.media[0].num_features} tokens differs from the family's own code by "
+                f"{difference:.2g} where logits reach {largest:.2g}; it would answer wrong",
+                hint='report the model type; media_encoder.use = "none" serves its text, and '
+                "engine.self_check = false runs it all the same",
+            )
+
+
+def _tolerance(views: Views, encoder: MediaEncoder) -> float:
+    own = TOLERANCE.get(views.model.dtype, max(TOLERANCE.values()))
+    is_shared = isinstance(encoder, TorchVisionEncoder) and encoder.computes_with(views.model)
+    return own if is_shared else max(own, OTHER_TOWER)
+
+
+class _Plain:
+    """A prompt's answer by the family's own code, which is given the pixels."""
+
+    def __init__(
+        self, views: Views, reader: PromptReader, prompt: Prompt, answer: Seq[int]
+    ) -> None:
+        self._views = views
+        self._answer = answer
+        (slot,) = prompt.media
+        taken = _arguments(views.model)
+        self._text = reader.typed(prompt)
+        self._text["attention_mask"] = torch.ones_like(self._text["input_ids"])
+        self._pixels = {
+            name: to_tensor(slot.inputs[name], reader.device, reader.dtype)
+            for name in slot.inputs
+            if name in taken and name not in self._text
+        }
+        if reader.crossing is not None:
+            mask = cross_attention_mask(reader.crossing, views.model.config, prompt)
+            self._pixels["cross_attention_mask"] = mask.to(reader.device)
+
+    def logits(self, *, noise: bool = False) -> torch.Tensor:
+        """Return ``[tokens, vocab]``; with noise, of pixels that differ in their last bit."""
+        model: Any = self._views.model
+        pixels = {n: _touched(a) if noise else a for n, a in self._pixels.items()}
+        with _plainly(self._views):
+            made = model.generate(
+                **self._text,
+                **pixels,
+                max_new_tokens=len(self._answer),
+                prefix_allowed_tokens_fn=_Said(self._answer),  # Janus takes no processor of logits
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        return torch.cat(made.logits).float()
+
+
+class _Said:
+    """Lets an answer have the tokens that it is to have, whatever the logits say."""
+
+    def __init__(self, answer: Seq[int]) -> None:
+        self._answer = iter(answer)
+
+    def __call__(self, _: int, __: torch.Tensor) -> list[int]:
+        return [next(self._answer)]
+
+
+@contextmanager
+def _plainly(views: Views) -> Iterator[None]:
+    """Let a whole model compute as if it were nobody's engine; and be one again afterwards."""
+    model: Any = views.model
+    plain = GenerationConfig()  # type: ignore[no-untyped-call]
+    own, model.generation_config = model.generation_config, plain
+    views.set_attention("eager")
+    try:
+        with blind_before_pictures(views.decoder, crossing_of(model)):
+            yield
+    finally:
+        views.use_paged_attention()
+        model.generation_config = own
+        if "rope_deltas" in vars(views.base):
+            views.base.rope_deltas = None  # of this prompt
+
+
+def _arguments(model: Any) -> frozenset[str]:
+    """Return what ``generate`` takes for a model."""
+    names = inspect.signature(model.forward).parameters
+    return frozenset({*names, *inspect.signature(model.prepare_inputs_for_generation).parameters})
+
+
+def _touched(array: torch.Tensor) -> torch.Tensor:
+    """Return numbers that differ by a rounding, up or down."""
+    if not array.is_floating_point():
+        return array
+    generator = torch.Generator().manual_seed(0)
+    up = torch.randint(0, 2, array.shape, generator=generator).to(array.device) * 2 - 1
+    return (array + up * array * torch.finfo(array.dtype).eps).to(array.dtype)

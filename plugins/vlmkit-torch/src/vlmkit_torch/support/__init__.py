@@ -1,0 +1,1 @@
+"""Decides from files alone which checkpoints can run here; imports no torch."""

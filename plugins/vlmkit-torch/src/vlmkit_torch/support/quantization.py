@@ -1,0 +1,129 @@
+"""How a checkpoint's weights are quantized, and whether they can be read; imports nothing heavy.
+
+Weights of 8 and 4 bit floats are brought to the precision of the model when they are read, exactly.
+Of other methods transformers runs the layers, with packages of their own.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
+from vlmkit_torch.support import compressed_tensors
+from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
+
+EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
+"""What is expanded to plain weights when it is read."""
+
+# Modules that reading needs, by method, and the distributions that bring them.
+_ACCELERATE = ("accelerate", "accelerate")
+_NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    **dict.fromkeys(EXPANDED, (("accelerate", "vlmkit-torch[quantized]"),)),
+    "gptq": (("optimum", "optimum"), ("gptqmodel", "gptqmodel")),
+    "awq": (("gptqmodel", "gptqmodel"), _ACCELERATE),
+    "bitsandbytes": (("bitsandbytes", "bitsandbytes"), _ACCELERATE),
+    compressed_tensors.PACKAGE: (("compressed_tensors", "vlmkit-torch[quantized]"),),
+    "hqq": (("hqq", "hqq"), _ACCELERATE),
+    "quanto": (("optimum.quanto", "optimum-quanto"), _ACCELERATE),
+    "torchao": (("torchao", "torchao"), _ACCELERATE),
+    "auto-round": (("auto_round", "auto-round"),),
+}
+
+_NEVER_SEEN = frozenset({"gptq", "awq", "hqq", "quanto"})
+"""Methods of which no checkpoint was ever loaded here, so that no hint promises it.
+
+gptqmodel wants CUDA; of the last two, transformers 5.23 writes no checkpoint.
+"""
+
+
+def method_of(checkpoint: Checkpoint) -> str | None:
+    """Return how a checkpoint is quantized; None where it is not, and empty where it is not told.
+
+    Other programs write it elsewhere than transformers does, who would take their weights for
+    plain ones.
+    """
+    config = checkpoint.config
+    stated = config.get("quantization_config", config.get("compression_config"))
+    if isinstance(stated, Mapping) and (stated.get("load_in_4bit") or stated.get("load_in_8bit")):
+        return "bitsandbytes"
+    if stated is not None:
+        return str(stated.get("quant_method") or "") if isinstance(stated, Mapping) else ""
+    if checkpoint.has("hf_quant_config.json"):
+        return "modelopt"
+    if checkpoint.has("quantize_config.json"):
+        return "gptq"
+    return "mlx" if isinstance(config.get("quantization"), Mapping) else None
+
+
+def objection(checkpoint: Checkpoint) -> Objection | None:
+    """Say why quantized weights cannot be read here; None where they can, or are not quantized."""
+    method = method_of(checkpoint)
+    if method is None:
+        return None
+    if not method:
+        return Objection(
+            "its weights are quantized, and config.json does not say how",
+            hint=UNQUANTIZED,
+        )
+    if method not in _NEEDED:
+        return Objection(
+            f"its weights are quantized by {method!r}, which is not supported",
+            hint=UNQUANTIZED,
+        )
+    if "quantization_config" not in checkpoint.config:
+        return Objection(
+            f"its weights are quantized by {method!r}, and config.json has no "
+            "'quantization_config'",
+            hint="fetch a later form of it, which has; or " + UNQUANTIZED,
+        )
+    stated = checkpoint.config["quantization_config"]
+    if method == compressed_tensors.PACKAGE and (
+        reason := compressed_tensors.objection(checkpoint, stated)
+    ):
+        return reason
+    if method == "bitsandbytes" and _is_in_eight_bits(stated):
+        return Objection(
+            "its weights are quantized by 'bitsandbytes' in 8 bits, which rounds activations by "
+            "what else is in a step, so that answers would depend on other requests",
+            hint=UNQUANTIZED,
+        )
+    return _absence(method)
+
+
+def _absence(method: str) -> Objection | None:
+    """Say which packages a method needs that are not installed."""
+    absent = {name: pip for name, pip in _NEEDED[method] if not is_installed(name)}
+    if not absent:
+        return (
+            compressed_tensors.version_objection() if method == compressed_tensors.PACKAGE else None
+        )
+    problem = (
+        f"its weights are quantized by {method!r}, and to read them {' and '.join(absent)} must be "
+        "installed"
+    )
+    if method in _NEVER_SEEN:
+        return Objection(f"{problem}, which was never tried with vlmkit", hint=UNQUANTIZED)
+    return Objection(problem, hint=f"{install_command(*absent.values())}; or {UNQUANTIZED}")
+
+
+def _is_in_eight_bits(stated: Any) -> bool:
+    is_stated = isinstance(stated, Mapping)
+    return is_stated and bool(stated.get("load_in_8bit") or stated.get("_load_in_8bit"))
+
+
+def expand(stated: Any) -> Any:
+    """Return a configuration's part about quantization, changed so that weights are expanded."""
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if method in EXPANDED:
+        return {**stated, "dequantize": True}
+    return compressed_tensors.normalized(stated) if method == compressed_tensors.PACKAGE else stated
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether a module is there; imports at most its package."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a module whose package is absent
+        return False

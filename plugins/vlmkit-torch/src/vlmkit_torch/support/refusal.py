@@ -1,0 +1,281 @@
+"""Which checkpoints this plugin turns down before anything heavy is imported.
+
+Looks at ``config.json``, at file names, and at how the installed transformers is written. What
+shows only in a loaded model (an attention argument that nobody here understands, say) is refused by
+``views`` and ``selfcheck``.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmkit.kit import weight_files
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
+from vlmkit_torch.support import quantization, transformers_source
+
+NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 8)}
+ATTENTION_TYPES = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid"}
+)
+STATE_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid"})
+OTHER_TYPES = frozenset({"mlp", "moe", "dense", "sparse"})
+LAYER_TYPES = ATTENTION_TYPES | STATE_TYPES | OTHER_TYPES
+
+ANOTHER = "take a model of another family"
+
+MAMBA_ALONE = "decoders of Mamba layers alone, without attention,"
+DRAFTERS = "models that draft for another, whose keys and values they read,"
+ASKING = "features of a picture that depend on the question, which its Q-Former reads,"
+PLACING = "features of a picture that a decoder itself puts among its tokens"
+ENDING = "questions behind which a processor writes a token of its own"
+
+# Families that no key of theirs gives away.
+FAMILIES = {
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), MAMBA_ALONE),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), DRAFTERS),
+    "blip": "layers in which a decoder looks at a picture by cross-attention",
+    "chameleon": ENDING,
+    "diffusion_gemma": "models of diffusion, which write all tokens of a block at once,",
+    "fuyu": ENDING,
+    "git": PLACING,
+    "instructblip": ASKING,
+    "instructblipvideo": ASKING,
+    "jamba": "layers of Mamba 1, which cannot read a prompt in chunks,",
+    "kosmos-2": PLACING,
+    "kosmos-2.5": PLACING,
+    "minicpmv4_7": "prompts of several pictures, which it reads otherwise than one by one,",
+    "moshi": "models that listen while they speak",
+    "pi0": "models of actions, which write no text,",
+    "pp_chart2table": "pictures whose places in a prompt a template alone writes",
+    "shieldgemma2": "models that judge a picture, and write no text,",
+}
+
+# Layers that keep or see what this engine cannot, by the family's name for them.
+LAYER_REASONS = {
+    "minimax_m3_sparse": "sparse attention with an indexer",
+    "reference_sliding_attention": "a window over an answer, and none over its prompt",
+    "hybrid_sliding": "convolutions beside attention with a window",
+}
+
+# What a model of a class with such a name was trained for, which is not to go on with a text.
+OTHER_TASKS = re.compile(
+    r".*For(Sequence|Token|Image|Audio|Video)Classification|.*ForQuestionAnswering|.*ForMaskedLM"
+)
+
+TIMM_TOWERS = frozenset({"timm_wrapper", "timm_backbone", "gemma3n_vision"})
+# Families which need not say what tower they have.
+TIMM_FAMILIES = frozenset({"fast_vlm", "perception_lm", "gemma3n"})
+
+# Families whose decoder looks at pictures in a way that is known here.
+CROSSING = frozenset({"mllama"})
+
+# Keys of config.json that only families with such a mechanism have.
+MECHANISMS = {
+    "cross_attention_layers": "cross-attention to image features",
+    "cross_layer_interval": "cross-attention to image features",
+    "add_cross_attention": "cross-attention",
+    "index_topk": "sparse attention with an indexer",
+    "adapter_reduction_factor": "an adapter for each language, one of which must be chosen,",
+    "block_types": "a recurrence of linear units with gates (RG-LRU)",
+    "H_cycles": "running through the same layers in cycles",
+    "keep_window_size": "a mask that depends on the values",
+    "lambda_std_dev": "differential attention",
+    "linear_attn_alpha_factor": "lightning attention",
+    "n_mamba_heads": "attention whose weights several layers share",
+    "num_hashes": "attention among tokens of like hashes",
+    "patching_mode": "reading bytes in patches, with an encoder of its own,",
+    "prompt_types": "a learned prompt before each text",
+    "qk_dim_factor": "the memory of an xLSTM",
+    "rescale_every": "the recurrence of RWKV",
+}
+
+# What a tower's configuration says of features that are not the same twice.
+CHANCES = {("tokenize_function", "gumbel_argmax"): "features of a picture that are drawn at random"}
+
+EXPORT = "vlmkit_onnx.json"  # of a folder that `vlmkit export` made
+
+# What a family's code has where the first position follows the padding token's id.
+POSITIONS = "def create_position_ids_from_input_ids("
+# What it has where attention can be replaced, and where there is any.
+REPLACEABLE = "ALL_ATTENTION_FUNCTIONS"
+ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
+
+
+def why_not() -> str | None:
+    """Say why nothing of this plugin can run here; None when it can."""
+    for name, wanted in NEEDS.items():
+        if importlib.util.find_spec(name) is None:
+            return Objection(f"{name} is not installed", hint=install_command("vlmkit-torch"))
+        version = importlib.metadata.version(name)
+        if release_of(version) < wanted:
+            return Objection(
+                f"{name} {version} found, {'.'.join(map(str, wanted))} needed",
+                hint=install_command("vlmkit-torch"),
+            )
+    return None
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    """Say why the engine cannot run this checkpoint; None when it seems to be able to."""
+    config = checkpoint.config
+    if reason := _files_reason(checkpoint):
+        return reason
+    if config.get("is_encoder_decoder"):
+        return Objection("encoder-decoder models are not supported", hint=ANOTHER)
+    if reason := FAMILIES.get(checkpoint.model_type):
+        return Objection(f"{reason} are not supported", hint=ANOTHER)
+    for part in _parts(checkpoint.answering):
+        for key, mechanism in MECHANISMS.items():
+            is_known = key == "cross_attention_layers" and checkpoint.model_type in CROSSING
+            if part.get(key) and not is_known:
+                return Objection(f"{mechanism} is not supported", hint=ANOTHER)
+        for layer_type in part.get("layer_types") or ():
+            if reason := layer_objection(layer_type):
+                return reason
+    *_, decoder = _parts(checkpoint.answering)
+    return _code_reason(str(decoder.get("model_type", "")))
+
+
+def layer_objection(name: str) -> Objection | None:
+    """Say why layers of a kind cannot be run; None where they can."""
+    if name in LAYER_TYPES:
+        return None
+    what = f" ({LAYER_REASONS[name]})" if name in LAYER_REASONS else ""
+    return Objection(f"layer type {name!r}{what} is not supported", hint=ANOTHER)
+
+
+def attention_objection(model_type: str) -> Objection:
+    """Say that no other attention can be put in the place of a family's own."""
+    return Objection(
+        f"model type {model_type!r} computes attention in code of its own, which paged attention "
+        "cannot replace",
+        hint=ANOTHER,
+    )
+
+
+def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
+    if reason := _files_reason(checkpoint) or weight_files.objection_to_pictures(checkpoint):
+        return reason
+    has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
+    if not has_tower and not transformers_source.is_shown_pictures(checkpoint.model_type):
+        return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+    return _chance_reason(checkpoint)
+
+
+def _chance_reason(checkpoint: Checkpoint) -> str | None:
+    """Say what of a tower makes other features of one picture each time."""
+    tower = checkpoint.answering.get("vision_config") or {}
+    for (key, value), what in CHANCES.items():
+        if tower.get(key) == value:
+            return Objection(
+                f"{what} (vision_config.{key} is {value!r}) are not supported",
+                hint='media_encoder.use = "none" serves its text',
+            )
+    return None
+
+
+def _files_reason(checkpoint: Checkpoint) -> str | None:
+    return (
+        _graphs_reason(checkpoint)
+        or weight_files.objection(checkpoint)
+        or _family_reason(checkpoint)
+        or _task_reason(checkpoint)
+        or _tower_reason(checkpoint)
+        or quantization.objection(checkpoint)
+    )
+
+
+def _graphs_reason(checkpoint: Checkpoint) -> str | None:
+    """Say that there are graphs in the place of weights."""
+    if not checkpoint.has(EXPORT) or checkpoint.has("model*.safetensors"):
+        return None
+    return Objection(
+        "it is an export of ONNX graphs, which hold its weights", hint="name the model it is of"
+    )
+
+
+def _family_reason(checkpoint: Checkpoint) -> str | None:
+    """Say why the family is not known."""
+    model_type = checkpoint.model_type
+    if not checkpoint.has("config.json"):
+        return Objection("config.json is missing", hint="fetch it, too")
+    if not model_type:
+        return Objection(
+            "config.json names no 'model_type'",
+            hint="fetch the model in the form of transformers, whose config.json has one",
+        )
+    if transformers_source.is_known(model_type):
+        return None
+    if "auto_map" in checkpoint.config:
+        return Objection(
+            f"model type {model_type!r} is defined by code in the checkpoint, which is never run",
+            hint="there may be a conversion of it to a family that transformers defines",
+        )
+    return Objection(
+        f"model type {model_type!r} is not one that the installed transformers defines",
+        hint="a later vlmkit may know it, or the name is wrong",
+    )
+
+
+def _task_reason(checkpoint: Checkpoint) -> str | None:
+    """Say what else than text comes of the model."""
+    names = checkpoint.config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    if not isinstance(first, str) or OTHER_TASKS.fullmatch(first) is None:
+        return None
+    return Objection(
+        f"it is a {first!r}, which generates no text",
+        hint="load the model that it was made from",
+    )
+
+
+def _tower_reason(checkpoint: Checkpoint) -> str | None:
+    """Say what a tower needs that is not installed."""
+    tower = checkpoint.answering.get("vision_config")
+    kind = tower.get("model_type") if isinstance(tower, Mapping) else None
+    is_timms = kind in TIMM_TOWERS or (kind is None and checkpoint.model_type in TIMM_FAMILIES)
+    absent = [name for name in ("timm", "torchvision") if not quantization.is_installed(name)]
+    if not is_timms or not absent:
+        return None
+    return Objection(
+        f"its image tower is one of timm, which needs torchvision, and {' and '.join(absent)} must "
+        "be installed",
+        hint=f"{install_command('timm')}, which brings torchvision: take the build for the torch "
+        "at hand",
+    )
+
+
+def _code_reason(model_type: str) -> str | None:
+    """Say what in the code of a decoder's family cannot be run.
+
+    Code that is written for pictures, too, is not looked at: it may be that of a tower.
+    """
+    code = (
+        ""
+        if transformers_source.is_shown_pictures(model_type)
+        else transformers_source.code_of(model_type)
+    )
+    if ATTENTION.search(code) and REPLACEABLE not in code:
+        return attention_objection(model_type)
+    if POSITIONS in code:
+        what = "positions that are counted from the id of the padding token"
+        return Objection(f"{what} are not supported", hint=ANOTHER)
+    return None
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the configurations that describe the decoder."""
+    yield config
+    for key in ("text_config", "llm_config", "language_config"):
+        if isinstance(part := config.get(key), Mapping):
+            yield part

@@ -1,0 +1,192 @@
+"""Chooses a model's precision on a CPU, and refuses a model that does not fit into memory.
+
+Everything is derived from ``config.json``, the headers of the weight files and the system, before
+torch is imported and before a weight is read. Memory of other devices is not known here.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit import memory, processor
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection
+from vlmkit.kit.safetensors_header import weights_of
+from vlmkit.plugins.registry import BuildContext
+from vlmkit_torch.settings import ComputeSettings, EngineSettings
+from vlmkit_torch.support import quantization
+
+log = logging.getLogger(__name__)
+
+GIB = 2**30
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # names of safetensors
+BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})  # instructions for products of bfloat16
+CACHE_BYTES = 4 * GIB  # where the user does not say
+LEAST_CACHE_BYTES = GIB // 8
+ACCELERATORS = tuple(map(Path, ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/kfd")))
+WORKING_BYTES = GIB // 2  # libraries, and what a step computes
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """How a model is to be computed on a CPU.
+
+    Attributes:
+        dtype: name of the precision.
+        cache_bytes: memory for keys and values where the user does not say how much.
+    """
+
+    dtype: str
+    cache_bytes: int
+
+
+def cpu_plan(context: BuildContext) -> CpuPlan:
+    """Return the plan of a pipeline's model, made once: reading it leaves less memory.
+
+    Raises:
+        CheckpointError: the model does not fit.
+    """
+    settings = settings_of(context)
+    key = ("vlmkit_torch.cpu_plan", settings)
+    return context.share(key, lambda: plan(context.files, settings))
+
+
+def settings_of(context: BuildContext) -> ComputeSettings:
+    """Return the settings by which a component's model is loaded.
+
+    They are the engine's for an encoder that leaves device and precision open, which computes with
+    the engine's copy.
+    """
+    settings: ComputeSettings = context.settings or ComputeSettings()
+    name, stated = context.components.get("engine", ("", {}))
+    is_engine = isinstance(settings, EngineSettings)
+    if is_engine or name.rpartition("/")[2] != "torch" or not is_open(settings):
+        return settings
+    return msgspec.convert(dict(stated), EngineSettings)
+
+
+def is_open(settings: ComputeSettings) -> bool:
+    """Whether settings leave it open where and how precisely a model computes."""
+    return settings.device == "auto" and settings.dtype == "auto"
+
+
+def refuse_too_large(context: BuildContext) -> None:
+    """Refuse a model that does not fit, where it is certain that a CPU is to compute it.
+
+    Where it is not, the same happens once torch has told which devices there are.
+
+    Raises:
+        CheckpointError: the model does not fit.
+    """
+    device = settings_of(context).device
+    if device == "cpu" or (device == "auto" and not may_have_gpu()):
+        cpu_plan(context)
+
+
+def may_have_gpu() -> bool:
+    """Whether this machine may have another device than its CPU."""
+    return sys.platform == "darwin" or any(path.exists() for path in ACCELERATORS)
+
+
+def objection(checkpoint: Checkpoint) -> Objection | None:
+    """Say that a model fits into no CPU's memory here, whatever the settings; None where it may."""
+    available = memory.available_bytes()
+    if available is None or may_have_gpu():
+        return None
+    need = weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + LEAST_CACHE_BYTES
+    if need <= available:
+        return None
+    return Objection(
+        "it does not fit into memory: weights, cache and working memory take "
+        f"{need / GIB:.1f} GiB in bfloat16, and {available / GIB:.1f} GiB are available",
+        hint="take a smaller model",
+    )
+
+
+def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
+    """Return the fastest precision of those allowed that fits into memory.
+
+    Args:
+        checkpoint: whose weights are to be read.
+        settings: of the engine, or of an encoder that has a copy of the weights for itself.
+
+    Raises:
+        CheckpointError: none fits.
+    """
+    names = candidates(checkpoint) if settings.dtype == "auto" else (settings.dtype,)
+    available = memory.available_bytes()
+    if available is None:
+        return CpuPlan(names[0], CACHE_BYTES)
+    stated = _stated_cache_bytes(settings)
+    needs = {}
+    for name in names:
+        own = weight_bytes(checkpoint, name) + WORKING_BYTES
+        needs[name] = own + (stated or LEAST_CACHE_BYTES)
+        if needs[name] <= available:
+            log.info("model %r computes in %s on the CPU", checkpoint.name, name)
+            return CpuPlan(name, min(CACHE_BYTES, available - own))
+    raise _too_large(checkpoint, needs, available, has_stated_cache=stated is not None)
+
+
+def candidates(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the precisions that keep a checkpoint's own, the fastest on this CPU first.
+
+    Half the bytes of a weight are read in half the time, but without units for bfloat16 its
+    products take longer than that saves, and float16 has units on few CPUs.
+    """
+    own = _own_dtype(checkpoint)
+    if own == "bfloat16" and multiplies_bfloat16():
+        return (own,)  # float32 is slower and larger
+    return ("float32",) if own == "float32" else ("float32", own)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has units for bfloat16."""
+    return not BFLOAT16_UNITS.isdisjoint(processor.features())
+
+
+def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+    """Return what a checkpoint's weights take in memory; of quantized ones, at least."""
+    stored = weights_of(checkpoint)
+    if quantization.method_of(checkpoint) is not None:
+        return stored.num_bytes
+    return stored.num_parameters * ITEM_BYTES[dtype]
+
+
+def _own_dtype(checkpoint: Checkpoint) -> str:
+    """Return the precision that a checkpoint states and has; float32 where the two differ."""
+    if quantization.method_of(checkpoint) is not None:
+        return "float32"
+    config, text = checkpoint.answering, checkpoint.answering.get("text_config")
+    parts = [config, text] if isinstance(text, Mapping) else [config]
+    names: list[Any] = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+    stated = next((name for name in names if name), None)
+    stored = next(iter(weights_of(checkpoint).num_by_dtype), "")  # of most numbers
+    return stated if stated is not None and stated == STORED.get(stored) else "float32"
+
+
+def _stated_cache_bytes(settings: ComputeSettings) -> int | None:
+    """Return the size of the cache where the user states it in bytes; None where not."""
+    gib = settings.cache_gib if isinstance(settings, EngineSettings) else None
+    return None if gib is None else int(gib * GIB)
+
+
+def _too_large(
+    checkpoint: Checkpoint, needs: Mapping[str, int], available: int, *, has_stated_cache: bool
+) -> CheckpointError:
+    takes = " and ".join(f"{size / GIB:.1f} GiB in {name}" for name, size in needs.items())
+    smaller = "lower engine.cache_gib, or take" if has_stated_cache else "take"
+    if "bfloat16" not in needs and "float16" not in needs:
+        smaller = f'engine.dtype = "bfloat16" takes half as much; or {smaller}'
+    return CheckpointError(
+        f"model {checkpoint.name!r} does not fit into memory: weights, cache and working memory "
+        f"take {takes}, and {available / GIB:.1f} GiB are available",
+        hint=f"{smaller} a smaller model",
+    )

@@ -1,0 +1,206 @@
+"""The vision encoder: a family's own image tower and projector, run ahead of the language model.
+
+Gives one set of rows for each image, so that images can be cached and recombined one by one. What
+the rows mean to the decoder is the engine's business. Runs in another thread than the engine, at
+the same time: the two share weights, which neither changes, and no module keeps notes for both (the
+Prepare view keeps its own, and is never given pixels). On MPS they take turns.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, VlmkitError
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.traces import trace_of
+from vlmkit.plugins.registry import BuildContext
+from vlmkit_torch.cross_attention.family import crossing_of
+from vlmkit_torch.devices import faults, hardware
+from vlmkit_torch.loading.weights import LoadedModel, shared_model
+from vlmkit_torch.model.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor
+from vlmkit_torch.model.merging import base_of
+from vlmkit_torch.settings import EncoderSettings
+
+log = logging.getLogger(__name__)
+
+
+class TorchVisionEncoder:
+    """Computes image features with transformers' own ``get_image_features``.
+
+    Args:
+        loaded: the whole model.
+        files: what it was loaded from.
+        max_batch_images: most images in one call of the tower.
+    """
+
+    media_kinds = frozenset({"image"})
+
+    def __init__(self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int) -> None:
+        self._loaded = loaded
+        self._tower = self._tower_of(base_of(loaded.model))
+        self._names = frozenset(inspect.signature(self._tower).parameters)
+        self._max_batch_images = max_batch_images
+        self._files = files
+
+    @property
+    def identity(self) -> str:
+        """Says what computes the features: weights, precision, device, library. Reads the files."""
+        loaded = self._loaded
+        return (
+            f"torch:{self._files.fingerprint}:{loaded.dtype}:{loaded.device.type}:"
+            f"transformers-{transformers.__version__}"
+        )
+
+    def encode(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
+        """Return the features of each image, in order.
+
+        Neighbours whose arrays fit together are computed in one call.
+
+        Raises:
+            ImageError: the tower fails at one image, or its rows are not as many as the prompt has
+                places for.
+            EngineError: the device failed.
+            OutOfMemory: the device has no room for them now.
+        """
+        try:
+            return self._encode_groups(slots)
+        except Exception as error:
+            if not faults.is_out_of_memory(error):
+                if len(slots) > 1 or isinstance(error, VlmkitError) or faults.is_of_device(error):
+                    raise
+                log.warning("the image tower failed at one image\n%s", trace_of(error))
+                raise ImageError("the model's image tower cannot take this image") from error
+            log.warning("there was no room for %d images: %s", len(slots), error)
+        # Out of the handler: the error holds what the tower had computed.
+        with hardware.alone(self._loaded.device):
+            faults.free_memory(self._loaded.device)
+        raise OutOfMemory("the images of this request")
+
+    @property
+    def precision(self) -> str:
+        """The data type that the tower computes with, such as ``bfloat16``."""
+        return str(self._loaded.dtype).removeprefix("torch.")
+
+    def computes_with(self, model: object) -> bool:
+        """Tell whether its weights are those of a model in memory, and not a copy."""
+        return self._loaded.model is model
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        del self._loaded, self._tower
+
+    def _tower_of(self, base: Any) -> Any:
+        """Return what takes a processor's arrays by their names."""
+        return base.get_image_features
+
+    def _encode_groups(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
+        features: list[MediaFeatures] = []
+        for group in _groups(slots, self._max_batch_images):
+            with hardware.alone(self._loaded.device):
+                features += self._encode_group(group)
+        return features
+
+    @torch.no_grad()
+    def _encode_group(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
+        output = self._tower(**self._inputs(slots), return_dict=True)
+        counts = [slot.num_features for slot in slots]
+        layers = dict(_layers(output))
+        marks = {MARKS: output[MARKS]} if output.get(MARKS) is not None else {}
+        total = {name: rows.shape[0] for name, rows in layers.items()}
+        if set(total.values()) == {sum(counts)}:
+            split = {name: torch.split(rows, counts) for name, rows in layers.items()}
+            return [
+                _features({name: rows[i] for name, rows in split.items()} | marks)
+                for i in range(len(slots))
+            ]
+        if len(slots) > 1:  # this family pads or packs what stands together
+            return [features for slot in slots for features in self._encode_group([slot])]
+        raise ImageError(
+            f"the model's image tower gives {sorted(set(total.values()))} features for this image, "
+            f"and its prompt has {counts[0]} places"
+        )
+
+    def _inputs(self, slots: Sequence[MediaSlot]) -> dict[str, torch.Tensor]:
+        names = [name for name in slots[0].inputs if name in self._names]
+        device, dtype = self._loaded.device, self._loaded.dtype
+        return {
+            name: torch.cat([to_tensor(slot.inputs[name], device, dtype) for slot in slots])
+            for name in names
+        }
+
+
+def build(context: BuildContext) -> TorchVisionEncoder:
+    """Make an encoder on the pipeline's model.
+
+    Raises:
+        CheckpointError: the model has no image tower that can run on its own.
+    """
+    settings: EncoderSettings = context.settings or EncoderSettings()
+    loaded = shared_model(context, leads=False)
+    if (crossing := crossing_of(loaded.model)) is not None:
+        from vlmkit_torch.vision.cross_attention_encoder import CrossingEncoder
+
+        return CrossingEncoder(loaded, context.files, settings.max_batch_images, crossing)
+    if not hasattr(base_of(loaded.model), "get_image_features"):
+        raise CheckpointError(
+            f"model type {loaded.model.config.model_type!r} has no image tower of its own"
+        )
+    return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
+
+
+# Arrays of images that hold alone: of numbers that count from the first row of another; of pixels
+# that are one strip, whose first axis is of nothing.
+_ALONE = frozenset({"image_token_pooling", "target_sizes"})
+
+
+def _groups(slots: Sequence[MediaSlot], most: int) -> Iterator[list[MediaSlot]]:
+    """Yield runs of neighbours whose arrays can be joined along the first axis."""
+    group: list[MediaSlot] = []
+    for slot in slots:
+        is_alone = not _ALONE.isdisjoint(slot.inputs)
+        if group and (is_alone or len(group) == most or _signature(slot) != _signature(group[0])):
+            yield group
+            group = []
+        group.append(slot)
+    if group:
+        yield group
+
+
+def _signature(slot: MediaSlot) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape[1:]) for name, array in slot.inputs.items()}
+
+
+def _layers(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the rows ``[rows, hidden]`` of all images, then those of each deepstack level."""
+    main = output.get("pooler_output")
+    deepstack = output.get("deepstack_features")
+    if main is None and deepstack is None:
+        main = output.last_hidden_state
+    if main is not None:
+        yield "", _rows(main)
+    for number, level in enumerate(deepstack or ()):
+        if isinstance(level, tuple) and isinstance(level[0], int):
+            yield f"{DEEPSTACK_AT}{level[0]}", _rows(level[1])
+        else:
+            yield f"{DEEPSTACK}{number}", _rows(level)
+
+
+def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
+    parts = [value] if isinstance(value, torch.Tensor) else list(value)
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _features(layers: dict[str, torch.Tensor]) -> MediaFeatures:
+    """Make one image's features of its own copy of the rows."""
+    own = {name: hardware.handed_over(rows.clone()) for name, rows in layers.items()}
+    main = own.pop("", None)
+    if main is None:  # a family that has deepstack rows only
+        main = torch.zeros_like(next(iter(own.values())))
+    num_bytes = sum(rows.numel() * rows.element_size() for rows in (main, *own.values()))
+    return MediaFeatures(main.shape[0], main, own, num_bytes)
