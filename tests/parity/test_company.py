@@ -21,7 +21,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.export import exporter
 from vlmkit_torch.engine import torch_engine
-from vlmkit_torch.model import rope
+from vlmkit_torch.model import positions
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -193,7 +193,7 @@ def test_a_way_to_rotate_answers_together_as_alone_and_as_generate(
     # Where frequencies change with length, they are those of long prompts, for short ones, too.
     if "dynamic" in name:
         return
-    count = 1 if rope.tokens_before_change(runner.config_of(folder)) else 2
+    count = 1 if positions.tokens_before_change(runner.config_of(folder)) else 2
     wanted = runner.continued(folder, [SHORT, LONG][-count:])
     outcome = runner.compare(alone[-count:], wanted)
     assert outcome.is_parity, outcome

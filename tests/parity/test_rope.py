@@ -13,7 +13,7 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.engine import torch_engine
-from vlmkit_torch.model import rope
+from vlmkit_torch.model import positions
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -99,7 +99,7 @@ def test_the_check_at_load_refuses_what_a_long_neighbour_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(rope, "settle", lambda *_: None)
+    monkeypatch.setattr(positions, "fix_rotary_frequencies", lambda *_: None)
 
     with pytest.raises(CheckpointError, match="beside another sequence, differs from the plain"):
         load(folder, max_sequence_tokens=LONGEST)
@@ -108,7 +108,7 @@ def test_the_check_at_load_refuses_what_a_long_neighbour_changes(
 def test_a_table_for_each_kind_of_layer_counts_too() -> None:
     config = transformers.Gemma3TextConfig(max_position_embeddings=LONGEST)
     config.rope_parameters = {"sliding_attention": {"rope_type": "default"}}
-    assert rope.tokens_before_change(config) is None
+    assert positions.tokens_before_change(config) is None
 
     config.rope_parameters["full_attention"] = LONGROPE
-    assert rope.tokens_before_change(config) == WINDOW
+    assert positions.tokens_before_change(config) == WINDOW

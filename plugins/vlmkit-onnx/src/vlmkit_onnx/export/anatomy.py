@@ -15,7 +15,7 @@ from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.views import Parts, attention
 from vlmkit_onnx.prompts.families import Visibility
 from vlmkit_torch.engine.capacity import layer_kinds
-from vlmkit_torch.model.rope import tokens_before_change
+from vlmkit_torch.model.positions import tokens_before_change
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vlmkit_torch.model import rope
+from vlmkit_torch.model import positions
 
 
 @contextmanager
@@ -39,12 +39,16 @@ def first_frequencies(decoder: nn.Module) -> Iterator[None]:
 def _prefixes(rope_type: str | dict[str, str]) -> list[str]:
     """Return what the names of frequencies that change begin with: each kind of layer's own."""
     if isinstance(rope_type, dict):
-        return [f"{layer_type}_" for layer_type, kind in rope_type.items() if rope.changes(kind)]
-    return [""] if rope.changes(rope_type) else []
+        return [
+            f"{layer_type}_"
+            for layer_type, kind in rope_type.items()
+            if positions.follows_length(kind)
+        ]
+    return [""] if positions.follows_length(rope_type) else []
 
 
 def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
     """Return a kind of RoPE, or one for each kind of layer, that computes no new frequencies."""
     if isinstance(rope_type, dict):
         return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
-    return "default" if rope.changes(rope_type) else rope_type
+    return "default" if positions.follows_length(rope_type) else rope_type

@@ -22,10 +22,11 @@ from vlmkit_torch.cross_attention.step import trial
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.devices.uploads import Uploads
 from vlmkit_torch.loading.weights import LoadedModel
-from vlmkit_torch.model import rope
+from vlmkit_torch.model import positions
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.settings import EngineSettings
-from vlmkit_torch.support.refusal import ANOTHER, ATTENTION_TYPES, STATE_TYPES
+from vlmkit_torch.support.refusal import ATTENTION_TYPES, STATE_TYPES
+from vlmkit_torch.support.transformers_source import ANOTHER
 
 MAX_DRAFT_TOKENS = 16  # more are never right often enough to pay
 MAX_BLOCKS = 2**22  # what is noted of each takes about 200 bytes
@@ -158,7 +159,7 @@ def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
     Not asked, it is as long as a model reads with the frequencies that it has for short sequences.
     """
     own: int | None = getattr(views.text_config, "max_position_embeddings", None)
-    unchanged = rope.tokens_before_change(views.text_config)
+    unchanged = positions.tokens_before_change(views.text_config)
     return settings.max_sequence_tokens or unchanged or own or DEFAULT_CONTEXT_TOKENS
 
 

@@ -35,12 +35,12 @@ from vlmkit_torch.engine.health import Health
 from vlmkit_torch.engine.step_size import StepSize
 from vlmkit_torch.loading.decompression import exact_activations
 from vlmkit_torch.loading.weights import LoadedModel, shared_model
-from vlmkit_torch.model import rope, temperature
+from vlmkit_torch.model import positions
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.prompts.prompt_reader import Layout, PromptReader
 from vlmkit_torch.self_checks import text_check, vision_check
 from vlmkit_torch.settings import EngineSettings
-from vlmkit_torch.support.refusal import ANOTHER
+from vlmkit_torch.support.transformers_source import ANOTHER
 
 
 class TorchEngine:
@@ -371,8 +371,8 @@ def build(context: BuildContext) -> TorchEngine:
 
 def _make(files: Checkpoint, loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
     views = Views(loaded.model)
-    rope.settle(views, capacity.max_sequence_tokens(views, settings))
-    temperature.settle(views.decoder)
+    positions.fix_rotary_frequencies(views, capacity.max_sequence_tokens(views, settings))
+    positions.fix_attention_temperature(views.decoder)
     note = text_check.note_of(files, settings, loaded.device, loaded.dtype)
     # States have no second place where a mistake would show: they are always checked.
     is_wanted = settings.self_check or capacity.recurrent_states(views) is not None

@@ -33,7 +33,8 @@ from vlmkit_torch.devices import faults
 from vlmkit_torch.loading import decompression
 from vlmkit_torch.support import quantization
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
-from vlmkit_torch.support.refusal import ANOTHER, layer_objection
+from vlmkit_torch.support.refusal import layer_objection
+from vlmkit_torch.support.transformers_source import ANOTHER
 
 logger = logging.getLogger(__name__)
 

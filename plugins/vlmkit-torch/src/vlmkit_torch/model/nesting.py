@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vlmkit.errors import CheckpointError
-from vlmkit_torch.support.refusal import attention_objection
+from vlmkit_torch.support.transformers_source import attention_objection
 
 
 def decoder_of(model: PreTrainedModel) -> Any:

@@ -10,30 +10,37 @@ package changes.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from vlmkit.errors import CheckpointError
+from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit import selfcheck_records
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.model.views import Views
-
-if TYPE_CHECKING:
-    from vlmkit_torch.engine.torch_engine import TorchEngine
-    from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.settings import EngineSettings
 
 KERNEL_VARIABLES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "TORCH_")  # how names of those begin
 STOPS = (9, 20, 21, 22)  # ends of the chunks; the last two are single tokens
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
 
+class CheckedEngine(Engine, Protocol):
+    """An engine that can place an answer far from its prompt."""
+
+    def move(self, sequence: SequenceView, offset: int) -> None:
+        """Shift the positions of an admitted sequence's answer by ``offset`` tokens."""
+        ...
+
+
 def note_of(
-    checkpoint: Checkpoint, settings: "EngineSettings", device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, dtype: torch.dtype
 ) -> Path | None:
     """Return the note that exists once this model passed the check; None where none can be kept.
 
@@ -69,7 +76,7 @@ def reference(views: Views, device: torch.device) -> torch.Tensor:
     return views.head(hidden[0])
 
 
-def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
+def check(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> None:
     """Compute the same tokens in chunks through the engine and compare.
 
     Raises:
@@ -109,7 +116,7 @@ def _row(output: StepOutput) -> torch.Tensor:
     return logits[0]
 
 
-def _sequence(engine: "TorchEngine", name: str, ids: tuple[int, ...]) -> Sequence:
+def _sequence(engine: CheckedEngine, name: str, ids: tuple[int, ...]) -> Sequence:
     """Return a sequence whose tokens but the first are its answer: causal in every family."""
     prompt = Prompt(ids[:1])
     return Sequence(

@@ -11,12 +11,13 @@ import inspect
 import logging
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
 from vlmkit.errors import CheckpointError, ImageError, RequestError
+from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.vision_selfcheck import answered
@@ -31,9 +32,6 @@ from vlmkit_torch.self_checks.cross_attention_reference import (
 from vlmkit_torch.self_checks.text_check import TOLERANCE
 from vlmkit_torch.vision.encoder import TorchVisionEncoder
 
-if TYPE_CHECKING:
-    from vlmkit_torch.engine.torch_engine import TorchEngine
-
 log = logging.getLogger(__name__)
 
 NUM_ANSWER_TOKENS = 3
@@ -42,7 +40,7 @@ NOISE = 8  # times what the last bit of each pixel changes may be rounding of al
 
 
 def check(
-    engine: "TorchEngine",
+    engine: Engine,
     views: Views,
     reader: PromptReader,
     prompts: Seq[Prompt],

@@ -16,6 +16,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit_torch.support import quantization, transformers_source
+from vlmkit_torch.support.transformers_source import ANOTHER
 
 NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 8)}
 ATTENTION_TYPES = frozenset(
@@ -24,8 +25,6 @@ ATTENTION_TYPES = frozenset(
 STATE_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid"})
 OTHER_TYPES = frozenset({"mlp", "moe", "dense", "sparse"})
 LAYER_TYPES = ATTENTION_TYPES | STATE_TYPES | OTHER_TYPES
-
-ANOTHER = "take a model of another family"
 
 MAMBA_ALONE = "decoders of Mamba layers alone, without attention,"
 DRAFTERS = "models that draft for another, whose keys and values they read,"
@@ -98,12 +97,6 @@ CHANCES = {("tokenize_function", "gumbel_argmax"): "features of a picture that a
 
 EXPORT = "vlmkit_onnx.json"  # of a folder that `vlmkit export` made
 
-# What a family's code has where the first position follows the padding token's id.
-POSITIONS = "def create_position_ids_from_input_ids("
-# What it has where attention can be replaced, and where there is any.
-REPLACEABLE = "ALL_ATTENTION_FUNCTIONS"
-ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
-
 
 def why_not() -> str | None:
     """Say why nothing of this plugin can run here; None when it can."""
@@ -142,7 +135,7 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
             if reason := layer_objection(layer_type):
                 return reason
     *_, decoder = _parts(checkpoint.answering)
-    return _code_reason(str(decoder.get("model_type", "")))
+    return transformers_source.code_objection(str(decoder.get("model_type", "")))
 
 
 def layer_objection(name: str) -> Objection | None:
@@ -151,15 +144,6 @@ def layer_objection(name: str) -> Objection | None:
         return None
     what = f" ({LAYER_REASONS[name]})" if name in LAYER_REASONS else ""
     return Objection(f"layer type {name!r}{what} is not supported", hint=ANOTHER)
-
-
-def attention_objection(model_type: str) -> Objection:
-    """Say that no other attention can be put in the place of a family's own."""
-    return Objection(
-        f"model type {model_type!r} computes attention in code of its own, which paged attention "
-        "cannot replace",
-        hint=ANOTHER,
-    )
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
@@ -253,24 +237,6 @@ def _tower_reason(checkpoint: Checkpoint) -> str | None:
         hint=f"{install_command('timm')}, which brings torchvision: take the build for the torch "
         "at hand",
     )
-
-
-def _code_reason(model_type: str) -> str | None:
-    """Say what in the code of a decoder's family cannot be run.
-
-    Code that is written for pictures, too, is not looked at: it may be that of a tower.
-    """
-    code = (
-        ""
-        if transformers_source.is_shown_pictures(model_type)
-        else transformers_source.code_of(model_type)
-    )
-    if ATTENTION.search(code) and REPLACEABLE not in code:
-        return attention_objection(model_type)
-    if POSITIONS in code:
-        what = "positions that are counted from the id of the padding token"
-        return Objection(f"{what} are not supported", hint=ANOTHER)
-    return None
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -7,7 +7,16 @@ import importlib.util
 import re
 from pathlib import Path
 
+from vlmkit.kit.objection import Objection
+
+ANOTHER = "take a model of another family"
+
 NAME = re.compile(r"[A-Za-z]\w{0,99}", re.ASCII)  # of a family; a checkpoint may say anything
+# Present where the first position follows the padding token's id.
+POSITIONS = "def create_position_ids_from_input_ids("
+# Present where attention can be replaced.
+REPLACEABLE = "ALL_ATTENTION_FUNCTIONS"
+ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
 
 
 def is_known(model_type: str) -> bool:
@@ -39,6 +48,29 @@ def code_of(model_type: str) -> str:
     if place is None or NAME.fullmatch(name) is None:
         return ""
     return "".join(file.read_text("utf-8") for file in place.glob(f"*/modeling_{name}.py"))
+
+
+def code_objection(model_type: str) -> Objection | None:
+    """Say what in the code of a decoder's family cannot be run; None where nothing is known.
+
+    The code of a family that takes images is skipped, because it may be the code of a tower.
+    """
+    code = "" if is_shown_pictures(model_type) else code_of(model_type)
+    if ATTENTION.search(code) and REPLACEABLE not in code:
+        return attention_objection(model_type)
+    if POSITIONS in code:
+        what = "positions that are counted from the id of the padding token"
+        return Objection(f"{what} are not supported", hint=ANOTHER)
+    return None
+
+
+def attention_objection(model_type: str) -> Objection:
+    """Say that the family's own attention cannot be replaced."""
+    return Objection(
+        f"model type {model_type!r} computes attention in code of its own, which paged attention "
+        "cannot replace",
+        hint=ANOTHER,
+    )
 
 
 def _models() -> Path | None:

@@ -8,7 +8,7 @@ Prepare view keeps its own, and is never given pixels). On MPS they take turns.
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch.cross_attention.family import crossing_of
+from vlmkit_torch.cross_attention.family import STATES, Crossing, crossing_of
 from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.loading.weights import LoadedModel, shared_model
 from vlmkit_torch.model.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor
@@ -135,6 +135,44 @@ class TorchVisionEncoder:
         }
 
 
+class CrossingEncoder(TorchVisionEncoder):
+    """Computes what a decoder attends to, one image at a time: its towers see all tiles at once.
+
+    The features are the rows from which the decoder computes keys and values. No row replaces a
+    token, so the slot's own row only satisfies the interface and ``extra`` holds the rows.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int, crossing: Crossing
+    ) -> None:
+        super().__init__(loaded, files, max_batch_images)
+        self._crossing = crossing
+
+    def _tower_of(self, base: Any) -> Callable[..., torch.Tensor]:
+        def tower(
+            pixel_values: torch.Tensor,
+            aspect_ratio_ids: torch.Tensor,
+            aspect_ratio_mask: torch.Tensor,
+        ) -> torch.Tensor:
+            """Return ``[tiles, rows, hidden]`` of one image, padding tiles included."""
+            seen = base.vision_model(pixel_values, aspect_ratio_ids, aspect_ratio_mask)
+            rows: torch.Tensor = base.multi_modal_projector(seen.last_hidden_state)
+            return rows.flatten(0, 2)
+
+        return tower
+
+    @torch.no_grad()
+    def _encode_group(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
+        return [self._encode_one(slot) for slot in slots]
+
+    def _encode_one(self, slot: MediaSlot) -> MediaFeatures:
+        tiles = self._tower(**self._inputs([slot]))[: self._crossing.num_tiles(slot)]
+        states = hardware.handed_over(tiles.flatten(0, 1).clone())
+        own = states[: slot.num_features].clone()
+        num_bytes = (states.numel() + own.numel()) * states.element_size()
+        return MediaFeatures(slot.num_features, own, {STATES: states}, num_bytes)
+
+
 def build(context: BuildContext) -> TorchVisionEncoder:
     """Make an encoder on the pipeline's model.
 
@@ -144,8 +182,6 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     settings: EncoderSettings = context.settings or EncoderSettings()
     loaded = shared_model(context, leads=False)
     if (crossing := crossing_of(loaded.model)) is not None:
-        from vlmkit_torch.vision.cross_attention_encoder import CrossingEncoder
-
         return CrossingEncoder(loaded, context.files, settings.max_batch_images, crossing)
     if not hasattr(base_of(loaded.model), "get_image_features"):
         raise CheckpointError(
