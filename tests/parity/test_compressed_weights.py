@@ -167,7 +167,7 @@ def test_layers_quantize_activations_as_transformers_lets_them(
     group: made.Group, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Layers are compared: a difference in the last bit may become one of a level, and of a token.
-    monkeypatch.setattr(packing, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(packing, "MIN_NUMBERS", 1)
     folder = quantized("llama", saved, tmp_path, group)
     model: Any = read(folder)
     views: Any = SimpleNamespace(model=model, decoder=model.model, renew_head=lambda: None)

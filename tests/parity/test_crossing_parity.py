@@ -17,8 +17,8 @@ from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost, item_of
-from vlmkit_torch.cross_attention import family, step
-from vlmkit_torch.cross_attention.family import STATES
+from vlmkit_torch.cross_attention import spec, step
+from vlmkit_torch.cross_attention.spec import STATES
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch
@@ -104,11 +104,11 @@ class Counting:
 
 def check_books(engine: Any) -> None:
     """Nobody holds anything."""
-    pictures = engine._pictures
-    assert (pictures.num_users, pictures.num_used_rows, engine._states) == (0, 0, {})
-    assert set(pictures._unused) == set(pictures._pictures)
-    assert engine._pool.num_free_blocks == engine._pool.num_blocks
-    engine._pool.check_integrity()
+    images = engine._cache.images
+    assert (images.num_users, images.num_used_rows, engine._runner.states) == (0, 0, {})
+    assert set(images._unused) == set(images._images)
+    assert engine._cache.pool.num_free_blocks == engine._cache.pool.num_blocks
+    engine._cache.pool.check_integrity()
 
 
 @pytest.mark.parametrize("step_tokens", [1, 5, 13, 64])
@@ -155,7 +155,7 @@ def test_alone_and_together_answers_are_the_same(saved: Saved) -> None:
 
     assert outcome.is_parity, outcome
     check_books(engine)
-    assert engine._pictures.num_rows == 0, "without a prefix cache nothing stays"
+    assert engine._cache.images.num_rows == 0, "without a prefix cache nothing stays"
 
 
 def test_a_text_is_read_without_the_layers_that_look_at_pictures(saved: Saved) -> None:
@@ -181,9 +181,9 @@ def test_requests_with_one_picture_share_it_and_another_scope_does_not(saved: Sa
     stranger = host.sequence(first, scope=b"other")
     for sequence in (one, two):
         assert host.admit(sequence) == 0
-    assert engine._pictures.num_rows == 5
+    assert engine._cache.images.num_rows == 5
     assert host.admit(stranger) == 0
-    assert engine._pictures.num_rows == 10
+    assert engine._cache.images.num_rows == 10
 
     both = host.step([host.chunk(one), host.chunk(two)])
     two.features = {}  # what was made for one serves the other
@@ -209,7 +209,7 @@ def test_a_cached_prefix_needs_its_picture_or_is_read_again(saved: Saved) -> Non
     warm = runner.run(engine, counting, prompts)
     assert counting.num_encoded == num_encoded, "blocks and pictures were there"
 
-    engine._pictures.free()
+    engine._cache.images.free()
     gone = runner.run(engine, counting, prompts)
     assert counting.num_encoded > num_encoded
 
@@ -223,13 +223,13 @@ def test_pictures_for_which_there_is_no_room_wait_or_push_out_those_that_nobody_
     saved: Saved, answered: Answered
 ) -> None:
     engine, encoder, config = runner.load_engine(NAME, saved(NAME), cache_tokens=2000)
-    engine._pictures.max_rows = 20  # two pictures of two tiles, or the largest one
+    engine._cache.images.max_rows = 20  # two pictures of two tiles, or the largest one
     prompts, most = runner.prompts(NAME, config), []
     for _ in range(2):
         answers = runner.run(engine, encoder, prompts, runner.banned_ids(config))
         outcome = runner.compare(answers, answered(NAME))
         assert outcome.is_parity, outcome
-        most.append(engine._pictures.num_rows)
+        most.append(engine._cache.images.num_rows)
     assert 0 < max(most) <= 20
     check_books(engine)
 
@@ -237,9 +237,9 @@ def test_pictures_for_which_there_is_no_room_wait_or_push_out_those_that_nobody_
 def test_more_pictures_than_there_ever_is_room_for_are_refused(saved: Saved) -> None:
     engine, _, _ = runner.load_engine(NAME, saved(NAME))
     prompt = case(saved(NAME), *TEXTS[2]).prompt
-    engine._pictures.max_rows = 29
+    engine._cache.images.max_rows = 29
 
-    with pytest.raises(RequestError, match="have 30 rows to look at, and this engine keeps 29"):
+    with pytest.raises(RequestError, match="have 30 rows to attend to, and this engine keeps 29"):
         engine.read(prompt)
 
 
@@ -250,7 +250,7 @@ def test_more_pictures_than_there_ever_is_room_for_are_refused(saved: Saved) -> 
         ({0: MediaFeatures(1, torch.zeros(1, 64))}, "features of image 0 of a prompt are not"),
         (
             {0: MediaFeatures(1, torch.zeros(1, 64), {STATES: torch.zeros(4, 64)})},
-            r"\[4, 64\] came, and the decoder looks at \[5, 64\]",
+            r"\[4, 64\], and the decoder expects \[5, 64\]",
         ),
     ],
 )
@@ -266,7 +266,7 @@ def test_features_that_are_not_those_of_the_picture_fail_their_request_alone(
         engine.forward([item_of(sequence, 0, len(sequence), 1)])
     engine.release(sequence)
     check_books(engine)
-    assert engine._pictures.num_rows == 0
+    assert engine._cache.images.num_rows == 0
 
 
 def blank(patch: Patch) -> None:
@@ -275,25 +275,25 @@ def blank(patch: Patch) -> None:
 
 
 def fillers_seen(patch: Patch) -> None:
-    patch.setattr(family.Crossing, "num_tiles", lambda crossing, _: crossing.most_tiles)
+    patch.setattr(spec.CrossAttentionSpec, "num_tiles", lambda spec, _: spec.max_tiles)
 
 
 def seen_from_the_start(patch: Patch) -> None:
-    made = family.runs
+    made = spec.runs
 
-    def runs(sights: Any, start: int, stop: int) -> Any:
-        return made([sight._replace(start=0) for sight in sights], start, stop)
+    def runs(spans: Any, start: int, stop: int) -> Any:
+        return made([span._replace(start=0) for span in spans], start, stop)
 
     patch.setattr(step, "runs", runs)
 
 
 def seen_to_the_end(patch: Patch) -> None:
-    made = family.Crossing.sights
+    made = spec.CrossAttentionSpec.attending_spans
 
-    def sights(crossing: Any, prompt: Prompt) -> Any:
-        return tuple(s._replace(stop=family.TO_THE_END) for s in made(crossing, prompt))
+    def attending_spans(spec: Any, prompt: Prompt) -> Any:
+        return tuple(s._replace(stop=spec.TO_THE_END) for s in made(spec, prompt))
 
-    patch.setattr(family.Crossing, "sights", sights)
+    patch.setattr(spec.CrossAttentionSpec, "attending_spans", attending_spans)
 
 
 @pytest.mark.parametrize("switch", [blank, fillers_seen, seen_from_the_start, seen_to_the_end])

@@ -153,7 +153,7 @@ def test_a_mask_read_a_few_rows_at_a_time_is_the_same(
 def test_packed_weights_change_no_answer(
     name: str, saved: Saved, answered: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(packing, "MIN_NUMBERS", 0)
     monkeypatch.setattr(packing, "FIRST_SEQUENCES", 0)
     packed = []
     monkeypatch.setattr(packing, "PackedLinear", _counting(packing.PackedLinear, packed))

@@ -52,13 +52,13 @@ def _nothing_was_tried(tmp_path: Path, monkeypatch: Patch) -> None:
 def ways(monkeypatch: Patch) -> list[str]:
     """Note how often a picture is answered about by the family's own code."""
     made: list[str] = []
-    logits = vision_check._Plain.logits
+    logits = vision_check._ReferenceAnswer.logits
 
     def noted(plain: Any, **how: Any) -> Any:
         made.append(plain._views.model.config.model_type)
         return logits(plain, **how)
 
-    monkeypatch.setattr(vision_check._Plain, "logits", noted)
+    monkeypatch.setattr(vision_check._ReferenceAnswer, "logits", noted)
     return made
 
 
@@ -85,11 +85,11 @@ def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
 
     monkeypatch.setattr(vision_check, "answered", noted)
     with vlmkit.load(saved(name), engine=TORCH) as model:
-        pool = model.runner._engine._pool
+        pool = model.runner._engine._cache.pool
         assert pool.num_sequences == 0
         assert pool.num_free_blocks == pool.num_blocks
         assert not pool._block_of, "a prefix of nobody's is kept"
-        assert model.runner._engine._states == {}
+        assert model.runner._engine._runner.states == {}
     num_sizes = 1 if name in ONE_SIZE else 3 if name in TWO_SQUARES else 2
     assert len(set(sizes)) == len(sizes) == num_sizes
     answering = Checkpoint(name, saved(name)).answering["model_type"]

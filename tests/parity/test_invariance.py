@@ -95,6 +95,6 @@ def test_requests_cancelled_at_any_point_leave_no_trace_in_the_engine(
         while loop.num_jobs and time.monotonic() < deadline:
             time.sleep(0.01)
         assert (loop.num_jobs, loop.num_waiting, loop.num_running) == (0, 0, 0)
-        assert engine._pool.num_free_blocks == engine._pool.num_blocks
-        assert not engine._states
-        engine._pool.check_integrity()
+        assert engine._cache.pool.num_free_blocks == engine._cache.pool.num_blocks
+        assert not engine._runner.states
+        engine._cache.pool.check_integrity()

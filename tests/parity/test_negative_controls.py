@@ -12,7 +12,7 @@ from parity import runner
 from vlmkit.errors import CheckpointError
 from vlmkit_torch.attention import paged
 from vlmkit_torch.engine import capacity
-from vlmkit_torch.prompts import prompt_reader
+from vlmkit_torch.prompts import layout, prompt_reader
 
 pytestmark = pytest.mark.torch
 
@@ -68,7 +68,7 @@ def sinks_off(patch: Patch) -> None:
 
 
 def spans_off(patch: Patch) -> None:
-    off(patch, prompt_reader.Layout, "spans", lambda _: ())
+    off(patch, layout.Layout, "spans", lambda _: ())
 
 
 def images_blank(patch: Patch) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from vlmkit_torch.attention import key_ranges, paged
-from vlmkit_torch.attention.grouping import MOST_BYTES, Costs
-from vlmkit_torch.attention.key_ranges import Source
+from vlmkit_torch.attention.grouping import MAX_BATCH_BYTES, ReadCosts
+from vlmkit_torch.attention.key_ranges import NewTokens
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.attention.step import Step
 from vlmkit_torch.cache.kv_cache import KVCache
@@ -39,8 +39,8 @@ class Owner:
         return len(self.slots)
 
     @property
-    def source(self) -> Source:
-        return Source(self.first, self.slots)
+    def source(self) -> NewTokens:
+        return NewTokens(self.first, self.slots)
 
 
 def owners_of(parts: list[tuple[int, int]], random: torch.Generator, blocks: list[int]) -> Any:
@@ -88,7 +88,7 @@ def written_out(
     order=st.sampled_from(["ascending", "descending", "shuffled", "nearly ascending"]),
     call_tokens=st.integers(1, 40),
     may_split=st.booleans(),
-    most_scores=st.sampled_from([1, 99, paged.MOST_SCORES]),
+    most_scores=st.sampled_from([1, 99, paged.MAX_SCORES]),
     seed=st.integers(0, 999),
 )
 def test_a_step_of_any_mixture_equals_attention_written_out(
@@ -109,16 +109,16 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     random = torch.Generator().manual_seed(seed)
     owners = list(owners_of(parts, random, blocks_in(order, random)))
     cache = filled(owners)
-    module, board = nn.Module(), paged.Board(cache)
-    setattr(module, paged.SLOT, paged.Layer(board, 0, LayerKind("any", window)))
-    costs = Costs(1, call_tokens, may_split)
-    board.step = step_of(owners, len(decodes), costs)
+    module, context = nn.Module(), paged.AttentionContext(cache)
+    setattr(module, paged.LAYER_ATTRIBUTE, paged.Layer(context, 0, LayerKind("any", window)))
+    costs = ReadCosts(1, call_tokens, may_split)
+    context.step = step_of(owners, len(decodes), costs)
     counts = [owner.stop - owner.first for owner in owners]
     query = torch.randn(1, HEADS, sum(counts), HEAD, generator=random)
     new = [torch.cat([getattr(o, n)[:, o.first :] for o in owners], 1)[None] for n in NAMES]
     more = {"softcap": softcap, "s_aux": torch.randn(HEADS) if has_sinks else None}
 
-    with mock.patch.object(paged, "MOST_SCORES", most_scores):
+    with mock.patch.object(paged, "MAX_SCORES", most_scores):
         found, _ = paged.attend(module, query, *new, None, scaling=0.3, **more)
 
     for rows, own, owner in zip(
@@ -156,7 +156,7 @@ def blocks_in(order: str, random: torch.Generator) -> list[int]:
     return blocks
 
 
-def step_of(owners: list[Owner], num_decodes: int, costs: Costs) -> Step:
+def step_of(owners: list[Owner], num_decodes: int, costs: ReadCosts) -> Step:
     sources = [owner.source for owner in owners]
     return Step(sources[:num_decodes], sources[num_decodes:], costs, 80 * BLOCK, Uploads(CPU))
 
@@ -167,10 +167,10 @@ def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
     stop = np.array([9, 9, 9, 7, 8, 9])
     start = np.array([0, 1, 2, 0, 0, 5])
     views = {"full_attention": Visibility(start, stop)}
-    module, board = nn.Module(), paged.Board(filled([owner]))
-    setattr(module, paged.SLOT, paged.Layer(board, 0, LayerKind("full_attention")))
-    source = Source(3, owner.slots, views)
-    board.step = Step([], [source], Costs(1, 1, may_split=True), 80 * BLOCK, Uploads(CPU))
+    module, context = nn.Module(), paged.AttentionContext(filled([owner]))
+    setattr(module, paged.LAYER_ATTRIBUTE, paged.Layer(context, 0, LayerKind("full_attention")))
+    source = NewTokens(3, owner.slots, views)
+    context.step = Step([], [source], ReadCosts(1, 1, may_split=True), 80 * BLOCK, Uploads(CPU))
     query = torch.randn(1, HEADS, 6, HEAD, generator=random)
     more = {"softcap": None, "s_aux": None}
 
@@ -183,7 +183,11 @@ def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
 
 def test_attention_outside_a_step_is_an_error() -> None:
     module = nn.Module()
-    setattr(module, paged.SLOT, paged.Layer(paged.Board(KVCache(4, CPU)), 0, LayerKind("any")))
+    setattr(
+        module,
+        paged.LAYER_ATTRIBUTE,
+        paged.Layer(paged.AttentionContext(KVCache(4, CPU)), 0, LayerKind("any")),
+    )
     row = torch.zeros(1, 1, 1, HEAD)
 
     with pytest.raises(RuntimeError, match="outside a step"):
@@ -198,20 +202,20 @@ def test_attention_outside_a_step_is_an_error() -> None:
 def test_batches_take_all_rows_in_order_and_are_bounded(
     lengths: list[int], token_bytes: int, call_bytes: int
 ) -> None:
-    costs = Costs(token_bytes, call_bytes, may_split=True)
+    costs = ReadCosts(token_bytes, call_bytes, may_split=True)
     ranges = costs.batches(sorted(lengths))
 
     assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(lengths)))
     padding = 0
     for start, stop in ranges:
         rows = sorted(lengths)[start:stop]
-        assert stop - start == 1 or len(rows) * rows[-1] * token_bytes <= MOST_BYTES
+        assert stop - start == 1 or len(rows) * rows[-1] * token_bytes <= MAX_BATCH_BYTES
         padding += len(rows) * rows[-1] - sum(rows)
     assert padding <= len(ranges) * costs.call_tokens, "no more than as many calls would cost"
 
 
 def test_one_long_row_widens_no_others() -> None:
-    on_cpu, on_gpu = Costs(4096, 2**19, may_split=True), Costs(4096, 2**24, may_split=False)
+    on_cpu, on_gpu = ReadCosts(4096, 2**19, may_split=True), ReadCosts(4096, 2**24, may_split=False)
     lengths = [100] * 63 + [131_072]  # at 4 KiB a token, 32 GiB in one batch
 
     assert on_cpu.batches(lengths) == on_gpu.batches(lengths) == [(0, 63), (63, 64)]
@@ -221,8 +225,10 @@ def test_one_long_row_widens_no_others() -> None:
 
 def read_by(first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8) -> list[Any]:
     """Return what a decoding sequence reads, alone: slices, and lists of gathered slots."""
-    costs = Costs(1, call_tokens, may_split=True)
-    [own] = key_ranges.of_decodes(kind, [Source(first, np.array(slots))], costs, 999, Uploads(CPU))
+    costs = ReadCosts(1, call_tokens, may_split=True)
+    [own] = key_ranges.decode_ranges(
+        kind, [NewTokens(first, np.array(slots))], costs, 999, Uploads(CPU)
+    )
     return [part if isinstance(part, slice) else part.tolist() for part in own.parts]
 
 

@@ -22,7 +22,7 @@ from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine.torch_engine import build as build_engine
 from vlmkit_torch.loading import reading, weights
-from vlmkit_torch.prompts.prompt_reader import Layout
+from vlmkit_torch.prompts.layout import Layout
 from vlmkit_torch.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_torch.vision.encoder import build as build_encoder
 
@@ -174,9 +174,9 @@ def test_a_released_sequence_leaves_no_state(load: Load) -> None:
     engine, encoder = load("llava")
     host_of(engine, encoder).last_logits(first_prompt("llava"))
 
-    assert engine._states == {}
-    assert engine._pool.num_sequences == 0
-    engine._pool.check_integrity()
+    assert engine._runner.states == {}
+    assert engine._cache.pool.num_sequences == 0
+    engine._cache.pool.check_integrity()
 
 
 def test_the_encoder_and_the_engine_share_one_copy_of_the_weights(load: Load) -> None:

@@ -33,13 +33,17 @@ ASSERTION = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_C
 class Failing:
     """A decoder that fails at passes of more than so many tokens."""
 
-    def __init__(self, engine: Any, error: Exception, most_tokens: int = 0) -> None:
-        self.decoder, self.error, self.most_tokens = engine._views.decoder, error, most_tokens
+    def __init__(self, engine: Any, error: Exception, max_tokens: int = 0) -> None:
+        self.decoder, self.error, self.max_tokens = (
+            engine._views.decoder,
+            error,
+            max_tokens,
+        )
         self.num_failures = 0
         engine._views.decoder = self
 
     def __call__(self, *, position_ids: torch.Tensor, **arguments: Any) -> Any:
-        if position_ids.numel() > self.most_tokens:
+        if position_ids.numel() > self.max_tokens:
             self.num_failures += 1
             raise self.error
         return self.decoder(position_ids=position_ids, **arguments)
@@ -147,5 +151,5 @@ def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
     monkeypatch.setattr(paged, "_read", noted)
 
     np.testing.assert_allclose(host.step(items), expected[::-1], atol=1e-5)
-    num_pools = 2 * len(engine._board.cache.shapes)
+    num_pools = 2 * len(engine._context.cache.shapes)
     assert sum(widths) == num_pools * (3 * 35 + 301), "the short ones as wide as the widest of them"

@@ -63,8 +63,8 @@ def is_free_for_another_thread() -> bool:
     found: list[bool] = []
 
     def ask() -> None:
-        if turn := hardware._mps_turn.acquire(blocking=False):
-            hardware._mps_turn.release()
+        if turn := hardware._mps_lock.acquire(blocking=False):
+            hardware._mps_lock.release()
         found.append(turn)
 
     thread = threading.Thread(target=ask)
@@ -176,8 +176,8 @@ class OnMps:
 def test_what_leaves_a_turn_lies_on_the_cpu() -> None:
     here = torch.zeros(1)
 
-    assert hardware.handed_over(OnMps()) == "on the CPU"
-    assert hardware.handed_over(here) is here
+    assert hardware.for_any_thread(OnMps()) == "on the CPU"
+    assert hardware.for_any_thread(here) is here
 
 
 # Views.

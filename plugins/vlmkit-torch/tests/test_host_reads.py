@@ -101,7 +101,7 @@ def test_drafts_are_checked_without_a_read(load: Load) -> None:
 def test_who_answers_alone_is_read_in_place_and_a_batch_is_gathered_once(load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load("llama", device="cuda", self_check=False)  # a cache that nobody used
-        host, num_layers = EngineHost(engine), len(engine._board.cache.shapes)
+        host, num_layers = EngineHost(engine), len(engine._context.cache.shapes)
         sequences, _ = begin(host)
         seen = []
         for batch in (sequences[:1], sequences):

@@ -68,7 +68,7 @@ def test_a_cache_takes_a_part_of_what_the_device_has(load: Load) -> None:
     with pretended_cuda(gib=gib) as _:
         engine, _ = load("llama", device="cuda", cache_tokens=None, max_sequences=64)
 
-    cache = engine._board.cache
+    cache = engine._context.cache
     taken = sum(shape.token_bytes for shape in cache.shapes.values()) * cache.num_slots
     assert 0.7 * gib < taken / 2**30 < 0.8 * gib
 

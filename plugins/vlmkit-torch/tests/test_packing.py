@@ -74,7 +74,7 @@ def test_nothing_is_kept_once_all_layers_were_asked(linears: list[nn.Linear]) ->
 
 @pytest.fixture
 def packed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(packing, "MIN_NUMBERS", 0)
     monkeypatch.setattr(packing, "FIRST_SEQUENCES", 0)
 
 
@@ -88,7 +88,7 @@ def _num_packed(engine: Any) -> tuple[int, int]:
 def test_packing_begins_after_two_sequences_and_each_step_packs_one_group(
     load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(packing, "MIN_NUMBERS", 0)
     engine, _ = load("llama")  # checked at load, which is no sequence of a user
     host = EngineHost(engine)
     num_layers = engine._views.text_config.num_hidden_layers
@@ -202,7 +202,7 @@ def test_what_is_packed_depends_on_precision_and_processor(
 ) -> None:
     monkeypatch.setattr(processor, "features", lambda: frozenset(features))
     loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=dtype)
-    assert packing.gains(loaded) is is_packed
+    assert packing.is_faster(loaded) is is_packed
 
 
 class Attention(nn.Module):

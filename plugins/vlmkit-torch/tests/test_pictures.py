@@ -12,14 +12,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan
-from vlmkit_torch.cross_attention.family import TO_THE_END, Crossing, Sight, runs
-from vlmkit_torch.cross_attention.image_cache import PictureCache
-from vlmkit_torch.prompts.prompt_reader import Layout
+from vlmkit_torch.cross_attention.image_cache import ImageCache
+from vlmkit_torch.cross_attention.spec import TO_THE_END, AttendingSpan, CrossAttentionSpec, runs
+from vlmkit_torch.prompts.layout import Layout
 
 pytestmark = pytest.mark.torch
 
 IMAGE = 9
-CROSSING = Crossing(frozenset({1}), IMAGE, tile_rows=5, most_tiles=4)
+SPEC = CrossAttentionSpec(frozenset({1}), IMAGE, tile_rows=5, max_tiles=4)
 
 
 def slot(start: int, num_tiles: int = 1, digest: bytes = b"") -> MediaSlot:
@@ -43,36 +43,36 @@ def test_each_token_looks_at_what_the_processors_mask_says_however_it_is_cut(
     num = len(made.media)
     assume(num)
     mask = convert_sparse_cross_attention_mask_to_dense(
-        [CROSSING.ranges(made)], [[1] * num], max_num_tiles=1, length=len(ids)
+        [SPEC.ranges(made)], [[1] * num], max_num_tiles=1, length=len(ids)
     )[0, :, :, 0]
     cuts = sorted({0, len(ids), *data.draw(st.sets(st.integers(0, len(ids))))})
     found: list[tuple[int, ...]] = []
     for start, stop in pairwise(cuts):
-        for first, end, seen in runs(CROSSING.sights(made), start, stop):
+        for first, end, seen in runs(SPEC.attending_spans(made), start, stop):
             found += [seen] * (end - first)
 
     assert found == [tuple(np.flatnonzero(row)) for row in mask]
-    answer = runs(CROSSING.sights(made), len(ids), len(ids) + 3)
+    answer = runs(SPEC.attending_spans(made), len(ids), len(ids) + 3)
     assert [seen for *_, seen in answer] == found[-1:], "an answer sees what the last token sees"
 
 
 @given(st.lists(st.sampled_from([1, IMAGE]), min_size=1, max_size=12), st.integers(1, 12))
 def test_what_a_token_looks_at_depends_on_nothing_behind_it(ids: list[int], count: int) -> None:
     def looks(part: list[int]) -> list[tuple[int, ...]]:
-        sights = CROSSING.sights(prompt(part))
-        return [s for a, b, s in runs(sights, 0, len(part)) for _ in range(b - a)]
+        spans = SPEC.attending_spans(prompt(part))
+        return [s for a, b, s in runs(spans, 0, len(part)) for _ in range(b - a)]
 
     assert looks(ids[:count]) == looks(ids)[:count]
 
 
 def test_a_picture_has_the_rows_of_its_own_tiles() -> None:
-    assert [CROSSING.num_rows(slot(0, tiles)) for tiles in (1, 3, 4)] == [5, 15, 20]
-    assert CROSSING.num_rows(MediaSlot(0, 1, b"", {}, 1)) == CROSSING.most_rows == 20
+    assert [SPEC.num_rows(slot(0, tiles)) for tiles in (1, 3, 4)] == [5, 15, 20]
+    assert SPEC.num_rows(MediaSlot(0, 1, b"", {}, 1)) == SPEC.max_image_rows == 20
 
 
 def test_image_tokens_that_no_picture_stands_for_are_refused() -> None:
-    with pytest.raises(EngineError, match="not where its pictures are"):
-        CROSSING.sights(Prompt((IMAGE, 1, IMAGE), (slot(0),)))
+    with pytest.raises(EngineError, match="not where its images are"):
+        SPEC.attending_spans(Prompt((IMAGE, 1, IMAGE), (slot(0),)))
 
 
 @dataclass(eq=False)
@@ -84,8 +84,8 @@ class Asker:
     plan: PromptPlan = field(init=False)
 
     def __post_init__(self) -> None:
-        sights = CROSSING.sights(self.prompt)
-        self.plan = PromptPlan(state=Layout(None, 0, sights=sights))
+        spans = SPEC.attending_spans(self.prompt)
+        self.plan = PromptPlan(state=Layout(None, 0, attending_spans=spans))
 
 
 CONTENTS: Mapping[bytes, int] = {b"a": 1, b"b": 2, b"c": 4, b"d": 1}
@@ -99,7 +99,7 @@ class Pictures(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = PictureCache(MAX_ROWS, keeps_unused=True)
+        self.cache = ImageCache(MAX_ROWS, keeps_unused=True)
         self.admitted: dict[Asker, set[tuple[bytes, bytes]]] = {}
 
     @rule(
@@ -115,15 +115,13 @@ class Pictures(RuleBasedStateMachine):
             slots.append(slot(len(ids), CONTENTS[digest], digest))
             ids += [IMAGE] + [1] * gap
         asker = Asker(Prompt((*ids, 1), tuple(slots)), scope)
-        sights = asker.plan.state.sights
-        num_cached = self.cache.usable(asker, int(share * len(asker.prompt)))
-        assert self.cache.usable(asker, num_cached) == num_cached
-        for index, sight in enumerate(sights):
-            if sight.start < num_cached < sight.stop:
-                assert self.cache._is_there(asker, index), "a token would look at nothing"
-        keys = {
-            (scope, slots[i].digest) for i, sight in enumerate(sights) if sight.stop > num_cached
-        }
+        spans = asker.plan.state.attending_spans
+        num_cached = self.cache.usable_tokens(asker, int(share * len(asker.prompt)))
+        assert self.cache.usable_tokens(asker, num_cached) == num_cached
+        for index, span in enumerate(spans):
+            if span.start < num_cached < span.stop:
+                assert self.cache._is_cached(asker, index), "a token would look at nothing"
+        keys = {(scope, slots[i].digest) for i, span in enumerate(spans) if span.stop > num_cached}
         others = set().union(*self.admitted.values())
         rows = sum(5 * CONTENTS[digest] for _, digest in keys | others)
         assert self.cache.admit(asker, num_cached) == (rows <= MAX_ROWS or not keys)
@@ -134,24 +132,24 @@ class Pictures(RuleBasedStateMachine):
 
     @rule(asker=askers)
     def compute(self, asker: Asker) -> None:
-        for index, sight in enumerate(asker.plan.state.sights):
-            if asker in self.admitted and index in self.cache._held.get(asker, {}):
-                picture = self.cache.of(asker, index)
-                assert picture.num_rows == sight.num_rows
-                picture.is_whole = True
+        for index, span in enumerate(asker.plan.state.attending_spans):
+            if asker in self.admitted and index in self.cache._in_use.get(asker, {}):
+                picture = self.cache.image(asker, index)
+                assert picture.num_rows == span.num_rows
+                picture.is_complete = True
 
-    @rule(asker=consumes(askers), is_sound=st.booleans())
-    def go(self, asker: Asker, is_sound: bool) -> None:
-        self.cache.release(asker, is_sound=is_sound)
+    @rule(asker=consumes(askers), is_finite=st.booleans())
+    def go(self, asker: Asker, is_finite: bool) -> None:
+        self.cache.release(asker, is_finite=is_finite)
         self.admitted.pop(asker, None)
 
     @invariant()
     def books_are_right(self) -> None:
         held = set().union(*self.admitted.values())
-        pictures = self.cache._pictures
+        pictures = self.cache._images
         assert {key for key, picture in pictures.items() if picture.num_users} == held
         assert set(self.cache._unused) == set(pictures) - held
-        assert all(pictures[key].is_whole for key in self.cache._unused)
+        assert all(pictures[key].is_complete for key in self.cache._unused)
         assert self.cache.num_rows <= MAX_ROWS
         assert self.cache.num_used_rows == sum(5 * CONTENTS[digest] for _, digest in held)
         assert self.cache.num_users == sum(bool(keys) for keys in self.admitted.values())
@@ -161,14 +159,14 @@ TestPictures = Pictures.TestCase
 
 
 def test_a_picture_of_broken_values_is_not_kept_and_others_are_the_last_used_longest() -> None:
-    cache = PictureCache(10, keeps_unused=True)
+    cache = ImageCache(10, keeps_unused=True)
     askers = [
         Asker(Prompt((IMAGE, 1), (slot(0, 1, digest),)), b"") for digest in (b"a", b"d", b"e")
     ]
-    for asker, is_sound in zip(askers, (True, True, False), strict=True):
+    for asker, is_finite in zip(askers, (True, True, False), strict=True):
         assert cache.admit(asker, 0)
-        cache.of(asker, 0).is_whole = True
-        cache.release(asker, is_sound=is_sound)
+        cache.image(asker, 0).is_complete = True
+        cache.release(asker, is_finite=is_finite)
 
     assert [digest for _, digest in cache._unused] == [b"d"], "the third one pushed the first out"
-    assert askers[0].plan.state.sights == (Sight(0, TO_THE_END, 5),)
+    assert askers[0].plan.state.attending_spans == (AttendingSpan(0, TO_THE_END, 5),)

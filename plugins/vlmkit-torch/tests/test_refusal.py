@@ -345,10 +345,10 @@ def test_device_and_precision_are_told_before_any_weight_is_read(tmp_path: Path)
     assert examined(tmp_path, config, device="cpu") == "float32, cpu"
     assert examined(tmp_path, config, device="cpu", dtype="float16") == "float16, cpu"
     context = BuildContext("", checkpoint(tmp_path, config), EncoderSettings(dtype="float16"), {})
-    assert weights.examine_follower(context) == weights.examine(context)
+    assert weights.examine_encoder(context) == weights.examine(context)
     open_context = replace(context, settings=EncoderSettings())
     told = f"with the engine's copy, or {weights.examine(open_context)}"
-    assert weights.examine_follower(open_context) == told
+    assert weights.examine_encoder(open_context) == told
 
 
 @pytest.mark.parametrize(

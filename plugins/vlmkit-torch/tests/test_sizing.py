@@ -96,7 +96,7 @@ def test_the_next_precision_is_taken_where_the_fastest_does_not_fit(
     make: Make, machine: Callable[..., None]
 ) -> None:
     checkpoint = make(BF16, BF16=MANY)
-    rest = sizing.WORKING_BYTES + sizing.LEAST_CACHE_BYTES
+    rest = sizing.WORKING_BYTES + sizing.MIN_CACHE_BYTES
     for available, dtype in (
         (4 * MANY + rest, "float32"),
         (4 * MANY + rest - 1, "bfloat16"),
@@ -165,7 +165,7 @@ def test_an_engine_objects_to_what_fits_in_no_precision_that_can_be_set(
     monkeypatch.setattr(sizing, "ACCELERATORS", ())
     monkeypatch.setattr(sys, "platform", "linux")
     checkpoint = make(F32, F32=MANY)
-    need = 2 * MANY + sizing.WORKING_BYTES + sizing.LEAST_CACHE_BYTES
+    need = 2 * MANY + sizing.WORKING_BYTES + sizing.MIN_CACHE_BYTES
     for available, is_served in ((need, True), (need - 1, False), (None, True)):
         machine("avx2", available=available)
         reason = plugin._engine_cannot_serve(checkpoint)

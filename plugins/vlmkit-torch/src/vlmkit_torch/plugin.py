@@ -38,9 +38,9 @@ def _examine_engine(context: BuildContext) -> str:
 
 
 def _examine_encoder(context: BuildContext) -> str:
-    from vlmkit_torch.loading.weights import examine_follower
+    from vlmkit_torch.loading.weights import examine_encoder
 
-    return examine_follower(context)
+    return examine_encoder(context)
 
 
 @hookimpl

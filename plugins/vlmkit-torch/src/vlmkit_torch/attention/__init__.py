@@ -1,1 +1,1 @@
-"""Attention over a paged cache: what a step looks like, and how one layer computes it."""
+"""Attention over a paged cache: how a step is laid out, and how one layer computes it."""

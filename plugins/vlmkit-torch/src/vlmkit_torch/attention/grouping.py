@@ -1,24 +1,24 @@
-"""Which rows of a step attend as one batch: short neighbours of like length, and only so many.
+"""Which rows of a step attend as one batch: adjacent rows of similar length, up to a memory limit.
 
-A batch is as wide as its longest row, and its keys and values are gathered before they are read, so
-rows that differ pay for each other. A row that is long attends alone, and pays for its own length.
-Sizes only; what is gathered is the business of ``attention``.
+A batch is as wide as its longest row, and its keys and values are gathered before they are read. A
+short row in a wide batch therefore pays for the longest. A long row attends alone. Computes sizes
+only; ``key_ranges`` gathers.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-MOST_BYTES = 2**28  # of one batch in one layer
+MAX_BATCH_BYTES = 2**28  # of one batch in one layer
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ReadCosts:
     """What reading keys and values costs.
 
     Attributes:
-        token_bytes: the most that a layer keeps for a token.
-        call_bytes: copied in the time that another call of attention takes.
-        may_split: whether one row's scores may be computed in pieces without a loss.
+        token_bytes: most bytes that a layer stores for a token.
+        call_bytes: bytes copied in the time of one more call of attention.
+        may_split: whether one row's scores may be computed in pieces without loss of precision.
     """
 
     token_bytes: int
@@ -27,29 +27,29 @@ class Costs:
 
     @property
     def call_tokens(self) -> int:
-        """Tokens whose keys and values are copied in the time of another call."""
+        """Tokens whose keys and values are copied in the time of one more call."""
         return max(1, self.call_bytes // self.token_bytes)
 
     def batches(self, lengths: Seq[int]) -> list[tuple[int, int]]:
-        """Return where to cut rows into batches, as half-open ranges in order.
+        """Return how to cut rows into batches, as half-open ranges in order.
 
         Args:
-            lengths: tokens that each row reads; batches are few where they ascend.
+            lengths: tokens that each row reads; ascending lengths give the fewest batches.
         """
         ranges: list[tuple[int, int]] = []
         start = longest = total = 0
         for stop, length in enumerate(lengths):
             longest, total = max(longest, length), total + length
-            if stop > start and not self._may_be_one(stop + 1 - start, longest, total):
+            if stop > start and not self._is_one_batch(stop + 1 - start, longest, total):
                 ranges.append((start, stop))
                 start, longest, total = stop, length, length
         return [*ranges, (start, len(lengths))] if lengths else []
 
-    def _may_be_one(self, num_rows: int, longest: int, total: int) -> bool:
-        """Tell whether rows are a batch that is cheaper than two."""
+    def _is_one_batch(self, num_rows: int, longest: int, total: int) -> bool:
+        """Return whether one batch of these rows is cheaper than two."""
         padding = num_rows * longest - total
         return (
             longest <= self.call_tokens
             and padding <= self.call_tokens
-            and num_rows * longest * self.token_bytes <= MOST_BYTES
+            and num_rows * longest * self.token_bytes <= MAX_BATCH_BYTES
         )

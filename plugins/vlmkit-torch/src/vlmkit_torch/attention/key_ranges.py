@@ -1,6 +1,6 @@
-"""Which cache slots the queries of a step read in a layer of some kind, and what of them they see.
+"""The cache slots that the queries of a step read in a layer, and which of them each query sees.
 
-Laid out with numpy, on the host; only index arrays go to the device. Holds no keys or values
+Computed with numpy, on the host; only index arrays go to the device. Stores no keys or values
 (``kv_cache`` does) and computes no attention (``paged`` does).
 """
 
@@ -11,18 +11,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vlmkit_torch.attention.grouping import Costs
+from vlmkit_torch.attention.grouping import ReadCosts
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.devices.uploads import Uploads
 
 
-class Source(NamedTuple):
+class NewTokens(NamedTuple):
     """New tokens of one sequence.
 
     Attributes:
-        first: the first one's index in its sequence.
-        slots: ``[stop]`` cache slots of everything up to the last one.
-        views: the family's own masks by kind of layer, cut to these tokens.
+        first: index of the first one in its sequence.
+        slots: ``[stop]`` cache slots of all tokens up to the last new one.
+        views: the family's own masks by layer kind, cut to these tokens.
     """
 
     first: int
@@ -36,14 +36,15 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
-    """What each of some queries sees of the slots that they read: a range of them.
+class VisibleRange:
+    """The range of the slots that each query sees, among those that it reads.
 
     Attributes:
-        start: ``[queries]`` first one, counted in what is read; None where all see the first.
+        start: ``[queries]`` first visible slot, counted in what is read; None if all queries see
+            the first one.
         stop: ``[queries]`` one past the last.
         width: slots that each query reads.
-        dense: ``[queries, width]`` bool, where a range has holes.
+        dense: ``[queries, width]`` bool, if a range has holes.
     """
 
     start: torch.Tensor | None
@@ -52,11 +53,11 @@ class Seen:
     dense: torch.Tensor | None = None
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return ``[queries, width]``: zero where seen and minus infinity elsewhere."""
-        place = torch.arange(self.width, device=self.stop.device)
-        is_hidden = place >= self.stop[:, None]
+        """Return ``[queries, width]``: zero where visible and minus infinity elsewhere."""
+        column = torch.arange(self.width, device=self.stop.device)
+        is_hidden = column >= self.stop[:, None]
         if self.start is not None:
-            is_hidden |= place < self.start[:, None]
+            is_hidden |= column < self.start[:, None]
         if self.dense is not None:
             is_hidden |= ~self.dense
         return torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device).masked_fill_(
@@ -65,53 +66,53 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Reach:
-    """What the queries of some rows read.
+class KeyRange:
+    """The keys that some rows of a step read.
 
     Attributes:
-        rows: where they stand in the flat step, half-open.
-        parts: cache slots, piece by piece: a slice where they are neighbours, which are read
-            without a copy. Of a batch of sequences, those of each in turn.
-        seen: what of them each query sees; None is everything.
-        is_start: these are the first tokens of a sequence, and each sees all before it.
+        rows: the queries in the flat step, half-open.
+        parts: cache slots, piece by piece. A slice stands for adjacent slots, which are read
+            without a copy. For a batch of sequences, the slots of each sequence in turn.
+        visible: the slots that each query sees; None means all of them.
+        is_start: the queries are the first tokens of a sequence and attend causally.
     """
 
     rows: tuple[int, int]
     parts: tuple[torch.Tensor | slice, ...]
-    seen: Seen | None = None
+    visible: VisibleRange | None = None
     is_start: bool = False
     _mask: torch.Tensor | None = field(default=None, repr=False)
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the additive mask ``[queries, width]``, made once; None masks nothing."""
-        if self._mask is None and self.seen is not None:
-            self._mask = self.seen.mask(dtype)
+        """Return the additive mask ``[queries, width]``, computed once; None masks nothing."""
+        if self._mask is None and self.visible is not None:
+            self._mask = self.visible.mask(dtype)
         return self._mask
 
 
-def of_decodes(
-    kind: LayerKind, sources: Seq[Source], costs: Costs, zero_slot: int, uploads: Uploads
-) -> list[Reach]:
-    """Return what sequences read of which one token is new, in batches of like width."""
+def decode_ranges(
+    kind: LayerKind, sources: Seq[NewTokens], costs: ReadCosts, zero_slot: int, uploads: Uploads
+) -> list[KeyRange]:
+    """Return what sequences with one new token each read, in batches of similar width."""
     read = [source.slots[kind.first_visible(source.first) :] for source in sources]
-    reaches = []
+    ranges = []
     for start, stop in costs.batches([len(slots) for slots in read]):
         if stop - start == 1:
-            reaches.append(Reach((start, stop), tuple(_parts(read[start], costs, uploads))))
+            ranges.append(KeyRange((start, stop), tuple(_parts(read[start], costs, uploads))))
             continue
         widths = np.array([len(slots) for slots in read[start:stop]])
         table = np.full((stop - start, widths.max()), zero_slot)
         for row, slots in zip(table, read[start:stop], strict=True):
             row[: len(slots)] = slots
-        seen = None
+        visible = None
         if widths.min() < widths.max():
-            seen = Seen(None, uploads.add(widths), int(widths.max()))
-        reaches.append(Reach((start, stop), (uploads.add(table.reshape(-1)),), seen))
-    return reaches
+            visible = VisibleRange(None, uploads.add(widths), int(widths.max()))
+        ranges.append(KeyRange((start, stop), (uploads.add(table.reshape(-1)),), visible))
+    return ranges
 
 
-def of_chunk(kind: LayerKind, row: int, source: Source, uploads: Uploads) -> Reach:
-    """Return what new tokens read that stand at ``row`` in the flat step, in their order."""
+def chunk_range(kind: LayerKind, row: int, source: NewTokens, uploads: Uploads) -> KeyRange:
+    """Return what a chunk reads whose first token is row ``row`` of the flat step."""
     index = np.arange(source.first, len(source.slots))
     start, stop = kind.first_visible_each(index), index + 1
     view = source.views.get(kind.name) or source.views.get("full_attention")
@@ -121,18 +122,18 @@ def of_chunk(kind: LayerKind, row: int, source: Source, uploads: Uploads) -> Rea
     skipped = int(start.min())
     slots = source.slots[skipped:]
     dense = None if view is None or view.dense is None else view.dense[:, skipped:]
-    seen = None
+    visible = None
     if dense is not None or start.max() > skipped or stop.min() < len(source.slots):
         first, last = uploads.add(start - skipped), uploads.add(stop - skipped)
-        seen = Seen(first, last, len(slots), dense)
+        visible = VisibleRange(first, last, len(slots), dense)
     is_run = bool((np.diff(slots) == 1).all())
     part = slice(int(slots[0]), int(slots[-1]) + 1) if is_run else uploads.add(slots)
     is_start = not source.first and not source.views and not start.any()
-    return Reach((row, row + source.num_tokens), (part,), seen, is_start)
+    return KeyRange((row, row + source.num_tokens), (part,), visible, is_start)
 
 
-def _parts(slots: np.ndarray, costs: Costs, uploads: Uploads) -> Iterator[torch.Tensor | slice]:
-    """Yield one sequence's slots in any order: in place where many are neighbours."""
+def _parts(slots: np.ndarray, costs: ReadCosts, uploads: Uploads) -> Iterator[torch.Tensor | slice]:
+    """Yield one sequence's slots in any order: slices for long runs, the rest gathered."""
     starts, stops = _runs(slots)
     if len(starts) == 1:
         yield slice(int(starts[0]), int(stops[0]))
@@ -140,17 +141,17 @@ def _parts(slots: np.ndarray, costs: Costs, uploads: Uploads) -> Iterator[torch.
     if not costs.may_split:
         yield uploads.add(slots)
         return
-    is_long = 2 * (stops - starts) >= costs.call_tokens  # to copy is to read, write and read again
+    is_long = 2 * (stops - starts) >= costs.call_tokens  # a copy reads, writes and reads again
     yield from map(slice, starts[is_long].tolist(), stops[is_long].tolist())
     short = zip(starts[~is_long], stops[~is_long], strict=True)
     if rest := [np.arange(start, stop) for start, stop in short]:
-        size = 2 * costs.call_tokens  # small enough for the next reader to find it in a CPU's cache
+        size = 2 * costs.call_tokens  # small enough to stay in a CPU's cache until it is read
         gathered = np.concatenate(rest)
         yield from (uploads.add(gathered[i : i + size]) for i in range(0, len(gathered), size))
 
 
 def _runs(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and stops of the ranges that slots make up, whatever their order."""
+    """Return starts and stops of the runs of adjacent slots, whatever the order of the slots."""
     breaks = np.flatnonzero(np.diff(slots) != 1)
     starts = slots[np.concatenate([[0], breaks + 1])]
     stops = slots[np.concatenate([breaks, [-1]])] + 1

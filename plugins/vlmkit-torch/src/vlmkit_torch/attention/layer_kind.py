@@ -1,6 +1,6 @@
-"""What decides which tokens a token sees: the kind of the layer, and a family's own mask.
+"""Which tokens a token sees: by the kind of its layer, or by a family's own mask.
 
-Rules alone, on the host; which cache slots follow from them is the business of ``reach``.
+Rules alone, on the host. ``key_ranges`` derives the cache slots from them.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ import torch
 
 
 class LayerKind(NamedTuple):
-    """What decides which tokens a layer looks at.
+    """The rule by which tokens of a layer see earlier tokens.
 
     Attributes:
         name: the family's name for it, such as ``sliding_attention``.
-        window: tokens that a token sees, itself included; None is all.
-        section: the prompt is cut into sections of this many tokens that do not see each other.
+        window: tokens that a token sees, itself included; None means all.
+        section: size of the sections that the prompt is cut into; tokens see no other section.
     """
 
     name: str
@@ -24,7 +24,7 @@ class LayerKind(NamedTuple):
     section: int | None = None
 
     def first_visible(self, index: int) -> int:
-        """Return the first token that token ``index`` sees by the kind's own rule."""
+        """Return the first token that token ``index`` sees."""
         first = 0
         if self.window is not None:
             first = max(first, index - self.window + 1)
@@ -33,7 +33,7 @@ class LayerKind(NamedTuple):
         return first
 
     def first_visible_each(self, index: np.ndarray) -> np.ndarray:
-        """The same for an array of tokens."""
+        """Return the first token that each token of an array sees."""
         first = np.zeros_like(index)
         if self.window is not None:
             first = np.maximum(first, index - self.window + 1)
@@ -44,12 +44,12 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """A family's own mask of a prompt, where it is not simply causal.
+    """A family's own mask of a prompt that is not simply causal.
 
     Attributes:
         start: ``[seq]`` first token that each token sees.
         stop: ``[seq]`` one past the last that it sees.
-        dense: ``[seq, seq]`` bool on the device, only where some token's view has holes.
+        dense: ``[seq, seq]`` bool on the device, only if some token's range has holes.
     """
 
     start: np.ndarray

@@ -1,11 +1,10 @@
-"""The memory that keeps keys and values: one pool of slots for each layer.
+"""The memory of keys and values: one pool of slots for each layer.
 
-A slot holds one token. Which slot belongs to whom is the block pool's business. Who reads a slot
-wrote it, or shares it, or it is the slot of zeros: what others left in one is never read, for a
-masked slot still takes part in the arithmetic and zero times infinity is not zero.
+A slot stores one token. The block pool assigns slots to sequences. A sequence reads only slots that
+it wrote or shares, and the slot of zeros. It must never read stale slots: a masked slot still takes
+part in the arithmetic, and zero times infinity is not zero.
 
-On a CPU the memory is reserved and not written: a page becomes resident when a token is written to
-it.
+On a CPU the memory is reserved but not written: a page becomes resident when a token is written.
 """
 
 import mmap
@@ -19,7 +18,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps for each token: ``[kv_heads, head]`` of keys and of values."""
+    """What one layer stores for each token: ``[kv_heads, head]`` of keys and of values."""
 
     keys: tuple[int, int]
     values: tuple[int, int]
@@ -36,10 +35,9 @@ class KVCache:
     """Keys and values of ``num_slots`` tokens, and one slot of zeros after them.
 
     Args:
-        num_slots: tokens that can be kept.
-        device: where.
-        shapes: what each layer keeps; layers that are not among them get room when they first
-            write.
+        num_slots: tokens that can be stored.
+        device: that stores them.
+        shapes: what each layer stores; other layers get a pool at their first write.
     """
 
     def __init__(
@@ -57,12 +55,12 @@ class KVCache:
 
     @property
     def zero_slot(self) -> int:
-        """The slot that nothing is ever written to."""
+        """The slot of zeros, which is never written."""
         return self.num_slots
 
     @property
     def shapes(self) -> dict[int, LayerShape]:
-        """Return what each layer that was computed so far keeps for each token."""
+        """What each layer that was computed so far stores for each token."""
         return {
             index: LayerShape((k.shape[1], k.shape[2]), (v.shape[1], v.shape[2]), k.dtype)
             for index, (k, v) in self._pools.items()
@@ -71,11 +69,11 @@ class KVCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep new keys and values; return the layer's pools ``[slots, kv_heads, head]``.
+        """Store new keys and values; return the layer's pools ``[slots, kv_heads, head]``.
 
         Args:
-            layer: which layer's.
-            slots: ``[tokens]`` where to.
+            layer: index of the layer.
+            slots: ``[tokens]`` slots to write.
             key: ``[kv_heads, tokens, head]``.
             value: ``[kv_heads, tokens, value_head]``.
         """
@@ -90,7 +88,7 @@ class KVCache:
         return keys, values
 
     def free(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self._pools.clear()
 
     def _make_pool(self, row: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -103,10 +101,10 @@ class KVCache:
 def _unwritten_zeros(num_bytes: int) -> torch.Tensor:
     """Return zeros whose pages are not resident; ``torch.zeros`` writes every page.
 
-    The pages belong to no heap, so they also return to the system when the tensor is freed.
+    The pages belong to no heap, so they return to the system when the tensor is freed.
 
     Raises:
-        MemoryError: the system does not reserve that much.
+        MemoryError: the system cannot reserve that much.
     """
     try:
         if sys.platform == "win32":

@@ -1,9 +1,9 @@
-"""States of layers that remember a sequence without keys and values: linear attention, Mamba, conv.
+"""States of recurrent layers: linear attention, Mamba and convolutions.
 
-transformers keeps such states in a cache of its own; its layers are filled with the states of the
-sequences of a forward pass and read out afterwards. Each sequence's state is kept as it was before
-and after its newest item, so that a step may be repeated. This is the only module that
-knows transformers' cache classes.
+transformers stores such states in its own cache. Before a forward pass, its layers are filled with
+the states of the sequences; afterwards the states are read out. The states before and after each
+sequence's newest item are kept, so that a step may be repeated. No other module uses transformers'
+cache classes.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,11 +15,11 @@ from transformers import cache_utils
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.view import SequenceView
 
-# transformers' cache classes carry no types that could be checked against.
+# transformers' cache classes have no types to check against.
 _CacheLayer: Any = cache_utils.CacheLayerMixin
 _LinearLayer: Any = cache_utils.LinearAttentionLayer
 
-STATEFUL = frozenset({"linear_attention", "mamba", "conv", "hybrid"})  # hybrid: attention too
+STATEFUL = frozenset({"linear_attention", "mamba", "conv", "hybrid"})  # hybrid: and attention
 State: TypeAlias = list[torch.Tensor | None]  # of one sequence: convolution, then recurrent states
 
 
@@ -42,12 +42,12 @@ class RecurrentStates:
         self._kept: dict[SequenceView, dict[int, list[State]]] = {}
 
     def load(self, sequences: Seq[SequenceView], starts: Seq[int]) -> None:
-        """Fill the cache for sequences of which ``starts`` tokens are computed.
+        """Fill the cache with the states of sequences after ``starts`` tokens.
 
-        All of them are fresh, or none is.
+        Either all sequences are new, or none is.
 
         Raises:
-            EngineError: a state of that many tokens is not kept.
+            EngineError: the state after that many tokens is not stored.
         """
         found: list[list[State] | None] = []
         for sequence, start in zip(sequences, starts, strict=True):
@@ -59,7 +59,7 @@ class RecurrentStates:
             layer.load([None if states is None else states[number] for states in found])
 
     def save(self, sequences: Seq[SequenceView], starts: Seq[int], stops: Seq[int]) -> None:
-        """Keep what the cache holds now as the states after ``stops`` tokens."""
+        """Store the cache's current states as those after ``stops`` tokens."""
         for row, (sequence, start, stop) in enumerate(zip(sequences, starts, stops, strict=True)):
             kept = self._kept.get(sequence, {})
             before = {start: kept[start]} if start in kept else {}
@@ -80,12 +80,12 @@ class RecurrentStates:
 
 
 def layer_types(config: Any) -> list[str]:
-    """Return the family's names of its layers; empty where it has none."""
+    """Return the family's names of its layers; empty if it has none."""
     return list(getattr(config, "layer_types", None) or ())
 
 
 class _PassThrough(_CacheLayer):  # type: ignore[misc]
-    """An attention layer's place: keys and values are kept by the attention function."""
+    """An attention layer of the cache: the attention function stores its keys and values."""
 
     is_sliding = False
 
@@ -99,15 +99,15 @@ class _PassThrough(_CacheLayer):  # type: ignore[misc]
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Say what a cache without tokens would."""
+        """Return the sizes of an empty cache."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Say what a cache without tokens would."""
+        """Return the length of an empty cache."""
         return 0
 
     def get_max_length(self) -> int:
-        """Say that there is no bound."""
+        """Return that there is no bound."""
         return -1
 
 
@@ -115,7 +115,7 @@ class _StateLayer(_LinearLayer):  # type: ignore[misc]
     """transformers' own state layer, filled with rows of several sequences."""
 
     def load(self, states: Seq[State | None]) -> None:
-        """Take one state for each sequence; None for sequences that begin."""
+        """Load one state for each sequence; None for new sequences."""
         count = self.number_of_states
         for number in range(count):
             self._fill(number, self.conv_states, self.is_conv_states_initialized, states, number)
@@ -141,11 +141,11 @@ class _StateLayer(_LinearLayer):  # type: ignore[misc]
         values: dict[int, torch.Tensor | None],
         flags: dict[int, bool],
         states: Seq[State | None],
-        place: int,
+        index: int,
     ) -> None:
-        rows = [state[place] for state in states if state is not None]
+        rows = [state[index] for state in states if state is not None]
         present = [row for row in rows if row is not None]
-        # A copy: the layer writes in place, and the kept state must stay as it was.
+        # A copy, because the layer writes in place and the stored state must not change.
         values[number] = torch.cat(present) if present else None
         flags[number] = bool(present)
 

@@ -1,9 +1,9 @@
-"""Keys and values of pictures, one set for each, whoever looks at it.
+"""Stores keys and values of images, once for all sequences that attend to an image.
 
-They are computed once and never change. Sequences of one scope share a picture by its content;
-nobody's pictures stay until their room is needed, the one that was left first goes first. A cached
-prefix that goes past a picture is of use only while the picture is there: see :meth:`usable`.
-Counts rows; what is computed with them is not known here.
+They are computed once and never change. Sequences of one scope share an image by its content.
+Unused images stay until their room is needed; the least recently used one is evicted first. A
+cached prefix that extends past an image is usable only while the image is stored: see
+:meth:`ImageCache.usable_tokens`. Counts rows, and computes nothing with them.
 """
 
 from collections import OrderedDict
@@ -15,26 +15,26 @@ import torch
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.view import SequenceView
-from vlmkit_torch.cross_attention.family import Sight
+from vlmkit_torch.cross_attention.spec import AttendingSpan
 
 Key: TypeAlias = tuple[bytes, bytes]
-"""A scope, and the digest of a picture."""
+"""A scope, and the digest of an image."""
 
 
 @dataclass(slots=True, eq=False)
-class Picture:
-    """What a decoder's layers keep of one picture.
+class CachedImage:
+    """What a decoder's layers store of one image.
 
     Attributes:
         num_rows: of its keys and values.
         layers: keys and values ``[kv_heads, rows, head]`` by layer.
-        is_whole: whether all layers have theirs.
-        num_users: admitted sequences that look at it.
+        is_complete: whether all layers have stored theirs.
+        num_users: admitted sequences that attend to it.
     """
 
     num_rows: int
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    is_whole: bool = False
+    is_complete: bool = False
     num_users: int = 0
 
     @property
@@ -44,137 +44,137 @@ class Picture:
         return sum(array.numel() * array.element_size() for array in arrays)
 
 
-class PictureCache:
-    """Keeps up to ``max_rows`` rows of pictures.
+class ImageCache:
+    """Stores up to ``max_rows`` rows of images.
 
     Args:
-        max_rows: rows in all, those of pictures that are yet to be computed included.
-        keeps_unused: whether pictures stay that nobody looks at.
+        max_rows: rows of all images, including those that are still to be computed.
+        keeps_unused: whether images stay after their last user is released.
     """
 
     def __init__(self, max_rows: int, *, keeps_unused: bool) -> None:
         self.max_rows = max_rows
         self._keeps_unused = keeps_unused
-        self._pictures: dict[Key, Picture] = {}
+        self._images: dict[Key, CachedImage] = {}
         self._unused: OrderedDict[Key, None] = OrderedDict()
-        self._held: dict[SequenceView, dict[int, Key]] = {}
+        self._in_use: dict[SequenceView, dict[int, Key]] = {}
 
     @property
     def num_users(self) -> int:
-        """Admitted sequences that look at pictures."""
-        return len(self._held)
+        """Admitted sequences that attend to images."""
+        return len(self._in_use)
 
     @property
     def num_rows(self) -> int:
-        """Rows of all pictures that are there, or are to be computed."""
-        return sum(picture.num_rows for picture in self._pictures.values())
+        """Rows of all images, including those that are still to be computed."""
+        return sum(image.num_rows for image in self._images.values())
 
     @property
     def num_used_rows(self) -> int:
-        """Rows of those that somebody looks at."""
-        return sum(p.num_rows for p in self._pictures.values() if p.num_users)
+        """Rows of the images that a sequence uses."""
+        return sum(image.num_rows for image in self._images.values() if image.num_users)
 
-    def refuse_too_many(self, prompt: Prompt, sights: tuple[Sight, ...]) -> None:
-        """Refuse a prompt whose pictures cannot all be there at once.
+    def refuse_too_many(self, prompt: Prompt, spans: tuple[AttendingSpan, ...]) -> None:
+        """Refuse a prompt whose images exceed the cache.
 
         Raises:
             RequestError: they have too many rows.
         """
-        num_rows = sum(_num_rows(prompt, sights).values())
+        num_rows = sum(_num_rows(prompt, spans).values())
         if num_rows > self.max_rows:
             raise RequestError(
-                f"the prompt's pictures have {num_rows} rows to look at, and this engine keeps "
+                f"the prompt's images have {num_rows} rows to attend to, and this engine keeps "
                 f"{self.max_rows} at most",
-                hint="show fewer or smaller pictures, or raise engine.cache_gib",
+                hint="show fewer or smaller images, or raise engine.cache_gib",
             )
 
-    def usable(self, sequence: SequenceView, num_cached: int) -> int:
+    def usable_tokens(self, sequence: SequenceView, num_cached: int) -> int:
         """Return how many of a sequence's cached tokens need not be computed again.
 
-        Who comes after them may look at a picture that is not there any more. It is computed when
-        its own token is, so that one must not count as cached.
+        Later tokens may attend to an image that was evicted. The image is computed together with
+        its placeholder token, so the placeholder must not count as cached.
         """
-        for index, sight in reversed(list(enumerate(_sights(sequence)))):
-            if sight.start < num_cached < sight.stop and not self._is_there(sequence, index):
-                num_cached = sight.start
+        for index, span in reversed(list(enumerate(_spans(sequence)))):
+            if span.start < num_cached < span.stop and not self._is_cached(sequence, index):
+                num_cached = span.start
         return num_cached
 
     def admit(self, sequence: SequenceView, num_cached: int) -> bool:
-        """Make room for all pictures that tokens after the cached ones look at; False if full."""
+        """Make room for all images that tokens after the cached ones attend to; False if full."""
         keys = {
             index: _key(sequence, index)
-            for index, sight in enumerate(_sights(sequence))
-            if sight.stop > num_cached
+            for index, span in enumerate(_spans(sequence))
+            if span.stop > num_cached
         }
         if not keys:
             return True
-        rows = _num_rows(sequence.prompt, _sights(sequence))
-        new = {key: rows[key[1]] for key in keys.values() if key not in self._pictures}
+        rows = _num_rows(sequence.prompt, _spans(sequence))
+        new = {key: rows[key[1]] for key in keys.values() if key not in self._images}
         if not self._make_room(sum(new.values()), keeping=set(keys.values())):
             return False
-        self._pictures |= {key: Picture(num_rows) for key, num_rows in new.items()}
+        self._images |= {key: CachedImage(num_rows) for key, num_rows in new.items()}
         for key in set(keys.values()):
-            self._pictures[key].num_users += 1
+            self._images[key].num_users += 1
             self._unused.pop(key, None)
-        self._held[sequence] = keys
+        self._in_use[sequence] = keys
         return True
 
-    def of(self, sequence: SequenceView, index: int) -> Picture:
-        """Return a picture that an admitted sequence looks at."""
-        return self._pictures[self._held[sequence][index]]
+    def image(self, sequence: SequenceView, index: int) -> CachedImage:
+        """Return an image that an admitted sequence attends to."""
+        return self._images[self._in_use[sequence][index]]
 
-    def release(self, sequence: SequenceView, *, is_sound: bool = True) -> None:
-        """Let a sequence go.
+    def release(self, sequence: SequenceView, *, is_finite: bool = True) -> None:
+        """Release a sequence's images.
 
         Args:
-            sequence: that was admitted.
-            is_sound: whether its values were finite; else none of its pictures stays unused.
+            sequence: an admitted one.
+            is_finite: whether its values were finite; if not, none of its images stays unused.
         """
-        for key in set(self._held.pop(sequence, {}).values()):
-            picture = self._pictures[key]
-            picture.num_users -= 1
-            if not picture.num_users:
-                if self._keeps_unused and picture.is_whole and is_sound:
+        for key in set(self._in_use.pop(sequence, {}).values()):
+            image = self._images[key]
+            image.num_users -= 1
+            if not image.num_users:
+                if self._keeps_unused and image.is_complete and is_finite:
                     self._unused[key] = None
                 else:
-                    del self._pictures[key]
+                    del self._images[key]
 
     def free(self) -> None:
-        """Give all memory back."""
-        self._pictures.clear()
+        """Free all memory."""
+        self._images.clear()
         self._unused.clear()
-        self._held.clear()
+        self._in_use.clear()
 
-    def _is_there(self, sequence: SequenceView, index: int) -> bool:
-        picture = self._pictures.get(_key(sequence, index))
-        return picture is not None and picture.is_whole
+    def _is_cached(self, sequence: SequenceView, index: int) -> bool:
+        image = self._images.get(_key(sequence, index))
+        return image is not None and image.is_complete
 
     def _make_room(self, num_rows: int, keeping: set[Key]) -> bool:
-        """Let unused pictures go until there is room for some rows; False, and all stay, if not."""
+        """Evict unused images until some rows fit; False, and no eviction, if they cannot."""
         num_over = self.num_rows + num_rows - self.max_rows
-        leaving = []
+        evicted = []
         for key in self._unused:
             if num_over <= 0:
                 break
             if key not in keeping:
-                leaving.append(key)
-                num_over -= self._pictures[key].num_rows
+                evicted.append(key)
+                num_over -= self._images[key].num_rows
         if num_over > 0:
             return False
-        for key in leaving:
-            del self._pictures[key], self._unused[key]
+        for key in evicted:
+            del self._images[key], self._unused[key]
         return True
 
 
-def _sights(sequence: SequenceView) -> tuple[Sight, ...]:
-    sights: tuple[Sight, ...] = sequence.plan.state.sights
-    return sights
+def _spans(sequence: SequenceView) -> tuple[AttendingSpan, ...]:
+    spans: tuple[AttendingSpan, ...] = sequence.plan.state.attending_spans
+    return spans
 
 
 def _key(sequence: SequenceView, index: int) -> Key:
     return sequence.scope, sequence.prompt.media[index].digest
 
 
-def _num_rows(prompt: Prompt, sights: tuple[Sight, ...]) -> dict[bytes, int]:
-    """Return the rows of a prompt's pictures, each content once."""
-    return {s.digest: sight.num_rows for s, sight in zip(prompt.media, sights, strict=True)}
+def _num_rows(prompt: Prompt, spans: tuple[AttendingSpan, ...]) -> dict[bytes, int]:
+    """Return the rows of a prompt's images, each content once."""
+    return {s.digest: span.num_rows for s, span in zip(prompt.media, spans, strict=True)}

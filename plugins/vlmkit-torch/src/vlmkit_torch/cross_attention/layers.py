@@ -1,55 +1,63 @@
-"""How layers look at pictures: keys and values of new ones are kept, then rows attend.
+"""Computes the cross-attention layers: stores keys and values of new images, then attends.
 
-Rows that look at no picture get zeros, as in the code of Llama's authors. transformers lets them
-attend to everything there is (its issue 39379), tiles that only fill a picture up included.
+Rows that attend to no image get zeros, as in the code of Llama's authors. transformers lets them
+attend to all images, padding tiles included (its issue 39379).
 """
 
 from functools import partial
 
 import torch
 
-from vlmkit_torch.attention.eager import Rule
-from vlmkit_torch.attention.paged import Look, attend_to
-from vlmkit_torch.cross_attention.family import Crossing
-from vlmkit_torch.cross_attention.step import CrossingStep
+from vlmkit_torch.attention.eager import AttentionParameters
+from vlmkit_torch.attention.paged import CrossAttentionFunction, attend_to
+from vlmkit_torch.cross_attention.spec import CrossAttentionSpec
+from vlmkit_torch.cross_attention.step import CrossAttentionStep
 
 
-class Onlookers:
-    """The layers of one engine that look at pictures.
+class CrossAttentionLayers:
+    """The cross-attention layers of one engine.
 
     Attributes:
-        step: the forward pass that runs, if some token looks at a picture in it.
+        step: the current forward pass; None unless one of its tokens attends to an image.
+        functions: the attention function of each layer, by index.
 
     Args:
-        crossing: which layers they are.
+        spec: which layers they are.
     """
 
-    def __init__(self, crossing: Crossing) -> None:
-        self.step: CrossingStep | None = None
-        self.looks: dict[int, Look] = {i: partial(self._look, i) for i in crossing.layers}
+    def __init__(self, spec: CrossAttentionSpec) -> None:
+        self.step: CrossAttentionStep | None = None
+        self.functions: dict[int, CrossAttentionFunction] = {
+            index: partial(self._attend, index) for index in spec.layers
+        }
 
-    def _look(
-        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
+    def _attend(
+        self,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        parameters: AttentionParameters,
     ) -> torch.Tensor:
         """Attend with all rows of the step.
 
         Args:
             index: of the layer.
             query: ``[1, heads, tokens, head]``.
-            key: ``[1, kv_heads, rows, head]`` of the pictures that are new.
+            key: ``[1, kv_heads, rows, head]`` of the new images.
             value: ``[1, kv_heads, rows, value_head]``, likewise.
-            rule: of the layer.
+            parameters: of the layer.
 
         Returns:
             ``[tokens, heads, value_head]``.
         """
         step = self.step
         if step is None:
-            raise RuntimeError("a layer looked at pictures where there are none")
-        step.keep(index, key[0], value[0])
+            raise RuntimeError("a cross-attention layer ran in a step without images")
+        step.store(index, key[0], value[0])
         _, heads, count, _ = query.shape
         out = value.new_zeros(count, heads, value.shape[-1])
         for group in step.groups:
             keys, values = group.keys_and_values(index)
-            out[group.rows] = attend_to(query[:, :, group.rows], keys, values, None, rule)
+            out[group.rows] = attend_to(query[:, :, group.rows], keys, values, None, parameters)
         return out

@@ -1,7 +1,7 @@
-"""What a device's errors mean: memory ran out, the device failed, or it is gone for good.
+"""Interprets errors of devices: memory ran out, the device failed, or it failed permanently.
 
-After some errors (an assertion in a kernel, an illegal access) a CUDA context fails at everything
-until the process ends. Which, no list would say for every version: the device is asked.
+After some errors (an assertion in a kernel, an illegal access) every call of a CUDA context fails
+until the process ends. No list of such errors covers every version, so the device is tried.
 """
 
 import logging
@@ -12,10 +12,10 @@ from vlmkit.errors import EngineError, OutOfMemory
 
 log = logging.getLogger(__name__)
 
-# torch has classes for most, but not for what comes of a library in between, nor in all versions.
+# torch has exception classes for most, but not for errors of other libraries or in all versions.
 OUT_OF_MEMORY = (
     "out of memory",
-    "Invalid buffer size",  # MPS, of one that is larger than the device takes
+    "Invalid buffer size",  # MPS, of a buffer larger than the device supports
     "DefaultCPUAllocator",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
@@ -23,35 +23,37 @@ DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN_STATUS
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether there was not enough memory, and less work may succeed."""
+    """Return whether memory ran out, so that less work may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def is_of_device(error: Exception) -> bool:
-    """Tell whether a device failed, not the code that used it."""
+    """Return whether the device failed, not the code that used it."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in DEVICE_ERRORS)
 
 
 def free_memory(device: torch.device) -> None:
-    """Give a device back what torch keeps for later, so that it can be had in other sizes."""
+    """Release the memory that torch caches, so that it is available in other sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
 
 
-def told(error: Exception, device: torch.device, doing: str, hint: str) -> EngineError | None:
-    """Return what a failure of a device is to be called; None for other errors.
+def device_error(
+    error: Exception, device: torch.device, doing: str, hint: str
+) -> EngineError | None:
+    """Return the error to raise for a failure of a device; None for other errors.
 
-    Raise it out of the handler: the error holds the memory of everything that was computed.
+    Raise it outside the handler, because ``error`` references everything that was computed.
 
     Args:
-        error: what was raised; goes to the log if it is of the device.
-        device: where.
-        doing: what it was for, such as ``"this request"``.
-        hint: what an operator can do where memory ran out; goes to the log.
+        error: what was raised; logged if the device failed.
+        device: that failed.
+        doing: the work that failed, such as ``"this request"``.
+        hint: what an operator can do if memory ran out; logged.
     """
     if is_out_of_memory(error):
         log.warning("device %r ran out of memory, %s: %s", str(device), hint, error)
@@ -68,10 +70,10 @@ def told(error: Exception, device: torch.device, doing: str, hint: str) -> Engin
     )
 
 
-def told_at_load(error: Exception, device: torch.device) -> EngineError | None:
-    """Return what a failure of a device is to be called while a model is made ready."""
+def device_error_at_load(error: Exception, device: torch.device) -> EngineError | None:
+    """Return the error to raise for a failure of a device while a model loads."""
     if not is_out_of_memory(error):
-        return told(error, device, "this model", "")
+        return device_error(error, device, "this model", "")
     log.warning("device %r ran out of memory: %s", str(device), error)
     return EngineError(
         f"the memory of {str(device)!r} is not enough for this model and its cache",
@@ -80,8 +82,8 @@ def told_at_load(error: Exception, device: torch.device) -> EngineError | None:
 
 
 def is_alive(device: torch.device) -> bool:
-    """Tell whether a device still computes, by computing."""
+    """Return whether a device still computes, by trying it."""
     try:
         return bool(torch.ones(1, device=device).add(1).item() == 2)
-    except Exception:  # noqa: BLE001 - of whatever kind: it does not
+    except Exception:  # noqa: BLE001 - any error shows that it does not
         return False

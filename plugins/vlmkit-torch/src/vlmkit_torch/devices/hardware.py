@@ -1,7 +1,7 @@
-"""Chooses the device and the precision, and knows what is particular to a kind of device.
+"""Chooses device and precision, and states the limits of each kind of device.
 
-How much memory a cache may take, and what MPS cannot do: compute for two threads at once. What a
-device's errors mean is the business of ``faults``.
+Covers the memory of a cache, and that MPS cannot compute for two threads at once. ``faults``
+interprets errors of devices.
 """
 
 import logging
@@ -22,18 +22,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 CALL_BYTES = {"cpu": 2**19}  # see call_bytes(); measured on two cores
 CALL_BYTES_OF_GPU = 2**24
 FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations and other programs
-MPS_RELEASE = (2, 13)  # of torch; earlier ones attend wrong over views and grouped heads there
+MPS_RELEASE = (2, 13)  # of torch; earlier ones compute attention of views and grouped heads wrong
 
-_mps_turn = threading.RLock()  # one for the process, as is MPS's queue of commands
+_mps_lock = threading.RLock()  # one for the process, like MPS's command queue
 
 
 def choose_device(settings: ComputeSettings) -> torch.device:
-    """Return the device to run on, and let torch use as many CPU threads as was asked for.
+    """Return the device to run on, and set torch's number of CPU threads if settings state one.
 
-    It is named as tensors name it: with its number, but for the CPU, which has none.
+    The device has a number, as in tensors, except the CPU.
 
     Raises:
-        ConfigError: the device is not there, or its name means nothing to torch.
+        ConfigError: the device is absent, or torch does not know its name.
     """
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
@@ -50,11 +50,11 @@ def choose_device(settings: ComputeSettings) -> torch.device:
 
 
 def choose_dtype(settings: ComputeSettings, own: torch.dtype | None) -> torch.dtype:
-    """Return the precision to compute in on a device that is no CPU; see ``sizing`` for CPUs.
+    """Return the precision for a device other than the CPU; see ``sizing`` for CPUs.
 
     Args:
-        settings: what was asked for; ``auto`` follows the checkpoint.
-        own: the checkpoint's precision, if it says.
+        settings: ``auto`` follows the checkpoint.
+        own: the checkpoint's precision, if it states one.
     """
     if settings.dtype != "auto":
         return DTYPES[settings.dtype]
@@ -64,7 +64,7 @@ def choose_dtype(settings: ComputeSettings, own: torch.dtype | None) -> torch.dt
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Return how much memory a cache may take when the user does not say."""
+    """Return how many bytes a cache may take if settings do not state it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * FREE_FRACTION)
     if device.type == "mps":
@@ -74,30 +74,30 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def call_bytes(device: torch.device) -> int:
-    """Return how many bytes are copied in the time that one more call of attention takes."""
+    """Return how many bytes are copied in the time of one more call of attention."""
     return CALL_BYTES.get(device.type, CALL_BYTES_OF_GPU)
 
 
 def is_mps(device: torch.device) -> bool:
-    """Tell whether a device is Apple's GPU."""
+    """Return whether a device is Apple's GPU."""
     return device.type == "mps"
 
 
-def computes_in_teams(device: torch.device) -> bool:
-    """Tell whether each thread that computes on a device gets threads of its own for it."""
+def has_pool_for_each_thread(device: torch.device) -> bool:
+    """Return whether each thread that computes on a device gets its own thread pool."""
     return device.type == "cpu" and not is_mps(device)
 
 
-def alone(device: torch.device) -> AbstractContextManager[object]:
-    """Return what lets one thread at a time compute on a device, where two would end the process.
+def exclusive(device: torch.device) -> AbstractContextManager[object]:
+    """Return a lock for devices on which two computing threads would end the process.
 
-    That is MPS (pytorch#197805). Elsewhere nothing is held.
+    Only MPS is such a device (pytorch#197805). For others the context does nothing.
     """
-    return _mps_turn if is_mps(device) else nullcontext()
+    return _mps_lock if is_mps(device) else nullcontext()
 
 
-def handed_over(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor for whoever computes on without asking for a turn: not on MPS."""
+def for_any_thread(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that threads may use without the lock: on MPS, a copy on the CPU."""
     return tensor.cpu() if is_mps(tensor.device) else tensor
 
 
@@ -120,7 +120,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def _why_not_mps() -> str | None:
-    """Say why MPS cannot be used; None where it can."""
+    """Return why MPS cannot be used; None if it can."""
     if not torch.backends.mps.is_available():
         return "there is no MPS device"
     if release_of(torch.__version__) < MPS_RELEASE:

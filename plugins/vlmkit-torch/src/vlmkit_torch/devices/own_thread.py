@@ -1,9 +1,9 @@
-"""Keeps the threads that torch computes with on a CPU from sleeping at each of their meetings.
+"""Runs work in a short-lived thread, so that torch's CPU threads keep spinning while they wait.
 
-OpenMP gives every thread that computes a team of its own, which lasts as long as that thread. GNU's
-counts all of them, and where they are more than the processors, the threads of every team sleep
-when they wait for each other, and no longer spin. A token has hundreds of such waits. So what loads
-a model, and whatever else computes beside the engine loop, does so in a thread that ends.
+OpenMP gives every thread that computes its own thread pool, which lasts as long as that thread. If
+all pools of GNU's OpenMP together have more threads than there are processors, waiting threads
+sleep instead of spinning. A token has hundreds of such waits. Model loading, and any other
+computation beside the engine loop, therefore runs in a thread that ends.
 """
 
 import threading
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def in_own_thread(work: Callable[[], T]) -> T:
-    """Return or raise what some work does, in a thread that ends with it.
+    """Run ``work`` in a new thread; return its result or raise its error.
 
-    An interrupt does not wait for the work; a process that ends leaves it behind.
+    An interrupt does not wait for the work, and neither does the end of the process.
     """
     results: list[T] = []
     errors: list[BaseException] = []

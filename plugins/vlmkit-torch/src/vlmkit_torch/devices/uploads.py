@@ -1,59 +1,59 @@
-"""Brings the index arrays of a step to the device, all of them in one transfer.
+"""Copies the index arrays of a step to the device in one transfer.
 
-Every transfer costs a GPU's host more than the numbers in it. Knows nothing of what they mean.
+On a GPU, the cost of a transfer is mostly independent of its size.
 """
 
 import numpy as np
 import torch
 
-BOX_NUMBERS = 2**16  # of most steps all; what does not fit goes in a box of its own
+BUFFER_NUMBERS = 2**16  # enough for most steps; a larger array gets its own buffer
 
 
 class Uploads:
     """The arrays of one step.
 
     Args:
-        device: where they go.
+        device: the target.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._boxes: list[_Box] = []
+        self._buffers: list[_Buffer] = []
 
     def add(self, array: np.ndarray) -> torch.Tensor:
-        """Return the place of an int64 array on the device; what it holds comes with ``send``."""
+        """Return an int64 array's tensor on the device; ``send`` fills it."""
         if self._device.type == "cpu":
             return torch.from_numpy(array)
-        if not self._boxes or not self._boxes[-1].has_room(array.size):
-            self._boxes.append(_Box(max(BOX_NUMBERS, array.size), self._device))
-        return self._boxes[-1].put(array)
+        if not self._buffers or not self._buffers[-1].has_room(array.size):
+            self._buffers.append(_Buffer(max(BUFFER_NUMBERS, array.size), self._device))
+        return self._buffers[-1].put(array)
 
     def send(self) -> None:
-        """Bring over what was added; the host does not wait for it."""
-        for box in self._boxes:
-            box.send()
-        self._boxes.clear()
+        """Start the transfer of all added arrays; the host does not wait for it."""
+        for buffer in self._buffers:
+            buffer.send()
+        self._buffers.clear()
 
 
-class _Box:
-    """Room on the device, and what is to go there."""
+class _Buffer:
+    """Memory on the device, and the arrays to copy there."""
 
     def __init__(self, num_numbers: int, device: torch.device) -> None:
-        self._there = torch.empty(num_numbers, dtype=torch.int64, device=device)
+        self._target = torch.empty(num_numbers, dtype=torch.int64, device=device)
         self._arrays: list[np.ndarray] = []
         self._num_used = 0
 
     def has_room(self, num_numbers: int) -> bool:
-        return self._num_used + num_numbers <= len(self._there)
+        return self._num_used + num_numbers <= len(self._target)
 
     def put(self, array: np.ndarray) -> torch.Tensor:
         start = self._num_used
         self._num_used += array.size
         self._arrays.append(array.reshape(-1))
-        return self._there[start : self._num_used].view(array.shape)
+        return self._target[start : self._num_used].view(array.shape)
 
     def send(self) -> None:
-        here = torch.from_numpy(np.concatenate(self._arrays))
-        if self._there.is_cuda:  # a copy from other memory waits for what the device has to do
-            here = here.pin_memory()
-        self._there[: self._num_used].copy_(here, non_blocking=True)
+        source = torch.from_numpy(np.concatenate(self._arrays))
+        if self._target.is_cuda:  # a copy from unpinned memory waits for the device
+            source = source.pin_memory()
+        self._target[: self._num_used].copy_(source, non_blocking=True)

@@ -1,1 +1,1 @@
-"""The LLM engine over a paged cache."""
+"""The LLM engine: from work items to forward passes over a paged cache."""

@@ -1,6 +1,6 @@
-"""Turns work items into one flat step: the decoder's arguments and what attention has to know.
+"""Lays out work items as one flat step: the decoder's arguments, and the layout of attention.
 
-Decides nothing about who runs and computes nothing of the model.
+Selects no work items and computes nothing of the model.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,20 +15,21 @@ from vlmkit.errors import EngineError
 from vlmkit.interfaces.step import WorkItem
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit_torch.attention.grouping import Costs
-from vlmkit_torch.attention.key_ranges import Source
-from vlmkit_torch.attention.paged import Board
+from vlmkit_torch.attention.grouping import ReadCosts
+from vlmkit_torch.attention.key_ranges import NewTokens
+from vlmkit_torch.attention.paged import AttentionContext
 from vlmkit_torch.attention.step import Step
-from vlmkit_torch.cross_attention.image_cache import PictureCache
-from vlmkit_torch.cross_attention.step import CrossingStep, Gaze, lay_out
+from vlmkit_torch.cross_attention.image_cache import ImageCache
+from vlmkit_torch.cross_attention.step import CrossAttentionStep, StepChunk, lay_out
 from vlmkit_torch.devices.uploads import Uploads
-from vlmkit_torch.engine.health import Health
-from vlmkit_torch.prompts.prompt_reader import MANY_AXES, Embeds, Layout, PromptReader
+from vlmkit_torch.engine.non_finite import NonFiniteTracker
+from vlmkit_torch.prompts.layout import Layout
+from vlmkit_torch.prompts.prompt_reader import MAX_PLAIN_AXES, Embeds, PromptReader
 
 
 @dataclass(slots=True)
 class PromptState:
-    """What the engine remembers of an admitted sequence's prompt."""
+    """What the engine stores about an admitted sequence's prompt."""
 
     layout: Layout
     embeds: Embeds | None = None
@@ -55,8 +56,8 @@ class Segment(NamedTuple):
 
     @property
     def images(self) -> list[int]:
-        """The images whose slots the tokens touch, where those are merged into the embeddings."""
-        if not self.is_prompt or self.state.layout.sights:
+        """The images whose slots the tokens overlap, if images are merged into the embeddings."""
+        if not self.is_prompt or self.state.layout.attending_spans:
             return []
         slots = enumerate(self.sequence.prompt.media)
         return [i for i, slot in slots if slot.start < self.stop and slot.stop > self.start]
@@ -70,51 +71,51 @@ class Batch:
         arguments: of the decoder.
         step: for attention.
         rows: ``[rows]`` flat tokens whose logits are wanted, in the order of the items.
-        places: ``[tokens]`` where the health of each token's sequence is noted.
-        crossing: for layers that look at pictures; None where no token does.
+        marks: ``[tokens]`` index of the non-finite mark of each token's sequence.
+        cross_attention: for cross-attention layers; None if no token attends to an image.
     """
 
     arguments: dict[str, Any]
     step: Step
     rows: torch.Tensor
-    places: torch.Tensor
-    crossing: CrossingStep | None = None
+    marks: torch.Tensor
+    cross_attention: CrossAttentionStep | None = None
 
 
 class Batcher:
     """Builds batches for one engine.
 
     Args:
-        pool: says which blocks a sequence has.
+        pool: the blocks of each sequence.
         reader: reads prompts.
-        board: of the engine's layers.
+        context: of the attention layers.
         costs: of reading keys and values.
-        health: knows a place for each sequence.
-        pictures: that layers look at; None where they are merged into the embeddings.
+        non_finite: has a mark for each sequence.
+        images: that layers attend to; None if images are merged into the embeddings.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         reader: PromptReader,
-        board: Board,
-        costs: Costs,
-        health: Health,
-        pictures: PictureCache | None = None,
+        context: AttentionContext,
+        costs: ReadCosts,
+        non_finite: NonFiniteTracker,
+        images: ImageCache | None = None,
     ) -> None:
         self._pool = pool
         self._reader = reader
-        self._board = board
+        self._context = context
         self._costs = costs
-        self._health = health
-        self._pictures = pictures
-        self._within = np.arange(pool.block_tokens)
+        self._non_finite = non_finite
+        self._images = images
+        self._block_offsets = np.arange(pool.block_tokens)
 
     def build(self, items: Seq[WorkItem], states: dict[SequenceView, PromptState]) -> Batch:
-        """Lay out the items: decodes first, those of few tokens before those of many; then chunks.
+        """Lay out the items: decodes first, then chunks.
 
         Args:
-            items: whose decodes come in that order.
+            items: with decodes ordered from short sequences to long ones.
             states: of their sequences.
         """
         decodes, chunks, ends = _flatten(items, states)
@@ -124,65 +125,70 @@ class Batcher:
         uploads = Uploads(self._reader.device)
         step = self._step(decodes, chunks, uploads)
         ids = [token_id for segment in segments for token_id in segment.token_ids]
-        places = [self._health.place(segment.sequence) for segment in segments]
+        marks = [self._non_finite.index(segment.sequence) for segment in segments]
         rows = [
             row
             for item in items
             for row in range(ends[item.sequence] - item.num_rows, ends[item.sequence])
         ]
         visual = _visual_mask(segments)
-        there = {
+        on_device = {
             "ids": uploads.add(np.array([ids])),
             "positions": uploads.add(_positions(segments)),
             "rows": uploads.add(np.array(rows, dtype=np.int64)),
-            "places": uploads.add(np.repeat(places, [segment.num_tokens for segment in segments])),
+            "marks": uploads.add(np.repeat(marks, [segment.num_tokens for segment in segments])),
         }
-        visual_there = None if visual is None else uploads.add(visual.astype(np.int64))
-        crossing = None if self._pictures is None else self._crossing(segments, uploads)
+        visual_mask = None if visual is None else uploads.add(visual.astype(np.int64))
+        cross_attention = self._cross_attention(segments, uploads)
         uploads.send()
-        inputs = self._inputs(segments, there["ids"], visual_there)
-        more = {} if crossing is None else crossing.arguments()
+        inputs = self._inputs(segments, on_device["ids"], visual_mask)
+        more = {} if cross_attention is None else cross_attention.arguments()
         return Batch(
-            arguments={**inputs, "position_ids": there["positions"], **more},
+            arguments={**inputs, "position_ids": on_device["positions"], **more},
             step=step,
-            rows=there["rows"],
-            places=there["places"],
-            crossing=crossing,
+            rows=on_device["rows"],
+            marks=on_device["marks"],
+            cross_attention=cross_attention,
         )
 
-    def _crossing(self, segments: list[Segment], uploads: Uploads) -> CrossingStep | None:
-        """Lay out who looks at which picture; None where nobody does."""
-        assert self._pictures is not None  # noqa: S101 - the caller saw to it
-        gazes = [Gaze(s.sequence, s.state.layout.sights, s.start, s.stop) for s in segments]
-        return lay_out(gazes, self._pictures, self._reader.no_picture, uploads)
+    def _cross_attention(
+        self, segments: list[Segment], uploads: Uploads
+    ) -> CrossAttentionStep | None:
+        """Lay out which rows attend to which image; None if none do."""
+        if self._images is None:
+            return None
+        chunks = [
+            StepChunk(s.sequence, s.state.layout.attending_spans, s.start, s.stop) for s in segments
+        ]
+        return lay_out(chunks, self._images, self._reader.no_image, uploads)
 
     def _slots(self, sequence: SequenceView, stop: int) -> np.ndarray:
         """Return the cache slots of a sequence's tokens ``[0, stop)``."""
         size = self._pool.block_tokens
         blocks = np.array(self._pool.blocks(sequence)[: -(-stop // size)], dtype=np.int64)
-        return (blocks[:, None] * size + self._within).reshape(-1)[:stop]
+        return (blocks[:, None] * size + self._block_offsets).reshape(-1)[:stop]
 
     def _step(self, decodes: list[Segment], chunks: list[Segment], uploads: Uploads) -> Step:
         step = Step(
             [self._source(segment) for segment in decodes],
             [self._source(segment) for segment in chunks],
             self._costs,
-            self._board.cache.zero_slot,
+            self._context.cache.zero_slot,
             uploads,
         )
-        step.lay_out(self._board.kinds, uploads)
+        step.lay_out(self._context.kinds, uploads)
         return step
 
-    def _source(self, segment: Segment) -> Source:
+    def _source(self, segment: Segment) -> NewTokens:
         slots = self._slots(segment.sequence, segment.stop)
         if not segment.is_prompt:
-            return Source(segment.start, slots)
+            return NewTokens(segment.start, slots)
         views = segment.state.layout.views
         own = {name: view.cut(segment.start, segment.stop) for name, view in views.items()}
-        return Source(segment.start, slots, own)
+        return NewTokens(segment.start, slots, own)
 
     def _read_embeds(self, segment: Segment) -> None:
-        """See to it that the features of every image of a segment are merged in."""
+        """Merge the features of every image of a segment into its embeddings."""
         images = segment.images
         if not images:
             return
@@ -195,23 +201,23 @@ class Batcher:
     def _inputs(
         self, segments: list[Segment], ids: torch.Tensor, visual: torch.Tensor | None
     ) -> dict[str, Any]:
-        """Return token ids, or embeddings and their companions if a segment touches an image."""
-        touching = [bool(segment.images) for segment in segments]
-        if not any(touching):
-            return {"input_ids": ids, **self._reader.experts(ids)}
-        merged = self._merge(segments, touching, ids)
+        """Return token ids, or embeddings and related arguments if a segment overlaps an image."""
+        has_images = [bool(segment.images) for segment in segments]
+        if not any(has_images):
+            return {"input_ids": ids, **self._reader.expert_types(ids)}
+        merged = self._merge(segments, has_images, ids)
         return merged if visual is None else {**merged, **_visual(segments, visual)}
 
     def _merge(
-        self, segments: list[Segment], touching: list[bool], ids: torch.Tensor
+        self, segments: list[Segment], has_images: list[bool], ids: torch.Tensor
     ) -> dict[str, Any]:
         """Join the arguments of segments with images and of those without."""
         bounds = np.cumsum([0, *(s.num_tokens for s in segments)]).tolist()
-        text = [slice(bounds[i], bounds[i + 1]) for i, has in enumerate(touching) if not has]
-        plain = self._reader.plain(torch.cat([ids[:, s] for s in text], 1)) if text else {}
+        text = [slice(*bounds[i : i + 2]) for i, merges in enumerate(has_images) if not merges]
+        plain = self._reader.text_arguments(torch.cat([ids[:, s] for s in text], 1)) if text else {}
         parts, row = [], 0
-        for segment, has_images in zip(segments, touching, strict=True):
-            if has_images:
+        for segment, merges in zip(segments, has_images, strict=True):
+            if merges:
                 arguments, cut = _embeds(segment).per_token, slice(segment.start, segment.stop)
             else:
                 arguments, cut = plain, slice(row, row + segment.num_tokens)
@@ -241,7 +247,7 @@ def _positions(segments: list[Segment]) -> np.ndarray:
     offsets = [0 if segment.is_prompt else segment.state.layout.offset for segment in segments]
     positions = np.empty((axes, len(index)), dtype=np.int64)
     positions[:] = index + np.repeat(offsets, counts)
-    if axes > MANY_AXES:
+    if axes > MAX_PLAIN_AXES:
         positions[0] = index
     for segment, row in zip(segments, accumulate(counts, initial=0), strict=False):
         own = segment.state.layout.positions
@@ -251,7 +257,7 @@ def _positions(segments: list[Segment]) -> np.ndarray:
 
 
 def _visual_mask(segments: list[Segment]) -> np.ndarray | None:
-    """Return which tokens ``[tokens]`` have rows of what decoders take per visual token, if any."""
+    """Return the mask ``[tokens]`` of tokens with per-visual rows; None if there are none."""
     masks = [
         np.zeros(segment.num_tokens, dtype=bool)
         if (visual := _visual_of(segment)) is None
@@ -267,11 +273,11 @@ def _visual_of(segment: Segment) -> np.ndarray | None:
 
 
 def _visual(segments: list[Segment], mask: torch.Tensor) -> dict[str, Any]:
-    """Join what decoders take per visual token, such as deepstack rows.
+    """Join arguments with a row for each visual token, such as deepstack rows.
 
     Args:
         segments: of the step.
-        mask: ``[tokens]`` one where a token has such rows.
+        mask: ``[tokens]`` one if a token has such rows.
     """
     cuts: list[tuple[Embeds, slice]] = []
     for segment in segments:
@@ -299,8 +305,7 @@ def _flatten(
     """Cut items at the end of their prompts.
 
     Returns:
-        The decodes, the chunks that follow them in the flat step, and one past each sequence's
-        last row.
+        The decodes, the chunks after them in the flat step, and one past each sequence's last row.
     """
     decodes: list[Segment] = []
     chunks: list[Segment] = []

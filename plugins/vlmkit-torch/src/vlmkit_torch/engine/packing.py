@@ -1,13 +1,13 @@
-"""Brings linear layers into the layout that oneDNN reads fastest on a CPU, while a model serves.
+"""Packs linear layers into the layout that oneDNN reads fastest on a CPU, while a model serves.
 
-Several sequences at once multiply a few rows with large matrices. Plain ``linear`` reads the
-weights in an order that wastes most of the work at such sizes; packed once, they are read several
-times faster, and faster still where layers of the same input are read as one. Packing takes as long
-as dozens of tokens, so a model that answers one question is never packed: it begins after a few
-sequences, and each step packs one group of layers. Weights are in memory once all the while.
+Several sequences at once multiply a few rows with large matrices. Plain ``linear`` reads weights in
+an order that is slow at such sizes. Packed weights are read several times faster, and faster still
+if layers of the same input are read as one. Packing takes as long as dozens of tokens. It therefore
+begins after a few sequences, and each step packs one group of layers. Weights are never in memory
+twice.
 """
 
-# ruff: noqa: SLF001 - the operations are torch.compile's own; each group is compared when packed
+# ruff: noqa: SLF001 - the operations are private to torch.compile; each packed group is compared
 
 import logging
 from collections.abc import Iterator, Sequence as Seq
@@ -26,20 +26,20 @@ from vlmkit_torch.support import sizing
 
 log = logging.getLogger(__name__)
 
-FIRST_SEQUENCES = 2  # of a model that are served with plain weights
+FIRST_SEQUENCES = 2  # served with plain weights
 CHECKED_ROWS = 2
 PACKED_FOR_ROWS = 8
-LEAST_NUMBERS = 2**16  # below this, the call costs more than the multiplication
-OF_ONE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+MIN_NUMBERS = 2**16  # of a matrix; below this, the call costs more than the multiplication
+SHARED_INPUT_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 class PackedWeights:
-    """Weights of linear layers that a parent mostly asks about one input, read as one.
+    """Weights of linear layers that mostly receive the same input, read as one.
 
-    A layer that is asked about another input computes all of them about that: slower, never wrong.
+    A layer that receives another input computes all of them for it: slower, but correct.
 
     Args:
-        linears: the layers; the original weights may be let go.
+        linears: the layers; their own weights may be freed afterwards.
     """
 
     def __init__(self, linears: Seq[nn.Linear]) -> None:
@@ -50,26 +50,26 @@ class PackedWeights:
         self._bias = None if biases[0] is None else torch.cat(biases)
         self._sizes = [linear.out_features for linear in linears]
         self._rows: torch.Tensor | None = None
-        self._kept: dict[int, torch.Tensor] = {}
+        self._products: dict[int, torch.Tensor] = {}
 
     def product(self, index: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return one layer's ``rows @ weight.T + bias``; the others' are kept until asked for."""
-        if rows is not self._rows or index not in self._kept:
+        """Return one layer's ``rows @ weight.T + bias``; keep the others' for their calls."""
+        if rows is not self._rows or index not in self._products:
             out = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-            self._rows, self._kept = rows, dict(enumerate(out.split(self._sizes, -1)))
-        own = self._kept.pop(index)
-        if not self._kept:
+            self._rows, self._products = rows, dict(enumerate(out.split(self._sizes, -1)))
+        own = self._products.pop(index)
+        if not self._products:
             self._rows = None
         return own
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weights are packed; the original ones are let go.
+    """A linear layer with packed weights, without the original ones.
 
     Args:
         linear: the layer.
-        weights: of it, and of others.
-        index: which of them it is.
+        weights: of this layer and others.
+        index: of this layer among them.
     """
 
     def __init__(self, linear: nn.Linear, weights: PackedWeights, index: int = 0) -> None:
@@ -85,8 +85,8 @@ class PackedLinear(nn.Module):
         return self._weights.product(self._index, rows)
 
 
-def gains(loaded: LoadedModel) -> bool:
-    """Whether this model, on this machine, is read faster when packed."""
+def is_faster(loaded: LoadedModel) -> bool:
+    """Return whether packed weights of this model are read faster on this machine."""
     has_kernels = loaded.dtype == torch.float32 or (
         loaded.dtype == torch.bfloat16 and sizing.multiplies_bfloat16()
     )
@@ -95,10 +95,10 @@ def gains(loaded: LoadedModel) -> bool:
 
 
 class Packing:
-    """Packs the linear layers of a decoder, and the head's, in place, a group at a time.
+    """Packs the linear layers of a decoder and its head in place, one group at a time.
 
     Args:
-        views: of the model; used by the thread that calls :meth:`after_step` alone.
+        views: of the model; only the thread that calls :meth:`after_step` uses them.
         files: that weights may be mapped from.
     """
 
@@ -109,16 +109,16 @@ class Packing:
         self._groups: Iterator[None] | None = self._pack()
 
     def count_sequence(self) -> None:
-        """Note that a sequence was served."""
+        """Count a sequence that was served."""
         self._num_sequences += 1
 
     def after_step(self) -> None:
-        """Pack the next group, once enough sequences were served."""
+        """Pack the next group if enough sequences were served."""
         if self._groups is None or self._num_sequences < FIRST_SEQUENCES:
             return
         try:
             next(self._groups, None)
-        except Exception as error:  # a few layers stay plain
+        except Exception as error:  # the remaining layers stay plain
             if not faults.is_out_of_memory(error):
                 raise
             log.warning("linear layers are packed no further: memory ran out")
@@ -126,9 +126,9 @@ class Packing:
 
     def _pack(self) -> Iterator[None]:
         for parent in list(self._views.decoder.modules()):
-            linears: dict[str, Any] = {n: c for n, c in parent.named_children() if _is_worth_it(c)}
-            is_split = "Cross" in type(parent).__name__  # keys of pictures, queries of text
-            for names in [(name,) for name in linears] if is_split else _together(linears):
+            linears: dict[str, Any] = {n: c for n, c in parent.named_children() if _is_packable(c)}
+            is_split = "Cross" in type(parent).__name__  # keys of images, queries of text
+            for names in [(name,) for name in linears] if is_split else _layer_groups(linears):
                 packed = self._packed([linears[name] for name in names])
                 if packed is None:
                     return
@@ -140,13 +140,14 @@ class Packing:
         yield from self._pack_head()
 
     def _pack_head(self) -> Iterator[None]:
-        """Pack the head, unless the embedding has its weights and would be a second copy in memory.
+        """Pack the head, unless it shares its weights with the embedding.
 
-        Where both are mapped, only the rows of tokens that are read become resident.
+        Packed, shared weights would be in memory twice. Mapped weights are the exception: only the
+        embedding rows that are read become resident.
         """
         model: Any = self._views.model
         head, embedding = model.get_output_embeddings(), self._views.decoder.get_input_embeddings()
-        if not _is_worth_it(head):
+        if not _is_packable(head):
             return
         is_tied = head.weight.data_ptr() == embedding.weight.data_ptr()
         if is_tied and not MappedFiles(self._files).hold(head.weight):
@@ -160,7 +161,7 @@ class Packing:
         yield
 
     def _packed(self, linears: Seq[nn.Linear]) -> "list[PackedLinear] | None":
-        """Return the layers packed; None where this machine's kernels compute something else."""
+        """Return the layers packed; None if this machine's kernels compute other results."""
         weights = PackedWeights(linears)
         packed = [PackedLinear(linear, weights, index) for index, linear in enumerate(linears)]
         generator = torch.Generator().manual_seed(0)
@@ -175,36 +176,35 @@ class Packing:
         return None
 
     def _drop(self, linears: Seq[nn.Linear]) -> None:
-        """Let weights leave memory that were mapped; others do when nobody refers to them."""
+        """Drop mapped weights from memory; other weights are freed with their last reference."""
         mapped = MappedFiles(self._files)
         for linear in linears:
             mapped.drop(linear.weight.data)
 
 
-def _together(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:
-    """Return the names of layers that are read as one, and each of the others alone."""
-    groups = [names for names in OF_ONE_INPUT if _are_alike([linears.get(n) for n in names])]
+def _layer_groups(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:
+    """Return the names of layers that are read as one, then each other layer alone."""
+    groups = [names for names in SHARED_INPUT_LAYERS if _are_alike([linears.get(n) for n in names])]
     grouped = {name for names in groups for name in names}
     return [*groups, *((name,) for name in linears if name not in grouped)]
 
 
 def _are_alike(linears: Seq[nn.Linear | None]) -> bool:
-    """Whether layers are all there, take inputs of one size, and all or none have a bias."""
+    """Return whether all layers exist, have one input size, and all or none have a bias."""
     there = [linear for linear in linears if linear is not None]
     forms = {(linear.in_features, linear.bias is None) for linear in there}
     return len(there) == len(linears) and len(forms) == 1
 
 
-def _is_worth_it(module: Any) -> bool:
-    """Whether a module is large and does nothing but multiply with plain numbers.
+def _is_packable(module: Any) -> bool:
+    """Return whether a module is large and only multiplies by plain numbers.
 
-    Layers of quantized models may have a ``forward`` of their own, or weights that only look like
-    numbers.
+    Layers of quantized models may have their own ``forward``, or weights of another tensor class.
     """
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     weight = module.weight
-    return type(weight) is nn.Parameter and weight.numel() >= LEAST_NUMBERS
+    return type(weight) is nn.Parameter and weight.numel() >= MIN_NUMBERS
 
 
 def _has_operations() -> bool:

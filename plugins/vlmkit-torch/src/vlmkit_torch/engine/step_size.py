@@ -1,6 +1,6 @@
-"""How many tokens a forward pass may have: as many as come, until the device's memory runs out.
+"""Limits the tokens of a forward pass after the device runs out of memory.
 
-Learns from failures and never forgets; which items those tokens are of is the scheduler's business.
+The limit starts open, falls at each failure and never rises again. The scheduler selects the items.
 """
 
 import logging
@@ -18,21 +18,24 @@ R = TypeVar("R")
 
 
 class StepSize:
-    """The most tokens of one forward pass; an item that has more runs alone.
+    """Splits work items into passes that fit into memory; a larger item runs alone.
+
+    Attributes:
+        max_tokens: most tokens of a pass; None until memory runs out.
 
     Args:
-        device: whose memory it is.
+        device: that computes.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.most_tokens: int | None = None
+        self.max_tokens: int | None = None
         self._device = device
 
     def run(self, compute: Callable[[list[WorkItem]], R], items: Seq[WorkItem]) -> Iterator[R]:
-        """Compute items in as few passes as fit, halving those that run out of memory.
+        """Compute items in as few passes as fit; halve a pass that runs out of memory.
 
         Raises:
-            Exception: a pass failed otherwise, or ran out of memory with one item alone.
+            Exception: a pass failed for another reason, or one item alone ran out of memory.
         """
         waiting = list(self._cut(items))
         while waiting:
@@ -45,19 +48,19 @@ class StepSize:
             else:
                 yield result
                 continue
-            # Out of the handler: the error holds what the pass had computed.
+            # Outside the handler, because the error references what the pass had computed.
             free_memory(self._device)
-            self.most_tokens = max(1, _num_tokens(group) // 2)
-            log.warning("steps have at most %d tokens from now on", self.most_tokens)
+            self.max_tokens = max(1, _num_tokens(group) // 2)
+            log.warning("steps have at most %d tokens from now on", self.max_tokens)
             waiting[:0] = self._cut(group)
 
     def _cut(self, items: Seq[WorkItem]) -> Iterator[list[WorkItem]]:
-        """Yield neighbours that have no more tokens than a pass may have."""
+        """Yield adjacent items that fit into one pass."""
         group: list[WorkItem] = []
         num_tokens = 0
         for item in items:
             num_tokens += item.num_tokens
-            if group and self.most_tokens is not None and num_tokens > self.most_tokens:
+            if group and self.max_tokens is not None and num_tokens > self.max_tokens:
                 yield group
                 group, num_tokens = [], item.num_tokens
             group.append(item)

@@ -1,9 +1,9 @@
-"""Makes layers plain that compressed-tensors left compressed.
+"""Decompresses layers of compressed-tensors after loading.
 
-transformers reads such weights as they are stored. The package decompresses them in a hook before
-the model's first ``forward``, which an engine that runs decoder, head and tower by themselves never
-calls. What is decompressed has the precision of the model; only activations stay quantized, where
-a checkpoint says so.
+transformers reads such weights as stored. The package decompresses them in a hook before the
+model's first ``forward``. The engine never calls that method, because it runs decoder, head and
+tower separately. Decompressed weights have the precision of the model. Activations stay quantized
+if the checkpoint says so.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,11 +20,11 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_torch.support import compressed_tensors
 
-HOOK = "ct_decompress_hook"  # the package's name for it, on the model
+HOOK = "ct_decompress_hook"  # the attribute of the model in which the package stores it
 
 
 def is_compressed(config: PretrainedConfig) -> bool:
-    """Whether a configuration names compressed-tensors as its method of quantization."""
+    """Return whether a configuration states compressed-tensors as its quantization method."""
     stated = getattr(config, "quantization_config", None)
     return isinstance(stated, dict) and stated.get("quant_method") == compressed_tensors.PACKAGE
 
@@ -32,8 +32,8 @@ def is_compressed(config: PretrainedConfig) -> bool:
 def ignore_plain_layers(checkpoint: Checkpoint, auto: Any, config: PretrainedConfig) -> None:
     """Add every layer that the files hold uncompressed to ``ignore`` of a configuration.
 
-    The tool writes names of the files into ``ignore``, and transformers compares them with those of
-    its modules, which differ in most models with a tower.
+    The tool writes names of tensors in the files into ``ignore``. transformers compares them with
+    names of its modules, which differ in most models with a tower.
     """
     stated = config.quantization_config
     with torch.device("meta"):
@@ -51,7 +51,7 @@ def ignore_plain_layers(checkpoint: Checkpoint, auto: Any, config: PretrainedCon
 
 
 def decompress(model: PreTrainedModel) -> None:
-    """Decompress the weights of a model in place; one that is not compressed stays as it is."""
+    """Decompress the weights of a model in place; do nothing if it is not compressed."""
     hook = getattr(model, HOOK, None)
     if hook is None:
         return
@@ -67,14 +67,14 @@ def decompress(model: PreTrainedModel) -> None:
         decompress_module(module, leave_decompressed=has_activations)
         if has_activations and isinstance(module, nn.Linear):
             vars(module)["forward"] = partial(_by_token, module.forward)
-    for weight in model.parameters():  # experts and some formats have the precision of their scales
+    for weight in model.parameters():  # experts and some formats get the precision of their scales
         if weight.is_floating_point() and weight.dtype != torch.float32:
             weight.data = weight.data.to(model.config.dtype)
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep the package's progress bars and log lines off the terminal while it loads a model."""
+    """Hide the package's progress bars and log lines while it loads a model."""
     from compressed_tensors.compressors.model_compressors import model_compressor
     from compressed_tensors.quantization.lifecycle import apply
     from loguru import logger
@@ -97,9 +97,9 @@ def _without_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
 
 @contextmanager
 def exact_activations(model: nn.Module) -> Iterator[None]:
-    """Leave activations as they are, which makes two ways of computing comparable.
+    """Turn off quantization of activations, so that two ways of computing are comparable.
 
-    Where activations are quantized, a difference in the last bit may become one of a whole level.
+    Quantization may turn a difference in the last bit into one of a whole level.
     """
     quantized = [one for one in model.modules() if hasattr(one, "quantization_scheme")]
     for module in quantized:
@@ -112,8 +112,8 @@ def exact_activations(model: nn.Module) -> Iterator[None]:
 
 
 def _by_token(forward: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Return what a layer makes of rows, each quantized by itself.
+    """Return a layer's output with each row quantized separately.
 
-    The package takes an array of two axes for one token, whose scale would depend on all rows.
+    The package treats an array of two axes as one token, so that all rows would share a scale.
     """
     return forward(rows[None])[0] if rows.ndim == 2 else forward(rows)

@@ -1,7 +1,7 @@
-"""Keeps converted weights from being in memory twice: as stored, and as computed with.
+"""Drops the stored form of converted weights from memory, so that weights are not there twice.
 
-A page of a mapped file stays resident after it was read. Linux drops it when told, and reads it
-again if it is needed; elsewhere nothing is done, and the system drops pages when memory is short.
+A page of a mapped file stays resident after it was read. Linux drops it on request, and reads it
+again when needed. Other systems drop pages when memory is short; there, this does nothing.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ MAPS = Path("/proc/self/maps")
 
 
 class MappedFiles:
-    """Where some files are mapped in this process now.
+    """The address ranges at which files are mapped in this process.
 
     Args:
-        files: that nobody wrote to by their mapped memory, for what was written would be lost.
+        files: must not be written through their mapped memory; such writes would be lost.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -30,12 +30,12 @@ class MappedFiles:
         self._advise = ctypes.CDLL(None).madvise if self._ranges else None
 
     def hold(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor lies in one of the files."""
+        """Return whether a tensor lies in one of the files."""
         start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         return any(first <= start and stop <= last for first, last in self._ranges)
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """Drop the pages that hold nothing but a tensor, if it lies in one of the files."""
+        """Drop the pages that hold only this tensor, if it lies in one of the files."""
         if self._advise is None or not tensor.is_contiguous() or not self.hold(tensor):
             return
         first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

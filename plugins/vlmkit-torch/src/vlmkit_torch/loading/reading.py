@@ -1,6 +1,6 @@
-"""Reads a checkpoint through transformers: safetensors only, no remote code, nothing missing.
+"""Reads a checkpoint through transformers: safetensors only, no remote code, no missing weights.
 
-The model stays on the CPU, its weights mapped. Where and how it is run is not decided here.
+The model stays on the CPU with mapped weights. Chooses neither device nor precision.
 """
 
 import copy
@@ -38,16 +38,16 @@ from vlmkit_torch.support.transformers_source import ANOTHER
 
 logger = logging.getLogger(__name__)
 
-# Names of what other weights are to be multiplied by, or added to: without it those are wrong.
+# Names of weights that scale or extend others, which are wrong without them.
 SCALES = re.compile(r"(weight_scale|scale_inv|scale_2|\.scales|absmax|\.SCB|zero_points?|qzeros)$")
-MOST_PACKED = 16  # numbers that a stored one may hold: 32 bits of weights of 2 bits each
-MOST_TIED = 2  # weights of which one is stored
+MAX_PACKED = 16  # weights in one stored number: 32 bits hold 16 weights of 2 bits
+MAX_TIED = 2  # weights that share one stored tensor
 MIN_BUFFER_NUMBERS = 2**26
 ADDITIONS = re.compile(r"\.lora_[AB]\b")
 
 
 def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
-    """Return the configuration of what answers in a checkpoint, as transformers reads it.
+    """Return the configuration of the part of a checkpoint that answers, as transformers reads it.
 
     Raises:
         CheckpointError: transformers does not know the family or cannot read the file.
@@ -70,9 +70,9 @@ def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
 
 
 def _answering(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the part of a configuration that answers; of a model that speaks, its thinker's.
+    """Return the part of a configuration that answers: the thinker's, if there is one.
 
-    How weights are stored is said of the whole model.
+    The storage of weights is stated for the whole model.
     """
     thinker: PretrainedConfig | None = getattr(config, "thinker_config", None)
     if thinker is None:
@@ -94,9 +94,9 @@ def read_model(
         dtype: of the weights; ``auto`` is that of the files.
 
     Raises:
-        CheckpointError: the family is not supported, or weights are absent, of the wrong shape or
-            need what is not installed.
-        EngineError: there is not so much memory.
+        CheckpointError: the family is not supported, or weights are absent, have the wrong shape
+            or need a package that is not installed.
+        EngineError: there is too little memory.
     """
     auto = auto_class(checkpoint, config)
     _refuse_larger(checkpoint, config, auto)
@@ -112,10 +112,10 @@ def read_model(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
     except Exception as error:
-        if failure := faults.told_at_load(error, torch.device("cpu")):
+        if failure := faults.device_error_at_load(error, torch.device("cpu")):
             raise failure from error
         raise CheckpointError(
             f"the weights of model {checkpoint.name!r} could not be loaded: {named(error)}",
@@ -128,7 +128,7 @@ def read_model(
 
 
 def _hint(config: PretrainedConfig) -> str:
-    """Return what to do about weights that transformers fails to load."""
+    """Return a hint for weights that transformers fails to load."""
     stated = getattr(config, "quantization_config", None)
     if not isinstance(stated, dict):
         return "`vlmkit --debug ...` shows why; please report the model"
@@ -165,7 +165,7 @@ def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
 
 @contextmanager
 def _without_bar(config: PretrainedConfig) -> Iterator[None]:
-    """Keep progress bars of libraries off the terminal: its users show the stages."""
+    """Hide progress bars of libraries, because callers show the stages."""
     was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     is_compressed = decompression.is_compressed(config)
@@ -178,21 +178,21 @@ def _without_bar(config: PretrainedConfig) -> Iterator[None]:
 
 
 def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) -> None:
-    """Refuse a configuration of a far larger model than the weights are of, before it takes memory.
+    """Refuse a configuration of a far larger model than the weights, before it takes memory.
 
-    Weights that are not in the files, or have other shapes there, would be made at random first.
+    Loading would first create weights at random that are absent or have other shapes.
 
     Raises:
-        CheckpointError: it is so.
+        CheckpointError: the configuration has too many weights.
     """
     try:
         with torch.device("meta"):
             model = auto.from_config(copy.deepcopy(config))
-    except Exception as error:  # noqa: BLE001 - loading says what is wrong
+    except Exception as error:  # noqa: BLE001 - loading reports the cause
         logger.debug("model %r cannot be measured: %s", checkpoint.name, type(error).__name__)
         return
     stored = safetensors_header.weights_of(checkpoint).num_parameters
-    factor = MOST_PACKED if quantization.method_of(checkpoint) is not None else MOST_TIED
+    factor = MAX_PACKED if quantization.method_of(checkpoint) is not None else MAX_TIED
     wanted = sum(weight.numel() for weight in model.parameters())
     made = sum(buffer.numel() for buffer in model.buffers())
     if wanted > factor * stored or made > max(MIN_BUFFER_NUMBERS, factor * stored):
@@ -204,7 +204,7 @@ def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) 
 
 
 def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
-    """Weights that were not in the files would be random: an answer of such a model is noise."""
+    """Refuse missing weights: they would be random, and so would every answer."""
     for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
         if names := sorted(map(_name_of, report.get(kind) or ())):
             raise CheckpointError(
@@ -227,5 +227,5 @@ def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
 
 
 def _name_of(key: Any) -> str:
-    """Return a weight's name, which may come with the shapes that differ."""
+    """Return a weight's name from a report's key, which may include shapes."""
     return str(key[0] if isinstance(key, tuple) else key)

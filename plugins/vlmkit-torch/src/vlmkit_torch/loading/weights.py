@@ -1,6 +1,6 @@
-"""Where and how precisely a model computes: one serves engine and encoder of a pipeline.
+"""Loads a model in a precision onto a device, once for engine and encoder of a pipeline.
 
-How it is run is not decided here.
+Runs no model.
 """
 
 import copy
@@ -27,76 +27,76 @@ class LoadedModel:
 
     Attributes:
         model: the model.
-        is_open: whoever loaded it does not mind where and how precisely it computes.
-        cache_bytes: memory that is left for keys and values; None where the device is asked.
+        is_movable: whether its first user accepts any device and precision.
+        cache_bytes: memory for keys and values; None if the device determines it.
     """
 
     model: PreTrainedModel
-    is_open: bool = False
+    is_movable: bool = False
     cache_bytes: int | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that computes."""
         return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """How precisely it computes."""
+        """The precision that it computes in."""
         return self.model.dtype
 
 
-def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
-    """Return the pipeline's model for these settings, loading it at the first call.
+def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
+    """Return the pipeline's model for these settings; load it at the first call.
 
-    The engine leads: an encoder whose settings leave device and precision open computes with the
-    engine's copy, whichever of the two is built first.
+    An encoder with automatic device and precision shares the engine's copy, whichever of the two is
+    built first.
 
     Raises:
         CheckpointError: the checkpoint is broken or is not supported.
-        ConfigError: the device is not there.
+        ConfigError: the device is absent.
     """
     settings: ComputeSettings = context.settings or ComputeSettings()
     loaded: list[LoadedModel] = context.share("vlmkit_torch.models", list)
-    is_open = not leads and sizing.is_open(settings)
-    if is_open and loaded:
+    is_movable = not for_engine and sizing.is_auto(settings)
+    if is_movable and loaded:
         return loaded[0]
     config, device, dtype, cache_bytes = _plan(context)
     for entry in loaded:
         if (entry.device, entry.dtype) == (device, dtype):
             return entry
-        if leads and entry.is_open:
+        if for_engine and entry.is_movable:
             _move(entry.model, device, dtype)
-            entry.is_open, entry.cache_bytes = False, cache_bytes
+            entry.is_movable, entry.cache_bytes = False, cache_bytes
             return entry
     model = load(context.files, config, device, dtype)
-    loaded.append(LoadedModel(model, is_open, cache_bytes))
+    loaded.append(LoadedModel(model, is_movable, cache_bytes))
     return loaded[-1]
 
 
 def examine(context: BuildContext) -> str:
-    """Say how precisely and where a model would be computed; reads no weights.
+    """Return the precision and the device that a model would use; read no weights.
 
     Raises:
         CheckpointError: transformers cannot read its configuration, or the family is not supported.
-        ConfigError: the device is not there.
+        ConfigError: the device is absent.
     """
     config, device, dtype, _ = _plan(context)
     auto_class(context.files, config)
     return f"{str(dtype).removeprefix('torch.')}, {device}"
 
 
-def examine_follower(context: BuildContext) -> str:
-    """Say the same of an encoder, which computes with the engine's copy where it may."""
+def examine_encoder(context: BuildContext) -> str:
+    """Return the same for an encoder, which shares the engine's copy if its settings allow."""
     own = examine(context)
     settings: ComputeSettings = context.settings or ComputeSettings()
-    return f"with the engine's copy, or {own}" if sizing.is_open(settings) else own
+    return f"with the engine's copy, or {own}" if sizing.is_auto(settings) else own
 
 
 def _plan(
     context: BuildContext,
 ) -> tuple[PretrainedConfig, torch.device, torch.dtype, int | None]:
-    """Return a model's configuration, where and how precisely to compute it, and the cache's room.
+    """Return a model's configuration, device, precision and bytes of the cache.
 
     Raises:
         CheckpointError: the configuration is wrong, or the model does not fit into memory.
@@ -115,14 +115,15 @@ def _plan(
 def load(
     checkpoint: Checkpoint, config: PretrainedConfig, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Read the weights, memory-mapped, and put them on the device.
+    """Read the weights, memory-mapped, and move them to the device.
 
-    A CPU gets them as they are stored, and each is converted for itself: read in another precision
-    at once, all of them would be in memory as they are stored, too.
+    On a CPU, weights are read as stored and then converted one by one. If transformers converted
+    them while reading, memory would hold the stored form of all of them, too.
 
     Raises:
-        CheckpointError: weights are absent, of the wrong shape, or need what is not installed.
-        EngineError: the device failed, or has not so much memory.
+        CheckpointError: weights are absent, have the wrong shape, or need a package that is not
+            installed.
+        EngineError: the device failed, or has too little memory.
     """
     stored = stored_dtype(checkpoint) if device.type == "cpu" else None
     if stored is None or dtype in (stored, torch.float16):
@@ -138,7 +139,7 @@ def load(
 
 
 def stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
-    """Return the precision of all weights as they are stored; None where they have several."""
+    """Return the precision in which all weights are stored; None if there are several."""
     if quantization.method_of(checkpoint) is not None:
         return None
     stored = weights_of(checkpoint).num_by_dtype
@@ -154,33 +155,33 @@ def _move(
     dtype: torch.dtype | None = None,
     files: MappedFiles | None = None,
 ) -> None:
-    """Put a model's weights on a device, and in another precision if it is named.
+    """Move a model's weights to a device, and convert them if ``dtype`` is given.
 
     Args:
-        model: whose weights they are.
-        device: where to.
-        dtype: the other precision.
-        files: in which the weights lie; what is converted leaves memory.
+        model: whose weights to move.
+        device: the target.
+        dtype: the new precision.
+        files: that the weights are mapped from; converted weights are dropped from memory.
 
     Raises:
-        EngineError: the device failed, or has not so much memory.
+        EngineError: the device failed, or has too little memory.
     """
     try:
-        with hardware.alone(device):
+        with hardware.exclusive(device):
             model.to(device=device)
             if dtype is not None:
                 _cast(model, dtype, files)
     except Exception as error:
-        if failure := faults.told_at_load(error, device):
+        if failure := faults.device_error_at_load(error, device):
             raise failure from error
         raise
 
 
 def _cast(model: Any, dtype: torch.dtype, files: MappedFiles | None = None) -> None:
-    """Bring a model to another precision, as it would be had it been read in that.
+    """Convert a model to another precision, with the same result as reading it in that precision.
 
-    Numbers that a model makes of its configuration have a precision of their own: angles of
-    rotation stay in float32, and where they are complex, a cast would drop half of each.
+    Buffers that a model computes from its configuration have their own precision. Rotation angles
+    stay in float32, and a cast of complex numbers would drop their imaginary parts.
     """
     kinds = _buffer_dtypes(model, dtype)
     stay = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
@@ -197,9 +198,9 @@ def _cast(model: Any, dtype: torch.dtype, files: MappedFiles | None = None) -> N
 
 
 def _keeps_buffers(model: Any, dtype: torch.dtype) -> bool:
-    """Whether what a model makes of its configuration is the same in another precision.
+    """Return whether buffers that a model computes are the same in another precision.
 
-    Where it is not, it was rounded when it was made.
+    A buffer that differs was rounded when the model computed it.
     """
     kinds = _buffer_dtypes(model, dtype)
     stored = model.state_dict().keys()
@@ -209,7 +210,7 @@ def _keeps_buffers(model: Any, dtype: torch.dtype) -> bool:
 
 
 def _buffer_dtypes(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Return the precision that each buffer of a model has if it is made in another one."""
+    """Return the precision that each buffer has in a model created with ``dtype``."""
     with torch.device("meta"):
         fresh = type(model)._from_config(copy.deepcopy(model.config), dtype=dtype)  # noqa: SLF001 - no public way
     return {name: made.dtype for name, made in fresh.named_buffers()}

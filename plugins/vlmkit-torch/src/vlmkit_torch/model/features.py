@@ -1,7 +1,7 @@
-"""Image features between an encoder and a family's merging code: arrays in, containers out.
+"""Passes image features to a family's merging code, in the container that it expects.
 
-Families disagree on the container (a list of rows, one tensor) though not on the rows; the forms
-are tried once and the one that a family takes is remembered.
+Families expect a list of rows or one tensor. The caller tries each form once and stores the one
+that works.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MARKS = "visual_indicator_features"  # rows of tokens around an image, the same 
 
 
 class FeatureForm(Enum):
-    """How a family wants the rows of all images."""
+    """The container in which a family expects the rows of all images."""
 
     LIST = "a list of [tokens, hidden]"
     TENSOR = "[1, tokens, hidden]"
@@ -29,17 +29,17 @@ class FeatureForm(Enum):
 
 @dataclass
 class FeatureOutput(BaseModelOutputWithPooling):
-    """What a family's merging code gets in place of its own encoder's output."""
+    """Replaces the output of a family's own encoder for its merging code."""
 
     deepstack_features: Any = None
     visual_indicator_features: Any = None
-    qformer_outputs: Any = None  # which a family hands on, and nobody reads
+    qformer_outputs: Any = None  # passed on by a family, and never read
     vision_outputs: Any = None
     router_logits: Any = None
 
 
 def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return any array as a tensor on a device, in another precision if it is of floats."""
+    """Return any array as a tensor on a device; floats are cast to ``dtype``."""
     tensor = array if isinstance(array, torch.Tensor) else torch.utils.dlpack.from_dlpack(array)
     if dtype is not None and tensor.is_floating_point():
         return tensor.to(device=device, dtype=dtype)
@@ -53,7 +53,7 @@ def compose(
     device: torch.device,
     dtype: torch.dtype,
 ) -> FeatureOutput:
-    """Put the rows of all images in order, zeros for those whose features are not there."""
+    """Return the rows of all images in order, with zeros for absent features."""
 
     def rows(name: str) -> torch.Tensor:
         present = {i: f.extra[name] if name else f.embeddings for i, f in features.items()}
@@ -84,7 +84,7 @@ def compose(
 
 
 def blank(slots: Sequence[MediaSlot], like: torch.Tensor) -> FeatureOutput:
-    """Return rows of zeros for all images, as wide as others."""
+    """Return rows of zeros for all images, as wide as ``like``."""
     count = sum(slot.num_features for slot in slots)
     return FeatureOutput(pooler_output=like.new_zeros(1, count, like.shape[-1]))
 

@@ -1,8 +1,8 @@
-"""Families whose decoder puts the rows of images in by itself, shown as others are.
+"""Adapters for families whose decoder merges image features by itself.
 
-Elsewhere a base model has a tower, and merges its rows into the embeddings of a text that its
-decoder is given. Where the decoder does all that, what stands here is put before it: its tower
-alone, and its merging alone. Every number is of the family's own code.
+In other families, a base model has a tower and merges its rows into the embeddings that its decoder
+receives. For a decoder that does all of this, an adapter exposes the tower and the merging alone.
+All computation is the family's own code.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from vlmkit_torch.model.features import FeatureOutput
 
 
 def base_of(model: PreTrainedModel) -> Any:
-    """Return what merges images into a text and hands that to a model's decoder."""
+    """Return the module that merges images into a text and calls a model's decoder."""
     kind = _BASES.get(model.config.model_type)
     return kind(model.base_model) if kind else model.base_model
 
 
 class Phi4Base(nn.Module):
-    """What stands before Phi 4's decoder.
+    """Tower and merging of Phi 4 multimodal, in front of its decoder.
 
     Args:
         decoder: the family's base model.
@@ -32,8 +32,8 @@ class Phi4Base(nn.Module):
         super().__init__()
         self.decoder = decoder
         self.config = decoder.config
-        # Patches see those behind them, too. transformers lets them only where an image is padded,
-        # or another that is encoded with it: what a picture looks like would depend on both.
+        # Patches must see later patches, too. transformers allows this only if an image, or another
+        # one in its batch, is padded; the features of an image would depend on both.
         for module in decoder.embed_tokens_extend.image_embed.modules():
             if getattr(module, "is_causal", False):
                 module.is_causal = False
@@ -45,12 +45,12 @@ class Phi4Base(nn.Module):
         image_attention_mask: torch.Tensor,
         **_: Any,
     ) -> FeatureOutput:
-        """Return the rows that the decoder would put into a text."""
+        """Return the rows that the decoder would merge into a text."""
         table = self.decoder.get_input_embeddings().weight
-        nowhere = torch.zeros(0, dtype=torch.int64, device=table.device)
+        no_indices = torch.zeros(0, dtype=torch.int64, device=table.device)
         rows = self.decoder.embed_tokens_extend.image_embed(
-            nowhere,
-            _Text(table),
+            no_indices,
+            _EmbeddingStub(table),
             image_pixel_values=image_pixel_values,
             image_sizes=image_sizes,
             image_attention_mask=image_attention_mask,
@@ -64,7 +64,7 @@ class Phi4Base(nn.Module):
         mm_encoder_outputs: Mapping[str, FeatureOutput] | None = None,
         use_cache: bool | None = None,
     ) -> Any:
-        """Put rows where the tokens of images are, and hand the text to the decoder."""
+        """Merge rows at the image tokens, and call the decoder."""
         embeds = self.decoder.get_input_embeddings()(input_ids)
         if mm_encoder_outputs:
             is_image = input_ids == self.config.vision_config.image_token_id
@@ -75,8 +75,8 @@ class Phi4Base(nn.Module):
         return self.decoder(inputs_embeds=embeds, position_ids=position_ids, use_cache=use_cache)
 
 
-class _Text:
-    """Stands where a text's embeddings are, and gives back what is put among them."""
+class _EmbeddingStub:
+    """Replaces a text's embeddings, and returns the rows that are written into them."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self.device, self.dtype = table.device, table.dtype

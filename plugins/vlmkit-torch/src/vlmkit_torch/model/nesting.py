@@ -1,7 +1,6 @@
-"""How transformers nests its modules: a decoder, a head, and copies with one child replaced.
+"""Finds decoder and head inside a transformers model, and copies modules with one child replaced.
 
-Copies are shallow: nothing of transformers is patched, and no weight is copied. What the pieces are
-good for is their users' business.
+Copies are shallow: transformers is not patched, and no weight is copied. Runs no module.
 """
 
 # ruff: noqa: SLF001 - copies are made of the insides of modules
@@ -21,7 +20,7 @@ def decoder_of(model: PreTrainedModel) -> Any:
     """Return a model's decoder: embeddings -> hidden states."""
     decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
     if not hasattr(decoder, "get_decoder"):
-        return model.base_model  # some call the matrix of their head a decoder
+        return model.base_model  # some families name their head's matrix a decoder
     while decoder.get_output_embeddings() is not None:  # a whole causal LM inside a VLM
         decoder = decoder.model
     inner: Any = decoder.get_decoder()
@@ -31,18 +30,18 @@ def decoder_of(model: PreTrainedModel) -> Any:
 def head_of(model: PreTrainedModel, decoder: Any) -> Any:
     """Return a copy of a model that takes hidden states as ``inputs_embeds`` and gives logits.
 
-    It has every scaling and cap of the family, and holds neither decoder nor towers.
+    It applies every scaling and cap of the family, and has neither decoder nor towers.
     """
     whole = _causal_lm(model, decoder)
-    sees = whole.base_model is not whole and hasattr(whole.base_model, "get_image_features")
-    inner: Any = whole.base_model if sees else decoder
-    return with_replaced(whole, inner, _Passage(inner))
+    has_tower = whole.base_model is not whole and hasattr(whole.base_model, "get_image_features")
+    inner: Any = whole.base_model if has_tower else decoder
+    return with_replaced(whole, inner, _PassThrough(inner))
 
 
 def _causal_lm(model: PreTrainedModel, decoder: Any) -> Any:
-    """Return the innermost module of a model that makes logits of a decoder's hidden states.
+    """Return the innermost module that computes logits from a decoder's hidden states.
 
-    Nearly always the model itself; a few hold a whole causal LM, head and all.
+    Usually the model itself; a few models contain a whole causal LM with its head.
     """
     found: Any = model
     if model.base_model is not model:
@@ -56,10 +55,10 @@ def _causal_lm(model: PreTrainedModel, decoder: Any) -> Any:
 
 
 def replace_attention(decoder: Any, implementation: str) -> None:
-    """Switch a decoder's attention, and nothing else's.
+    """Switch the attention implementation of a decoder only.
 
     Raises:
-        CheckpointError: the family's code does not let its attention be replaced.
+        CheckpointError: the family's code does not allow another attention.
     """
     config = decoder.config
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
@@ -71,7 +70,7 @@ def replace_attention(decoder: Any, implementation: str) -> None:
 
 
 def with_replaced(root: nn.Module, target: nn.Module, new: nn.Module) -> Any:
-    """Return a copy of a module with another in the place of one inside it."""
+    """Return a copy of a module with one module inside it replaced."""
     return _with_child(root, _path_of(root, target), new)
 
 
@@ -92,10 +91,10 @@ def _with_child(root: nn.Module, path: str, new: nn.Module) -> Any:
     return view
 
 
-class _Passage(nn.Module):
-    """Stands where the base model stands and returns its input as the hidden states.
+class _PassThrough(nn.Module):
+    """Replaces the base model and returns its input as the hidden states.
 
-    It has the base model's numbers, such as a factor of logits, and none of its modules.
+    It has the base model's attributes, such as a scale of logits, and none of its modules.
     """
 
     def __init__(self, base: nn.Module) -> None:
@@ -108,7 +107,7 @@ class _Passage(nn.Module):
 
 
 class _Output(BaseModelOutputWithPast):
-    """An output of which every field that a family may ask for is there, though None."""
+    """An output in which every further field that a family may read is None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

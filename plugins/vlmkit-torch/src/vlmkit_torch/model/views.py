@@ -1,15 +1,15 @@
 """Three views of one transformers model, sharing every weight.
 
 Prepare   the family's own code up to its decoder, whose arguments are recorded: embeddings with
-          images merged in, positions, masks, whatever else the family hands over per token
-decoder   tokens of many sequences -> hidden states, with our attention function inside
+          merged images, positions, masks, and further arguments for each token
+decoder   tokens of many sequences -> hidden states, with paged attention
 head      hidden states -> logits, with every scaling and cap of the family
 
-A view is made of shallow copies with one child replaced: nothing of transformers is patched, no
+A view consists of shallow copies with one child replaced. transformers is not patched, and no
 weight is copied.
 """
 
-# ruff: noqa: SLF001 - views are made of the insides of modules; every such access is in this file
+# ruff: noqa: SLF001 - views access private attributes of modules, in this file only
 
 import copy
 import inspect
@@ -28,11 +28,11 @@ from vlmkit_torch.model.nesting import decoder_of, head_of, replace_attention, w
 
 PROBE = "vlmkit_probe"
 NO_MASKS = "vlmkit_no_masks"
-MASK_ROWS = 256  # of a mask that are looked at in one piece
+MASK_ROWS = 256  # of a mask that are computed at once
 
 
 class Views:
-    """The three views of a model; the decoder is switched to paged attention for good."""
+    """The three views of a model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -47,27 +47,27 @@ class Views:
         self._head = head_of(model, self.decoder)
 
     def use_paged_attention(self) -> None:
-        """Route the decoder's attention through our function; towers keep their own."""
+        """Switch the decoder to paged attention; towers keep their own."""
         install()
         self.set_attention(IMPLEMENTATION)
 
     def set_attention(self, implementation: str) -> None:
-        """Switch the decoder's attention, and nothing else's.
+        """Switch the attention implementation of the decoder only.
 
         Raises:
-            CheckpointError: the family's code does not let its attention be replaced.
+            CheckpointError: the family's code does not allow another attention.
         """
         replace_attention(self.decoder, implementation)
 
     def prepare(self, inputs: Mapping[str, Any], *, wants_masks: bool = False) -> dict[str, Any]:
-        """Run the family's own merging code; return what it hands to its decoder.
+        """Run the family's own merging code; return the arguments of its decoder.
 
-        Only families with images have this view. With masks it may run in one thread while it runs
-        without them in another.
+        Only families with images have this view. One thread may run it with masks while another
+        runs it without.
 
         Args:
             inputs: of the family's own code.
-            wants_masks: whether ``attention_mask`` is to be there; see :func:`_unusual_mask`.
+            wants_masks: whether to compute ``attention_mask``; see :func:`_unusual_mask`.
         """
         view = self._layout if wants_masks else self._merge
         if view is None:
@@ -80,7 +80,7 @@ class Views:
         return logits
 
     def renew_head(self) -> None:
-        """Take the head that the model has now."""
+        """Rebuild the view of the head after the model's head was replaced."""
         self._head = head_of(self.model, self.decoder)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Views:
         return rows
 
     def text_tokens(self, count: int) -> tuple[int, ...]:
-        """Return arbitrary text tokens of the model; fewer where its vocabulary is tiny."""
+        """Return arbitrary text tokens of the model; fewer if its vocabulary is tiny."""
         rows = self.decoder.get_input_embeddings().weight.shape[0]
         vocab = min(rows, getattr(self.text_config, "vocab_size", rows))  # some rows have no logit
         kinds = ("image", "video", "audio")
@@ -102,8 +102,8 @@ class Views:
         """Whether the family's own code has an argument of this name."""
         return name in _names(self.base.forward)
 
-    def wants_images(self) -> bool:
-        """Whether the family's own code cannot do without features, even of a text."""
+    def requires_images(self) -> bool:
+        """Whether the family's own code requires image features even for a text."""
         arguments = inspect.signature(self.base.forward).parameters
         pixels = arguments.get("pixel_values")
         return pixels is not None and pixels.default is pixels.empty
@@ -114,9 +114,9 @@ class Views:
         return self._positional_arguments() - known
 
     def positions_take_mask(self) -> bool:
-        """Whether the family may compute positions only where it is told that nothing is padding.
+        """Whether the family needs an attention mask to compute positions.
 
-        Without a mask, Qwen's Omni models put an image's tokens one after the other.
+        Without a mask, Qwen's Omni models give an image's tokens consecutive positions.
         """
         return "attention_mask" in self._positional_arguments()
 
@@ -124,28 +124,28 @@ class Views:
         rope_index = getattr(self.base, "get_rope_index", None)
         return frozenset() if rope_index is None else frozenset(_names(rope_index))
 
-    def _preparing(self, masks: str) -> "_Preparing":
+    def _preparing(self, masks: str) -> "_PrepareView":
         AttentionMaskInterface.register(PROBE, _unusual_mask)
         AttentionMaskInterface.register(NO_MASKS, _no_mask)
-        return _Preparing(self.base, self.decoder, masks)
+        return _PrepareView(self.base, self.decoder, masks)
 
 
 def _names(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-class _Preparing:
-    """A copy of a base model that goes as far as its decoder, for one caller at a time.
+class _PrepareView:
+    """A copy of a base model that runs up to its decoder, for one caller at a time.
 
-    Some families keep notes on themselves while they run.
+    The lock is needed because some families store state on their modules while they run.
     """
 
     def __init__(self, base: Any, decoder: Any, masks: str) -> None:
         self._recorder = _Recorder(decoder)
         self._view = with_replaced(base, decoder, self._recorder)
-        self._view.config = copy.deepcopy(base.config)  # only this view sees the probes
+        self._view.config = copy.deepcopy(base.config)  # only this view has the mask function
         self._view.config.get_text_config()._attn_implementation_internal = masks
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         arguments = inspect.signature(base.forward).parameters.values()
         self._absent = {
             it.name: None
@@ -154,10 +154,10 @@ class _Preparing:
         }
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the family's code; return what the decoder would get."""
-        with self._turn:
+        """Run the family's code; return the decoder's arguments."""
+        with self._lock:
             if "rope_deltas" in vars(self._view):
-                self._view.rope_deltas = None  # left by the prompt before
+                self._view.rope_deltas = None  # of the previous prompt
             try:
                 self._view(**{**self._absent, **inputs}, use_cache=False)
             except _Recorded:
@@ -166,16 +166,17 @@ class _Preparing:
 
 
 def _no_mask(**_: Any) -> None:
-    """Stand where a mask would be made that nobody wants."""
+    """Build no mask."""
 
 
 def _unusual_mask(**kwargs: Any) -> torch.Tensor | None:
-    """Return a family's mask, a few rows at a time, for a long prompt's has billions of places.
+    """Return a family's mask, built a few rows at a time.
+
+    The whole mask of a long prompt has billions of entries.
 
     Returns:
-        ``[1, 1, seq, 2]`` int64, the first token that each sees and one past the last;
-        ``[1, 1, seq, seq]`` bool where some token's view has holes; None where all see simply
-        what is before them.
+        ``[1, 1, seq, 2]`` int64, the first token that each token sees and one past the last;
+        ``[1, 1, seq, seq]`` bool if some token's range has holes; None if attention is causal.
     """
     if kwargs.get("mask_function", causal_mask_function) is causal_mask_function:
         return None
@@ -197,11 +198,11 @@ def _unusual_mask(**kwargs: Any) -> torch.Tensor | None:
 
 
 class _Recorded(Exception):  # noqa: N818 - a signal, not an error
-    """The decoder was reached and its arguments are recorded."""
+    """Signals that the decoder was reached and its arguments are recorded."""
 
 
 class _Standin(nn.Module):
-    """Takes a module's place in a view; everything but ``forward`` is the module's own."""
+    """Replaces a module in a view; everything but ``forward`` is the module's own."""
 
     def __init__(self, target: nn.Module) -> None:
         super().__init__()
@@ -215,7 +216,7 @@ class _Standin(nn.Module):
 
 
 class _Recorder(_Standin):
-    """Stands where the decoder stands, keeps its arguments and goes no further."""
+    """Replaces the decoder, records its arguments and stops the forward pass."""
 
     arguments: dict[str, Any] | None = None
 

@@ -1,1 +1,1 @@
-"""What a family's own code makes of a prompt."""
+"""From a prompt to a decoder's arguments, by a family's own code."""

@@ -1,8 +1,8 @@
-"""What a family makes of a prompt: positions, masks, and embeddings with the images merged in.
+"""Reads prompts: positions, masks, and embeddings with the images merged in.
 
-Asks the Prepare view, so that every rule is the family's own. The layout (positions and masks)
-depends on the tokens and the images' sizes only and is read without any features; embeddings are
-read when features arrive, with zero rows for images that are cached already or not reached yet.
+Runs the Prepare view, so that every rule is the family's own. The layout depends on the tokens and
+the images' sizes only, and is read without features. Embeddings are read when features arrive, with
+zero rows for images that are already cached or not reached yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ import torch
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.features import MediaFeatures
-from vlmkit.interfaces.prompt import MediaSlot, Prompt, Span
-from vlmkit_torch.attention.layer_kind import Visibility
-from vlmkit_torch.cross_attention.family import Sight, crossing_of
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit_torch.cross_attention.spec import cross_attention_spec
 from vlmkit_torch.model.features import FeatureForm, blank, compose, to_tensor
 from vlmkit_torch.model.views import Views
+from vlmkit_torch.prompts.layout import Layout, on_host, positions_on_host, visibilities
 
 TYPES = "mm_token_type_ids"
-EXPERT_TYPES = "moe_mm_token_type_ids"  # which experts a token goes to: those of text, or of images
+EXPERT_TYPES = "moe_mm_token_type_ids"  # whether a token goes to the experts of text or of images
 EXPERT_TOKENS = ("image_token_id", "image_start_token_id", "image_end_token_id")
 VISUAL_MASKS = ("visual_pos_masks", "vision_mask")
 NOT_PER_TOKEN = frozenset(
@@ -42,65 +42,11 @@ NOT_PER_TOKEN = frozenset(
         *VISUAL_MASKS,
     }
 )
-# Families that type the whole prompt 0 where others type image tokens 1. Their processors take no
-# prompt without an image; transformers reads one that has no types as text, and so typed 1.
+# Families that type all tokens of a prompt 0, whereas others type image tokens 1. Their processors
+# reject a prompt without an image; transformers types all tokens of such a prompt 1.
 PREFIX_TYPED = frozenset({"paligemma"})
-NUM_SAMPLE_TOKENS = 24  # of a text that shows how a family reads text
-MANY_AXES = 3  # rows of positions: time, height, width; a fourth before them is the token's index
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where a prompt's tokens stand and what they see; known to the host.
-
-    Attributes:
-        positions: ``[axes, seq]``; None where token ``i`` stands at ``i``.
-        offset: token ``i`` after the prompt stands at ``i + offset``.
-        views: the family's own masks by kind of layer, where not simply causal.
-        sights: who looks at each picture, where that is not merged into the embeddings.
-    """
-
-    positions: np.ndarray | None
-    offset: int
-    views: dict[str, Visibility] = field(default_factory=dict)
-    sights: tuple[Sight, ...] = ()
-
-    @property
-    def num_axes(self) -> int:
-        """Rows of the positions."""
-        return 1 if self.positions is None else self.positions.shape[0]
-
-    @property
-    def is_of_text(self) -> bool:
-        """Whether tokens see what stands before them, and stand one after the other."""
-        if self.positions is None or self.views:
-            return not self.views
-        return np.array_equal(self.positions, self._run(self.positions.shape[1]))
-
-    def of_length(self, count: int) -> "Layout":
-        """Return what such a layout is for another number of tokens."""
-        if self.positions is None:
-            return self
-        return Layout(self._run(count), self.offset)
-
-    def _run(self, count: int) -> np.ndarray:
-        assert self.positions is not None  # noqa: S101 - the callers saw to it
-        return self.positions[:, :1] + np.arange(count)
-
-    def spans(self) -> tuple[Span, ...]:
-        """Return the token ranges in which some token sees a later one."""
-        if not self.views:
-            return ()
-        stops = np.stack([view.stop for view in self.views.values()]).max(0).tolist()
-        spans: list[Span] = []
-        for index, stop in enumerate(stops):
-            if stop <= index + 1:
-                continue
-            if spans and index < spans[-1].stop:
-                spans[-1] = Span(spans[-1].start, max(stop, spans[-1].stop))
-            else:
-                spans.append(Span(index, stop))
-        return tuple(spans)
+NUM_SAMPLE_TOKENS = 24  # of a text from which the family's layout of text is read
+MAX_PLAIN_AXES = 3  # rows of positions: time, height, width; a fourth row is the token's index
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +54,13 @@ class Embeds:
     """A prompt's decoder arguments, token by token.
 
     Attributes:
-        images: the images whose features are in them.
+        images: the images whose features are merged.
         per_token: ``[1, seq, ...]`` by argument name.
         per_visual: by argument name a list, or a dictionary by layer, of ``[visual, hidden]``.
-        visual: ``[seq]`` bool on the host, the tokens that have rows in ``per_visual``; None if
-            none have.
-        visual_name: the argument that tells the decoder about them.
-        visual_width: their last axis in that argument; 0 if it has none.
+        visual: ``[seq]`` bool on the host, the tokens with rows in ``per_visual``; None if there
+            are none.
+        visual_name: the decoder's argument for that mask.
+        visual_width: last axis of that argument; 0 if it has none.
     """
 
     images: frozenset[int]
@@ -146,47 +92,48 @@ class PromptReader:
         self._is_prefix_typed = config.model_type in PREFIX_TYPED
         self._positional = views.positional_inputs()
         self._masks_padding = views.positions_take_mask()
-        self._wants_images = views.has_prepare and views.wants_images()
+        self._requires_images = views.has_prepare and views.requires_images()
         self._form: FeatureForm | None = None
-        self.crossing = crossing_of(views.model)
-        text = self._ask(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
-        self._text = text if text.is_of_text else None
+        self.cross_attention = cross_attention_spec(views.model)
+        text = self._read_layout(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
+        self._text = text if text.is_plain_text else None
 
     @cached_property
-    def no_picture(self) -> torch.Tensor:
-        """Zeros ``[1, hidden]``: what is looked at where no picture is new."""
+    def no_image(self) -> torch.Tensor:
+        """Zeros ``[1, hidden]``: encoder rows for cross-attention if no image is new."""
         width = self.views.text_config.hidden_size
         return torch.zeros(1, width, device=self.device, dtype=self.dtype)
 
     def layout(self, prompt: Prompt) -> Layout:
-        """Return positions and masks of a prompt; image features play no part.
+        """Return positions and masks of a prompt.
 
-        What a family makes of text is known: its own code, which makes masks of all tokens by all
-        tokens, is asked where there are images only.
+        The family's own code builds masks of all tokens by all tokens, so it runs only for prompts
+        with images. The layout of text is known from a sample.
         """
         if prompt.media or self._text is None:
-            return self._ask(prompt)
-        return self._text.of_length(len(prompt))
+            return self._read_layout(prompt)
+        return self._text.for_length(len(prompt))
 
-    def _ask(self, prompt: Prompt) -> Layout:
+    def _read_layout(self, prompt: Prompt) -> Layout:
         """Return the layout by the family's own code."""
-        if self.crossing is not None:
-            return Layout(None, 0, sights=self.crossing.sights(prompt))
+        if self.cross_attention is not None:
+            spans = self.cross_attention.attending_spans(prompt)
+            return Layout(None, 0, attending_spans=spans)
         if not self.views.has_prepare:
             return Layout(None, 0)
         arguments = self.views.prepare(self._inputs(prompt), wants_masks=True)
         count = len(prompt)
-        positions = _positions(arguments.get("position_ids"))
-        views = _visibilities(arguments.get("attention_mask"), count)
+        positions = positions_on_host(arguments.get("position_ids"))
+        views = visibilities(arguments.get("attention_mask"), count)
         if positions is None or (
             positions.shape[0] == 1 and np.array_equal(positions[0], np.arange(count))
         ):
             return Layout(None, 0, views)
-        highest = int(positions[-MANY_AXES:].max())
+        highest = int(positions[-MAX_PLAIN_AXES:].max())
         return Layout(positions, highest + 1 - count, views)
 
     def embeds(self, prompt: Prompt, features: Mapping[int, MediaFeatures]) -> Embeds:
-        """Return the decoder's arguments for a prompt, with the features that are there.
+        """Return the decoder's arguments for a prompt, with the features that are present.
 
         Raises:
             EngineError: the features do not fit the prompt's placeholders.
@@ -200,7 +147,7 @@ class PromptReader:
             try:
                 arguments = self.views.prepare({**inputs, "mm_encoder_outputs": {"image": output}})
             except (TypeError, AttributeError):
-                continue  # the family wants the rows in another container
+                continue  # the family expects the rows in another container
             except (ValueError, RuntimeError) as error:
                 raise EngineError(
                     "image features do not fit the prompt: the tokenizer expects "
@@ -210,19 +157,19 @@ class PromptReader:
             return self._sort(arguments, len(prompt), images)
         raise EngineError("the model takes image features in no form that is known")
 
-    def plain(self, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the decoder's arguments for text tokens ``[1, tokens]``, wherever they stand."""
+    def text_arguments(self, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the decoder's arguments for text tokens ``[1, tokens]`` at any positions."""
         if not self.views.has_prepare:
             return {"inputs_embeds": self.views.embed(token_ids)}
         inputs = {"input_ids": token_ids, "position_ids": torch.zeros_like(token_ids)}
-        inputs |= self.experts(token_ids)
+        inputs |= self.expert_types(token_ids)
         arguments = self.views.prepare({**inputs, **self._blank(())})
         return self._sort(arguments, token_ids.shape[1], frozenset()).per_token
 
-    def typed(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        """Return a prompt's token ids, and their types where the family has some."""
+    def typed_ids(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Return a prompt's token ids, with their types if the family has types."""
         ids = torch.tensor([prompt.token_ids], device=self.device)
-        inputs = {"input_ids": ids, **self.experts(ids)}
+        inputs = {"input_ids": ids, **self.expert_types(ids)}
         is_image = torch.eq(ids, -1 if self._image_token is None else self._image_token).long()
         if self.views.prepare_takes(TYPES):
             inputs[TYPES] = self._types(prompt, is_image)
@@ -231,15 +178,15 @@ class PromptReader:
             inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
         return inputs
 
-    def experts(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return which tokens go to the experts of images, where a family has such."""
+    def expert_types(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return which tokens go to the experts of images; empty if the family has none."""
         if self._expert_tokens is None:
             return {}
         return {EXPERT_TYPES: torch.isin(ids, self._expert_tokens).long()}
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
-        """Return what the family's code needs to place images: ids, token types, sizes."""
-        inputs = self.typed(prompt)
+        """Return what the family's code needs to position images: ids, token types, sizes."""
+        inputs = self.typed_ids(prompt)
         if self._masks_padding:
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         for name in self._positional:
@@ -249,14 +196,14 @@ class PromptReader:
         return {**inputs, **self._blank(prompt.media)}
 
     def _blank(self, slots: Sequence[MediaSlot]) -> dict[str, Any]:
-        """Return features of nothing, for families whose code wants some in any case."""
-        if not self._wants_images:
+        """Return zero features, for families whose code requires some even for text."""
+        if not self._requires_images:
             return {}
         like = self.views.decoder.get_input_embeddings().weight
         return {"mm_encoder_outputs": {"image": blank(slots, like)}}
 
     def _types(self, prompt: Prompt, is_image: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are images', as those say whose other tokens are so, too."""
+        """Return token types, with the types that images state for tokens around their own."""
         types = is_image.clone()
         for slot in prompt.media:
             if TYPES in slot.inputs:
@@ -286,43 +233,4 @@ class PromptReader:
             return Embeds(images, per_token)
         width = mask.shape[-1] if mask.ndim > 2 else 0  # [1, seq] or [1, seq, hidden]
         visual = mask[0, :, 0] if width else mask[0]
-        return Embeds(images, per_token, per_visual, _on_host(visual), name, width)
-
-
-def _positions(value: torch.Tensor | None) -> np.ndarray | None:
-    """Return positions as ``[axes, seq]``, from ``[1, seq]`` or ``[axes, 1, seq]``."""
-    return None if value is None else _on_host(value.reshape(-1, value.shape[-1]))
-
-
-def _on_host(value: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = value.cpu().numpy()
-    return array
-
-
-def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
-    """Turn a family's masks into intervals, if any token sees a later one.
-
-    A mask that only looks back is left out: the layer's own window says the same.
-    """
-    if isinstance(masks, torch.Tensor):
-        masks = {"full_attention": masks}
-    views, looks_ahead = {}, False
-    for name, mask in (masks or {}).items():
-        if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
-            continue
-        views[name] = view = _visibility(mask[0, 0], count)
-        looks_ahead |= view.dense is not None or bool((view.stop > np.arange(count) + 1).any())
-    return views if looks_ahead else {}
-
-
-def _visibility(mask: torch.Tensor, count: int) -> Visibility:
-    """Read intervals ``[seq, 2]``, or a mask ``[seq, seq]`` whose views have holes."""
-    if mask.dtype == torch.int64:
-        return Visibility(*_on_host(mask).T)
-    visible = mask[:, :count]
-    visible = visible if visible.dtype == torch.bool else visible > -1
-    index = torch.arange(count, device=visible.device)
-    start = torch.where(visible, index, count).amin(1)
-    stop = torch.where(visible, index + 1, 0).amax(1)
-    has_holes = not torch.equal(visible.sum(1), stop - start)
-    return Visibility(_on_host(start), _on_host(stop), visible if has_holes else None)
+        return Embeds(images, per_token, per_visual, on_host(visual), name, width)

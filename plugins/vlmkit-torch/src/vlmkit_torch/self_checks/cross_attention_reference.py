@@ -1,4 +1,7 @@
-"""The family's own way of looking at pictures, where an answer is held against it."""
+"""The family's own cross-attention, as the reference of the vision check.
+
+Computes nothing of the engine.
+"""
 
 import math
 from collections.abc import Iterator
@@ -10,16 +13,16 @@ import torch
 from torch import nn
 
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit_torch.cross_attention.family import Crossing
+from vlmkit_torch.cross_attention.spec import CrossAttentionSpec
 from vlmkit_torch.model.features import to_tensor
 
-SEEN = "full_text_row_masked_out_mask"
+ROW_MASK = "full_text_row_masked_out_mask"
 
 
-def cross_attention_mask(crossing: Crossing, config: Any, prompt: Prompt) -> torch.Tensor:
-    """Return the mask ``[1, seq, pictures, tiles]`` that the family's processor would make.
+def cross_attention_mask(spec: CrossAttentionSpec, config: Any, prompt: Prompt) -> torch.Tensor:
+    """Return the mask ``[1, seq, images, tiles]`` that the family's processor makes.
 
-    Tiles are counted by the shape of a picture, and not as the engine counts them.
+    Counts tiles by the shape of an image, independently of the engine.
     """
     from transformers.models.mllama.processing_mllama import (
         convert_sparse_cross_attention_mask_to_dense,
@@ -29,30 +32,30 @@ def cross_attention_mask(crossing: Crossing, config: Any, prompt: Prompt) -> tor
     host = torch.device("cpu")
     ids = [int(to_tensor(slot.inputs["aspect_ratio_ids"], host)) for slot in prompt.media]
     made: np.ndarray[Any, Any] = convert_sparse_cross_attention_mask_to_dense(
-        [crossing.ranges(prompt)],
+        [spec.ranges(prompt)],
         num_tiles=[[math.prod(shapes[number - 1]) for number in ids]],
-        max_num_tiles=crossing.most_tiles,
+        max_num_tiles=spec.max_tiles,
         length=len(prompt),
     )
     return torch.from_numpy(made)
 
 
 @contextmanager
-def blind_before_pictures(decoder: Any, crossing: Crossing | None) -> Iterator[None]:
-    """Let tokens that stand before all pictures see none of them, as Llama's authors have it.
+def mask_before_first_image(decoder: Any, spec: CrossAttentionSpec | None) -> Iterator[None]:
+    """Let tokens before the first image attend to no image, as in the code of Llama's authors.
 
-    transformers 5.23 lets such a token attend to all pictures, and leaves only the layer's MLP out
-    (its issue 39379). Where that is mended, this changes nothing.
+    transformers 5.23 lets such a token attend to all images, and only skips the layer's MLP (its
+    issue 39379). Once that is fixed, this has no effect.
 
     Args:
         decoder: of the model.
-        crossing: its facts; without them it is left as it is.
+        spec: its cross-attention; None changes nothing.
     """
     hooks = []
-    for index in crossing.layers if crossing else ():
-        layer, note = decoder.layers[index], _Note()
-        hooks.append(layer.register_forward_pre_hook(note.take, with_kwargs=True))
-        hooks.append(layer.cross_attn.register_forward_hook(note.apply))
+    for index in spec.layers if spec else ():
+        layer, rows = decoder.layers[index], _AttendingRows()
+        hooks.append(layer.register_forward_pre_hook(rows.store, with_kwargs=True))
+        hooks.append(layer.cross_attn.register_forward_hook(rows.mask))
     try:
         yield
     finally:
@@ -60,14 +63,14 @@ def blind_before_pictures(decoder: Any, crossing: Crossing | None) -> Iterator[N
             hook.remove()
 
 
-class _Note:
-    """Which tokens of a call see a picture, from a layer to its attention."""
+class _AttendingRows:
+    """Passes the rows that attend to an image from a layer to its attention."""
 
-    seen: torch.Tensor | None = None
+    row_mask: torch.Tensor | None = None
 
-    def take(self, _: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
-        self.seen = kwargs.get(SEEN)
+    def store(self, _: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
+        self.row_mask = kwargs.get(ROW_MASK)
 
-    def apply(self, _: nn.Module, __: Any, made: tuple[torch.Tensor, Any]) -> Any:
+    def mask(self, _: nn.Module, __: Any, made: tuple[torch.Tensor, Any]) -> Any:
         rows, weights = made
-        return (rows if self.seen is None else rows * self.seen[:, 0]), weights
+        return (rows if self.row_mask is None else rows * self.row_mask[:, 0]), weights

@@ -1,8 +1,8 @@
-"""Shows at load that paged, chunked computation agrees with the plain model.
+"""Checks at load that paged, chunked computation agrees with the plain model.
 
-Catches what no list of families can: an attention that works otherwise than we believe, a kernel
-that is wrong on this machine, anything that one sequence in a step does to another. Two dozen
-tokens, once, and beside each chunk of them a token that stands as far from the start as any may.
+Detects an attention mechanism that the engine does not implement, a kernel that is wrong on this
+machine, and any effect of one sequence of a step on another. Runs two dozen tokens once. Beside
+each chunk runs a token at the highest position that the engine accepts.
 
 A model that passed on a CPU is not checked again on this machine until a file, a setting or a
 package changes.
@@ -26,7 +26,7 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.settings import EngineSettings
 
-KERNEL_VARIABLES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "TORCH_")  # how names of those begin
+KERNEL_VARIABLES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "TORCH_")  # prefixes of their names
 STOPS = (9, 20, 21, 22)  # ends of the chunks; the last two are single tokens
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
@@ -42,9 +42,9 @@ class CheckedEngine(Engine, Protocol):
 def note_of(
     checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, dtype: torch.dtype
 ) -> Path | None:
-    """Return the note that exists once this model passed the check; None where none can be kept.
+    """Return the file that exists once this model passed the check; None if there is none.
 
-    A GPU's drivers change unseen, and it is done with the check in no time: there is no note.
+    There is none for a GPU: its driver may change unnoticed, and the check takes little time.
 
     Args:
         checkpoint: the files of the model.
@@ -60,13 +60,13 @@ def note_of(
 
 
 def _sources() -> str:
-    """Return what changes when this plugin's code does: names and sizes of its files."""
+    """Return names and sizes of this plugin's files, which change with its code."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return " ".join(f"{path.name} {path.stat().st_size}" for path in files)
 
 
 def reference(views: Views, device: torch.device) -> torch.Tensor:
-    """Return logits ``[seq, vocab]`` of the check's tokens, computed the family's plain way.
+    """Return logits ``[seq, vocab]`` of the check's tokens by the family's own code.
 
     Must be called before the decoder is switched to paged attention.
     """
@@ -77,7 +77,7 @@ def reference(views: Views, device: torch.device) -> torch.Tensor:
 
 
 def check(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> None:
-    """Compute the same tokens in chunks through the engine and compare.
+    """Compute the same tokens in chunks through the engine, and compare.
 
     Raises:
         CheckpointError: the answers differ by more than rounding.
@@ -85,18 +85,18 @@ def check(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> None:
     ids = views.text_tokens(STOPS[-1])
     checked, beside = _sequence(engine, "self-check", ids), _sequence(engine, "beside", ids)
     if engine.admit(checked) is None:
-        return  # a cache this small is for tests
-    if has_company := engine.admit(beside) is not None:
+        return  # only tests have such a small cache
+    if has_neighbour := engine.admit(beside) is not None:
         engine.forward([WorkItem(beside, 0, 1)])
         engine.move(beside, max(0, engine.limits.max_sequence_tokens - 1 - len(STOPS)))
     rows, start = [], 0
     for number, stop in enumerate(STOPS, 1):
         items = [WorkItem(checked, start, stop - start, num_rows=1)]
-        if has_company:
+        if has_neighbour:
             items.append(WorkItem(beside, number, 1))
         rows.append(_row(engine.forward(items)))
         start = stop
-    for sequence in (checked, beside)[: 1 + has_company]:
+    for sequence in (checked, beside)[: 1 + has_neighbour]:
         engine.release(sequence)
     found = torch.stack(rows).float()
     wanted = expected[[stop - 1 for stop in STOPS]].float().to(found.device)
@@ -117,7 +117,7 @@ def _row(output: StepOutput) -> torch.Tensor:
 
 
 def _sequence(engine: CheckedEngine, name: str, ids: tuple[int, ...]) -> Sequence:
-    """Return a sequence whose tokens but the first are its answer: causal in every family."""
+    """Return a sequence with a prompt of one token: its answer is causal in every family."""
     prompt = Prompt(ids[:1])
     return Sequence(
         id=name,

@@ -1,10 +1,9 @@
-"""Shows at load that answers about pictures are those of the family's own code.
+"""Checks at load that answers about images are those of the family's own code.
 
-What ``selfcheck`` does for text: the whole way of a small picture, through our encoder, merge,
-positions and paged cache, beside ``generate`` of transformers, which is given the picture itself.
-Catches a processor that does not fit the tower, a family that merges otherwise than we believe, and
-positions or masks that we ask for in a way that it does not mean. Which pictures there are, and
-that a model is not tried twice, is not decided here.
+Compares the whole path of a small image (encoder, merging, positions and paged cache) with
+``generate`` of transformers on the same pixels. Detects a processor that does not fit the tower, a
+family that merges features in another way, and positions or masks that are read wrongly. The core
+selects the images, and checks each model only once.
 """
 
 import inspect
@@ -21,13 +20,13 @@ from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.vision_selfcheck import answered
-from vlmkit_torch.cross_attention.family import crossing_of
+from vlmkit_torch.cross_attention.spec import cross_attention_spec
 from vlmkit_torch.model.features import to_tensor
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.prompts.prompt_reader import PromptReader
 from vlmkit_torch.self_checks.cross_attention_reference import (
-    blind_before_pictures,
     cross_attention_mask,
+    mask_before_first_image,
 )
 from vlmkit_torch.self_checks.text_check import TOLERANCE
 from vlmkit_torch.vision.encoder import TorchVisionEncoder
@@ -35,8 +34,8 @@ from vlmkit_torch.vision.encoder import TorchVisionEncoder
 log = logging.getLogger(__name__)
 
 NUM_ANSWER_TOKENS = 3
-OTHER_TOWER = 0.05  # of the largest logit, where the encoder's weights are not the engine's
-NOISE = 8  # times what the last bit of each pixel changes may be rounding of all that follows
+OTHER_TOWER = 0.05  # of the largest logit, if the encoder has other weights than the engine
+NOISE = 8  # times the effect of each pixel's last bit is still rounding
 
 
 def check(
@@ -50,28 +49,28 @@ def check(
 
     Raises:
         CheckpointError: the answers differ by more than rounding.
-        ImageError: the tower fails at one.
-        VlmkitError: the engine or the encoder gives none.
+        ImageError: the tower fails at an image.
+        VlmkitError: the engine or the encoder fails.
     """
     answer = views.text_tokens(NUM_ANSWER_TOKENS)
     for prompt in prompts:
         try:
             rows = answered(engine, encoder, prompt, answer[:-1])
-        except ImageError:  # its tower fails at it
+        except ImageError:  # the tower fails at it
             raise
-        except RequestError as error:  # the settings allow no such picture; others, they may
+        except RequestError as error:  # the settings exclude this image, and may allow others
             log.info("a picture was not tried: %s", error)
             continue
         if rows is None:
-            return  # a cache this small is for tests
+            return  # only tests have such a small cache
         found = torch.stack([torch.as_tensor(row) for row in rows]).float()
-        plain = _Plain(views, reader, prompt, answer)
-        expected = plain.logits()
+        reference = _ReferenceAnswer(views, reader, prompt, answer)
+        expected = reference.logits()
         difference = (found - expected.to(found.device)).abs().max().item()
         largest = expected.abs().max().item()
         if difference <= _tolerance(views, encoder) * max(largest, 1e-6):
             continue
-        noise = (plain.logits(noise=True) - expected).abs().max().item()
+        noise = (reference.logits(noise=True) - expected).abs().max().item()
         if not difference <= NOISE * noise:
             raise CheckpointError(
                 f"what model type {views.model.config.model_type!r} answers about a picture of "
@@ -88,8 +87,8 @@ def _tolerance(views: Views, encoder: MediaEncoder) -> float:
     return own if is_shared else max(own, OTHER_TOWER)
 
 
-class _Plain:
-    """A prompt's answer by the family's own code, which is given the pixels."""
+class _ReferenceAnswer:
+    """A prompt's answer by the family's own code, computed from the pixels."""
 
     def __init__(
         self, views: Views, reader: PromptReader, prompt: Prompt, answer: Seq[int]
@@ -97,36 +96,38 @@ class _Plain:
         self._views = views
         self._answer = answer
         (slot,) = prompt.media
-        taken = _arguments(views.model)
-        self._text = reader.typed(prompt)
+        accepted = _arguments(views.model)
+        self._text = reader.typed_ids(prompt)
         self._text["attention_mask"] = torch.ones_like(self._text["input_ids"])
         self._pixels = {
             name: to_tensor(slot.inputs[name], reader.device, reader.dtype)
             for name in slot.inputs
-            if name in taken and name not in self._text
+            if name in accepted and name not in self._text
         }
-        if reader.crossing is not None:
-            mask = cross_attention_mask(reader.crossing, views.model.config, prompt)
+        if reader.cross_attention is not None:
+            mask = cross_attention_mask(reader.cross_attention, views.model.config, prompt)
             self._pixels["cross_attention_mask"] = mask.to(reader.device)
 
     def logits(self, *, noise: bool = False) -> torch.Tensor:
-        """Return ``[tokens, vocab]``; with noise, of pixels that differ in their last bit."""
+        """Return ``[tokens, vocab]``; with noise, the last bit of each pixel differs."""
         model: Any = self._views.model
-        pixels = {n: _touched(a) if noise else a for n, a in self._pixels.items()}
-        with _plainly(self._views):
+        pixels = {n: _with_noise(a) if noise else a for n, a in self._pixels.items()}
+        with _family_code(self._views):
             made = model.generate(
                 **self._text,
                 **pixels,
                 max_new_tokens=len(self._answer),
-                prefix_allowed_tokens_fn=_Said(self._answer),  # Janus takes no processor of logits
+                prefix_allowed_tokens_fn=_ForcedTokens(
+                    self._answer
+                ),  # Janus accepts no logits processor
                 output_logits=True,
                 return_dict_in_generate=True,
             )
         return torch.cat(made.logits).float()
 
 
-class _Said:
-    """Lets an answer have the tokens that it is to have, whatever the logits say."""
+class _ForcedTokens:
+    """Forces the tokens of an answer, whatever the logits."""
 
     def __init__(self, answer: Seq[int]) -> None:
         self._answer = iter(answer)
@@ -136,14 +137,14 @@ class _Said:
 
 
 @contextmanager
-def _plainly(views: Views) -> Iterator[None]:
-    """Let a whole model compute as if it were nobody's engine; and be one again afterwards."""
+def _family_code(views: Views) -> Iterator[None]:
+    """Let a model compute by the family's own code; restore paged attention afterwards."""
     model: Any = views.model
     plain = GenerationConfig()  # type: ignore[no-untyped-call]
     own, model.generation_config = model.generation_config, plain
     views.set_attention("eager")
     try:
-        with blind_before_pictures(views.decoder, crossing_of(model)):
+        with mask_before_first_image(views.decoder, cross_attention_spec(model)):
             yield
     finally:
         views.use_paged_attention()
@@ -153,13 +154,13 @@ def _plainly(views: Views) -> Iterator[None]:
 
 
 def _arguments(model: Any) -> frozenset[str]:
-    """Return what ``generate`` takes for a model."""
+    """Return the names of the arguments that ``generate`` accepts for a model."""
     names = inspect.signature(model.forward).parameters
     return frozenset({*names, *inspect.signature(model.prepare_inputs_for_generation).parameters})
 
 
-def _touched(array: torch.Tensor) -> torch.Tensor:
-    """Return numbers that differ by a rounding, up or down."""
+def _with_noise(array: torch.Tensor) -> torch.Tensor:
+    """Return numbers that differ by one rounding, up or down."""
     if not array.is_floating_point():
         return array
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""Which checkpoints of compressed-tensors can be run; imports nothing heavy.
+"""Decides which checkpoints of compressed-tensors can run; imports nothing heavy.
 
-Reads ``quantization_config`` and the headers of weight files. How the layers become plain is the
-business of :mod:`vlmkit_torch.loading.decompression`.
+Reads ``quantization_config`` and the headers of weight files. ``loading.decompression``
+decompresses the layers.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 
 PACKAGE = "compressed-tensors"
-LEAST_VERSION = (0, 20)
+MIN_VERSION = (0, 20)
 FORMATS = frozenset(
     {
         "float-quantized",
@@ -27,40 +27,42 @@ FORMATS = frozenset(
         "pack-quantized",
     }
 )
-"""How a group's weights may be stored."""
+"""Supported formats of a group's weights."""
 
 UNQUANTIZED = "load the model that it was made from"
 
-# Parts of quantization_config that change what a model computes, and that nothing here applies.
+# Parts of quantization_config that change what a model computes, and that are not implemented.
 _PARTS = {
     "sparsity_config": "sparse weights",
     "transform_config": "transforms of weights and activations",
     "moe_sparsity_config": "pruned experts",
 }
-# A scale that is computed of a whole tensor would depend on the other requests of a step.
+# A scale of a whole tensor would depend on the other requests of a step.
 _DYNAMIC_STRATEGIES = frozenset({"token", "group", "tensor_group"})
-_HOW_TO_RUN = frozenset({"run_compressed", "use_optimized_inference"})  # no business of a file
+_HOW_TO_RUN = frozenset(
+    {"run_compressed", "use_optimized_inference"}
+)  # choices of the user, not of a file
 _ACTIVATIONS = ("input_activations", "output_activations")
 _STORED_TYPES = frozenset({"I8", "U8", "I32", "F8_E4M3"})
 _EMBEDDING = re.compile(r"embed\w*\.weight_(packed|scale)$")
 _HEAD = re.compile(r"lm_head\.weight_(packed|scale)$")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-# Families whose experts transformers keeps as layers, where others have them as one weight.
+# Families whose experts are layers in transformers; in others, they are one weight.
 _EXPERTS_ARE_LAYERS = frozenset({"llama4", "llama4_text"})
 
 
 def objection(checkpoint: Checkpoint, stated: Mapping[str, Any]) -> Objection | None:
-    """Return why a checkpoint of compressed-tensors cannot be run; None where it can."""
+    """Return why a checkpoint of compressed-tensors cannot run; None if it can."""
     reason = _config_reason(stated) or _weights_reason(checkpoint, stated)
     return None if reason is None else Objection(reason, hint=UNQUANTIZED)
 
 
 def version_objection() -> Objection | None:
-    """Return why the installed package cannot be used; None where it can."""
+    """Return why the installed package cannot be used; None if it can."""
     version = importlib.metadata.version(PACKAGE)
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= LEAST_VERSION:
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= MIN_VERSION:
         return None
-    least = ".".join(map(str, LEAST_VERSION))
+    least = ".".join(map(str, MIN_VERSION))
     return Objection(
         f"{PACKAGE} {version} is installed, and {least} or later is needed",
         hint=install_command("vlmkit-torch[quantized]"),
@@ -68,11 +70,11 @@ def version_objection() -> Objection | None:
 
 
 def normalized(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a ``quantization_config`` by which transformers loads what the files hold.
+    """Return a ``quantization_config`` with which transformers loads the files correctly.
 
-    Earlier versions of the tool state the format once for all groups, and call weights ``frozen``
-    that they have compressed. transformers decompresses asymmetric packed weights only when told
-    to dequantize.
+    Earlier versions of the tool state one format for all groups, and the status ``frozen`` for
+    compressed weights. transformers decompresses asymmetric packed weights only with
+    ``dequantize``.
     """
     groups = dict(_groups(stated))
     kept = {name: value for name, value in stated.items() if name not in _HOW_TO_RUN}
@@ -93,7 +95,7 @@ def plain_weights(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _config_reason(stated: Mapping[str, Any]) -> str | None:
-    """Return what in ``quantization_config`` cannot be run."""
+    """Return what in ``quantization_config`` is not supported; None if everything is."""
     for name, what in _PARTS.items():
         if stated.get(name):
             return f"its quantization has {what} ({name!r}), which are not supported"
@@ -107,14 +109,14 @@ def _config_reason(stated: Mapping[str, Any]) -> str | None:
 
 
 def _cache_reason(args: Any) -> str | None:
-    """Return why keys and values cannot be quantized as a checkpoint says."""
+    """Return why the quantization of keys and values is not supported; None if it is."""
     if isinstance(args, Mapping) and args.get("dynamic"):
         return "its 'kv_cache_scheme' is dynamic, so that answers would depend on other requests"
     return None
 
 
 def _asymmetry_reason(stated: Mapping[str, Any]) -> str | None:
-    """Return why asymmetric packed weights cannot be decompressed; transformers does it alone."""
+    """Return why transformers cannot decompress asymmetric packed weights; None if it can."""
     groups = [group for _, group in _groups(stated)]
     asymmetric = [group for group in groups if _is_packed_asymmetric(stated, group)]
     more = len(groups) > 1 or stated.get("kv_cache_scheme")
@@ -127,7 +129,7 @@ def _asymmetry_reason(stated: Mapping[str, Any]) -> str | None:
 
 
 def _group_reason(stated: Mapping[str, Any], group: Any) -> str | None:
-    """Return what of one group cannot be run, to go on a sentence about it."""
+    """Return the predicate of a sentence about an unsupported group; None if it is supported."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping) or not isinstance(group.get("targets"), list):
         return "quantizes no weights, which is not supported"
@@ -139,7 +141,7 @@ def _group_reason(stated: Mapping[str, Any], group: Any) -> str | None:
 
 
 def _activations_reason(args: Any) -> str | None:
-    """Return what of a quantization of activations cannot be run, to go on a sentence about it."""
+    """Return the predicate of a sentence about unsupported activations; None if supported."""
     if not isinstance(args, Mapping) or not args.get("dynamic"):
         return None
     if args.get("strategy") in _DYNAMIC_STRATEGIES:
@@ -151,7 +153,7 @@ def _activations_reason(args: Any) -> str | None:
 
 
 def _weights_reason(checkpoint: Checkpoint, stated: Mapping[str, Any]) -> str | None:
-    """Return what in the files does not go with ``quantization_config``."""
+    """Return how the files contradict ``quantization_config``; None if they do not."""
     stored = dict(_stored(checkpoint))
     if stated["config_groups"] and _STORED_TYPES.isdisjoint(stored.values()):
         return "its quantization_config describes compressed weights, and its files have none"
@@ -176,7 +178,7 @@ def _is_tied(checkpoint: Checkpoint) -> bool:
 
 
 def _experts_reason(stated: Mapping[str, Any], names: set[str]) -> str | None:
-    """Return why experts cannot be merged, which transformers does while it reads them."""
+    """Return why transformers cannot merge experts while it reads them; None if it can."""
     schemes = _expert_groups(stated)
     if any(group["weights"] != schemes[0]["weights"] for group in schemes[1:]):
         return "several of its config groups may be the one of its experts"
@@ -196,7 +198,7 @@ def _experts_reason(stated: Mapping[str, Any], names: set[str]) -> str | None:
 
 
 def _expert_groups(stated: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the groups among which transformers looks for that of the experts."""
+    """Return the groups that transformers considers for the experts."""
     groups = [group for _, group in _groups(stated)]
     named = [g for g in groups if any("experts" in target for target in g["targets"])]
     by_class = [g for g in groups if any(not t.startswith("re:") for t in g["targets"])]

@@ -1,7 +1,7 @@
-"""How a checkpoint's weights are quantized, and whether they can be read; imports nothing heavy.
+"""Finds out how a checkpoint is quantized and whether it can be read; imports nothing heavy.
 
-Weights of 8 and 4 bit floats are brought to the precision of the model when they are read, exactly.
-Of other methods transformers runs the layers, with packages of their own.
+Weights of 8-bit and 4-bit floats are converted to the precision of the model when they are read,
+exactly. For other methods, transformers runs the layers with their own packages.
 """
 
 import importlib.util
@@ -15,9 +15,9 @@ from vlmkit_torch.support import compressed_tensors
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
 
 EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
-"""What is expanded to plain weights when it is read."""
+"""Methods whose weights are converted to plain ones when they are read."""
 
-# Modules that reading needs, by method, and the distributions that bring them.
+# Modules that reading needs, by method, each with the distribution that provides it.
 _ACCELERATE = ("accelerate", "accelerate")
 _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(EXPANDED, (("accelerate", "vlmkit-torch[quantized]"),)),
@@ -31,17 +31,17 @@ _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "auto-round": (("auto_round", "auto-round"),),
 }
 
-_NEVER_SEEN = frozenset({"gptq", "awq", "hqq", "quanto"})
-"""Methods of which no checkpoint was ever loaded here, so that no hint promises it.
+_UNTESTED = frozenset({"gptq", "awq", "hqq", "quanto"})
+"""Methods that were never tested with a checkpoint, so that no hint promises them.
 
-gptqmodel wants CUDA; of the last two, transformers 5.23 writes no checkpoint.
+gptqmodel needs CUDA; transformers 5.23 writes no checkpoint of the last two.
 """
 
 
 def method_of(checkpoint: Checkpoint) -> str | None:
-    """Return how a checkpoint is quantized; None where it is not, and empty where it is not told.
+    """Return a checkpoint's quantization method; None if there is none, empty if it is not stated.
 
-    Other programs write it elsewhere than transformers does, who would take their weights for
+    Other programs state it in other places than transformers, which would read their weights as
     plain ones.
     """
     config = checkpoint.config
@@ -58,7 +58,7 @@ def method_of(checkpoint: Checkpoint) -> str | None:
 
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
-    """Say why quantized weights cannot be read here; None where they can, or are not quantized."""
+    """Return why weights cannot be read; None if they can, or are not quantized."""
     method = method_of(checkpoint)
     if method is None:
         return None
@@ -93,7 +93,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
 
 
 def _absence(method: str) -> Objection | None:
-    """Say which packages a method needs that are not installed."""
+    """Return an objection that names the packages that a method lacks; None if it lacks none."""
     absent = {name: pip for name, pip in _NEEDED[method] if not is_installed(name)}
     if not absent:
         return (
@@ -103,7 +103,7 @@ def _absence(method: str) -> Objection | None:
         f"its weights are quantized by {method!r}, and to read them {' and '.join(absent)} must be "
         "installed"
     )
-    if method in _NEVER_SEEN:
+    if method in _UNTESTED:
         return Objection(f"{problem}, which was never tried with vlmkit", hint=UNQUANTIZED)
     return Objection(problem, hint=f"{install_command(*absent.values())}; or {UNQUANTIZED}")
 
@@ -114,7 +114,7 @@ def _is_in_eight_bits(stated: Any) -> bool:
 
 
 def expand(stated: Any) -> Any:
-    """Return a configuration's part about quantization, changed so that weights are expanded."""
+    """Return a quantization configuration, changed so that weights are converted to plain ones."""
     method = stated.get("quant_method") if isinstance(stated, Mapping) else None
     if method in EXPANDED:
         return {**stated, "dequantize": True}
@@ -122,8 +122,8 @@ def expand(stated: Any) -> Any:
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module is there; imports at most its package."""
+    """Return whether a module is installed; import at most its package."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a module whose package is absent
+    except ModuleNotFoundError:  # the module's package is absent
         return False

@@ -1,8 +1,7 @@
-"""Which checkpoints this plugin turns down before anything heavy is imported.
+"""Refuses checkpoints that this plugin cannot run, before anything heavy is imported.
 
-Looks at ``config.json``, at file names, and at how the installed transformers is written. What
-shows only in a loaded model (an attention argument that nobody here understands, say) is refused by
-``views`` and ``selfcheck``.
+Reads ``config.json``, names of files, and the source of the installed transformers. What shows only
+in a loaded model, such as an unknown argument of its attention, is refused while it loads.
 """
 
 import importlib.metadata
@@ -32,7 +31,7 @@ ASKING = "features of a picture that depend on the question, which its Q-Former 
 PLACING = "features of a picture that a decoder itself puts among its tokens"
 ENDING = "questions behind which a processor writes a token of its own"
 
-# Families that no key of theirs gives away.
+# Families that no key of config.json identifies.
 FAMILIES = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), MAMBA_ALONE),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), DRAFTERS),
@@ -53,26 +52,26 @@ FAMILIES = {
     "shieldgemma2": "models that judge a picture, and write no text,",
 }
 
-# Layers that keep or see what this engine cannot, by the family's name for them.
+# Unsupported layer types, by the family's name for them.
 LAYER_REASONS = {
     "minimax_m3_sparse": "sparse attention with an indexer",
     "reference_sliding_attention": "a window over an answer, and none over its prompt",
     "hybrid_sliding": "convolutions beside attention with a window",
 }
 
-# What a model of a class with such a name was trained for, which is not to go on with a text.
+# Names of classes of models that were trained for another task than to continue a text.
 OTHER_TASKS = re.compile(
     r".*For(Sequence|Token|Image|Audio|Video)Classification|.*ForQuestionAnswering|.*ForMaskedLM"
 )
 
 TIMM_TOWERS = frozenset({"timm_wrapper", "timm_backbone", "gemma3n_vision"})
-# Families which need not say what tower they have.
+# Families whose config.json need not state the tower.
 TIMM_FAMILIES = frozenset({"fast_vlm", "perception_lm", "gemma3n"})
 
-# Families whose decoder looks at pictures in a way that is known here.
-CROSSING = frozenset({"mllama"})
+# Families whose cross-attention to images is supported.
+CROSS_ATTENTION = frozenset({"mllama"})
 
-# Keys of config.json that only families with such a mechanism have.
+# Keys of config.json that only families with an unsupported mechanism have.
 MECHANISMS = {
     "cross_attention_layers": "cross-attention to image features",
     "cross_layer_interval": "cross-attention to image features",
@@ -92,14 +91,16 @@ MECHANISMS = {
     "rescale_every": "the recurrence of RWKV",
 }
 
-# What a tower's configuration says of features that are not the same twice.
-CHANCES = {("tokenize_function", "gumbel_argmax"): "features of a picture that are drawn at random"}
+# Values in a tower's configuration that make its features random.
+RANDOM_FEATURES = {
+    ("tokenize_function", "gumbel_argmax"): "features of a picture that are drawn at random"
+}
 
-EXPORT = "vlmkit_onnx.json"  # of a folder that `vlmkit export` made
+EXPORT = "vlmkit_onnx.json"  # in a folder that `vlmkit export` wrote
 
 
 def why_not() -> str | None:
-    """Say why nothing of this plugin can run here; None when it can."""
+    """Return why this plugin cannot run here; None if it can."""
     for name, wanted in NEEDS.items():
         if importlib.util.find_spec(name) is None:
             return Objection(f"{name} is not installed", hint=install_command("vlmkit-torch"))
@@ -118,7 +119,7 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
-    """Say why the engine cannot run this checkpoint; None when it seems to be able to."""
+    """Return why the engine cannot run this checkpoint; None if it probably can."""
     config = checkpoint.config
     if reason := _files_reason(checkpoint):
         return reason
@@ -128,7 +129,7 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
         return Objection(f"{reason} are not supported", hint=ANOTHER)
     for part in _parts(checkpoint.answering):
         for key, mechanism in MECHANISMS.items():
-            is_known = key == "cross_attention_layers" and checkpoint.model_type in CROSSING
+            is_known = key == "cross_attention_layers" and checkpoint.model_type in CROSS_ATTENTION
             if part.get(key) and not is_known:
                 return Objection(f"{mechanism} is not supported", hint=ANOTHER)
         for layer_type in part.get("layer_types") or ():
@@ -139,7 +140,7 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 
 def layer_objection(name: str) -> Objection | None:
-    """Say why layers of a kind cannot be run; None where they can."""
+    """Return why layers of a type are not supported; None if they are."""
     if name in LAYER_TYPES:
         return None
     what = f" ({LAYER_REASONS[name]})" if name in LAYER_REASONS else ""
@@ -147,19 +148,19 @@ def layer_objection(name: str) -> Objection | None:
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
-    """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
+    """Return why the vision encoder cannot run this checkpoint; None if it probably can."""
     if reason := _files_reason(checkpoint) or weight_files.objection_to_pictures(checkpoint):
         return reason
     has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
-    if not has_tower and not transformers_source.is_shown_pictures(checkpoint.model_type):
+    if not has_tower and not transformers_source.takes_images(checkpoint.model_type):
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
-    return _chance_reason(checkpoint)
+    return _randomness_reason(checkpoint)
 
 
-def _chance_reason(checkpoint: Checkpoint) -> str | None:
-    """Say what of a tower makes other features of one picture each time."""
+def _randomness_reason(checkpoint: Checkpoint) -> str | None:
+    """Return why a tower computes random features; None if it does not."""
     tower = checkpoint.answering.get("vision_config") or {}
-    for (key, value), what in CHANCES.items():
+    for (key, value), what in RANDOM_FEATURES.items():
         if tower.get(key) == value:
             return Objection(
                 f"{what} (vision_config.{key} is {value!r}) are not supported",
@@ -180,7 +181,7 @@ def _files_reason(checkpoint: Checkpoint) -> str | None:
 
 
 def _graphs_reason(checkpoint: Checkpoint) -> str | None:
-    """Say that there are graphs in the place of weights."""
+    """Return an objection if there are graphs instead of weights."""
     if not checkpoint.has(EXPORT) or checkpoint.has("model*.safetensors"):
         return None
     return Objection(
@@ -189,7 +190,7 @@ def _graphs_reason(checkpoint: Checkpoint) -> str | None:
 
 
 def _family_reason(checkpoint: Checkpoint) -> str | None:
-    """Say why the family is not known."""
+    """Return why the family is unknown; None if it is known."""
     model_type = checkpoint.model_type
     if not checkpoint.has("config.json"):
         return Objection("config.json is missing", hint="fetch it, too")
@@ -212,7 +213,7 @@ def _family_reason(checkpoint: Checkpoint) -> str | None:
 
 
 def _task_reason(checkpoint: Checkpoint) -> str | None:
-    """Say what else than text comes of the model."""
+    """Return an objection if the model was trained for another task than text."""
     names = checkpoint.config.get("architectures")
     first = names[0] if isinstance(names, list) and names else None
     if not isinstance(first, str) or OTHER_TASKS.fullmatch(first) is None:
@@ -224,12 +225,12 @@ def _task_reason(checkpoint: Checkpoint) -> str | None:
 
 
 def _tower_reason(checkpoint: Checkpoint) -> str | None:
-    """Say what a tower needs that is not installed."""
+    """Return an objection if a tower needs packages that are not installed."""
     tower = checkpoint.answering.get("vision_config")
     kind = tower.get("model_type") if isinstance(tower, Mapping) else None
-    is_timms = kind in TIMM_TOWERS or (kind is None and checkpoint.model_type in TIMM_FAMILIES)
+    is_timm = kind in TIMM_TOWERS or (kind is None and checkpoint.model_type in TIMM_FAMILIES)
     absent = [name for name in ("timm", "torchvision") if not quantization.is_installed(name)]
-    if not is_timms or not absent:
+    if not is_timm or not absent:
         return None
     return Objection(
         f"its image tower is one of timm, which needs torchvision, and {' and '.join(absent)} must "

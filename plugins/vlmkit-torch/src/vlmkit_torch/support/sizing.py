@@ -1,7 +1,7 @@
 """Chooses a model's precision on a CPU, and refuses a model that does not fit into memory.
 
-Everything is derived from ``config.json``, the headers of the weight files and the system, before
-torch is imported and before a weight is read. Memory of other devices is not known here.
+Uses ``config.json``, the headers of the weight files and the system, before torch is imported and
+before a weight is read. Does not consider memory of other devices.
 """
 
 import logging
@@ -27,20 +27,20 @@ log = logging.getLogger(__name__)
 GIB = 2**30
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # names of safetensors
-BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})  # instructions for products of bfloat16
-CACHE_BYTES = 4 * GIB  # where the user does not say
-LEAST_CACHE_BYTES = GIB // 8
+BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})  # CPU features for products of bfloat16
+CACHE_BYTES = 4 * GIB  # if settings do not state it
+MIN_CACHE_BYTES = GIB // 8
 ACCELERATORS = tuple(map(Path, ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/kfd")))
-WORKING_BYTES = GIB // 2  # libraries, and what a step computes
+WORKING_BYTES = GIB // 2  # libraries, and activations of a step
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """How a model is to be computed on a CPU.
+    """The precision and cache size of a model on a CPU.
 
     Attributes:
         dtype: name of the precision.
-        cache_bytes: memory for keys and values where the user does not say how much.
+        cache_bytes: memory for keys and values if settings do not state it.
     """
 
     dtype: str
@@ -48,7 +48,7 @@ class CpuPlan:
 
 
 def cpu_plan(context: BuildContext) -> CpuPlan:
-    """Return the plan of a pipeline's model, made once: reading it leaves less memory.
+    """Return the plan of a pipeline's model, computed once, because loading reduces free memory.
 
     Raises:
         CheckpointError: the model does not fit.
@@ -59,28 +59,27 @@ def cpu_plan(context: BuildContext) -> CpuPlan:
 
 
 def settings_of(context: BuildContext) -> ComputeSettings:
-    """Return the settings by which a component's model is loaded.
+    """Return the settings with which a component's model is loaded.
 
-    They are the engine's for an encoder that leaves device and precision open, which computes with
-    the engine's copy.
+    An encoder with automatic device and precision uses the engine's settings and its copy.
     """
     settings: ComputeSettings = context.settings or ComputeSettings()
     name, stated = context.components.get("engine", ("", {}))
     is_engine = isinstance(settings, EngineSettings)
-    if is_engine or name.rpartition("/")[2] != "torch" or not is_open(settings):
+    if is_engine or name.rpartition("/")[2] != "torch" or not is_auto(settings):
         return settings
     return msgspec.convert(dict(stated), EngineSettings)
 
 
-def is_open(settings: ComputeSettings) -> bool:
-    """Whether settings leave it open where and how precisely a model computes."""
+def is_auto(settings: ComputeSettings) -> bool:
+    """Return whether both device and precision are ``auto``."""
     return settings.device == "auto" and settings.dtype == "auto"
 
 
 def refuse_too_large(context: BuildContext) -> None:
-    """Refuse a model that does not fit, where it is certain that a CPU is to compute it.
+    """Refuse a model that does not fit, if it is certain that a CPU computes it.
 
-    Where it is not, the same happens once torch has told which devices there are.
+    Otherwise the same check follows after torch has found the devices.
 
     Raises:
         CheckpointError: the model does not fit.
@@ -91,16 +90,16 @@ def refuse_too_large(context: BuildContext) -> None:
 
 
 def may_have_gpu() -> bool:
-    """Whether this machine may have another device than its CPU."""
+    """Return whether this machine may have another device than its CPU."""
     return sys.platform == "darwin" or any(path.exists() for path in ACCELERATORS)
 
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
-    """Say that a model fits into no CPU's memory here, whatever the settings; None where it may."""
+    """Return an objection if a model exceeds this machine's memory with any settings."""
     available = memory.available_bytes()
     if available is None or may_have_gpu():
         return None
-    need = weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + LEAST_CACHE_BYTES
+    need = weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + MIN_CACHE_BYTES
     if need <= available:
         return None
     return Objection(
@@ -111,11 +110,11 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
 
 
 def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
-    """Return the fastest precision of those allowed that fits into memory.
+    """Return the fastest allowed precision that fits into memory.
 
     Args:
         checkpoint: whose weights are to be read.
-        settings: of the engine, or of an encoder that has a copy of the weights for itself.
+        settings: of the engine, or of an encoder with its own copy of the weights.
 
     Raises:
         CheckpointError: none fits.
@@ -128,7 +127,7 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
     needs = {}
     for name in names:
         own = weight_bytes(checkpoint, name) + WORKING_BYTES
-        needs[name] = own + (stated or LEAST_CACHE_BYTES)
+        needs[name] = own + (stated or MIN_CACHE_BYTES)
         if needs[name] <= available:
             log.info("model %r computes in %s on the CPU", checkpoint.name, name)
             return CpuPlan(name, min(CACHE_BYTES, available - own))
@@ -136,10 +135,10 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
 
 
 def candidates(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the precisions that keep a checkpoint's own, the fastest on this CPU first.
+    """Return the precisions that represent a checkpoint's own exactly, the fastest first.
 
-    Half the bytes of a weight are read in half the time, but without units for bfloat16 its
-    products take longer than that saves, and float16 has units on few CPUs.
+    A weight of half the bytes is read in half the time. Without bfloat16 units, its products take
+    longer than that saves; few CPUs have float16 units.
     """
     own = _own_dtype(checkpoint)
     if own == "bfloat16" and multiplies_bfloat16():
@@ -148,12 +147,12 @@ def candidates(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has units for bfloat16."""
+    """Return whether this CPU has bfloat16 units."""
     return not BFLOAT16_UNITS.isdisjoint(processor.features())
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
-    """Return what a checkpoint's weights take in memory; of quantized ones, at least."""
+    """Return the bytes of a checkpoint's weights in memory; a lower bound for quantized ones."""
     stored = weights_of(checkpoint)
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
@@ -161,7 +160,7 @@ def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
 
 
 def _own_dtype(checkpoint: Checkpoint) -> str:
-    """Return the precision that a checkpoint states and has; float32 where the two differ."""
+    """Return the precision that a checkpoint states and has; float32 if the two differ."""
     if quantization.method_of(checkpoint) is not None:
         return "float32"
     config, text = checkpoint.answering, checkpoint.answering.get("text_config")
@@ -173,7 +172,7 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
 
 
 def _stated_cache_bytes(settings: ComputeSettings) -> int | None:
-    """Return the size of the cache where the user states it in bytes; None where not."""
+    """Return the bytes of the cache if settings state them; else None."""
     gib = settings.cache_gib if isinstance(settings, EngineSettings) else None
     return None if gib is None else int(gib * GIB)
 

@@ -1,9 +1,11 @@
 """The vision encoder: a family's own image tower and projector, run ahead of the language model.
 
-Gives one set of rows for each image, so that images can be cached and recombined one by one. What
-the rows mean to the decoder is the engine's business. Runs in another thread than the engine, at
-the same time: the two share weights, which neither changes, and no module keeps notes for both (the
-Prepare view keeps its own, and is never given pixels). On MPS they take turns.
+Returns separate rows for each image, so that images can be cached and recombined. Does not
+interpret the rows; the engine does.
+
+The encoder runs in another thread than the engine, at the same time. Both share weights, which
+neither changes, and no module stores state for both. (The Prepare view has its own state and never
+gets pixels.) On MPS they take turns.
 """
 
 import inspect
@@ -20,7 +22,7 @@ from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch.cross_attention.family import STATES, Crossing, crossing_of
+from vlmkit_torch.cross_attention.spec import STATES, CrossAttentionSpec, cross_attention_spec
 from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.loading.weights import LoadedModel, shared_model
 from vlmkit_torch.model.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor
@@ -50,7 +52,7 @@ class TorchVisionEncoder:
 
     @property
     def identity(self) -> str:
-        """Says what computes the features: weights, precision, device, library. Reads the files."""
+        """What computes the features: weights, precision, device, library. Reads the files."""
         loaded = self._loaded
         return (
             f"torch:{self._files.fingerprint}:{loaded.dtype}:{loaded.device.type}:"
@@ -60,13 +62,13 @@ class TorchVisionEncoder:
     def encode(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         """Return the features of each image, in order.
 
-        Neighbours whose arrays fit together are computed in one call.
+        Adjacent images whose arrays can be joined are computed in one call.
 
         Raises:
-            ImageError: the tower fails at one image, or its rows are not as many as the prompt has
-                places for.
+            ImageError: the tower fails at one image, or returns another number of rows than the
+                prompt has placeholders.
             EngineError: the device failed.
-            OutOfMemory: the device has no room for them now.
+            OutOfMemory: the device has too little memory now.
         """
         try:
             return self._encode_groups(slots)
@@ -77,8 +79,8 @@ class TorchVisionEncoder:
                 log.warning("the image tower failed at one image\n%s", trace_of(error))
                 raise ImageError("the model's image tower cannot take this image") from error
             log.warning("there was no room for %d images: %s", len(slots), error)
-        # Out of the handler: the error holds what the tower had computed.
-        with hardware.alone(self._loaded.device):
+        # Outside the handler, because the error references what the tower had computed.
+        with hardware.exclusive(self._loaded.device):
             faults.free_memory(self._loaded.device)
         raise OutOfMemory("the images of this request")
 
@@ -88,21 +90,21 @@ class TorchVisionEncoder:
         return str(self._loaded.dtype).removeprefix("torch.")
 
     def computes_with(self, model: object) -> bool:
-        """Tell whether its weights are those of a model in memory, and not a copy."""
+        """Return whether its weights are those of ``model``, and not a copy."""
         return self._loaded.model is model
 
     def close(self) -> None:
-        """Let go of the weights."""
+        """Release the weights."""
         del self._loaded, self._tower
 
     def _tower_of(self, base: Any) -> Any:
-        """Return what takes a processor's arrays by their names."""
+        """Return a function of a processor's arrays, by name."""
         return base.get_image_features
 
     def _encode_groups(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         features: list[MediaFeatures] = []
         for group in _groups(slots, self._max_batch_images):
-            with hardware.alone(self._loaded.device):
+            with hardware.exclusive(self._loaded.device):
                 features += self._encode_group(group)
         return features
 
@@ -119,7 +121,7 @@ class TorchVisionEncoder:
                 _features({name: rows[i] for name, rows in split.items()} | marks)
                 for i in range(len(slots))
             ]
-        if len(slots) > 1:  # this family pads or packs what stands together
+        if len(slots) > 1:  # this family pads or packs a batch
             return [features for slot in slots for features in self._encode_group([slot])]
         raise ImageError(
             f"the model's image tower gives {sorted(set(total.values()))} features for this image, "
@@ -135,7 +137,7 @@ class TorchVisionEncoder:
         }
 
 
-class CrossingEncoder(TorchVisionEncoder):
+class CrossAttentionEncoder(TorchVisionEncoder):
     """Computes what a decoder attends to, one image at a time: its towers see all tiles at once.
 
     The features are the rows from which the decoder computes keys and values. No row replaces a
@@ -143,10 +145,14 @@ class CrossingEncoder(TorchVisionEncoder):
     """
 
     def __init__(
-        self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int, crossing: Crossing
+        self,
+        loaded: LoadedModel,
+        files: Checkpoint,
+        max_batch_images: int,
+        spec: CrossAttentionSpec,
     ) -> None:
         super().__init__(loaded, files, max_batch_images)
-        self._crossing = crossing
+        self._spec = spec
 
     def _tower_of(self, base: Any) -> Callable[..., torch.Tensor]:
         def tower(
@@ -166,23 +172,23 @@ class CrossingEncoder(TorchVisionEncoder):
         return [self._encode_one(slot) for slot in slots]
 
     def _encode_one(self, slot: MediaSlot) -> MediaFeatures:
-        tiles = self._tower(**self._inputs([slot]))[: self._crossing.num_tiles(slot)]
-        states = hardware.handed_over(tiles.flatten(0, 1).clone())
+        tiles = self._tower(**self._inputs([slot]))[: self._spec.num_tiles(slot)]
+        states = hardware.for_any_thread(tiles.flatten(0, 1).clone())
         own = states[: slot.num_features].clone()
         num_bytes = (states.numel() + own.numel()) * states.element_size()
         return MediaFeatures(slot.num_features, own, {STATES: states}, num_bytes)
 
 
 def build(context: BuildContext) -> TorchVisionEncoder:
-    """Make an encoder on the pipeline's model.
+    """Return an encoder that uses the pipeline's model.
 
     Raises:
-        CheckpointError: the model has no image tower that can run on its own.
+        CheckpointError: the model has no image tower that can run alone.
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
-    loaded = shared_model(context, leads=False)
-    if (crossing := crossing_of(loaded.model)) is not None:
-        return CrossingEncoder(loaded, context.files, settings.max_batch_images, crossing)
+    loaded = shared_model(context, for_engine=False)
+    if (spec := cross_attention_spec(loaded.model)) is not None:
+        return CrossAttentionEncoder(loaded, context.files, settings.max_batch_images, spec)
     if not hasattr(base_of(loaded.model), "get_image_features"):
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} has no image tower of its own"
@@ -190,16 +196,16 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
 
 
-# Arrays of images that hold alone: of numbers that count from the first row of another; of pixels
-# that are one strip, whose first axis is of nothing.
-_ALONE = frozenset({"image_token_pooling", "target_sizes"})
+# Arrays that cannot be joined with those of other images: indices that count from the first row of
+# another array, and pixels of one strip, whose first axis is not a batch.
+_NOT_JOINABLE = frozenset({"image_token_pooling", "target_sizes"})
 
 
 def _groups(slots: Sequence[MediaSlot], most: int) -> Iterator[list[MediaSlot]]:
-    """Yield runs of neighbours whose arrays can be joined along the first axis."""
+    """Yield runs of adjacent images whose arrays can be joined along the first axis."""
     group: list[MediaSlot] = []
     for slot in slots:
-        is_alone = not _ALONE.isdisjoint(slot.inputs)
+        is_alone = not _NOT_JOINABLE.isdisjoint(slot.inputs)
         if group and (is_alone or len(group) == most or _signature(slot) != _signature(group[0])):
             yield group
             group = []
@@ -233,10 +239,10 @@ def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _features(layers: dict[str, torch.Tensor]) -> MediaFeatures:
-    """Make one image's features of its own copy of the rows."""
-    own = {name: hardware.handed_over(rows.clone()) for name, rows in layers.items()}
+    """Return one image's features, with a copy of its rows."""
+    own = {name: hardware.for_any_thread(rows.clone()) for name, rows in layers.items()}
     main = own.pop("", None)
-    if main is None:  # a family that has deepstack rows only
+    if main is None:  # a family with deepstack rows only
         main = torch.zeros_like(next(iter(own.values())))
     num_bytes = sum(rows.numel() * rows.element_size() for rows in (main, *own.values()))
     return MediaFeatures(main.shape[0], main, own, num_bytes)

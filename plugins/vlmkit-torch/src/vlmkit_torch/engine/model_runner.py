@@ -1,0 +1,172 @@
+"""Runs the decoder over work items, in as few forward passes as layers and memory allow.
+
+Selects no work items and samples no tokens.
+"""
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+
+from vlmkit.interfaces.step import StepOutput, WorkItem
+from vlmkit.interfaces.view import SequenceView
+from vlmkit_torch.attention.paged import AttentionContext
+from vlmkit_torch.cache.recurrent_states import RecurrentStates
+from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
+from vlmkit_torch.devices import hardware
+from vlmkit_torch.engine.batch import Batch, Batcher, PromptState
+from vlmkit_torch.engine.non_finite import NonFiniteTracker
+from vlmkit_torch.engine.packing import Packing
+from vlmkit_torch.engine.step_size import StepSize
+from vlmkit_torch.model.views import Views
+from vlmkit_torch.prompts.layout import Layout
+
+
+class ModelRunner:
+    """Computes hidden states and logits of work items.
+
+    Attributes:
+        states: what is known of the prompt of each sequence that was computed.
+
+    Args:
+        views: of the model.
+        batcher: lays out forward passes.
+        context: of the attention layers.
+        cross_attention: the cross-attention layers; None for other models.
+        recurrent: states of recurrent layers; None for other models.
+        non_finite: marks sequences with values that are not finite; None if no prefix is shared.
+    """
+
+    def __init__(
+        self,
+        views: Views,
+        batcher: Batcher,
+        context: AttentionContext,
+        *,
+        cross_attention: CrossAttentionLayers | None,
+        recurrent: RecurrentStates | None,
+        non_finite: NonFiniteTracker | None,
+    ) -> None:
+        self.states: dict[SequenceView, PromptState] = {}
+        self._views = views
+        self._batcher = batcher
+        self._context = context
+        self._cross_attention = cross_attention
+        self._recurrent = recurrent
+        self._non_finite = non_finite
+        self._step_size = StepSize(context.cache.device)
+        self._packing: Packing | None = None
+
+    def run(self, items: Seq[WorkItem]) -> StepOutput:
+        """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`."""
+        for item in items:
+            if item.sequence not in self.states:
+                self.states[item.sequence] = PromptState(item.sequence.plan.state)
+        hidden: dict[SequenceView, torch.Tensor] = {}
+        for group in self._groups(items):
+            for rows in self._step_size.run(self._compute, group):
+                hidden |= rows
+        output = StepOutput(
+            logits=self._rows(items, hidden, "logits"), hidden=self._rows(items, hidden, "hidden")
+        )
+        if self._packing is not None:
+            self._packing.after_step()
+        return output
+
+    def move(self, sequence: SequenceView, offset: int) -> None:
+        """Shift the positions of an admitted sequence's answer by ``offset`` tokens."""
+        self.states[sequence] = PromptState(Layout(None, offset))
+
+    def pack_later(self, files: Seq[Path]) -> None:
+        """Pack linear layers after the first sequences; see :class:`.Packing`.
+
+        Args:
+            files: that weights may be mapped from.
+        """
+        self._packing = Packing(self._views, files)
+
+    def forget(self, sequence: SequenceView) -> None:
+        """Drop everything about a sequence."""
+        self.states.pop(sequence, None)
+        if self._recurrent is not None:
+            self._recurrent.forget(sequence)
+        if self._packing is not None:
+            self._packing.count_sequence()
+
+    def clear(self) -> None:
+        """Drop all states."""
+        if self._recurrent is not None:
+            self._recurrent.clear()
+        self.states.clear()
+        self._packing = None
+
+    def _rows(
+        self, items: Seq[WorkItem], hidden: dict[SequenceView, torch.Tensor], output: str
+    ) -> torch.Tensor | None:
+        """Return the rows of one kind of output that items ask for."""
+        wanted = [hidden[i.sequence] for i in items if i.num_rows and i.output == output]
+        if not wanted:
+            return None
+        rows = torch.cat(wanted)
+        return hardware.for_any_thread(self._views.head(rows) if output == "logits" else rows)
+
+    def _groups(self, items: Seq[WorkItem]) -> list[list[WorkItem]]:
+        """Return the items of each forward pass: all of them, unless layers are recurrent.
+
+        Decodes come first, short sequences before long ones. Recurrent layers need all decodes in
+        one column, and each chunk alone.
+        """
+        decodes = sorted(filter(_is_decode, items), key=lambda item: item.stop)
+        chunks = [item for item in items if not _is_decode(item)]
+        if self._recurrent is None:
+            return [[*decodes, *chunks]]
+        return [decodes, *([chunk] for chunk in chunks)] if decodes else [[c] for c in chunks]
+
+    def _compute(self, items: list[WorkItem]) -> dict[SequenceView, torch.Tensor]:
+        """Run one forward pass; return the last hidden states of each item that wants rows."""
+        batch = self._batcher.build(items, self.states)
+        arguments = batch.arguments
+        owners, starts = [item.sequence for item in items], [item.start for item in items]
+        if self._recurrent is not None:
+            self._recurrent.load(owners, starts)
+            if len(items) > 1:  # [1, batch] to [batch, 1], positions with axes likewise
+                arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
+        hidden = self._decode(arguments, batch)
+        if batch.cross_attention is not None:
+            batch.cross_attention.finish()
+        if self._recurrent is not None:
+            self._recurrent.save(owners, starts, [item.stop for item in items])
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        if self._non_finite is not None:
+            self._non_finite.record(hidden, batch.marks)
+        self._drop_used_embeds(items)
+        wanted = [item for item in items if item.num_rows]
+        rows = hidden[batch.rows].split([item.num_rows for item in wanted])
+        return dict(zip((item.sequence for item in wanted), rows, strict=True))
+
+    def _decode(self, arguments: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Return the decoder's hidden states."""
+        self._context.step = batch.step
+        if self._cross_attention is not None:
+            self._cross_attention.step = batch.cross_attention
+        cache = None if self._recurrent is None else self._recurrent.cache
+        try:
+            hidden: torch.Tensor = self._views.decoder(
+                **arguments, attention_mask=None, past_key_values=cache, use_cache=False
+            ).last_hidden_state
+        finally:
+            self._context.step = None
+            if self._cross_attention is not None:
+                self._cross_attention.step = None
+        return hidden
+
+    def _drop_used_embeds(self, items: Seq[WorkItem]) -> None:
+        """Drop embeddings that no later token needs."""
+        for item in items:
+            images = item.sequence.prompt.media
+            if images and item.stop >= images[-1].stop:
+                self.states[item.sequence].embeds = None
+
+
+def _is_decode(item: WorkItem) -> bool:
+    return item.num_tokens == 1 and item.start >= item.sequence.num_prompt_tokens
