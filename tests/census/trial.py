@@ -20,7 +20,7 @@ from parity import pipeline, runner
 from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export import loading
-from vlmkit_onnx.export.anatomy import examine
+from vlmkit_onnx.export.decoder_traits import examine
 from vlmkit_onnx.export.exporter import export
 from vlmkit_onnx.export.refusal import objection
 from vlmkit_onnx.export.towers.table import tower_of

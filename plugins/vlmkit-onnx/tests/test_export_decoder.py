@@ -27,16 +27,16 @@ import transformers  # noqa: E402
 import zoo  # noqa: E402
 from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder  # noqa: E402
 from vlmkit_onnx.export import decoder, exporter, loading, sample  # noqa: E402
-from vlmkit_onnx.export.anatomy import examine, max_tokens  # noqa: E402
 from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
+from vlmkit_onnx.export.decoder_traits import examine, max_tokens  # noqa: E402
 from vlmkit_onnx.export.exporter import export  # noqa: E402
 from vlmkit_onnx.export.views import Parts  # noqa: E402
 from vlmkit_onnx.folder.layout import DecoderGraph  # noqa: E402
 from vlmkit_onnx.prompts.families import family_of  # noqa: E402
+from vlmkit_onnx.self_checks.continuity import refuse_discontinuous  # noqa: E402
 from vlmkit_onnx.sessions.session import open_session  # noqa: E402
 from vlmkit_onnx.settings import ComputeSettings  # noqa: E402
-from vlmkit_onnx.trials.continuity import refuse_discontinuous  # noqa: E402
 
 # Every family of the zoo is exported by tests/parity, which compares the whole pipeline.
 FURTHER = {

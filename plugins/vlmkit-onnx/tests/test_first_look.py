@@ -11,8 +11,8 @@ import pytest
 
 import vlmkit
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.engine import OnnxEngine
-from vlmkit_onnx.trials import exported as kept
+from vlmkit_onnx.engine.onnx_engine import OnnxEngine
+from vlmkit_onnx.self_checks import export_sample as kept
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch

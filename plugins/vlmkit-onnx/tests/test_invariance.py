@@ -14,12 +14,12 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx import build
 from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
-from vlmkit_onnx.engine import OnnxEngine
+from vlmkit_onnx.engine.onnx_engine import OnnxEngine
 from vlmkit_onnx.folder import layout
+from vlmkit_onnx.self_checks import decoder_check
+from vlmkit_onnx.self_checks.invariance import keeps_rows_apart
 from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings, EngineSettings
-from vlmkit_onnx.trials import decoder_trial
-from vlmkit_onnx.trials.invariance import keeps_rows_apart
 
 pytestmark = pytest.mark.torch  # exports what it runs
 
@@ -66,7 +66,7 @@ def test_only_what_holds_here_is_promised(
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     tried: list[object] = []
     monkeypatch.setattr(
-        decoder_trial, "keeps_rows_apart", lambda decoder: tried.append(decoder) or keeps
+        decoder_check, "keeps_rows_apart", lambda decoder: tried.append(decoder) or keeps
     )
     for num_trials in (1, 1):  # the second time it is known
         engine = built(exported("llama"))
@@ -81,7 +81,7 @@ def test_a_decoder_is_tried_again_where_anything_differs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     tried: list[str] = []
-    monkeypatch.setattr(decoder_trial, "refuse_discontinuous", lambda *_, **__: tried.append("it"))
+    monkeypatch.setattr(decoder_check, "refuse_discontinuous", lambda *_, **__: tried.append("it"))
     folder = tmp_path / "model"
     shutil.copytree(exported("llama"), folder)
     for count, change in enumerate(

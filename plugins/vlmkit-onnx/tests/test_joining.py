@@ -16,7 +16,7 @@ from onnx_ir import Node, Value  # noqa: E402
 from onnx_ir.tape import Tape  # noqa: E402
 
 from vlmkit_onnx.export import token_linear  # noqa: E402
-from vlmkit_onnx.export.joining import join  # noqa: E402
+from vlmkit_onnx.export.fusing import join  # noqa: E402
 
 WIDTH, BLOCK, SIZES = 64, 32, (24, 8, 8)
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_onnx.slots.slot_book import SlotBook
+from vlmkit_onnx.slots.slot_manager import SlotBook
 
 IMAGE = 9
 

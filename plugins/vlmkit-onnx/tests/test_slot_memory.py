@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vlmkit.errors import ConfigError
-from vlmkit_onnx.slots.slot_memory import SlotMemory, StateShape
+from vlmkit_onnx.slots.memory import SlotMemory, StateShape
 
 FLOAT = np.dtype(np.float32)
 

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.torch
 from vlmkit.errors import CheckpointError  # noqa: E402
 from vlmkit.interfaces.prompt import MediaSlot  # noqa: E402
 from vlmkit_onnx.export import vision, vision_check  # noqa: E402
-from vlmkit_onnx.export.tower_linear import LAYERS, quantize  # noqa: E402
+from vlmkit_onnx.export.tower_quantize import LAYERS, quantize  # noqa: E402
 from vlmkit_onnx.export.vision_check import VisionCheck  # noqa: E402
 from vlmkit_onnx.folder.layout import own_tower  # noqa: E402
+from vlmkit_onnx.self_checks import export_sample as kept  # noqa: E402
 from vlmkit_onnx.sessions import products  # noqa: E402
-from vlmkit_onnx.trials import exported as kept  # noqa: E402
 from vlmkit_onnx.vision.names import FEATURES  # noqa: E402
 
 FAMILIES = ("llava", "mistral3", "qwen2_5_vl", "smolvlm")  # tiles, patches, windows, many tiles

@@ -11,7 +11,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx import text_side
 from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
 from vlmkit_onnx.decoders.decoder import Decoder
-from vlmkit_onnx.engine import OnnxEngine
+from vlmkit_onnx.engine.onnx_engine import OnnxEngine
 from vlmkit_onnx.folder import export_cache
 from vlmkit_onnx.folder.graph_facts import stored_precision
 from vlmkit_onnx.folder.graph_header import read_header
@@ -27,14 +27,14 @@ from vlmkit_onnx.folder.refusal import kind_of
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
 from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.prompts.families import family_of
+from vlmkit_onnx.self_checks.decoder_check import try_decoder
+from vlmkit_onnx.self_checks.row_length import tokens_without_effect
 from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.sessions.session import check, device_of, open_session, open_tower
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slots import system_memory
 from vlmkit_onnx.slots.device_memory import CPU
-from vlmkit_onnx.slots.slot_book import SlotBook
-from vlmkit_onnx.trials.decoder_trial import try_decoder
-from vlmkit_onnx.trials.neighbours import tokens_without_effect
+from vlmkit_onnx.slots.slot_manager import SlotBook
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
 from vlmkit_onnx.folder.community import community_layout
 from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
+from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
 from vlmkit_onnx.settings import EngineSettings
-from vlmkit_onnx.trials.continuity import refuse_discontinuous
 from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ from vlmkit_onnx.decoders.decoder import Tokens
 from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
 from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
 from vlmkit_onnx.folder.layout import DecoderGraph
-from vlmkit_onnx.trials.continuity import refuse_discontinuous
+from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
 
 FLOAT, HALF, INT64, INT8, BOOL = (
     TensorProto.FLOAT,

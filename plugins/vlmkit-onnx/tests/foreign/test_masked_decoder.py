@@ -16,10 +16,10 @@ from vlmkit_onnx.folder import external_data
 from vlmkit_onnx.folder.community import community_layout
 from vlmkit_onnx.folder.genai import genai_layout
 from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
+from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
+from vlmkit_onnx.self_checks.invariance import keeps_rows_apart
+from vlmkit_onnx.self_checks.row_length import tokens_without_effect
 from vlmkit_onnx.settings import EngineSettings
-from vlmkit_onnx.trials.continuity import refuse_discontinuous
-from vlmkit_onnx.trials.invariance import keeps_rows_apart
-from vlmkit_onnx.trials.neighbours import tokens_without_effect
 from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.node_types import FLOATS
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.slot_memory import Memory, StateShape
+from vlmkit_onnx.slots.memory import Memory, StateShape
 
 MAX_LAYERS = 1024
 

@@ -16,7 +16,7 @@ from vlmkit_onnx.decoders.decoder import Floats, Tokens
 from vlmkit_onnx.decoders.foreign_decoder import ForeignDecoder, part_of
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.slot_memory import SlotMemory
+from vlmkit_onnx.slots.memory import SlotMemory
 
 
 class ConcatDecoder:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
-from vlmkit_onnx.slots.slot_memory import Memory
+from vlmkit_onnx.slots.memory import Memory
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]

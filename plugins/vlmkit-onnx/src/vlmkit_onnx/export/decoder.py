@@ -19,12 +19,12 @@ from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
 from vlmkit.errors import CheckpointError, VlmkitError
-from vlmkit_onnx.export import lost_constants
-from vlmkit_onnx.export.anatomy import Anatomy
+from vlmkit_onnx.export import missing_constants
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
+from vlmkit_onnx.export.decoder_rewrites import tidy
+from vlmkit_onnx.export.decoder_traits import Anatomy
 from vlmkit_onnx.export.deepstack import arguments, dense
 from vlmkit_onnx.export.frequencies import first_frequencies
-from vlmkit_onnx.export.tidy import tidy
 from vlmkit_onnx.export.token_linear import write_out
 from vlmkit_onnx.export.tracing import tracing
 from vlmkit_onnx.export.views import Parts, attention
@@ -134,7 +134,7 @@ def _trace(module: SlotDecoder, inputs: dict[str, Any], shapes: dict[str, Any]) 
     )
     if made is None:
         raise RuntimeError("torch.onnx.export returned nothing")
-    lost_constants.take_back(made.model)
+    missing_constants.take_back(made.model)
     exporter_onnx.apply_onnx_ir_fixes(made)
     return made.model
 

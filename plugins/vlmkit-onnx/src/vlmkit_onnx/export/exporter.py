@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export import quantize
-from vlmkit_onnx.export.anatomy import Anatomy, examine
 from vlmkit_onnx.export.check import check
 from vlmkit_onnx.export.decoder import export_decoder
+from vlmkit_onnx.export.decoder_traits import Anatomy, examine
 from vlmkit_onnx.export.embedding import write_table
 from vlmkit_onnx.export.loading import exportable_config, load
 from vlmkit_onnx.export.refusal import OTHERWISE

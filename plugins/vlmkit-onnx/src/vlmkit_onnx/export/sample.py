@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_onnx.export import deepstack
-from vlmkit_onnx.export.anatomy import Anatomy
+from vlmkit_onnx.export.decoder_traits import Anatomy
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
 from vlmkit_onnx.export.frequencies import first_frequencies
 from vlmkit_onnx.export.views import Parts, attention

@@ -20,9 +20,9 @@ from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.interfaces.prompt import MediaSlot
-from vlmkit_onnx.export import lost_constants
-from vlmkit_onnx.export.tower_linear import quantize
-from vlmkit_onnx.export.tower_tidy import tidy_tower
+from vlmkit_onnx.export import missing_constants
+from vlmkit_onnx.export.tower_quantize import quantize
+from vlmkit_onnx.export.tower_rewrites import tidy_tower
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
 from vlmkit_onnx.export.tracing import tracing
@@ -149,7 +149,7 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
         verbose=False,
     )
     graph: onnx_ir.Model = made.model
-    lost_constants.take_back(graph)
+    missing_constants.take_back(graph)
     return graph
 
 

@@ -16,10 +16,10 @@ from vlmkit_onnx.export.deepstack import numbered_layers
 from vlmkit_onnx.export.towers.tower import ImageInputs
 from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.folder.manifest import TowerPrecision
+from vlmkit_onnx.self_checks import export_sample
+from vlmkit_onnx.self_checks.export_sample import BOUNDS
 from vlmkit_onnx.sessions.session import open_tower
 from vlmkit_onnx.settings import ComputeSettings
-from vlmkit_onnx.trials import exported
-from vlmkit_onnx.trials.exported import BOUNDS
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 
@@ -60,7 +60,7 @@ class VisionCheck:
 
     def keep(self, folder: Path) -> None:
         """Keep two images and their rows for whoever loads a graph of the folder."""
-        exported.write(folder, [(self._samples[i], self._expected[i]) for i in KEPT])
+        export_sample.write(folder, [(self._samples[i], self._expected[i]) for i in KEPT])
 
     def _differences(self, file: Path, precision: TowerPrecision) -> Iterator[float]:
         slots = [
@@ -72,7 +72,7 @@ class VisionCheck:
         encoder = OnnxVisionEncoder(graph, session, MAX_BATCH_IMAGES)
         for features, wanted in zip(encoder.encode(slots), self._expected, strict=True):
             made = {FEATURES: features.embeddings, **features.extra}
-            yield exported.difference(made, wanted, precision)
+            yield export_sample.difference(made, wanted, precision)
         encoder.close()
 
     def _wrong(self, how: str) -> CheckpointError:

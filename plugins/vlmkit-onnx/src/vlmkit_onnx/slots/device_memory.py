@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.slot_memory import TOKEN_AXIS, Memory, Place, SlotMemory, StateShape
+from vlmkit_onnx.slots.memory import TOKEN_AXIS, Memory, Place, SlotMemory, StateShape
 
 Device = tuple[str, int]
 """Kind and number."""
@@ -31,7 +31,7 @@ def memory_on(
 
 
 class DeviceMemory:
-    """A :class:`vlmkit_onnx.slots.slot_memory.Memory` on a device.
+    """A :class:`vlmkit_onnx.slots.memory.Memory` on a device.
 
     Args:
         states: what a slot keeps, by name.

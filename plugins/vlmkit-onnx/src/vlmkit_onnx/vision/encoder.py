@@ -18,10 +18,10 @@ from vlmkit.kit.traces import trace_of
 from vlmkit_onnx.folder.graph_facts import stored_precision
 from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import VisionGraph
+from vlmkit_onnx.self_checks.export_sample import refuse_unlike
 from vlmkit_onnx.sessions.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.sessions.session import giving_back, is_of_device, is_out_of_memory
-from vlmkit_onnx.trials.exported import refuse_unlike
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph

@@ -5,10 +5,10 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.towers import (
+    fixed_size,
     gemma,
     glm,
     granite,
-    idefics,
     layers,
     paddle,
     pixtral,
@@ -53,7 +53,7 @@ _TOWERS: Mapping[str, Callable[[Any], Tower]] = {
     "glm46v": glm.glm4v,
     "glm_ocr": glm.glm_ocr,
     "granite4_vision": granite.granite4,
-    "idefics3": idefics.square,
+    "idefics3": fixed_size.square,
     "internvl": whole.tiles,
     "llava": _llava,
     "llava_next": layers.llava_next,
@@ -66,6 +66,6 @@ _TOWERS: Mapping[str, Callable[[Any], Tower]] = {
     "qwen2_vl": qwen.qwen,
     "qwen3_vl": qwen.qwen,
     "qwen3_vl_moe": qwen.qwen,
-    "smolvlm": idefics.square,
+    "smolvlm": fixed_size.square,
     "vipllava": layers.llava,
 }

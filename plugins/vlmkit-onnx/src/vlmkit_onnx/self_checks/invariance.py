@@ -8,7 +8,7 @@ row of a batch. Whoever runs the graph there must not promise it.
 import numpy as np
 
 from vlmkit_onnx.decoders.decoder import Decoder, Floats
-from vlmkit_onnx.trials.made_up import column_of, made_up_tokens
+from vlmkit_onnx.self_checks.sample_tokens import column_of, made_up_tokens
 
 BATCHES = (1, 2, 5)  # kernels take rows in twos and fours, and what is left over by itself
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vlmkit_onnx.decoders.decoder import Decoder, Floats
-from vlmkit_onnx.trials.made_up import NUM_TOKENS, chunk_of, column_of, made_up_tokens
+from vlmkit_onnx.self_checks.sample_tokens import NUM_TOKENS, chunk_of, column_of, made_up_tokens
 
 PLACE = 31  # of the row that is looked at: far enough from its tokens for rotation to matter
 TOLERANCE = 1e-3  # of the largest logit

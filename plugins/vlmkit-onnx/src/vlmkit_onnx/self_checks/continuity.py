@@ -11,7 +11,7 @@ import numpy as np
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.decoders.decoder import Decoder, Floats, Tokens
-from vlmkit_onnx.trials.made_up import NUM_TOKENS, chunk_of, column_of, made_up_tokens
+from vlmkit_onnx.self_checks.sample_tokens import NUM_TOKENS, chunk_of, column_of, made_up_tokens
 
 LEAST_CORRELATION = 0.9  # scales over a whole batch, in eight bits, stay above; other tokens do not
 

@@ -13,7 +13,7 @@ from onnx_ir import Node, Value, convenience
 from onnx_ir.passes import common
 from onnx_ir.tape import Tape
 
-from vlmkit_onnx.export.joining import join
+from vlmkit_onnx.export.fusing import join
 
 # Places of GroupQueryAttention's inputs.
 COS, SIN, POSITIONS = 7, 8, 9

@@ -28,9 +28,9 @@ from vlmkit_onnx.prompts.prompt_inputs import (
     visible,
     visible_to_last,
 )
+from vlmkit_onnx.self_checks.export_sample import Exported
 from vlmkit_onnx.sessions.session import is_out_of_memory
-from vlmkit_onnx.slots.slot_book import SlotBook
-from vlmkit_onnx.trials.exported import Exported
+from vlmkit_onnx.slots.slot_manager import SlotBook
 
 
 class OnnxEngine:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vlmkit.kit import selfcheck_records
 from vlmkit_onnx.decoders.decoder import Decoder
+from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
+from vlmkit_onnx.self_checks.invariance import keeps_rows_apart
 from vlmkit_onnx.sessions.session import num_threads
 from vlmkit_onnx.settings import EngineSettings
-from vlmkit_onnx.trials.continuity import refuse_discontinuous
-from vlmkit_onnx.trials.invariance import keeps_rows_apart
 
 APART, TOGETHER = "rows are the same in every batch", "rows depend on their batch"
 CPU_HINT = 'engine.device = "cpu" computes it without the device'
@@ -44,5 +44,7 @@ def try_decoder(decoder: Decoder, file: Path, settings: EngineSettings, *, claim
 def _sources() -> str:
     """Return what changes when the drivers or the trials do: sizes of their files."""
     folder = Path(__file__).parents[1]
-    files = sorted(path for part in ("decoders", "trials") for path in (folder / part).glob("*.py"))
+    files = sorted(
+        path for part in ("decoders", "self_checks") for path in (folder / part).glob("*.py")
+    )
     return " ".join(f"{path.name} {path.stat().st_size}" for path in files)

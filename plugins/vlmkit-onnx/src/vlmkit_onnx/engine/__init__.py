@@ -1,0 +1,1 @@
+"""The LLM engine over one decoder graph."""
