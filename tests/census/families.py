@@ -6,19 +6,19 @@ import zoo
 
 _SHOWN = frozenset(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 _SIGHTLESS = frozenset({"mistral4"})  # listed there, though its class is one of text alone
-_SEEING = _SHOWN - _SIGHTLESS
+_VISION_FAMILIES = _SHOWN - _SIGHTLESS
 _READING = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | _SIGHTLESS
 _HEARING = frozenset(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
 
 
 def all_types() -> list[str]:
     """Return every model type, in order."""
-    return sorted(_SEEING | _READING | _HEARING)
+    return sorted(_VISION_FAMILIES | _READING | _HEARING)
 
 
 def sees(model_type: str) -> bool:
     """Whether it answers about pictures."""
-    return model_type in _SEEING
+    return model_type in _VISION_FAMILIES
 
 
 def is_made_to_be_shown(model_type: str) -> bool:

@@ -19,9 +19,8 @@ from census.record import Finding, Record
 from parity import pipeline, runner
 from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_onnx.export import loading
-from vlmkit_onnx.export.decoder_traits import examine
-from vlmkit_onnx.export.exporter import export
+from vlmkit_onnx.export.decoder_traits import inspect_decoder
+from vlmkit_onnx.export.exporter import export, exportable_config, load
 from vlmkit_onnx.export.refusal import objection
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.views import Parts
@@ -194,10 +193,10 @@ def _exported(model_type: str, place: Path, case: _Case, *, with_tower: bool) ->
 def _before_tracing(checkpoint: Checkpoint, *, with_tower: bool) -> str | None:
     """Return why a family is refused before anything of it is traced; None if it is not."""
     try:
-        loading.exportable_config(checkpoint)
+        exportable_config(checkpoint)
         visibility = family_of(checkpoint.config).visibility
-        model = loading.load(checkpoint)
-        examine(Parts(model), visibility)
+        model = load(checkpoint)
+        inspect_decoder(Parts(model), visibility)
         if with_tower and hasattr(model.base_model, "get_image_features"):
             tower_of(model.base_model)
     except VlmkitError as error:

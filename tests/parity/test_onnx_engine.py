@@ -76,7 +76,7 @@ def test_a_cache_that_a_device_holds_whole_changes_no_answer(
 ) -> None:
     # A device's memory by way of the CPU's: bound by address, nothing copied between slots.
     on_device = functools.partial(DeviceMemory, device=("cpu", 0))
-    monkeypatch.setattr(device_memory, "SlotMemory", on_device)
+    monkeypatch.setattr(device_memory, "HostMemory", on_device)
     engine, _, config = runner.load_onnx_engine("llama", exported("llama"), cache_tokens=2000)
     prompts = runner.prompts("llama", config)
     for _ in range(2):

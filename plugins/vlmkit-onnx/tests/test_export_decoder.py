@@ -26,10 +26,10 @@ import transformers  # noqa: E402
 
 import zoo  # noqa: E402
 from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder  # noqa: E402
-from vlmkit_onnx.export import decoder, exporter, loading, sample  # noqa: E402
+from vlmkit_onnx.export import decoder, exporter, sample  # noqa: E402
 from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
-from vlmkit_onnx.export.decoder_traits import examine, max_tokens  # noqa: E402
+from vlmkit_onnx.export.decoder_traits import inspect_decoder, max_tokens  # noqa: E402
 from vlmkit_onnx.export.exporter import export  # noqa: E402
 from vlmkit_onnx.export.views import Parts  # noqa: E402
 from vlmkit_onnx.folder.layout import DecoderGraph  # noqa: E402
@@ -37,6 +37,7 @@ from vlmkit_onnx.prompts.families import family_of  # noqa: E402
 from vlmkit_onnx.self_checks.continuity import refuse_discontinuous  # noqa: E402
 from vlmkit_onnx.sessions.session import open_session  # noqa: E402
 from vlmkit_onnx.settings import ComputeSettings  # noqa: E402
+from vlmkit_onnx.slots.memory import CacheSize  # noqa: E402
 
 # Every family of the zoo is exported by tests/parity, which compares the whole pipeline.
 FURTHER = {
@@ -104,11 +105,11 @@ class Exported(NamedTuple):
 
 def _decoder(checkpoint: Checkpoint, folder: Path) -> Exported:
     """Export a decoder alone, and return how far its graph is from the model."""
-    parts = Parts(loading.load(checkpoint))
-    anatomy = examine(parts, family_of(checkpoint.config).visibility)
-    taken = sample.make_sample(parts, anatomy, sample.embeddings_of(parts))
+    parts = Parts(exporter.load(checkpoint))
+    traits = inspect_decoder(parts, family_of(checkpoint.config).visibility)
+    taken = sample.make_sample(parts, traits, sample.embeddings_of(parts))
     path = folder / "decoder.onnx"
-    export_decoder(parts, anatomy, path)
+    export_decoder(parts, traits, path)
     return Exported(path, taken, check(path, taken, "fp32"))
 
 
@@ -189,19 +190,19 @@ def test_sections_of_rotation_that_only_a_familys_code_states_are_three_axes() -
     )
     assert "mrope_section" not in config.text_config.rope_parameters
     model = transformers.AutoModelForImageTextToText.from_config(config)
-    assert examine(Parts(model), "causal").num_position_axes == 3
+    assert inspect_decoder(Parts(model), "causal").num_position_axes == 3
 
 
 def test_a_window_that_no_layer_has_takes_no_mask_of_its_own(tmp_path: Path) -> None:
     layers = {"layer_types": ["full_attention"] * 2, "sliding_window": 8, "head_dim": 16}
     made = _from_config("gemma3_text", tmp_path / "model", **layers)
-    parts = Parts(loading.load(made))
-    anatomy = examine(parts, "image_blocks")
+    parts = Parts(exporter.load(made))
+    traits = inspect_decoder(parts, "image_blocks")
     path = tmp_path / "decoder.onnx"
-    export_decoder(parts, anatomy, path)
+    export_decoder(parts, traits, path)
 
     session = open_session(path, ComputeSettings(num_threads=1))
-    opened = SlotsDecoder(DecoderGraph(path, "slots"), session, 2, 32)
+    opened = SlotsDecoder(DecoderGraph(path, "slots"), session, CacheSize(2, 32))
     refuse_discontinuous(opened, path.name)
     opened.close()
 
@@ -280,7 +281,7 @@ def test_the_table_times_its_scale_is_what_the_model_embeds(
 
     from vlmkit_onnx.export.embedding import write_table
 
-    model = loading.load(checkpoint("gemma3_text"))
+    model = exporter.load(checkpoint("gemma3_text"))
     stated = write_table(Parts(model), tmp_path)
     assert stated.scale == 8.0
     table = load_file(tmp_path / stated.file)[stated.tensor]
@@ -318,7 +319,7 @@ def test_an_export_gets_its_name_where_no_folder_gets_the_name_of_another(
     (place / "decoder.onnx").write_bytes(b"graph")
     if is_there:
         folder.mkdir()
-    exporter._publish(place, folder)
+    exporter._move_to_target(place, folder)
 
     assert (folder / "decoder.onnx").read_bytes() == b"graph"
     assert not place.exists()
@@ -414,9 +415,9 @@ def test_a_graph_is_the_same_when_the_exporters_do_all_their_work(
     mistral: Exported, checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = checkpoint("mistral")
-    parts = Parts(loading.load(source))
+    parts = Parts(exporter.load(source))
     monkeypatch.setattr(decoder, "tracing", lambda: warnings.catch_warnings(action="ignore"))
-    slowly = decoder.trace(parts, examine(parts, family_of(source.config).visibility))
+    slowly = decoder.trace(parts, inspect_decoder(parts, family_of(source.config).visibility))
     assert _operators(slowly) == _operators(onnx_ir.load(mistral.path))
 
 

@@ -164,7 +164,7 @@ def test_each_family_that_prompts_know_has_a_tower_and_the_other_way_round() -> 
     pytest.importorskip("torch")
     from vlmkit_onnx.export.towers import table
 
-    assert set(families._SEEING) == set(table._TOWERS) == set(KNOWN)
+    assert set(families._VISION_FAMILIES) == set(table._TOWERS) == set(KNOWN)
 
 
 def test_a_text_family_has_no_image_token() -> None:

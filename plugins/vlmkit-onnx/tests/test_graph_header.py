@@ -10,14 +10,9 @@ from hypothesis import given, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.folder import graph_header
-from vlmkit_onnx.folder.graph_header import (
-    CachedAttention,
-    ExternalTensor,
-    PackedWeights,
-    TensorInfo,
-    read_header,
-)
+from vlmkit_onnx.folder import graph_header, graph_messages
+from vlmkit_onnx.folder.graph_header import CachedAttention, PackedWeights, read_header
+from vlmkit_onnx.folder.graph_messages import ExternalTensor, TensorInfo
 
 value = helper.make_tensor_value_info
 
@@ -239,7 +234,7 @@ def test_external_data_that_are_stated_twice_are_refused(tmp_path):
 
 
 def test_a_file_of_endless_weights_ends_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph_header, "MAX_NOTES", 100)
+    monkeypatch.setattr(graph_messages, "MAX_RECORDS", 100)
     weights = [TensorProto(name=str(number)) for number in range(99)]
     assert read_header(save(tmp_path, model(initializers=weights[:90])))
     with pytest.raises(CheckpointError):

@@ -17,7 +17,7 @@ from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
 from vlmkit_onnx.engine.onnx_engine import OnnxEngine
 from vlmkit_onnx.folder import layout
 from vlmkit_onnx.self_checks import decoder_check
-from vlmkit_onnx.self_checks.invariance import keeps_rows_apart
+from vlmkit_onnx.self_checks.decoder_check import rows_are_invariant
 from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings, EngineSettings
 
@@ -47,15 +47,15 @@ def built(folder: Path) -> OnnxEngine:
 def test_a_graph_that_sums_every_row_alike_keeps_rows_apart(
     name: str, exported: Callable[..., Path]
 ) -> None:
-    assert keeps_rows_apart(opened(exported(name), SlotsDecoder))
+    assert rows_are_invariant(opened(exported(name), SlotsDecoder))
 
 
 def test_a_rounding_of_lone_rows_is_seen(exported: Callable[..., Path]) -> None:
-    assert not keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows))
+    assert not rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows))
 
 
 def test_one_slot_has_no_batch(exported: Callable[..., Path]) -> None:
-    assert keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows, 1))
+    assert rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows, 1))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -66,7 +66,7 @@ def test_only_what_holds_here_is_promised(
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     tried: list[object] = []
     monkeypatch.setattr(
-        decoder_check, "keeps_rows_apart", lambda decoder: tried.append(decoder) or keeps
+        decoder_check, "rows_are_invariant", lambda decoder: tried.append(decoder) or keeps
     )
     for num_trials in (1, 1):  # the second time it is known
         engine = built(exported("llama"))

@@ -16,7 +16,7 @@ from onnx_ir import Node, Value  # noqa: E402
 from onnx_ir.tape import Tape  # noqa: E402
 
 from vlmkit_onnx.export import token_linear  # noqa: E402
-from vlmkit_onnx.export.fusing import join  # noqa: E402
+from vlmkit_onnx.export.fusing import fuse  # noqa: E402
 
 WIDTH, BLOCK, SIZES = 64, 32, (24, 8, 8)
 
@@ -98,7 +98,7 @@ def _run(layers: Layers, nodes: list[Node]) -> list[Any]:
     for value in dict.fromkeys(v for node in nodes for v in node.inputs if v and v.const_value):
         graph.register_initializer(value)
     model = onnx_ir.Model(graph, ir_version=10)
-    token_linear.write_out(model)
+    token_linear.expand_layers(model)
     session = onnxruntime.InferenceSession(
         onnx_ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -112,7 +112,7 @@ def test_joined_layers_give_the_outputs_of_each_bit_for_bit(kind: str, has_biase
     apart = Layers(kind, biases=(has_biases,) * 3)
     together = Layers(kind, biases=(has_biases,) * 3)
     together.read(together.outputs)
-    joined = join(together.outputs)
+    joined = fuse(together.outputs)
     assert joined is not None
     (whole,) = _run(together, [joined])
     assert np.array_equal(whole, np.concatenate(_run(apart, apart.nodes), axis=-1))
@@ -122,23 +122,23 @@ def test_layers_that_read_different_values_stay_apart() -> None:
     one, other = Layers("MatMulNBits"), Layers("MatMulNBits")
     outputs = [*one.outputs[:2], other.outputs[2]]
     one.read(outputs)
-    assert join(outputs) is None
+    assert fuse(outputs) is None
 
 
 def test_layers_of_which_some_have_a_bias_stay_apart() -> None:
     layers = Layers("MatMulNBits", biases=(True, True, False))
     layers.read(layers.outputs)
-    assert join(layers.outputs) is None
+    assert fuse(layers.outputs) is None
 
 
 def test_a_layer_that_somebody_else_reads_too_stays_apart() -> None:
     layers = Layers("MatMulNBits")
     layers.read([*layers.outputs, layers.outputs[0]])
-    assert join(layers.outputs) is None
+    assert fuse(layers.outputs) is None
 
 
 def test_what_is_no_layer_of_few_bits_is_not_joined() -> None:
     layers = Layers("MatMulNBits")
     layers.read([*layers.outputs, layers.inputs])
-    assert join([*layers.outputs[:2], layers.inputs]) is None
-    assert join([*layers.outputs[:2], None]) is None
+    assert fuse([*layers.outputs[:2], layers.inputs]) is None
+    assert fuse([*layers.outputs[:2], None]) is None

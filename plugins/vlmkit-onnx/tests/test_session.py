@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.sessions.session import giving_back, is_out_of_memory, open_session
+from vlmkit_onnx.sessions.session import is_out_of_memory, open_session, shrinking_arena
 from vlmkit_onnx.settings import ComputeSettings
 
 MIB = 2**20
@@ -42,7 +42,7 @@ def opened(folder: Path, num_columns: int) -> onnxruntime.InferenceSession:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what memory is resident")
 def test_a_large_run_gives_its_memory_back(widening: onnxruntime.InferenceSession) -> None:
-    options = giving_back(widening)
+    options = shrinking_arena(widening)
     widening.run(None, {"x": np.zeros((1, 1), np.float32)}, options)
     before = resident_bytes()
     widening.run(None, {"x": np.zeros((64, 1), np.float32)}, options)

@@ -1,4 +1,4 @@
-"""The slot book: what a newcomer starts from is really there, and nothing is promised twice."""
+"""The slot slots: what a newcomer starts from is really there, and nothing is promised twice."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_onnx.slots.slot_manager import SlotBook
+from vlmkit_onnx.slots.slot_manager import SlotManager
 
 IMAGE = 9
 
@@ -23,144 +23,144 @@ def sequence(ids, images=(), scope=b"", spans=(), name="s"):
     return made
 
 
-def computed(book, made, num_tokens):
+def computed(slots, made, num_tokens):
     """Compute and commit the first tokens of a sequence."""
-    book.note_computed(made, num_tokens)
-    book.commit(made, num_tokens)
+    slots.set_computed(made, num_tokens)
+    slots.commit(made, num_tokens)
 
 
-def finished(book, ids, **more):
+def finished(slots, ids, **more):
     """Compute a sequence's prompt whole and release it."""
     made = sequence(ids, **more)
-    admission = book.admit(made)
-    computed(book, made, len(ids))
-    book.release(made)
+    admission = slots.admit(made)
+    computed(slots, made, len(ids))
+    slots.release(made)
     return admission.slot
 
 
 def test_a_prompt_that_begins_like_a_finished_one_starts_from_its_tokens():
-    book = SlotBook(2, 64, 128)
-    slot = finished(book, range(1, 9))
-    admission = book.admit(sequence([*range(1, 9), 20]))
+    slots = SlotManager(2, 64, 128)
+    slot = finished(slots, range(1, 9))
+    admission = slots.admit(sequence([*range(1, 9), 20]))
     assert admission == (slot, 8, None, False)
 
 
 def test_the_last_token_is_always_computed_again():
-    book = SlotBook(2, 64, 128)
-    finished(book, range(1, 9))
-    assert book.admit(sequence(range(1, 9))).num_cached == 7
+    slots = SlotManager(2, 64, 128)
+    finished(slots, range(1, 9))
+    assert slots.admit(sequence(range(1, 9))).num_cached == 7
 
 
 def test_another_scope_starts_from_nothing():
-    book = SlotBook(2, 64, 128)
-    finished(book, range(1, 9), scope=b"a")
-    assert book.admit(sequence(range(1, 9), scope=b"b")).num_cached == 0
+    slots = SlotManager(2, 64, 128)
+    finished(slots, range(1, 9), scope=b"a")
+    assert slots.admit(sequence(range(1, 9), scope=b"b")).num_cached == 0
 
 
 def test_an_image_counts_by_its_digest():
-    book = SlotBook(4, 64, 256)
+    slots = SlotManager(4, 64, 256)
     ids = [1, 2, IMAGE, IMAGE, IMAGE, 3, 4]
-    finished(book, ids, images=[(2, 5, b"red")])
-    assert book.admit(sequence(ids, images=[(2, 5, b"blue")])).num_cached == 2
-    assert book.admit(sequence(ids, images=[(2, 5, b"red")])).num_cached == 6
+    finished(slots, ids, images=[(2, 5, b"red")])
+    assert slots.admit(sequence(ids, images=[(2, 5, b"blue")])).num_cached == 2
+    assert slots.admit(sequence(ids, images=[(2, 5, b"red")])).num_cached == 6
 
 
 def test_placeholders_without_an_image_are_not_those_of_one():
-    book = SlotBook(4, 64, 256)
+    slots = SlotManager(4, 64, 256)
     ids = [1, 2, IMAGE, IMAGE, IMAGE, 3, 4]
-    finished(book, ids, images=[(2, 5, b"red")])
-    assert book.admit(sequence(ids)).num_cached == 2
+    finished(slots, ids, images=[(2, 5, b"red")])
+    assert slots.admit(sequence(ids)).num_cached == 2
 
 
 def test_a_prefix_never_ends_inside_a_span():
-    book = SlotBook(2, 64, 128)
-    finished(book, [1, 2, 3, 4, 5, 6])
-    assert book.admit(sequence([1, 2, 3, 4, 7, 8], spans=[(2, 5)])).num_cached == 2
+    slots = SlotManager(2, 64, 128)
+    finished(slots, [1, 2, 3, 4, 5, 6])
+    assert slots.admit(sequence([1, 2, 3, 4, 7, 8], spans=[(2, 5)])).num_cached == 2
 
 
 def test_what_was_computed_within_another_span_is_no_prefix():
-    book = SlotBook(2, 64, 128)
-    finished(book, range(12), spans=[(0, 12)])
+    slots = SlotManager(2, 64, 128)
+    finished(slots, range(12), spans=[(0, 12)])
     # A prompt that ends within the first, whose answer goes on in the same words.
     other = sequence(range(8), spans=[(0, 8)], name="other")
     other.output_ids += [8, 9, 10]
-    assert book.admit(other).num_cached == 0
+    assert slots.admit(other).num_cached == 0
 
 
 def test_a_prefix_of_a_running_sequence_is_copied_from_its_slot():
-    book = SlotBook(2, 64, 128)
+    slots = SlotManager(2, 64, 128)
     running = sequence(range(10))
-    first = book.admit(running)
-    computed(book, running, 6)
-    second = book.admit(sequence(range(10)))
+    first = slots.admit(running)
+    computed(slots, running, 6)
+    second = slots.admit(sequence(range(10)))
     assert (second.source, second.num_cached) == (first.slot, 6)
     assert second.slot != first.slot
 
 
 def test_drafts_are_found_by_nobody():
-    book = SlotBook(2, 64, 128)
+    slots = SlotManager(2, 64, 128)
     running = sequence(range(6))
-    book.admit(running)
-    computed(book, running, 6)
-    book.note_computed(running, 9)
-    book.release(running)
-    assert book.admit(sequence([*range(6), 0, 0, 0, 7])).num_cached == 6
+    slots.admit(running)
+    computed(slots, running, 6)
+    slots.set_computed(running, 9)
+    slots.release(running)
+    assert slots.admit(sequence([*range(6), 0, 0, 0, 7])).num_cached == 6
 
 
 def test_what_was_committed_is_never_taken_back():
-    book = SlotBook(2, 64, 128)
+    slots = SlotManager(2, 64, 128)
     running = sequence(range(6))
-    book.admit(running)
-    computed(book, running, 6)
+    slots.admit(running)
+    computed(slots, running, 6)
     with pytest.raises(ValueError, match="more committed than 5"):
-        book.truncate(running, 5)
+        slots.truncate(running, 5)
 
 
 def test_a_short_common_beginning_does_not_cost_a_long_kept_prompt():
-    book = SlotBook(3, 64, 192)
-    slot = finished(book, range(1, 31))
-    admission = book.admit(sequence([1, 2, 3, 40, 41]))
+    slots = SlotManager(3, 64, 192)
+    slot = finished(slots, range(1, 31))
+    admission = slots.admit(sequence([1, 2, 3, 40, 41]))
     assert admission.slot != slot
     assert (admission.source, admission.num_cached) == (slot, 3)
-    assert book.admit(sequence(range(1, 31))).num_cached == 29
+    assert slots.admit(sequence(range(1, 31))).num_cached == 29
 
 
 def test_what_is_kept_gives_way_to_newcomers():
-    book = SlotBook(2, 64, 40)
-    slot = finished(book, range(1, 31))
-    assert book.admit(sequence(range(100, 130))) is not None
-    assert book.take_discarded() == [slot]
-    assert book.num_tokens <= 40
+    slots = SlotManager(2, 64, 40)
+    slot = finished(slots, range(1, 31))
+    assert slots.admit(sequence(range(100, 130))) is not None
+    assert slots.take_discarded() == [slot]
+    assert slots.num_tokens <= 40
 
 
 def test_a_few_tokens_in_common_do_not_keep_an_old_prompt_before_a_newer_one():
-    book = SlotBook(4, 64, 64)
-    old = finished(book, [1, *range(10, 30)])
-    newer = finished(book, range(40, 70))
-    book.admit(sequence([1, *range(70, 90)]))
-    assert (book.num_held(old), book.num_held(newer)) == (0, 30)
+    slots = SlotManager(4, 64, 64)
+    old = finished(slots, [1, *range(10, 30)])
+    newer = finished(slots, range(40, 70))
+    slots.admit(sequence([1, *range(70, 90)]))
+    assert (slots.num_held(old), slots.num_held(newer)) == (0, 30)
 
 
 def test_a_sequence_that_cannot_fit_costs_nobody_anything():
-    book = SlotBook(2, 64, 40)
-    finished(book, range(1, 21))
-    assert book.admit(sequence(range(50))) is None
-    assert book.admit(sequence(range(1, 21))).num_cached == 19
+    slots = SlotManager(2, 64, 40)
+    finished(slots, range(1, 21))
+    assert slots.admit(sequence(range(50))) is None
+    assert slots.admit(sequence(range(1, 21))).num_cached == 19
 
 
 def test_nothing_is_kept_where_nothing_may_be_shared():
-    book = SlotBook(2, 64, 128, shares_prefixes=False)
-    slot = finished(book, range(1, 9))
-    assert book.take_discarded() == [slot]
-    assert book.admit(sequence(range(1, 9))).num_cached == 0
+    slots = SlotManager(2, 64, 128, shares_prefixes=False)
+    slot = finished(slots, range(1, 9))
+    assert slots.take_discarded() == [slot]
+    assert slots.admit(sequence(range(1, 9))).num_cached == 0
 
 
 def test_a_sequence_is_not_admitted_twice():
-    book = SlotBook(2, 64, 128)
+    slots = SlotManager(2, 64, 128)
     made = sequence(range(3))
-    book.admit(made)
+    slots.admit(made)
     with pytest.raises(ValueError, match="admitted already"):
-        book.admit(made)
+        slots.admit(made)
 
 
 class Slots(RuleBasedStateMachine):
@@ -168,7 +168,7 @@ class Slots(RuleBasedStateMachine):
 
     @initialize(num_slots=st.integers(1, 4), capacity=st.integers(8, 60), shares=st.booleans())
     def begin(self, num_slots, capacity, shares):
-        self.book = SlotBook(num_slots, 24, capacity, shares_prefixes=shares)
+        self.slots = SlotManager(num_slots, 24, capacity, shares_prefixes=shares)
         self.memory = np.full((num_slots, 24), -1)
         self.running = []
         self.count = 0
@@ -186,11 +186,11 @@ class Slots(RuleBasedStateMachine):
             images = [(len(ids[:start]), len(ids[:start]) + 2, digest)]
         made = sequence(ids, images=images, scope=scope, name=str(self.count))
         self.count += 1
-        admission = self.book.admit(made)
+        admission = self.slots.admit(made)
         if admission is None:
             return
         slot = admission.slot
-        if admission.is_fresh:
+        if admission.is_stale:
             self.memory[slot] = -1
         if admission.source is not None:
             num = admission.num_cached
@@ -210,16 +210,16 @@ class Slots(RuleBasedStateMachine):
         stop = data.draw(st.integers(done, len(made)))
         if stop == done:
             return
-        slot = self.book.slot(made)
+        slot = self.slots.slot(made)
         self.memory[slot, done:stop] = [offset + t for t in made.tokens(done, stop)]
-        computed(self.book, made, stop)
+        computed(self.slots, made, stop)
         self.running[index] = (made, offset, stop)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def grow(self, data):
         made, _, done = data.draw(st.sampled_from(self.running))
-        if done == len(made) and self.book.reserve(made, len(made) + 1):
+        if done == len(made) and self.slots.reserve(made, len(made) + 1):
             made.output_ids.append(data.draw(st.integers(0, 2)))
         self.give_back()
 
@@ -228,19 +228,19 @@ class Slots(RuleBasedStateMachine):
     def draft(self, data, num_drafts, num_kept):
         made, _, done = data.draw(st.sampled_from(self.running))
         num_drafts = min(num_drafts, 24 - len(made))
-        if done < len(made) or not self.book.reserve(made, len(made) + num_drafts):
+        if done < len(made) or not self.slots.reserve(made, len(made) + num_drafts):
             return
-        slot = self.book.slot(made)
+        slot = self.slots.slot(made)
         self.memory[slot, done : done + num_drafts] = 5  # no token is that
-        self.book.note_computed(made, done + num_drafts)
+        self.slots.set_computed(made, done + num_drafts)
         self.give_back()
-        self.book.truncate(made, done)
+        self.slots.truncate(made, done)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def release(self, data):
         made, _, _ = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        self.book.release(made)
+        self.slots.release(made)
         self.give_back()
 
     @precondition(lambda self: self.running)
@@ -249,22 +249,22 @@ class Slots(RuleBasedStateMachine):
         slots = st.integers(0, len(self.memory) - 1)
         pair = [data.draw(slots), data.draw(slots)]
         self.memory[pair] = self.memory[pair[::-1]]
-        self.book.swap(*pair)
+        self.slots.swap(*pair)
         self.give_back()
 
     @invariant()
     def promises_are_kept(self):
-        if not hasattr(self, "book"):
+        if not hasattr(self, "slots"):
             return
-        slots = [self.book.slot(made) for made, _, _ in self.running]
-        assert len(set(slots)) == len(slots) == self.book.num_sequences
-        assert self.book.num_tokens <= self.book.capacity_tokens
+        slots = [self.slots.slot(made) for made, _, _ in self.running]
+        assert len(set(slots)) == len(slots) == self.slots.num_sequences
+        assert self.slots.num_tokens <= self.slots.capacity_tokens
         for (_, _, done), slot in zip(self.running, slots, strict=True):
-            assert self.book.num_held(slot) == done
+            assert self.slots.num_held(slot) == done
 
     def give_back(self):
-        for slot in self.book.take_discarded():
-            assert not self.book.num_held(slot)
+        for slot in self.slots.take_discarded():
+            assert not self.slots.num_held(slot)
             self.memory[slot] = -1
 
 
@@ -274,12 +274,12 @@ TestSlots = Slots.TestCase
 
 @given(st.data())
 def test_the_longest_prefix_is_found_whichever_slot_holds_it(data):
-    book = SlotBook(4, 32, 200)
+    slots = SlotManager(4, 32, 200)
     kept = data.draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), max_size=3))
     for ids in kept:
-        finished(book, ids)
+        finished(slots, ids)
     ids = data.draw(st.lists(st.integers(0, 1), min_size=2, max_size=9))
-    admission = book.admit(sequence(ids))
+    admission = slots.admit(sequence(ids))
     assert admission.num_cached <= len(ids) - 1
     if len(kept) == 1:
         common = 0

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from vlmkit.errors import ConfigError
-from vlmkit_onnx.slots.memory import SlotMemory, StateShape
+from vlmkit_onnx.slots.host_memory import HostMemory
+from vlmkit_onnx.slots.memory import StateShape
 
 FLOAT = np.dtype(np.float32)
 
@@ -16,7 +17,7 @@ FLOAT = np.dtype(np.float32)
 def memory(num_slots=3, slot_tokens=100, **states):
     both = dict.fromkeys(("key", "value"), StateShape((2, 0, 16), FLOAT))
     shapes = states or both
-    return SlotMemory(shapes, num_slots, slot_tokens)
+    return HostMemory(shapes, num_slots, slot_tokens)
 
 
 class WithoutAdvice(mmap.mmap):

@@ -10,11 +10,11 @@ from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision import anyres, grid, own
 from vlmkit_onnx.vision.anyres import AnyresFeeding
-from vlmkit_onnx.vision.batches import Batches
+from vlmkit_onnx.vision.encoder import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
 from vlmkit_onnx.vision.names import FEATURES
-from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding, PlaceFeeding
+from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding, PositionFeeding
 from vlmkit_onnx.vision.tiles import TileFeeding
 
 cells = st.integers(1, 12)
@@ -130,7 +130,7 @@ def test_an_axis_is_resampled_as_by_torch(length: int, size: int) -> None:
         GridFeeding(merge=2, window_cells=4, table_side=16),
         GridFeeding(merge=2),
         GridFeeding(merge=2, table_side=4, resampling="cubic", is_raster=True),
-        PlaceFeeding(merge=3),
+        PositionFeeding(merge=3),
         CropFeeding(merge=2, patch_size=14),
         AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=2, max_tiles=9),
     ],
@@ -206,7 +206,7 @@ def placed(height: int, width: int, most: int) -> MediaSlot:
 
 
 def test_patches_with_places_are_put_cell_by_cell_and_filling_is_left_out() -> None:
-    feeding = PlaceFeeding(merge=2)
+    feeding = PositionFeeding(merge=2)
     pictures = feeding.pictures(placed(2, 4, 12))
     assert pictures.group == (2, 4)
     assert pictures.pixels[0, :, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
@@ -219,7 +219,7 @@ def test_places_that_are_no_grid_of_cells_are_refused(height: int, width: int, f
     slot = placed(height, width, 12)
     slot.inputs["image_position_ids"][0] = np.roll(slot.inputs["image_position_ids"][0], first, 0)
     with pytest.raises(EngineError, match="patches in a grid of"):
-        PlaceFeeding(merge=2).pictures(slot)
+        PositionFeeding(merge=2).pictures(slot)
 
 
 def test_rows_of_several_levels_are_packed_alike_and_nothing_is_at_the_bottom() -> None:

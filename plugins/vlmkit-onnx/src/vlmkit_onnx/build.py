@@ -1,4 +1,7 @@
-"""From settings and files to an engine and an encoder that are ready."""
+"""Builds engine and encoder from settings and files.
+
+Opens graphs, checks them and sizes the cache. Runs no request.
+"""
 
 import logging
 from dataclasses import replace
@@ -27,29 +30,29 @@ from vlmkit_onnx.folder.refusal import kind_of
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
 from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.prompts.families import family_of
-from vlmkit_onnx.self_checks.decoder_check import try_decoder
-from vlmkit_onnx.self_checks.row_length import tokens_without_effect
+from vlmkit_onnx.self_checks.decoder_check import check_decoder
+from vlmkit_onnx.self_checks.row_length import max_independent_tokens
 from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.sessions.session import check, device_of, open_session, open_tower
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slots import system_memory
-from vlmkit_onnx.slots.device_memory import CPU
-from vlmkit_onnx.slots.slot_manager import SlotBook
+from vlmkit_onnx.slots.memory import CPU, CacheSize
+from vlmkit_onnx.slots.slot_manager import SlotManager
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 
 log = logging.getLogger(__name__)
 
 GIB = 2**30
-NUM_TRIED_SLOTS = 2  # a row and its neighbour
-LEAST_TOKENS = 32  # a cache of fewer is of no use
+NUM_CHECKED_SLOTS = 2  # a row and another one beside it
+MIN_TOKENS = 32  # of a cache
 
 
 def build_engine(context: BuildContext) -> OnnxEngine:
-    """Open the decoder and make an engine.
+    """Open the decoder and return an engine.
 
     Raises:
-        CheckpointError: the model's files are broken, or of a family that is not known.
-        ConfigError: the device is not there, or the cache is too small to be of use.
+        CheckpointError: the model's files are broken, or its family is unknown.
+        ConfigError: the device is absent, or the cache is too small to be of use.
     """
     settings: EngineSettings = context.settings or EngineSettings()
     checkpoint = context.files
@@ -57,10 +60,10 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     _refuse_device(layout, settings)
     session = open_session(layout.decoder.file, settings)
     longest = _longest(layout, settings, session)
-    longest = _harmless(layout.decoder, session, settings, longest)
-    device = device_of(settings)
-    decoder = _driver(layout.decoder, session, settings.max_sequences, longest + 1, device)
-    is_invariant = try_decoder(
+    longest = _independent_length(layout.decoder, session, settings, longest)
+    size = CacheSize(settings.max_sequences, longest + 1, device_of(settings))
+    decoder = _driver(layout.decoder, session, size)
+    is_invariant = check_decoder(
         decoder, layout.decoder.file, settings, claims=layout.is_batch_invariant
     )
     limits = replace(
@@ -70,7 +73,7 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     )
     text_side.keep(context, checkpoint)
     shares = settings.prefix_cache and decoder.memory.is_shareable
-    book = SlotBook(
+    slots = SlotManager(
         settings.max_sequences,
         longest + 1,
         limits.capacity_tokens,
@@ -81,19 +84,19 @@ def build_engine(context: BuildContext) -> OnnxEngine:
         decoder,
         _open_embeddings(layout, settings, decoder),
         family_of(checkpoint.config),
-        book,
+        slots,
         replace(limits, prefix_block_tokens=1 if shares else 0),
         layout.sliding_window,
-        is_tried=settings.self_check,
+        is_checked=settings.self_check,
     )
 
 
 def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
-    """Open the vision tower and make an encoder.
+    """Open the vision tower and return an encoder.
 
     Raises:
-        CheckpointError: the model's files are broken, or of a family that is not known.
-        ConfigError: the device is not there.
+        CheckpointError: the model's files are broken, or its family is unknown.
+        ConfigError: the device is absent.
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
     graph = _tower(context, settings)
@@ -102,11 +105,11 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
 
 
 def _tower(context: BuildContext, settings: EncoderSettings) -> VisionGraph:
-    """Return the vision tower, of a precision that the device computes.
+    """Return the vision tower, in a precision that the device supports.
 
     Raises:
-        ConfigError: it is made of 8-bit products, for which ONNX Runtime has kernels on CPUs only;
-            or ``engine.precision`` is ``fp32``, which means all parts, and it is stored otherwise.
+        ConfigError: the tower has 8-bit products, for which ONNX Runtime has kernels on CPUs only;
+            or ``engine.precision`` is ``fp32``, which covers all parts, and the tower has another.
     """
     checkpoint = context.files
     on_cpu = device_of(settings) == CPU
@@ -115,7 +118,7 @@ def _tower(context: BuildContext, settings: EncoderSettings) -> VisionGraph:
         settings.precision,
         settings.variant,
         context.on_stage,
-        otherwise=_unless_asked(context, settings),
+        default=_default_tower_precision(context, settings),
     )
     stored = _stored(graph)
     if settings.precision is None and _engine_precision(context) == "fp32" != stored:
@@ -134,10 +137,12 @@ def _tower(context: BuildContext, settings: EncoderSettings) -> VisionGraph:
     return graph
 
 
-def _unless_asked(context: BuildContext, settings: EncoderSettings) -> TowerPrecision | None:
-    """Return in which precision a tower is exported without ``media_encoder.precision``.
+def _default_tower_precision(
+    context: BuildContext, settings: EncoderSettings
+) -> TowerPrecision | None:
+    """Return the precision of an exported tower without ``media_encoder.precision``.
 
-    None is as few bits as fit.
+    None means as few bits as fit.
     """
     if device_of(settings) != CPU:
         return "fp32"
@@ -145,7 +150,7 @@ def _unless_asked(context: BuildContext, settings: EncoderSettings) -> TowerPrec
 
 
 def _engine_precision(context: BuildContext) -> str | None:
-    """Return what was asked for of the engine, if it is this plugin's."""
+    """Return the engine's precision by its settings, if the engine is this plugin's."""
     name, settings = context.components.get("engine", ("", {}))
     return settings.get("precision") if name in ("onnx", "vlmkit-onnx:onnx") else None
 
@@ -155,45 +160,45 @@ def _stored(graph: VisionGraph) -> str:
 
 
 def examine_engine(context: BuildContext) -> str:
-    """Say how the engine would run a model; loads no weights and exports nothing.
+    """Return how the engine would run a model; load no weights and export nothing.
 
     Raises:
-        VlmkitError: what :func:`build_engine` would raise, as far as that shows so early.
+        VlmkitError: an error of :func:`build_engine` that shows before weights are loaded.
     """
     settings: EngineSettings = context.settings or EngineSettings()
     checkpoint = context.files
-    if _is_awaited(checkpoint):
+    if _is_unfetched(checkpoint):
         return ""
     layout = present(checkpoint, settings.precision, settings.variant)
     if layout is None:
         export_cache.refuse_without_exporter()
         return f"to be exported as {settings.precision or DEFAULT_PRECISION}"
     _refuse_device(layout, settings)
-    return _manner(layout.precision, layout.decoder.file, settings)
+    return _description(layout.precision, layout.decoder.file, settings)
 
 
 def examine_encoder(context: BuildContext) -> str:
-    """Say how the encoder would run a model; as :func:`examine_engine` of the engine."""
+    """Return how the encoder would run a model; see :func:`examine_engine`."""
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
-    if _is_awaited(checkpoint):
+    if _is_unfetched(checkpoint):
         return ""
     if kind_of(checkpoint) == "safetensors":
-        precision = settings.precision or _unless_asked(context, settings)
+        precision = settings.precision or _default_tower_precision(context, settings)
         if not export_cache.finished(checkpoint, export_cache.TOWERS[precision]):
             export_cache.refuse_without_exporter()
             return " as ".join(filter(None, ["to be exported", precision]))
     graph = _tower(context, settings)
-    return _manner(_stored(graph), graph.file, settings)
+    return _description(_stored(graph), graph.file, settings)
 
 
-def _is_awaited(checkpoint: Checkpoint) -> bool:
-    """Tell whether graphs are yet to be fetched, which say how they are run."""
+def _is_unfetched(checkpoint: Checkpoint) -> bool:
+    """Return whether graphs are still to be fetched, so that nothing is known of them."""
     return checkpoint.is_preview and kind_of(checkpoint) != "safetensors"
 
 
-def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:
-    """Name the precision, the device and the kernels that a graph is computed with."""
+def _description(precision: str, file: Path, settings: ComputeSettings) -> str:
+    """Return the precision, the device and the kernels of a graph, as words."""
     form = check(file, settings)
     kind, number = device_of(settings)
     words = [precision, kind if kind == "cpu" else f"{kind}:{number}"]
@@ -203,9 +208,9 @@ def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:
 
 
 def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
-    """Turn down a device whose attention cannot compute what the graph asks for.
+    """Refuse a device whose attention does not support the graph.
 
-    How linear layers are stored does not matter: they unpack to what attention computes in.
+    The storage of linear layers does not matter: they unpack to the precision of attention.
     """
     if device_of(settings) == CPU:
         return
@@ -232,11 +237,11 @@ def _longest(
 ) -> int:
     """Return how many tokens a sequence may have.
 
-    Where the memory of all slots is set aside at once, they hold no more than ``cache_gib``, unless
-    the user says how long a sequence or the cache is.
+    If the memory of all slots is committed at once, they take no more than ``cache_gib``, unless
+    settings state the length of a sequence or the size of the cache.
 
     Raises:
-        ConfigError: the user asks for more than what the graph is right for.
+        ConfigError: settings exceed the length for which the graph is correct.
     """
     if (settings.max_sequence_tokens or 0) > layout.max_sequence_tokens:
         raise ConfigError(
@@ -247,11 +252,11 @@ def _longest(
     longest = settings.max_sequence_tokens or layout.max_sequence_tokens
     if settings.cache_tokens is not None:
         return min(longest, settings.cache_tokens)
-    is_set_aside = device_of(settings) != CPU or system_memory.is_set_aside()
-    if settings.max_sequence_tokens is not None or not is_set_aside:
+    commits_at_once = device_of(settings) != CPU or system_memory.commits_at_once()
+    if settings.max_sequence_tokens is not None or not commits_at_once:
         return longest
     slot_bytes = int(settings.cache_gib * GIB) // settings.max_sequences
-    room = max(LEAST_TOKENS, slot_bytes // cached_token_bytes(layout.decoder, session) - 1)
+    room = max(MIN_TOKENS, slot_bytes // cached_token_bytes(layout.decoder, session) - 1)
     if room < longest:
         log.warning(
             "a cache's memory is set aside at once here: sequences have at most %d tokens, not %d; "
@@ -262,22 +267,23 @@ def _longest(
     return min(longest, room)
 
 
-def _harmless(
+def _independent_length(
     graph: DecoderGraph,
     session: onnxruntime.InferenceSession,
     settings: EngineSettings,
     longest: int,
 ) -> int:
-    """Return how many tokens a sequence may have that changes no other's answer.
+    """Return how long a sequence may be without changing another sequence's answer.
 
     Raises:
-        ConfigError: the user asks for more.
+        ConfigError: settings exceed it.
     """
     if graph.kind != "masked" or "If" not in read_header(graph.file).op_types:
-        return longest  # it has nothing to choose by
-    tried = _driver(graph, session, NUM_TRIED_SLOTS, longest + 1, device_of(settings))
-    most = tokens_without_effect(tried, longest)
-    tried.close()
+        return longest  # it cannot select by length
+    size = CacheSize(NUM_CHECKED_SLOTS, longest + 1, device_of(settings))
+    decoder = _driver(graph, session, size)
+    most = max_independent_tokens(decoder, longest)
+    decoder.close()
     if most == longest:
         return longest
     why = f"{graph.file.name!r} computes all rows of a step otherwise if one is over {most} tokens"
@@ -294,21 +300,19 @@ def _harmless(
 def _driver(
     graph: DecoderGraph,
     session: onnxruntime.InferenceSession,
-    num_slots: int,
-    slot_tokens: int,
-    device: tuple[str, int],
+    size: CacheSize,
 ) -> Decoder:
     if graph.kind == "masked":
         from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
 
-        return MaskedDecoder(graph, session, num_slots, slot_tokens, device)
+        return MaskedDecoder(graph, session, size)
     if graph.kind == "concat":
         from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
 
-        return ConcatDecoder(graph, session, num_slots, slot_tokens)
+        return ConcatDecoder(graph, session, size)
     from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
 
-    return SlotsDecoder(graph, session, num_slots, slot_tokens, device)
+    return SlotsDecoder(graph, session, size)
 
 
 def _open_embeddings(
@@ -343,9 +347,9 @@ def _limits(settings: EngineSettings, decoder: Decoder, longest: int) -> EngineL
     token_bytes = max(1, decoder.memory.token_bytes)
     capacity = settings.cache_tokens or int(settings.cache_gib * GIB) // token_bytes
     capacity = min(capacity, (longest + 1) * settings.max_sequences)
-    if capacity < LEAST_TOKENS:
+    if capacity < MIN_TOKENS:
         raise ConfigError(
-            f"the cache has room for {capacity} tokens, and {LEAST_TOKENS} are the least; a token "
+            f"the cache has room for {capacity} tokens, and {MIN_TOKENS} are the least; a token "
             f"takes {token_bytes} bytes",
             hint="raise engine.cache_gib or engine.cache_tokens",
         )

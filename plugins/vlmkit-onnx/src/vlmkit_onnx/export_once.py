@@ -1,6 +1,6 @@
-"""Exports a model on the way to being served, once for all processes.
+"""Exports a model when it is first served, once for all processes.
 
-Where it is kept is the export cache's business, what is made the exporter's.
+``export_cache`` names the folder, and the exporter writes it.
 """
 
 import sys
@@ -24,13 +24,13 @@ POLL_S = 0.5
 
 
 def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStage) -> Path:
-    """Return the folder of a checkpoint's decoder, exporting it if it was not yet.
+    """Return the folder of a checkpoint's decoder; export it if the folder is absent.
 
-    Of several processes that ask at once, one exports and the others wait for it.
+    If several processes call this at once, one exports and the others wait.
 
     Raises:
         CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
-        PluginUnavailable: it would have to be exported, and the exporter is not installed.
+        PluginUnavailable: an export is needed, and the exporter is not installed.
     """
 
     def make(folder: Path) -> None:
@@ -38,17 +38,17 @@ def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStag
 
         export(checkpoint, folder, precision, on_stage, with_tower=False)
 
-    return _made_once(cached_folder(checkpoint, precision), make, on_stage)
+    return _exported_once(cached_folder(checkpoint, precision), make, on_stage)
 
 
 def cached_tower(
     checkpoint: Checkpoint, precision: TowerPrecision | None, on_stage: OnStage
 ) -> Path:
-    """Return the folder of a checkpoint's vision tower, as :func:`cached_export` its decoder's.
+    """Return the folder of a checkpoint's vision tower; see :func:`cached_export`.
 
-    They are apart because either may run beside the other half of another library, and because one
-    tower serves decoders of every precision. Reading a checkpoint once for each costs next to
-    nothing: its weights are mapped, not copied.
+    Decoder and tower are separate exports. Either may run beside the other half of another library,
+    and one tower serves decoders of every precision. Reading a checkpoint twice costs little,
+    because its weights are mapped.
     """
 
     def make(folder: Path) -> None:
@@ -56,10 +56,10 @@ def cached_tower(
 
         export_tower(checkpoint, folder, precision, on_stage)
 
-    return _made_once(cached_folder(checkpoint, TOWERS[precision]), make, on_stage)
+    return _exported_once(cached_folder(checkpoint, TOWERS[precision]), make, on_stage)
 
 
-def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) -> Path:
+def _exported_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) -> Path:
     if is_whole(folder):
         return folder
     refuse_without_exporter()
@@ -71,7 +71,7 @@ def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) ->
 
 @contextmanager
 def _locked(path: Path, on_stage: OnStage) -> Iterator[None]:
-    """Hold a lock file, which the operating system lets go of when its holder dies."""
+    """Hold a lock file, which the operating system unlocks if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not _try_lock(file):
@@ -82,7 +82,7 @@ def _locked(path: Path, on_stage: OnStage) -> Iterator[None]:
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Lock an open file if nobody has; closing it lets go."""
+    """Lock an open file unless it is locked; closing it unlocks it."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -1,4 +1,4 @@
-"""From a checkpoint to the graphs that run it: those beside it, or those exported once for it."""
+"""Finds the graphs that run a checkpoint: those beside it, or those exported for it."""
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -17,17 +17,17 @@ def locate(
     variant: str | None,
     on_stage: OnStage,
 ) -> Layout:
-    """Return the parts of a model; a safetensors checkpoint is exported, once, if need be.
+    """Return the parts of a model; export a safetensors checkpoint if needed.
 
     Args:
         checkpoint: the model's files.
-        precision: what was asked for; None takes graphs as they are, and exports in eight bits.
+        precision: by the settings; None accepts graphs of any precision, and exports in eight bits.
         variant: which files of an onnx-community folder.
-        on_stage: told the stages of an export.
+        on_stage: called with the stages of an export.
 
     Raises:
         CheckpointError: the folder holds nothing that can run, or its files are broken.
-        ConfigError: its graphs are of another precision.
+        ConfigError: its graphs have another precision.
     """
     layout = present(checkpoint, precision, variant)
     if layout is not None:
@@ -39,7 +39,7 @@ def locate(
 def present(
     checkpoint: Checkpoint, precision: Precision | None, variant: str | None
 ) -> Layout | None:
-    """Return the parts of a model whose graphs are there, None where they are yet to be exported.
+    """Return the parts of a model whose graphs exist; None if they are still to be exported.
 
     Arguments and errors as for :func:`locate`.
     """
@@ -79,23 +79,23 @@ def locate_tower(
     variant: str | None,
     on_stage: OnStage,
     *,
-    otherwise: TowerPrecision | None = None,
+    default: TowerPrecision | None = None,
 ) -> VisionGraph:
     """Return the vision tower of a model; arguments and errors as for :func:`locate`.
 
     Args:
-        checkpoint: see there, as for what is not named here.
-        precision: what was asked for; None takes a graph as it is.
+        checkpoint: see there.
+        precision: by the settings; None accepts any precision.
         variant: see there.
         on_stage: see there.
-        otherwise: what is exported where nothing was asked for; None is as few bits as fit.
+        default: precision of an export if the settings state none; None means as few bits as fit.
 
     Raises:
-        CheckpointError: besides, there is none.
-        ConfigError: it is of another precision.
+        CheckpointError: also if the model has no tower.
+        ConfigError: the tower has another precision.
     """
     if kind_of(checkpoint) == "safetensors":
-        folder = cached_tower(checkpoint, precision or otherwise, on_stage)
+        folder = cached_tower(checkpoint, precision or default, on_stage)
         return own_tower(folder / export_cache.VISION)
     graph = locate(checkpoint, None, variant, on_stage).vision
     if graph is None:

@@ -56,7 +56,7 @@ def _encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 
 def _cannot_be_exported(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
-    """Say why a model whose graphs are yet to be made would be refused by the exporter."""
+    """Return why the exporter would refuse a model without graphs; None if it would not."""
     if refusal.kind_of(checkpoint) != "safetensors":
         return None
     if any(export_cache.finished(checkpoint, part) for part in parts):

@@ -1,7 +1,6 @@
-"""Has the text side written down, so that a model starts without what only its text side needs.
+"""Stores the text side of a model, so that it starts without the libraries of its tokenizer.
 
-Prompts are another plugin's business. This asks it, and goes on without: a model whose text side is
-not kept is served all the same.
+The tokenizer's plugin writes it. If that fails, the model is served without a stored text side.
 """
 
 import logging
@@ -17,12 +16,12 @@ log = logging.getLogger(__name__)
 
 
 def keep(context: BuildContext, checkpoint: Checkpoint, folder: Path | None = None) -> None:
-    """Ask the tokenizer of a model to keep what it finds out.
+    """Let the tokenizer of a model store its text side.
 
     Args:
-        context: what all plugins offer.
+        context: the providers of plugins.
         checkpoint: the model's files.
-        folder: the model's own, where it is being made; None is the user's cache folder.
+        folder: of the model that is being exported; None is the user's cache folder.
     """
     registry = context.registries.get(TOKENIZER.plural)
     if registry is None:

@@ -25,6 +25,7 @@ from vlmkit_onnx.folder.community import community_layout
 from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
 from vlmkit_onnx.settings import EngineSettings
+from vlmkit_onnx.slots.memory import CacheSize
 from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch
@@ -193,7 +194,7 @@ def load(folder, open_session):
 
     def opened(variant):
         graph = community_layout(Checkpoint("llama", folder), variant).decoder
-        made.append(ConcatDecoder(graph, open_session(graph.file), SLOTS, SLOT_TOKENS))
+        made.append(ConcatDecoder(graph, open_session(graph.file), CacheSize(SLOTS, SLOT_TOKENS)))
         return made[-1]
 
     yield opened

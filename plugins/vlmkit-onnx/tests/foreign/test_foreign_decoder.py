@@ -12,6 +12,7 @@ from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
 from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
+from vlmkit_onnx.slots.memory import CacheSize
 
 FLOAT, HALF, INT64, INT8, BOOL = (
     TensorProto.FLOAT,
@@ -64,7 +65,7 @@ def shell(tmp_path, open_session):
         model = helper.make_model(made, opset_imports=[opset], ir_version=10)
         file = tmp_path / "model.onnx"
         onnx.save(model, file)
-        return kind(DecoderGraph(file, "concat", **graph), open_session(file), 2, 16)
+        return kind(DecoderGraph(file, "concat", **graph), open_session(file), CacheSize(2, 16))
 
     return opened
 
@@ -266,7 +267,9 @@ def test_a_cache_that_no_attention_writes_is_not_written_in_place(shell):
 def test_attention_that_knows_no_positions_is_refused(tmp_path, make_decoder, open_session):
     file = make_decoder(tmp_path / "model.onnx", rotates=False)
     with pytest.raises(CheckpointError) as caught:
-        MaskedDecoder(DecoderGraph(file, "masked", head_dim=16), open_session(file), 2, 16)
+        MaskedDecoder(
+            DecoderGraph(file, "masked", head_dim=16), open_session(file), CacheSize(2, 16)
+        )
     assert str(caught.value) == "'model.onnx' takes no positions, and its attention makes none"
 
 
@@ -277,7 +280,7 @@ def test_a_width_that_is_not_the_graph_s_is_refused(
     file = make_decoder(tmp_path / "model.onnx")
     for width in (16, 8):
         graph = DecoderGraph(file, "masked", head_dim=width)
-        decoder = MaskedDecoder(graph, open_session(file), num_slots, 16)
+        decoder = MaskedDecoder(graph, open_session(file), CacheSize(num_slots, 16))
         if width == 16:
             refuse_discontinuous(decoder, file.name)
             continue
@@ -291,7 +294,7 @@ def test_a_width_that_is_not_the_graph_s_is_refused(
 @pytest.mark.parametrize("kind", [MaskedDecoder, ConcatDecoder])
 def test_a_graph_that_appends_in_another_way_is_refused(tmp_path, make_decoder, open_session, kind):
     file = make_decoder(tmp_path / "model.onnx")
-    decoder = kind(DecoderGraph(file, "masked", head_dim=16), open_session(file), 2, 16)
+    decoder = kind(DecoderGraph(file, "masked", head_dim=16), open_session(file), CacheSize(2, 16))
     refuse_discontinuous(decoder, file.name)
     decoder._io.feeds = confused(decoder._io.feeds)
     with pytest.raises(CheckpointError, match="than for the whole sequence"):
@@ -314,7 +317,7 @@ def confused(feeds):
 def decoder(tmp_path, make_decoder, open_session):
     file = make_decoder(tmp_path / "model.onnx")
     graph = DecoderGraph(file, "masked", head_dim=16)
-    made = MaskedDecoder(graph, open_session(file), 3, 40)
+    made = MaskedDecoder(graph, open_session(file), CacheSize(3, 40))
     yield made
     made.close()
 

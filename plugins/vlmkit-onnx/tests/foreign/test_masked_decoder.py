@@ -17,9 +17,10 @@ from vlmkit_onnx.folder.community import community_layout
 from vlmkit_onnx.folder.genai import genai_layout
 from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.self_checks.continuity import refuse_discontinuous
-from vlmkit_onnx.self_checks.invariance import keeps_rows_apart
-from vlmkit_onnx.self_checks.row_length import tokens_without_effect
+from vlmkit_onnx.self_checks.decoder_check import rows_are_invariant
+from vlmkit_onnx.self_checks.row_length import max_independent_tokens
 from vlmkit_onnx.settings import EngineSettings
+from vlmkit_onnx.slots.memory import CacheSize
 from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch
@@ -34,7 +35,7 @@ def load(genai_folders, open_session):
     def opened(name):
         layout = genai_layout(Checkpoint(name, genai_folders[name]))
         graph = layout.decoder
-        made.append(MaskedDecoder(graph, open_session(graph.file), SLOTS, SLOT_TOKENS))
+        made.append(MaskedDecoder(graph, open_session(graph.file), CacheSize(SLOTS, SLOT_TOKENS)))
         return made[-1]
 
     yield opened
@@ -108,7 +109,7 @@ def test_a_row_is_the_same_in_a_batch_bit_for_bit_where_this_cpu_keeps_rows_apar
 ):
     assert genai_layout(Checkpoint(name, genai_folders[name])).is_batch_invariant
     run = ragged(load(name))
-    keeps_bits = keeps_rows_apart(run.decoder)
+    keeps_bits = rows_are_invariant(run.decoder)
     assert keeps_bits or name == "llama-int4"
     for slot, ids in enumerate(run.prompts):
         run.prefill(slot, ids)
@@ -162,7 +163,7 @@ def test_the_same_graphs_under_the_names_of_onnx_community_answer_the_same(
         graph = layout.decoder
         external_data.check(graph.file, community.path)
         assert (layout.precision, graph.kind) == (variant or "q4", "masked")
-        decoder = MaskedDecoder(graph, open_session(graph.file), SLOTS, SLOT_TOKENS)
+        decoder = MaskedDecoder(graph, open_session(graph.file), CacheSize(SLOTS, SLOT_TOKENS))
         run = ragged(decoder)
         answers = run.generate(NUM_TOKENS)
         assert answers == ragged(load(name)).generate(NUM_TOKENS)
@@ -194,9 +195,9 @@ class Mixing:
 def test_a_graph_that_chooses_by_its_longest_row_is_used_where_it_leaves_others_alone(
     genai_folders, load
 ):
-    assert tokens_without_effect(load("llama"), SLOT_TOKENS) == SLOT_TOKENS
-    assert tokens_without_effect(load("phi3-128k"), SLOT_TOKENS) == PHI3_WINDOW
-    assert tokens_without_effect(Mixing(load("llama")), SLOT_TOKENS) == SLOT_TOKENS
+    assert max_independent_tokens(load("llama"), SLOT_TOKENS) == SLOT_TOKENS
+    assert max_independent_tokens(load("phi3-128k"), SLOT_TOKENS) == PHI3_WINDOW
+    assert max_independent_tokens(Mixing(load("llama")), SLOT_TOKENS) == SLOT_TOKENS
 
     def built(**settings):
         checkpoint = Checkpoint("phi3", genai_folders["phi3-128k"])

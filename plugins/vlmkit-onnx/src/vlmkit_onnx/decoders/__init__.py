@@ -1,1 +1,1 @@
-"""What runs a decoder's graph over slots, one driver for each way a graph keeps its cache."""
+"""Drivers that run a decoder's graph over slots, one for each kind of cache."""

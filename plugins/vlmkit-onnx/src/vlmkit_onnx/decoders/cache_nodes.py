@@ -1,6 +1,6 @@
-"""Where a decoder graph's cache comes in and goes out, and what a slot keeps of it.
+"""The cache inputs and outputs of a decoder graph, and what a slot stores for them.
 
-Told from what the graph states, for every driver; how the cache is fed is the drivers' business.
+Derived from the graph's declarations, for every driver. The drivers run the graph.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.node_types import FLOATS
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.memory import Memory, StateShape
+from vlmkit_onnx.slots.memory import SlotMemory, StateShape
 
 MAX_LAYERS = 1024
 
@@ -21,7 +21,7 @@ def cache_pairs(
     """Return the cache's outputs by its inputs, layer by layer, key before value.
 
     Args:
-        graph: names them.
+        graph: states their names.
         inputs: of the graph, by name.
         outputs: of the graph, by name.
 
@@ -45,14 +45,14 @@ def cache_pairs(
 
 
 def cache_state(graph: DecoderGraph, node: Any) -> StateShape:
-    """Return what a slot keeps of one cache input.
+    """Return what a slot stores for one cache input.
 
     Args:
-        graph: may say how wide a key is, where the input does not.
-        node: the input, as a session shows it.
+        graph: may state the width of a key if the input does not.
+        node: the input, from a session.
 
     Raises:
-        CheckpointError: it is no cache of floats that grows by tokens, or of unknown size.
+        CheckpointError: it is not a cache of floats that grows by tokens, or its size is unknown.
     """
     if node.type not in FLOATS or len(node.shape) != 4 or isinstance(node.shape[2], int):
         raise CheckpointError(
@@ -82,10 +82,10 @@ def cached_token_bytes(graph: DecoderGraph, session: onnxruntime.InferenceSessio
 
 
 def bind_cache(
-    binding: Any, pairs: Mapping[str, str], memory: Memory, first_slot: int, num_slots: int
+    binding: Any, pairs: Mapping[str, str], memory: SlotMemory, first_slot: int, num_slots: int
 ) -> None:
-    """Bind the cache of neighbouring slots, as what is read and as what is written."""
+    """Bind the cache of adjacent slots as inputs and as outputs."""
     for past, present in pairs.items():
-        place = memory.place(past, first_slot, num_slots)
-        binding.bind_input(past, *place)
-        binding.bind_output(present, *place)
+        location = memory.location(past, first_slot, num_slots)
+        binding.bind_input(past, *location)
+        binding.bind_output(present, *location)

@@ -1,9 +1,9 @@
-"""Runs decoders that return a longer copy of the cache, as optimum exported them.
+"""Runs decoders that return an extended copy of the cache, as optimum exported them.
 
-Nothing tells such a graph how long each row is but a mask. Rows of different lengths are padded to
-the longest; the padding lies between a row's past and its new token, and the mask hides it. The
-new keys and values are the last columns of what comes back, and go into the slots. The price is
-that the whole cache is copied in every step.
+Such a graph gets the length of each row only from a mask. Rows of different lengths are padded to
+the longest. The padding is between a row's past and its new token, and the mask hides it. The new
+keys and values are the last columns of the returned cache, and are copied into the slots. Every
+step copies the whole cache.
 """
 
 from typing import Any
@@ -16,36 +16,32 @@ from vlmkit_onnx.decoders.decoder import Floats, Tokens
 from vlmkit_onnx.decoders.foreign_decoder import ForeignDecoder, part_of
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.memory import SlotMemory
+from vlmkit_onnx.slots.host_memory import HostMemory
+from vlmkit_onnx.slots.memory import CacheSize
 
 
 class ConcatDecoder:
-    """Computes tokens of slots as promised by :class:`vlmkit_onnx.decoders.decoder.Decoder`.
+    """Implements :class:`vlmkit_onnx.decoders.decoder.Decoder`.
 
     Args:
-        graph: names its inputs.
-        session: the graph, open.
-        num_slots: sequences that have a place at once.
-        slot_tokens: longest sequence.
+        graph: states the names of its inputs.
+        session: of the graph.
+        size: of the cache.
 
     Raises:
-        CheckpointError: the graph needs what is not known.
+        CheckpointError: the graph has unknown inputs.
     """
 
     def __init__(
-        self,
-        graph: DecoderGraph,
-        session: onnxruntime.InferenceSession,
-        num_slots: int,
-        slot_tokens: int,
+        self, graph: DecoderGraph, session: onnxruntime.InferenceSession, size: CacheSize
     ) -> None:
         self._session = session
         self._io = ForeignDecoder(graph, session)
         self.spec = self._io.spec
-        self.memory = SlotMemory(self._io.states, num_slots, slot_tokens)
+        self.memory = HostMemory(self._io.states, size.num_slots, size.slot_tokens)
         self._outputs = [self._io.logits, *self._io.present.values()]
-        # A graph of two branches was traced with one new token wherever there is a past, and one
-        # without positions counts the padding as tokens.
+        # A graph of two branches was traced with one new token after a past. A graph without
+        # positions counts padding as tokens.
         self._appends_one = self._io.takes("use_cache_branch")
         self._pads_rows = self.spec.num_position_axes > 0
 
@@ -60,7 +56,7 @@ class ConcatDecoder:
         return logits[:num_rows]
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
-        """Append one token to each of some slots: :class:`vlmkit_onnx.decoders.decoder.Decoder`."""
+        """Append one token to each slot; see :class:`vlmkit_onnx.decoders.decoder.Decoder`."""
         if self._pads_rows or len(set(starts.tolist())) == 1:
             return self._run(first_slot, starts, tokens)
         return np.concatenate(
@@ -73,7 +69,7 @@ class ConcatDecoder:
         )
 
     def close(self) -> None:
-        """Let go of the graph and of the cache."""
+        """Free the graph and the cache."""
         del self._session
         self.memory.close()
 
@@ -87,10 +83,10 @@ class ConcatDecoder:
             feeds[past] = np.ascontiguousarray(rows[:, :, :num_past])
         logits, *present = self._session.run(self._outputs, feeds)
         for past, array in zip(self._io.present, present, strict=True):
-            self._keep(past, first_slot, starts, num_new, array)
+            self._store(past, first_slot, starts, num_new, array)
         return self._io.last_row(logits)
 
-    def _keep(
+    def _store(
         self,
         past: str,
         first_slot: int,
@@ -98,7 +94,7 @@ class ConcatDecoder:
         num_new: int,
         present: NDArray[Any],
     ) -> None:
-        """Write the last columns of a longer cache to where each slot's tokens end."""
+        """Write the last columns of the extended cache behind each slot's tokens."""
         rows = self.memory.rows(past, first_slot, len(starts))
         num_past = int(starts.max())
         if present.shape != (*rows.shape[:2], num_past + num_new, rows.shape[3]):

@@ -1,6 +1,6 @@
-"""What runs a decoder graph over the slots of a cache: the words, not the doing.
+"""The interface of drivers that run a decoder graph over the slots of a cache.
 
-A slot is one sequence's place. Axes: ``rows`` neighbouring slots, ``seq`` new tokens of each.
+A slot stores one sequence. Axes: ``rows`` adjacent slots, ``seq`` new tokens of each.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
-from vlmkit_onnx.slots.memory import Memory
+from vlmkit_onnx.slots.memory import SlotMemory
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -18,18 +18,18 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """What a graph says of itself.
+    """The declarations of a graph.
 
     Attributes:
-        num_layers: layers that keep keys and values.
+        num_layers: layers that store keys and values.
         vocab_size: columns of the logits.
-        hidden_size: width of an embedding; 0 where the decoder takes token ids.
-        num_position_axes: rows of the positions: 1, or 3 for time, height and width; 0 where the
+        hidden_size: width of an embedding; 0 if the decoder takes token ids.
+        num_position_axes: rows of the positions: 1, or 3 for time, height and width; 0 if the
             graph takes no positions.
         num_deepstack: levels of image rows that are added inside.
-        takes_bias: whether the host makes the attention masks.
-        max_rows: tokens of a chunk that may have logits each.
-        states_size: columns of hidden states; 0 where the graph gives none.
+        takes_bias: whether the host builds the attention masks.
+        max_rows: most tokens of a chunk with logits.
+        states_size: columns of hidden states; 0 if the graph returns none.
     """
 
     num_layers: int
@@ -47,9 +47,9 @@ class DecoderSpec:
         return self.hidden_size > 0
 
     def no_deepstack(self, num_rows: int, num_tokens: int) -> Floats | None:
-        """Return image rows of tokens that have none, ``[levels, rows, tokens, hidden]``, or None.
+        """Return zero deepstack rows ``[levels, rows, tokens, hidden]``.
 
-        None is for a decoder that takes no such rows.
+        None if the decoder takes no such rows.
         """
         if not self.num_deepstack:
             return None
@@ -62,7 +62,7 @@ class Tokens:
 
     Attributes:
         ids: ``[rows, seq]``.
-        embeddings: ``[rows, seq, hidden]``; None where the decoder takes token ids.
+        embeddings: ``[rows, seq, hidden]``; None if the decoder takes token ids.
         positions: ``[axes, rows, seq]``.
         extras: further inputs by name: ``deepstack``, ``attention_bias``,
             ``attention_bias_local``.
@@ -75,22 +75,22 @@ class Tokens:
 
     @property
     def rows(self) -> Floats:
-        """The embeddings, which must be there."""
+        """The embeddings, which must be present."""
         if self.embeddings is None:
             raise EngineError("the decoder takes embeddings, and got token ids")
         return self.embeddings
 
 
 class Decoder(Protocol):
-    """Computes tokens of slots, writing their keys and values into the slot memory.
+    """Computes tokens of slots, and writes their keys and values into the slot memory.
 
-    The logits that it returns are its own: the next call writes over them.
+    The next call overwrites the logits of the previous one.
     """
 
     spec: DecoderSpec
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> SlotMemory:
         """The cache."""
         ...
 
@@ -107,7 +107,7 @@ class Decoder(Protocol):
 
         Args:
             first_slot: of the first row.
-            starts: ``[rows]`` how many tokens each slot holds; the new one is written there.
+            starts: ``[rows]`` tokens of each slot, and the index of the new one.
             tokens: ``[rows, 1]``.
 
         Returns:
@@ -116,17 +116,17 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the decoder holds."""
+        """Free the graph and the cache."""
         ...
 
 
 class StatesDecoder(Decoder, Protocol):
-    """A decoder whose spec has a size of states."""
+    """A decoder that can return hidden states: its spec has a ``states_size``."""
 
     def prefill_states(self, slot: int, start: int, tokens: Tokens, num_rows: int) -> Floats:
-        """Append a chunk as :meth:`Decoder.prefill` does.
+        """Append a chunk; see :meth:`Decoder.prefill`.
 
         Returns:
-            ``[num_rows, states]``, the hidden states of the last tokens: as many as are wanted.
+            ``[num_rows, states]``, the hidden states of the last tokens.
         """
         ...

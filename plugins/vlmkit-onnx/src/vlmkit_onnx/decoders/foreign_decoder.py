@@ -1,7 +1,7 @@
-"""What a decoder graph that others exported takes and gives, and its small inputs.
+"""Inputs and outputs of decoder graphs of other exporters, without the cache.
 
-Two drivers share it: they differ in how the cache is kept. A graph that needs an input which is
-not listed here, such as a state of fixed size, is refused when it is loaded.
+Two drivers share it, and differ in how the cache is stored. A graph with an unlisted input, such as
+a state of fixed size, is refused when it loads.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ NUM_DIMENSIONS = {
     "num_logits_to_keep": (0, 1),
     "use_cache_branch": (0, 1),
 }
-"""The inputs that are known besides the cache, in our words, with their numbers of axes."""
+"""Known inputs besides the cache, by vlmkit's names, with their numbers of axes."""
 TYPES: dict[str, Dtypes] = {"inputs_embeds": FLOATS, "use_cache_branch": BOOLEANS}
 
 Feeds = dict[str, NDArray[Any]]
@@ -34,18 +34,18 @@ class ForeignDecoder:
     """The inputs and outputs of a decoder graph.
 
     Args:
-        graph: names them.
-        session: the graph, open.
+        graph: states their names.
+        session: of the graph.
 
     Attributes:
-        spec: what the graph says of itself.
-        states: what a slot keeps, by the names of the cache inputs.
+        spec: the declarations of the graph.
+        states: what a slot stores, by the names of the cache inputs.
         present: the outputs that hold the new cache, by the names of the inputs.
         logits: the name of the output with the logits.
         logits_dtype: of its numbers.
 
     Raises:
-        CheckpointError: an input is unknown or missing, or an array has not the expected shape.
+        CheckpointError: an input is unknown or missing, or an array has an unexpected shape.
     """
 
     def __init__(self, graph: DecoderGraph, session: onnxruntime.InferenceSession) -> None:
@@ -62,15 +62,15 @@ class ForeignDecoder:
         self.logits_dtype = FLOATS[self._outputs[self.logits].type]
 
     def takes(self, word: str) -> bool:
-        """Tell whether the graph has an input, in our word."""
+        """Return whether the graph has an input, by vlmkit's name."""
         return self._names.get(word, word) in self._inputs
 
     def feeds(self, tokens: Tokens, mask: NDArray[np.bool_], *, has_past: bool) -> Feeds:
-        """Return all inputs but the cache.
+        """Return all inputs except the cache.
 
         Args:
             tokens: the new tokens, ``[rows, seq]``.
-            mask: ``[rows, past + seq]``, which tokens a row has.
+            mask: ``[rows, past + seq]``, true for tokens of the row.
             has_past: whether any row has a token in the cache.
         """
         made: dict[str, Any] = {"attention_mask": mask}
@@ -95,7 +95,7 @@ class ForeignDecoder:
         node = self._inputs[self._names.get(word, word)]
         return np.ascontiguousarray(array, TYPES.get(word, INTEGERS)[node.type]).reshape(
             array.shape
-        )  # numpy makes a scalar a row there
+        )  # ascontiguousarray turns scalars into rows
 
     def _num_axes(self, word: str) -> int:
         return len(self._inputs[self._names.get(word, word)].shape)

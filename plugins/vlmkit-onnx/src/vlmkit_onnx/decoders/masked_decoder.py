@@ -1,8 +1,8 @@
-"""Runs decoders of GroupQueryAttention that others exported, writing the cache in place.
+"""Runs decoders with GroupQueryAttention of other exporters, which write the cache in place.
 
-Such a graph (onnxruntime-genai's builder makes them, and most of onnx-community's are of its kind)
-is told by a mask how long each row is: it counts the ones for the length, and takes the width for
-the longest. So slots of different lengths run together though none is padded.
+onnxruntime-genai's builder exports such graphs, and most of onnx-community's are of this kind. A
+graph gets the length of each row from a mask: the number of ones is the row's length, and the width
+is the longest length. Slots of different lengths therefore run together without padding.
 """
 
 from typing import Any
@@ -17,37 +17,31 @@ from vlmkit_onnx.decoders.foreign_decoder import ForeignDecoder
 from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.device_memory import CPU, Device, memory_on
+from vlmkit_onnx.slots.device_memory import allocate
+from vlmkit_onnx.slots.memory import CPU, CacheSize
 
 
 class MaskedDecoder:
-    """Computes tokens of slots as promised by :class:`vlmkit_onnx.decoders.decoder.Decoder`.
+    """Implements :class:`vlmkit_onnx.decoders.decoder.Decoder`.
 
     Args:
-        graph: names its inputs.
-        session: the graph, open.
-        num_slots: sequences that have a place at once.
-        slot_tokens: longest sequence.
-        device: where the cache lies.
+        graph: states the names of its inputs.
+        session: of the graph.
+        size: of the cache, and its device.
 
     Raises:
-        CheckpointError: the graph needs what is not known, or its cache cannot be written in place.
+        CheckpointError: the graph has unknown inputs, or cannot write its cache in place.
     """
 
     def __init__(
-        self,
-        graph: DecoderGraph,
-        session: onnxruntime.InferenceSession,
-        num_slots: int,
-        slot_tokens: int,
-        device: Device = CPU,
+        self, graph: DecoderGraph, session: onnxruntime.InferenceSession, size: CacheSize
     ) -> None:
         self._session = session
-        self._copies_inputs = device != CPU
+        self._copies_inputs = size.device != CPU
         self._io = ForeignDecoder(graph, session)
         self.spec = self._io.spec
         _refuse_copies(graph, self._io)
-        self.memory = memory_on(device, self._io.states, num_slots, slot_tokens)
+        self.memory = allocate(self._io.states, size)
         self._bindings: dict[tuple[int, int], Any] = {}
 
     def prefill(self, slot: int, start: int, tokens: Tokens, num_rows: int) -> Floats:
@@ -56,11 +50,11 @@ class MaskedDecoder:
         return logits[:num_rows]
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
-        """Append one token to each of some slots: :class:`vlmkit_onnx.decoders.decoder.Decoder`."""
+        """Append one token to each slot; see :class:`vlmkit_onnx.decoders.decoder.Decoder`."""
         return self._run(first_slot, starts, tokens)
 
     def close(self) -> None:
-        """Let go of the graph and of the cache."""
+        """Free the graph and the cache."""
         self._bindings.clear()
         del self._session
         self.memory.close()
@@ -73,19 +67,19 @@ class MaskedDecoder:
         for name, array in self._io.feeds(tokens, mask, has_past=has_past).items():
             binding.bind_cpu_input(name, array)
         if self._copies_inputs:
-            binding.synchronize_inputs()  # a copy to a device is only begun when it is bound
-        if tokens.ids.shape[1] > 1:  # graphs differ in how many of the rows they give
+            binding.synchronize_inputs()  # binding only starts the copy to a device
+        if tokens.ids.shape[1] > 1:  # graphs differ in the number of rows that they return
             binding.bind_output(self._io.logits, "cpu")
             self._session.run_with_iobinding(binding)
             return self._io.last_row(binding.get_outputs()[-1].numpy())
         logits = np.empty((len(starts), 1, self.spec.vocab_size), self._io.logits_dtype)
-        place = ("cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
-        binding.bind_output(self._io.logits, *place)
+        location = ("cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        binding.bind_output(self._io.logits, *location)
         self._session.run_with_iobinding(binding)
         return logits[:, 0].astype(np.float32, copy=False)
 
     def _binding(self, first_slot: int, num_rows: int) -> Any:
-        """Return a binding that has the cache of neighbouring slots."""
+        """Return a binding with the cache of adjacent slots."""
         binding = self._bindings.get((first_slot, num_rows))
         if binding is None:
             binding = self._session.io_binding()
@@ -95,7 +89,7 @@ class MaskedDecoder:
 
 
 def _refuse_copies(graph: DecoderGraph, io: ForeignDecoder) -> None:
-    """Only an attention operator that itself reads and writes the cache can do so in place."""
+    """Refuse a graph whose attention operators do not read and write the cache themselves."""
     attention = read_header(graph.file).attention
     pairs = {node.past_key: node.present_key for node in attention}
     pairs |= {node.past_value: node.present_value for node in attention}

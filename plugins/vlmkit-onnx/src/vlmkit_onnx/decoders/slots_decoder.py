@@ -1,9 +1,9 @@
-"""Runs our own exporter's decoder: each row says how long it is, the cache is written in place.
+"""Runs decoders of vlmkit's exporter: they take each row's length and write the cache in place.
 
-A graph and a slot memory are bound once for each run of neighbouring slots; a step then fills the
-small inputs and runs, and no key or value is ever copied. On a CPU the small inputs are bound once,
-too. On a device ONNX Runtime copies them when they are bound, and not when the graph runs: there
-they are bound anew for each step.
+Graph and slot memory are bound once for each run of adjacent slots. A step then fills the small
+inputs and runs, without copying keys or values. On a CPU the small inputs are bound once, too. On a
+device, ONNX Runtime copies them when they are bound, not when the graph runs, so they are bound
+again in each step.
 """
 
 from typing import Any
@@ -16,9 +16,10 @@ from vlmkit_onnx.decoders.cache_nodes import bind_cache, cache_pairs, cache_stat
 from vlmkit_onnx.decoders.decoder import DecoderSpec, Floats, Tokens
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.device_memory import CPU, Device, memory_on
+from vlmkit_onnx.slots.device_memory import allocate
+from vlmkit_onnx.slots.memory import CPU, CacheSize
 
-MAX_ROWS = 17  # of a chunk: a token and 16 drafts
+MAX_ROWS = 17  # of a chunk: a token and 16 draft tokens
 EXTRAS = ("attention_bias", "attention_bias_local", "deepstack", "hidden_indices")
 REQUIRED = frozenset(
     {"inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length", "logits_indices"}
@@ -26,38 +27,31 @@ REQUIRED = frozenset(
 
 
 class SlotsDecoder:
-    """Computes tokens of slots as promised by :class:`vlmkit_onnx.decoders.decoder.Decoder`.
+    """Implements :class:`vlmkit_onnx.decoders.decoder.Decoder`.
 
     Args:
-        graph: names its inputs.
-        session: the graph, open.
-        num_slots: sequences that have a place at once.
-        slot_tokens: longest sequence.
-        device: where the cache lies, by kind and number.
+        graph: states the names of its inputs.
+        session: of the graph.
+        size: of the cache, and its device.
 
     Raises:
-        CheckpointError: the graph's inputs are not those of our exporter.
+        CheckpointError: the graph's inputs are not those of vlmkit's exporter.
     """
 
     def __init__(
-        self,
-        graph: DecoderGraph,
-        session: onnxruntime.InferenceSession,
-        num_slots: int,
-        slot_tokens: int,
-        device: Device = CPU,
+        self, graph: DecoderGraph, session: onnxruntime.InferenceSession, size: CacheSize
     ) -> None:
         self._session = session
-        self._copies_inputs = device != CPU
+        self._copies_inputs = size.device != CPU
         inputs = {node.name: node for node in session.get_inputs()}
         outputs = {node.name: node for node in session.get_outputs()}
         self._present = cache_pairs(graph, inputs, outputs)
         states = {name: cache_state(graph, inputs[name]) for name in self._present}
         self.spec = _spec(graph, inputs, outputs, set(states))
-        self._extras = frozenset(EXTRAS) & inputs.keys()  # a mask that no layer sees by is none
-        self.memory = memory_on(device, states, num_slots, slot_tokens)
-        # One for all bindings: there are many, and a row is as wide as the vocabulary.
-        num_rows = max(num_slots, self.spec.max_rows)
+        self._extras = frozenset(EXTRAS) & inputs.keys()  # the graph omits masks that no layer uses
+        self.memory = allocate(states, size)
+        # One array for all bindings: they are many, and a row is as wide as the vocabulary.
+        num_rows = max(size.num_slots, self.spec.max_rows)
         self._logits = np.zeros((num_rows, self.spec.vocab_size), np.float32)
         self._states = np.zeros((1, max(1, self.spec.states_size)), np.float32)
         self._columns: dict[tuple[int, int], _Column] = {}
@@ -80,7 +74,7 @@ class SlotsDecoder:
         return states[:num_rows]
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
-        """Append one token to each of some slots: :class:`vlmkit_onnx.decoders.decoder.Decoder`."""
+        """Append one token to each slot; see :class:`vlmkit_onnx.decoders.decoder.Decoder`."""
         key = (first_slot, len(starts))
         if key not in self._columns:
             self._columns[key] = _Column(self._bind(*key), self.spec, len(starts))
@@ -96,7 +90,7 @@ class SlotsDecoder:
         return self._logits[: len(starts)]
 
     def close(self) -> None:
-        """Let go of the graph and of the cache."""
+        """Free the graph and the cache."""
         self._columns.clear()
         self._chunks.clear()
         del self._session
@@ -108,7 +102,10 @@ class SlotsDecoder:
             self._chunks[slot] = self._bind(slot, 1)
         binding = self._chunks[slot]
         num_tokens = tokens.ids.shape[1]
-        stop, first = start + num_tokens, num_tokens - max(1, num_rows)  # the graph gives a row
+        stop, first = (
+            start + num_tokens,
+            num_tokens - max(1, num_rows),
+        )  # the graph returns at least one row
         self._feed(binding, tokens)
         binding.bind_cpu_input("seqlens_k", np.array([stop - 1], np.int32))
         binding.bind_cpu_input("total_sequence_length", np.array(stop, np.int32))
@@ -117,14 +114,14 @@ class SlotsDecoder:
         return binding
 
     def _bind_states(self, binding: Any, tokens: Tokens, states: Floats) -> None:
-        """Have the states of the last tokens written to an array."""
+        """Bind an array for the states of the last tokens."""
         num_tokens = tokens.ids.size
         binding.bind_cpu_input("hidden_indices", np.arange(num_tokens - len(states), num_tokens))
         _bind_output(binding, "hidden_states", states)
 
     def _run(self, binding: Any) -> None:
         if self._copies_inputs:
-            binding.synchronize_inputs()  # a copy to a device is only begun when it is bound
+            binding.synchronize_inputs()  # binding only starts the copy to a device
         self._session.run_with_iobinding(binding)
 
     def _feed(self, binding: Any, tokens: Tokens) -> None:
@@ -141,21 +138,21 @@ class SlotsDecoder:
         return tokens.positions if self.spec.num_position_axes > 1 else tokens.positions[0]
 
     def _bind(self, first_slot: int, num_rows: int) -> Any:
-        """Bind the cache of neighbouring slots.
+        """Return a binding with the cache of adjacent slots.
 
-        Logits are written to the first rows of one array, whatever the slots.
+        Logits are written to the first rows of one array, regardless of the slots.
         """
         binding = self._session.io_binding()
         bind_cache(binding, self._present, self.memory, first_slot, num_rows)
         _bind_output(binding, "logits", self._logits[:num_rows])
-        if self.spec.states_size:  # nobody looks at them, but the graph gives a row
+        if self.spec.states_size:  # unused, but the graph returns at least one row
             binding.bind_cpu_input("hidden_indices", np.zeros(1, np.int64))
             _bind_output(binding, "hidden_states", self._states)
         return binding
 
 
 class _Column:
-    """Some neighbouring slots, bound for one token each, with inputs that are filled in place."""
+    """Adjacent slots, bound for one token each, with inputs that are filled in place."""
 
     def __init__(self, binding: Any, spec: DecoderSpec, num_rows: int) -> None:
         self.binding = binding
@@ -164,11 +161,13 @@ class _Column:
         self.positions = np.zeros(shape, np.int64)
         self.lengths = np.zeros(num_rows, np.int32)
         self.total = np.zeros((), np.int32)
-        self._indices = np.arange(num_rows)  # held here: the binding has its address only
+        self._indices = np.arange(
+            num_rows
+        )  # referenced here, because the binding stores only its address
         self.bind()
 
     def bind(self) -> None:
-        """Bind the inputs as they are now."""
+        """Bind the inputs with their current values."""
         _bind_input(self.binding, "inputs_embeds", self.embeddings)
         _bind_input(self.binding, "position_ids", self.positions)
         _bind_input(self.binding, "seqlens_k", self.lengths)

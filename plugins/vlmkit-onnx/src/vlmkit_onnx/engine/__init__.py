@@ -1,1 +1,1 @@
-"""The LLM engine over one decoder graph."""
+"""The LLM engine: one decoder graph over the slots of a cache."""

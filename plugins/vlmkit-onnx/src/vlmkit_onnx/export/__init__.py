@@ -1,1 +1,1 @@
-"""From a safetensors checkpoint to ONNX; the only part of this package that needs torch."""
+"""Exports a safetensors checkpoint to ONNX; the only part of this package that needs torch."""

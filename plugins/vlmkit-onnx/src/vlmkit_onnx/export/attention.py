@@ -1,10 +1,9 @@
-"""What stands in for attention while a decoder is measured and while it is traced.
+"""The attention functions of an export: one records shapes, one emits ONNX Runtime's operator.
 
-Transformers calls an attention function in every layer, with queries and keys already rotated by
-the family's own code. Here are two such functions: one that notes what each layer is like, and one
-that emits ONNX Runtime's GroupQueryAttention over a slot of the cache. Both refuse arguments that
-they do not know rather than ignore them. The first computes nothing; neither does the second,
-outside an export.
+transformers calls an attention function in every layer, with queries and keys already rotated by
+the family's own code. :class:`ShapeProbe` records the shape of each layer. :class:`SlotAttention`
+emits GroupQueryAttention over a slot of the cache. Both refuse unknown arguments, and neither
+computes attention outside an export.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from vlmkit.errors import CheckpointError
-from vlmkit_torch.attention.arguments import refuse_unknown
+from vlmkit_torch.attention.arguments import read_options
 
 OPERATOR = "com.microsoft::GroupQueryAttention"
 
@@ -27,7 +26,7 @@ class LayerShape:
         num_heads: of the queries.
         num_kv_heads: of keys and values.
         head_size: of each head.
-        window: tokens that a token sees, itself included; None is all.
+        window: tokens that a token sees, itself included; None means all.
     """
 
     num_heads: int
@@ -36,11 +35,11 @@ class LayerShape:
     window: int | None
 
 
-class Measure:
-    """An attention function that notes each layer's shape and returns zeros.
+class ShapeProbe:
+    """An attention function that records each layer's shape and returns zeros.
 
     Args:
-        windows: of each layer by the family's configuration; None is all tokens.
+        windows: of each layer by the family's configuration; None means all tokens.
     """
 
     def __init__(self, windows: list[int | None]) -> None:
@@ -54,12 +53,10 @@ class Measure:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        sliding_window: int | None = None,
-        s_aux: torch.Tensor | None = None,  # noqa: ARG002 - a tensor that is known
-        **others: Any,
+        **options: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Note a layer; shapes are those of :class:`SlotAttention`."""
-        refuse_unknown(attention_mask, others)
+        """Record a layer; shapes are those of :class:`SlotAttention`."""
+        found = read_options(query, attention_mask, options)
         index = _layer_of(module, len(self.windows))
         if index in self.layers:
             raise CheckpointError("a layer of the model attends twice; it cannot be exported")
@@ -72,21 +69,21 @@ class Measure:
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_size=key.shape[3],
-            window=sliding_window or self.windows[index],
+            window=found.window or self.windows[index],
         )
         return query.new_zeros(query.transpose(1, 2).shape), None
 
 
 @dataclass(slots=True)
 class SlotInputs:
-    """What a traced decoder's attention reads besides its queries.
+    """What a traced decoder's attention reads besides queries.
 
     Attributes:
         past: keys and values of each layer in turn, ``[rows, kv_heads, slot, head]``.
         seqlens_k: ``[rows]`` tokens of each row with the new ones, less one.
         total: of the longest row.
         bias: additive masks ``[rows, 1, seq, total]``: one for layers that see all tokens and one
-            for layers with a window; None where the graph masks for itself.
+            for layers with a window; None if the graph builds the masks.
         deepstack: rows ``[levels, rows, seq, hidden]`` that are added between layers, if any.
     """
 
@@ -103,7 +100,7 @@ class SlotAttention:
 
     Attributes:
         layers: their shapes.
-        inputs: of the forward pass that is being traced.
+        inputs: of the traced forward pass.
         present: keys and values with the new ones, by layer; filled by the pass.
     """
 
@@ -123,10 +120,7 @@ class SlotAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        scaling: float | None = None,
-        softcap: float | None = None,
-        s_aux: torch.Tensor | None = None,
-        **others: Any,
+        **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """Emit one layer's attention.
 
@@ -136,15 +130,12 @@ class SlotAttention:
             key: ``[rows, kv_heads, seq, head]``.
             value: the same.
             attention_mask: must be None.
-            scaling: of the scores; None is one over the square root of ``head``.
-            softcap: scores are squashed into plus or minus this.
-            s_aux: ``[heads]`` scores of the attention sinks.
-            others: of no use here.
+            options: further arguments; see :func:`read_options`.
 
         Returns:
             ``[rows, seq, heads, head]`` and None.
         """
-        refuse_unknown(attention_mask, others)
+        found = read_options(query, attention_mask, options)
         if self.inputs is None:
             raise RuntimeError("attention was called outside a pass")
         index = _layer_of(module, len(self.layers))
@@ -152,10 +143,10 @@ class SlotAttention:
         attributes: dict[str, Any] = {
             "num_heads": layer.num_heads,
             "kv_num_heads": layer.num_kv_heads,
-            "scale": float(layer.head_size**-0.5 if scaling is None else scaling),
+            "scale": float(found.scale),
         }
-        if softcap:
-            attributes["softcap"] = float(softcap)
+        if found.softcap:
+            attributes["softcap"] = float(found.softcap)
         bias = None
         if self.inputs.bias is not None:
             attributes["causal"] = 0
@@ -163,13 +154,13 @@ class SlotAttention:
         elif layer.window:
             attributes["local_window_size"] = layer.window
         tensors = [_flat(query), _flat(key), _flat(value), *self._slot(index), None, None, None]
-        sinks = None if s_aux is None else s_aux.reshape(-1).to(query.dtype)
+        sinks = None if found.sinks is None else found.sinks.reshape(-1).to(query.dtype)
         out = self._emit(index, [*tensors, bias, sinks], attributes)
         return out.view(query.transpose(1, 2).shape), None
 
     def _slot(self, index: int) -> list[torch.Tensor]:
         """Return one layer's inputs 3 to 6."""
-        assert self.inputs is not None  # noqa: S101 - the caller saw to it
+        assert self.inputs is not None  # noqa: S101 - the caller checks it
         past = self.inputs.past[2 * index : 2 * index + 2]
         return [*past, self.inputs.seqlens_k, self.inputs.total]
 

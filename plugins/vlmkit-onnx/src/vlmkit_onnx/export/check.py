@@ -1,8 +1,8 @@
-"""Runs an exported decoder at other shapes than it was traced with, against the modules it is of.
+"""Compares an exported decoder with its modules, at other shapes than the traced ones.
 
-Chunks go into a slot that holds rubbish, of a buffer that is longer than the text and shared with
-other slots; then several slots of different lengths decode as one batch. Knows nothing of torch:
-the expected logits come with the sample.
+Chunks are appended to a slot full of random numbers, in a buffer that is longer than the text and
+has other slots. Then several slots of different lengths decode as one batch. Uses no torch: the
+sample holds the expected logits.
 """
 
 from dataclasses import dataclass
@@ -24,24 +24,24 @@ NUM_SLOTS = 4
 SLOT_TOKENS = 48
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-4}
 RIGHT_SHARE = 0.75
-# A rounding that falls the other way moves a number by a whole step, and the next layers with it:
-# 24 layers of random weights came to 0.05.
+# A rounding in the other direction moves a number by a whole step, and affects the next layers:
+# 24 layers of random weights reached 0.05.
 ROUNDED_TOLERANCE = 0.1
 Array = NDArray[Any]
 
 
 def check(path: Path, sample: Sample, precision: Precision, *, chooses: bool = False) -> float:
-    """Return the largest difference of any number, as a part of the largest of its kind.
+    """Return the largest difference, as a fraction of the largest logit or hidden state.
 
     Args:
         path: the graph.
-        sample: what it must give.
+        sample: tokens and expected results.
         precision: of its linear layers.
-        chooses: it has experts. Rounding may tip a choice between two of them, and a row that went
-            another way is not wrong: where there is rounding, a quarter of the rows may differ.
+        chooses: whether it selects experts. Rounding may select another expert for a row, which is
+            not wrong: with rounding, a quarter of the rows may differ.
 
     Raises:
-        CheckpointError: it is more than rounding; or the graph does not run at all.
+        CheckpointError: the difference is more than rounding, or the graph does not run.
     """
     try:
         differences = _differences(_Runner(path), sample)
@@ -64,9 +64,9 @@ def check(path: Path, sample: Sample, precision: Precision, *, chooses: bool = F
 
 
 def _differences(runner: "_Runner", sample: Sample) -> list[Array]:
-    """Return each row's largest difference: of one sequence in chunks, and of one batch.
+    """Return each row's largest difference, for one sequence in chunks and for one batch.
 
-    First those of logits, then those of hidden states.
+    Logits come first, then hidden states.
     """
     start, slot, chunks = 0, 1, []
     for count in CHUNKS:
@@ -84,14 +84,14 @@ def _differences(runner: "_Runner", sample: Sample) -> list[Array]:
 
 
 def _distances(found: Array, wanted: Array) -> Array:
-    """Return ``[rows]``, as parts of the largest number; what is not finite is infinitely far."""
+    """Return ``[rows]`` as fractions of the largest number; infinity if a value is not finite."""
     far = np.abs(found - wanted).max(axis=-1) / max(float(np.abs(wanted).max()), 1e-6)
     return np.where(np.isfinite(far), far, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What a call computes: tokens ``[start, stop)`` of the sample in each of some slots."""
+    """The tokens of a call: ``count`` tokens of the sample from a start in each of some slots."""
 
     first_slot: int
     starts: list[int]
@@ -108,7 +108,7 @@ class _Rows:
 
 
 class _Runner:
-    """A session and its cache, full of rubbish at first."""
+    """A session and its cache, initially full of random numbers."""
 
     def __init__(self, path: Path) -> None:
         self.session = open_session(path, ComputeSettings())
@@ -125,7 +125,7 @@ class _Runner:
         }
 
     def run(self, sample: Sample, slots: list[tuple[int, int]], count: int) -> list[Array]:
-        """Append ``count`` tokens to neighbouring slots, each given with its length.
+        """Append ``count`` tokens to adjacent slots, each given with its length.
 
         Returns:
             ``[rows * count, vocab]``, the logits of all of them, and ``[rows * count, hidden]``.
@@ -151,7 +151,7 @@ class _Runner:
 
 
 def _feeds(sample: Sample, rows: _Rows) -> dict[str, Array]:
-    """Return what a call is fed, by name; a graph may take less."""
+    """Return the inputs of a call by name; a graph may take fewer."""
     starts = np.array(rows.starts, np.int32)
     positions = rows.pick(sample.positions, 1)
     feeds = {

@@ -22,7 +22,7 @@ def export_command(context: BuildContext) -> click.Command:
     """Return the command.
 
     Args:
-        context: what plugins offer: one has the text side written beside the graphs.
+        context: the providers of plugins; the tokenizer's writes the text side beside the graphs.
     """
 
     @click.command()
@@ -81,8 +81,8 @@ def export_command(context: BuildContext) -> click.Command:
 
 @contextmanager
 def warnings_of(package: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell a user what a package warns of, which the log of a command leaves out."""
-    logger, handler = logging.getLogger(package), _Told(tell)
+    """Show warnings of a package, which the log of a command leaves out."""
+    logger, handler = logging.getLogger(package), _WarningHandler(tell)
     if logger.isEnabledFor(logging.WARNING):  # the log is shown
         yield
         return
@@ -98,22 +98,22 @@ def warnings_of(package: str, tell: Callable[[str], None]) -> Iterator[None]:
         logger.propagate = before[1]
 
 
-class _Told(logging.Handler):
-    """Passes warnings on."""
+class _WarningHandler(logging.Handler):
+    """Passes warnings to a function."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass on what is said."""
+        """Pass a warning to the function."""
         self._tell(f"warning: {record.getMessage()}")
 
 
 class Progress:
-    """Shows on standard error what is being done: one line that changes, or a line for each stage.
+    """Shows the current stage on standard error: one changing line, or a line for each stage.
 
-    Where there is no terminal, a stage that counts (``converting layers 3/24``) is one line.
+    Without a terminal, a stage that counts (``converting layers 3/24``) is one line.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Progress:
         self._shown = ""
 
     def __call__(self, stage: str) -> None:
-        """Show what begins now."""
+        """Show the name of the current stage."""
         if self._status is not None:
             self._status.update(stage)
             return
@@ -131,14 +131,14 @@ class Progress:
             self._shown = name
 
     def tell(self, text: str) -> None:
-        """Show a line that stays, above one that changes."""
+        """Print a line above the changing one."""
         if self._status is not None:
             self._status.console.print(text, markup=False, highlight=False)
         else:
             click.echo(text, err=True)
 
     def __enter__(self) -> Self:
-        """Take the terminal's line, if there is a terminal."""
+        """Start the changing line, if there is a terminal."""
         if sys.stderr.isatty():
             from rich.console import Console
 
@@ -152,6 +152,6 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the line back."""
+        """Stop the changing line."""
         if self._status is not None:
             self._status.stop()

@@ -1,10 +1,10 @@
 """Traces a decoder with its head into an ONNX graph over a cache of slots.
 
-The family's own code is what is traced: norms, rotation, feed-forward, experts, scaling of logits.
-Only attention is ours. Quantization has happened before, in the modules themselves.
+Traces the family's own code: norms, rotation, feed-forward, experts, scaling of logits. Only
+attention is replaced. The modules are already quantized.
 """
 
-# ruff: noqa: SLF001 - the one private table of transformers that the tracing of experts needs
+# ruff: noqa: SLF001 - tracing of experts needs a private table of transformers
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,27 +21,27 @@ from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export import missing_constants
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
-from vlmkit_onnx.export.decoder_rewrites import tidy
-from vlmkit_onnx.export.decoder_traits import Anatomy
+from vlmkit_onnx.export.decoder_rewrites import rewrite_decoder
+from vlmkit_onnx.export.decoder_traits import DecoderTraits
 from vlmkit_onnx.export.deepstack import arguments, dense
 from vlmkit_onnx.export.frequencies import first_frequencies
-from vlmkit_onnx.export.token_linear import write_out
+from vlmkit_onnx.export.token_linear import expand_layers
 from vlmkit_onnx.export.tracing import tracing
 from vlmkit_onnx.export.views import Parts, attention
 
-OPSET = 21  # the first that rounds in blocks
+OPSET = 21  # the first with quantization in blocks
 ANY = torch.export.Dim.DYNAMIC
 
 
 class SlotDecoder(nn.Module):
     """Embeddings, positions and a cache -> logits and states of chosen rows, and the cache."""
 
-    def __init__(self, parts: Parts, anatomy: Anatomy) -> None:
+    def __init__(self, parts: Parts, traits: DecoderTraits) -> None:
         super().__init__()
         self.decoder = parts.decoder
         self.head = parts.head
-        self.anatomy = anatomy
-        self.board = SlotAttention(anatomy.layers)
+        self.traits = traits
+        self.attention = SlotAttention(traits.layers)
 
     def forward(
         self,
@@ -57,7 +57,7 @@ class SlotDecoder(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """Return logits ``[rows, vocab]``, hidden states ``[rows, hidden]``, and the cache.
 
-        Both are float32 and of rows of their own; the cache is each layer's keys and values in
+        Both are float32, each with its own rows. The cache holds each layer's keys and values in
         turn. Shapes of the arguments are those of :func:`example`.
         """
         dtype = past[0].dtype
@@ -65,46 +65,50 @@ class SlotDecoder(nn.Module):
         if bias is not None:
             masks = (bias[0].to(dtype), bias[-1].to(dtype))
         levels = None if deepstack is None else deepstack.to(dtype)
-        self.board.begin(SlotInputs(past, seqlens_k, total_sequence_length, masks, levels))
+        self.attention.begin(SlotInputs(past, seqlens_k, total_sequence_length, masks, levels))
         out = self.decoder(
             inputs_embeds=inputs_embeds.to(dtype, copy=True),
             position_ids=position_ids,
             use_cache=False,
-            **arguments(self.anatomy.deepstack_layers, levels),
+            **arguments(self.traits.deepstack_layers, levels),
         )
         hidden = out.last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
         rows = flat.index_select(0, logits_indices)
         logits = self.head(inputs_embeds=rows[None]).logits[0].float()
         states = flat.index_select(0, hidden_indices).float()
-        present = self.board.present
+        present = self.attention.present
         return logits, states, [tensor for index in sorted(present) for tensor in present[index]]
 
 
-def export_decoder(parts: Parts, anatomy: Anatomy, path: Path) -> bool:
-    """Write ``path`` and, beside it, its weights.
+def export_decoder(parts: Parts, traits: DecoderTraits, path: Path) -> bool:
+    """Write the graph to ``path``, and its weights beside it.
 
     Returns:
-        Whether the graph chooses among experts.
+        Whether the graph selects experts.
 
     Raises:
         CheckpointError: the family's code cannot be traced.
     """
-    model = trace(parts, anatomy)
+    model = trace(parts, traits)
     onnx_ir.save(model, path, external_data=f"{path.name}.data")
     return any(node.op_type == "TopK" for node in model.graph.all_nodes())
 
 
-def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
-    """Return the graph, fused and tidied, its weights still those of the modules.
+def trace(parts: Parts, traits: DecoderTraits) -> onnx_ir.Model:
+    """Return the fused and rewritten graph, which shares its weights with the modules.
 
     Raises:
         CheckpointError: the family's code cannot be traced.
     """
-    module = SlotDecoder(parts, anatomy).eval()
-    inputs, shapes = example(anatomy, parts.dtype)
+    module = SlotDecoder(parts, traits).eval()
+    inputs, shapes = example(traits, parts.dtype)
     try:
-        with torch.no_grad(), _prepared(parts, module.board, anatomy.deepstack_layers), tracing():
+        with (
+            torch.no_grad(),
+            _prepared(parts, module.attention, traits.deepstack_layers),
+            tracing(),
+        ):
             graph = _trace(module, inputs, shapes)
             fuse_for_onnxruntime(graph, "cpu")
     except VlmkitError:
@@ -114,8 +118,8 @@ def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
             f"the decoder of model type {parts.text_config.model_type!r} cannot be traced",
             hint="`vlmkit --debug ...` shows where; please report the model type",
         ) from error
-    tidy(graph)
-    write_out(graph)
+    rewrite_decoder(graph)
+    expand_layers(graph)
     return graph
 
 
@@ -126,30 +130,30 @@ def _trace(module: SlotDecoder, inputs: dict[str, Any], shapes: dict[str, Any]) 
         program,
         (),
         kwargs=inputs,
-        input_names=input_names(module.anatomy),
-        output_names=output_names(module.anatomy),
+        input_names=input_names(module.traits),
+        output_names=output_names(module.traits),
         opset_version=OPSET,
         custom_translation_table=exporter_onnx._ONNX_TRANSLATION_TABLE,
         verbose=False,
     )
     if made is None:
         raise RuntimeError("torch.onnx.export returned nothing")
-    missing_constants.take_back(made.model)
+    missing_constants.restore(made.model)
     exporter_onnx.apply_onnx_ir_fixes(made)
     return made.model
 
 
-def example(anatomy: Anatomy, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return inputs to trace with, and which of their axes are free.
+def example(traits: DecoderTraits, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return inputs to trace with, and their dynamic axes.
 
     Two rows of three tokens, in slots of 32.
     """
-    rows, seq, slot, hidden = 2, 3, 32, anatomy.hidden_size
-    axes = [3] if anatomy.num_position_axes == 3 else []
+    rows, seq, slot, hidden = 2, 3, 32, traits.hidden_size
+    axes = [3] if traits.num_position_axes == 3 else []
     first = len(axes)
     past = [
         torch.zeros(rows, layer.num_kv_heads, slot, layer.head_size, dtype=dtype)
-        for layer in anatomy.layers
+        for layer in traits.layers
         for _ in range(2)
     ]
     inputs: dict[str, Any] = {
@@ -170,48 +174,50 @@ def example(anatomy: Anatomy, dtype: torch.dtype) -> tuple[dict[str, Any], dict[
         "hidden_indices": {0: ANY},
         "past": [{0: ANY, 2: ANY}] * len(past),
     }
-    if names := bias_names(anatomy):
+    if names := bias_names(traits):
         inputs["bias"] = [torch.zeros(rows, 1, seq, seq) for _ in names]
         shapes["bias"] = [{0: ANY, 2: ANY, 3: ANY}] * len(names)
-    if anatomy.num_deepstack:
-        inputs["deepstack"] = torch.zeros(anatomy.num_deepstack, rows, seq, hidden)
+    if traits.num_deepstack:
+        inputs["deepstack"] = torch.zeros(traits.num_deepstack, rows, seq, hidden)
         shapes["deepstack"] = {1: ANY, 2: ANY}
     return inputs, shapes
 
 
-def input_names(anatomy: Anatomy) -> list[str]:
+def input_names(traits: DecoderTraits) -> list[str]:
     """Return the graph's inputs in the order of :meth:`SlotDecoder.forward`."""
     names = ["inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length"]
     names += ["logits_indices", "hidden_indices"]
-    names += [*(f"past_key_values.{part}" for part in _parts_of(anatomy))]
-    names += bias_names(anatomy)
-    return [*names, "deepstack"] if anatomy.num_deepstack else names
+    names += [*(f"past_key_values.{part}" for part in _parts_of(traits))]
+    names += bias_names(traits)
+    return [*names, "deepstack"] if traits.num_deepstack else names
 
 
-def output_names(anatomy: Anatomy) -> list[str]:
+def output_names(traits: DecoderTraits) -> list[str]:
     """Return the graph's outputs in order."""
-    return ["logits", "hidden_states", *(f"present.{part}" for part in _parts_of(anatomy))]
+    return ["logits", "hidden_states", *(f"present.{part}" for part in _parts_of(traits))]
 
 
-def bias_names(anatomy: Anatomy) -> list[str]:
-    """Return the names of the masks that the host makes."""
-    if not anatomy.takes_bias:
+def bias_names(traits: DecoderTraits) -> list[str]:
+    """Return the names of the masks that the host builds."""
+    if not traits.takes_bias:
         return []
-    return ["attention_bias", "attention_bias_local"] if anatomy.window else ["attention_bias"]
+    return ["attention_bias", "attention_bias_local"] if traits.window else ["attention_bias"]
 
 
-def _parts_of(anatomy: Anatomy) -> Iterator[str]:
-    for index in range(len(anatomy.layers)):
+def _parts_of(traits: DecoderTraits) -> Iterator[str]:
+    for index in range(len(traits.layers)):
         yield f"{index}.key"
         yield f"{index}.value"
 
 
 @contextmanager
-def _prepared(parts: Parts, board: SlotAttention, layers: tuple[int, ...]) -> Iterator[None]:
-    """Set up everything for tracing, and put it back."""
-    rows = lambda: None if board.inputs is None else board.inputs.deepstack  # noqa: E731
+def _prepared(
+    parts: Parts, slot_attention: SlotAttention, layers: tuple[int, ...]
+) -> Iterator[None]:
+    """Prepare decoder and exporters for tracing; restore them afterwards."""
+    rows = lambda: None if slot_attention.inputs is None else slot_attention.inputs.deepstack  # noqa: E731
     with ExitStack() as stack:
-        stack.enter_context(attention(parts.decoder, board))
+        stack.enter_context(attention(parts.decoder, slot_attention))
         stack.enter_context(dense(parts.decoder, layers, rows))
         stack.enter_context(first_frequencies(parts.decoder))
         stack.enter_context(apply_patches("dynamo"))

@@ -1,9 +1,9 @@
-"""Folds what surrounds GroupQueryAttention into it: the rotation, the packed projection, reshapes.
+"""Folds rotation, packed projection and reshapes around GroupQueryAttention into the operator.
 
-The operator can rotate queries and keys and split a packed projection by itself, in one pass over
-memory; a traced graph does both around it. Projections of few bits that are apart are packed. Every
-rewrite computes exactly what it replaces; one that does not fit is left out. What transformers'
-fusions do is done before.
+The operator can rotate queries and keys and split a packed projection in one pass over memory. A
+traced graph does both around it. Separate quantized projections are packed. Every rewrite computes
+exactly what it replaces, and is skipped if the graph does not fit it. transformers' own fusions run
+before.
 """
 
 import numpy as np
@@ -13,24 +13,24 @@ from onnx_ir import Node, Value, convenience
 from onnx_ir.passes import common
 from onnx_ir.tape import Tape
 
-from vlmkit_onnx.export.fusing import join
+from vlmkit_onnx.export.fusing import fuse
 
-# Places of GroupQueryAttention's inputs.
+# Indices of GroupQueryAttention's inputs.
 COS, SIN, POSITIONS = 7, 8, 9
 
 
-def tidy(model: onnx_ir.Model) -> None:
+def rewrite_decoder(model: onnx_ir.Model) -> None:
     """Rewrite a traced decoder in place."""
     rewriter = _Rewriter(model.graph)
     for node in [node for node in model.graph if node.op_type == "GroupQueryAttention"]:
         rewriter.rewrite(node)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
-    common.ClearMetadataAndDocStringPass()(model)  # where this machine keeps its source files
+    common.ClearMetadataAndDocStringPass()(model)  # drops source paths of this machine
 
 
 class _Rotation:
-    """A rotation that queries and keys share, and what they were before it."""
+    """A rotation that queries and keys share, and their values before it."""
 
     def __init__(self, of_query: Node, query: Value, key: Value) -> None:
         self.positions, self.cos, self.sin = of_query.inputs[1:4]
@@ -40,7 +40,7 @@ class _Rotation:
 
 
 class _Rewriter:
-    """Rewrites one graph's attention nodes; makes each table of cosines once."""
+    """Rewrites one graph's attention nodes; builds each table of cosines once."""
 
     def __init__(self, graph: onnx_ir.Graph) -> None:
         self.graph = graph
@@ -49,12 +49,12 @@ class _Rewriter:
         self.num_constants = 0
 
     def rewrite(self, node: Node) -> None:
-        """Fold what fits into one attention node."""
+        """Fold the surrounding nodes that fit into one attention node."""
         query, key, value = (_unshaped(v) for v in node.inputs[:3])
         rotation = _rotation(query, key)
         if rotation is not None:
             query, key = rotation.query, rotation.key
-        packed = self._packed(node, query, key, value) or self._joined(node, query, key, value)
+        packed = self._packed(node, query, key, value) or self._fused(node, query, key, value)
         if packed is not None:
             for index, new in enumerate((packed, None, None)):
                 node.replace_input_with(index, new)
@@ -68,12 +68,12 @@ class _Rewriter:
     def _packed(
         self, node: Node, query: Value | None, key: Value | None, value: Value | None
     ) -> Value | None:
-        """Return the one projection of which query, key and value are the slices, if so."""
+        """Return the projection whose slices are query, key and value; None if there is none."""
         slices = [_slice_of(states) for states in (query, key, value)]
         split = slices[0][0]
         if split is None or any(s is not split for s, _, _ in slices):
             return None
-        if len(split.outputs) != len(slices):  # the feed-forward reads the same, beside attention
+        if len(split.outputs) != len(slices):  # a feed-forward layer beside attention reads it, too
             return None
         if [index for _, index, _ in slices] != [0, 1, 2] or _rank(split.inputs[0]) != 3:
             return None
@@ -90,9 +90,9 @@ class _Rewriter:
         self.graph.insert_before(node, tape.nodes)
         return shifted
 
-    def _joined(self, node: Node, *states: Value | None) -> Value | None:
-        """Return the one projection that can take the place of three, if so."""
-        layer = join(states) if all(_rank(value) == 3 for value in states) else None
+    def _fused(self, node: Node, *states: Value | None) -> Value | None:
+        """Return one projection that replaces three; None if they cannot be fused."""
+        layer = fuse(states) if all(_rank(value) == 3 for value in states) else None
         if layer is None:
             return None
         for value in layer.inputs[1:]:
@@ -102,7 +102,7 @@ class _Rewriter:
         return layer.outputs[0]
 
     def _replace_flat(self, node: Node, index: int, states: Value | None, *, must: bool) -> None:
-        """Feed states ``[rows, seq, width]``; states by head are flattened if they must be."""
+        """Use states ``[rows, seq, width]`` as an input; flatten states by head if ``must``."""
         if _rank(states) == 3:
             node.replace_input_with(index, states)
         elif must:
@@ -123,9 +123,9 @@ class _Rewriter:
         )
 
     def _long_enough(self, node: Node, cos: Value | None, sin: Value | None) -> tuple[Value, Value]:
-        """Return tables with as many rows as the longest sequence: the operator insists.
+        """Return tables with as many rows as the longest sequence, which the operator requires.
 
-        A traced decoder computes the rows of its new tokens only, and positions that count them.
+        A traced decoder computes only the rows of its new tokens, and positions that index them.
         """
         assert cos is not None and sin is not None  # noqa: S101, PT018 - inputs of RotaryEmbedding
         key = (cos.name, sin.name)
@@ -155,7 +155,7 @@ class _Rewriter:
 
 
 def _rotation(query: Value | None, key: Value | None) -> _Rotation | None:
-    """Return the rotation of whole heads that query and key share, if the operator can do it."""
+    """Return the rotation of whole heads that query and key share, if the operator supports it."""
     of_query, of_key = _producer(query, "RotaryEmbedding"), _producer(key, "RotaryEmbedding")
     if of_query is None or of_key is None:
         return None
@@ -171,7 +171,7 @@ def _rotation(query: Value | None, key: Value | None) -> _Rotation | None:
 
 
 def _slice_of(states: Value | None) -> tuple[Node | None, int | None, Value | None]:
-    """Return the Split that states come from, their place in it, and a bias added since."""
+    """Return the Split that states come from, their index in it, and a bias added afterwards."""
     bias = None
     if (add := _producer(states, "Add")) is not None:
         constants = [v for v in add.inputs if v is not None and v.const_value is not None]
@@ -183,7 +183,7 @@ def _slice_of(states: Value | None) -> tuple[Node | None, int | None, Value | No
 
 
 def _drop_reshapes_after(out: Value) -> None:
-    """Skip reshapes of the output that end as it began."""
+    """Remove reshapes of the output that end in its original shape."""
     todo = [use.node for use in out.uses() if use.node.op_type == "Reshape"]
     while todo:
         value = todo.pop().outputs[0]
@@ -205,7 +205,7 @@ def _producer(value: Value | None, op_type: str) -> Node | None:
 
 
 def _array(value: Value) -> NDArray[np.generic]:
-    assert value.const_value is not None  # noqa: S101 - constants only come here
+    assert value.const_value is not None  # noqa: S101 - callers pass constants only
     return value.const_value.numpy()
 
 

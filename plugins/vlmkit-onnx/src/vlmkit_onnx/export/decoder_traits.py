@@ -1,6 +1,7 @@
-"""What a decoder takes and keeps, found by looking at it and by running two tokens through it.
+"""Finds the properties of a decoder that the exporter needs, by running two tokens through it.
 
-Refuses here, before anything costly, what cannot be exported. Knows no family by name.
+Refuses decoders that cannot be exported before anything costly starts. Contains no names of
+families.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export import deepstack
-from vlmkit_onnx.export.attention import LayerShape, Measure
+from vlmkit_onnx.export.attention import LayerShape, ShapeProbe
 from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.views import Parts, attention
 from vlmkit_onnx.prompts.families import Visibility
@@ -19,17 +20,17 @@ from vlmkit_torch.model.positions import tokens_before_change
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
-    """A decoder's facts.
+class DecoderTraits:
+    """The properties of a decoder.
 
     Attributes:
         layers: every layer's attention.
         hidden_size: width of an embedding.
         num_position_axes: 1, or 3 for time, height and width.
         num_deepstack: levels of image rows that are added inside.
-        deepstack_layers: before which layers they are, where the family numbers them.
-        visibility: who sees whom in a prompt.
-        max_sequence_tokens: longest sequence that the graph is right for.
+        deepstack_layers: the layers before which they are added, if the family numbers them.
+        visibility: which tokens of a prompt see each other.
+        max_sequence_tokens: longest sequence for which the graph is correct.
     """
 
     layers: tuple[LayerShape, ...]
@@ -42,20 +43,20 @@ class Anatomy:
 
     @property
     def takes_bias(self) -> bool:
-        """Whether the host makes the attention masks: the graph masks what is causal only."""
+        """Whether the host builds the attention masks; the graph builds causal ones only."""
         return self.visibility != "causal"
 
     @property
     def window(self) -> int | None:
-        """Tokens that layers with a window see; None where there are none."""
+        """Tokens that layers with a window see; None if no layer has a window."""
         return next((layer.window for layer in self.layers if layer.window), None)
 
 
-def examine(parts: Parts, visibility: Visibility) -> Anatomy:
-    """Return a decoder's anatomy; who sees whom in its prompts is for the caller to know.
+def inspect_decoder(parts: Parts, visibility: Visibility) -> DecoderTraits:
+    """Return a decoder's properties; the caller states the visibility of its prompts.
 
     Raises:
-        CheckpointError: it works in a way that cannot be exported.
+        CheckpointError: the decoder cannot be exported.
     """
     config = parts.text_config
     if parts.is_stateful:
@@ -65,7 +66,7 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
             hint=OTHERWISE,
         )
     axes = 3 if _rotates_by_sections(parts) else 1
-    return Anatomy(
+    return DecoderTraits(
         layers=_measured(parts, axes),
         hidden_size=int(config.hidden_size),
         num_position_axes=axes,
@@ -78,7 +79,7 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
 
 def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
     config = parts.text_config
-    measure = Measure([kind.window or None for kind in layer_kinds(config)])
+    measure = ShapeProbe([kind.window or None for kind in layer_kinds(config)])
     embeddings = torch.zeros(1, 2, config.hidden_size, dtype=parts.dtype)
     positions = torch.arange(2).expand(*([3] if axes == 3 else []), 1, 2)
     try:
@@ -104,14 +105,14 @@ def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
 
 
 def max_tokens(config: Any) -> int:
-    """Return the longest sequence for which the frequencies of the first tokens still hold."""
+    """Return the longest sequence that has the rotary frequencies of short ones."""
     return tokens_before_change(config) or int(config.max_position_embeddings)
 
 
 def _rotates_by_sections(parts: Parts) -> bool:
-    """Tell whether a token's time, height and width are rotated apart.
+    """Return whether a token's time, height and width are rotated separately.
 
-    A family has sections of its own where its configuration states none.
+    Some families have default sections that their configuration does not state.
     """
     stated = getattr(parts.text_config, "rope_parameters", None)
     own = (getattr(module, "mrope_section", None) for module in parts.decoder.modules())

@@ -1,7 +1,7 @@
-"""Rows of images that a decoder adds between its layers: by a family's mask, and to all tokens.
+"""Deepstack: rows of images that a decoder adds between its layers.
 
-Families add rows to the tokens of images, by a mask. An exported decoder adds rows to every token,
-zeros where there is no image: the host lays them out. Which rows those are is the tower's business.
+Families add rows to image tokens by a mask. An exported decoder adds rows to every token; the host
+provides zeros for tokens without an image. The tower computes the rows.
 """
 
 # ruff: noqa: SLF001 - Qwen3-VL's method is replaced while it is traced
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 Rows = Callable[[], torch.Tensor | None]
-"""Gives ``[levels, rows, seq, hidden]`` of the pass that runs."""
+"""Returns ``[levels, rows, seq, hidden]`` of the current pass."""
 
 
 def numbered_layers(config: Any) -> tuple[int, ...]:
-    """Return the layers before which rows are added, where a family numbers them: Granite 4's."""
+    """Return the layers before which rows are added, if a family numbers them, like Granite 4."""
     pairs = getattr(config, "deepstack_layer_map", None)
     if pairs is None:
         return ()
@@ -25,7 +25,7 @@ def numbered_layers(config: Any) -> tuple[int, ...]:
 
 
 def num_levels(config: Any) -> int:
-    """Return how many kinds of rows a model's decoder adds."""
+    """Return how many levels of rows a model's decoder adds."""
     vision = getattr(config, "vision_config", None)
     indexes = getattr(vision, "deepstack_visual_indexes", None) or ()
     return len(numbered_layers(config)) or len(indexes)
@@ -36,7 +36,7 @@ def by_mask(layers: tuple[int, ...], rows: torch.Tensor, is_image: torch.Tensor)
 
     Args:
         layers: from :func:`numbered_layers`.
-        rows: of the tokens of images.
+        rows: of the image tokens.
         is_image: ``[1, seq]``.
     """
     if layers:
@@ -46,7 +46,7 @@ def by_mask(layers: tuple[int, ...], rows: torch.Tensor, is_image: torch.Tensor)
 
 
 def arguments(layers: tuple[int, ...], rows: torch.Tensor | None) -> dict[str, Any]:
-    """Return a decoder's arguments for rows of all tokens, while :func:`dense` holds."""
+    """Return a decoder's arguments for rows of all tokens, inside :func:`dense`."""
     if rows is None or layers:
         return {}
     return {"visual_pos_masks": None, "deepstack_visual_embeds": list(rows.unbind(0))}
@@ -54,7 +54,7 @@ def arguments(layers: tuple[int, ...], rows: torch.Tensor | None) -> dict[str, A
 
 @contextmanager
 def dense(decoder: Any, layers: tuple[int, ...], rows: Rows) -> Iterator[None]:
-    """Add rows to every token in place of a scatter, while the block runs."""
+    """Add rows to every token instead of scattering them, while the block runs."""
     hooks = [
         decoder.layers[layer].register_forward_pre_hook(_adding(rows, level))
         for level, layer in enumerate(layers)

@@ -1,4 +1,4 @@
-"""Writes the token table, which stays outside the graph: rows are read from its file as needed."""
+"""Writes the token table, which stays outside the graph: rows are read from its file on demand."""
 
 import copy
 from pathlib import Path
@@ -16,10 +16,10 @@ TOLERANCE = 1e-6
 
 
 def write_table(parts: Parts, folder: Path) -> Embeddings:
-    """Write the table in its own type, and say how rows become embeddings.
+    """Write the table in its own type; return how its rows become embeddings.
 
     Raises:
-        CheckpointError: the family does more than to multiply rows with a number.
+        CheckpointError: the family does more than multiply rows by a number.
     """
     module = parts.embedding
     stated = Embeddings(scale=_scale_of(module))
@@ -39,14 +39,14 @@ def write_table(parts: Parts, folder: Path) -> Embeddings:
 def embed(parts: Parts, ids: torch.Tensor) -> torch.Tensor:
     """Return the embeddings ``[tokens, hidden]`` of token ids by the family's own code, in float32.
 
-    Only the rows that are asked for are converted.
+    Converts only the requested rows.
     """
     few = copy.copy(parts.embedding)
-    # A copy of the module, with a table of these rows alone.
+    # A copy of the module with a table of these rows only.
     few._parameters = {**few._parameters, "weight": nn.Parameter(table_of(parts)[ids].float())}  # noqa: SLF001
     few.padding_idx = None  # type: ignore[assignment]
     scale = getattr(few, "scalar_embed_scale", None)
-    if scale is not None:  # its tensor was made in the checkpoint's type
+    if scale is not None:  # its tensor has the checkpoint's type
         few._buffers = {**few._buffers, "embed_scale": torch.tensor(scale)}  # noqa: SLF001
     with torch.no_grad():
         rows: torch.Tensor = few(torch.arange(len(ids)))
@@ -54,7 +54,7 @@ def embed(parts: Parts, ids: torch.Tensor) -> torch.Tensor:
 
 
 def sample_ids(num_tokens: int, count: int) -> torch.Tensor:
-    """Return ids spread over a vocabulary."""
+    """Return ids from all parts of a vocabulary."""
     return (7 + 37 * torch.arange(count)) % num_tokens
 
 
@@ -62,7 +62,7 @@ def table_of(parts: Parts) -> torch.Tensor:
     """Return the token table ``[vocab, hidden]``, unscaled.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: the model has none.
     """
     weight = getattr(parts.embedding, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2:

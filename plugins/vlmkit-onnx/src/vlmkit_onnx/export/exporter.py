@@ -1,7 +1,7 @@
-"""From a checkpoint to a folder of our own layout, in one call.
+"""Exports a checkpoint to a folder in vlmkit's own layout.
 
-Works in a folder beside the target and renames it at the end: an export that is interrupted or
-refused leaves nothing.
+Writes into a temporary folder beside the target and renames it at the end, so that an interrupted
+or refused export leaves nothing.
 """
 
 import gc
@@ -14,21 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from transformers import PretrainedConfig, PreTrainedModel
+
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export import quantize
 from vlmkit_onnx.export.check import check
 from vlmkit_onnx.export.decoder import export_decoder
-from vlmkit_onnx.export.decoder_traits import Anatomy, examine
+from vlmkit_onnx.export.decoder_traits import DecoderTraits, inspect_decoder
 from vlmkit_onnx.export.embedding import write_table
-from vlmkit_onnx.export.loading import exportable_config, load
-from vlmkit_onnx.export.refusal import OTHERWISE
+from vlmkit_onnx.export.refusal import OTHERWISE, mechanism_of
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import FILE as VISION, export_vision
 from vlmkit_onnx.folder import manifest
 from vlmkit_onnx.folder.manifest import TOWER_BESIDE, Manifest, Precision, TowerPrecision
 from vlmkit_onnx.prompts.families import family_of
+from vlmkit_torch.loading.reading import read_config, read_model
 
 OnStage = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4
 
 
 class _Vision(NamedTuple):
-    """Whether a vision tower is exported, and in which precision; None is as few bits as fit."""
+    """Whether to export the vision tower, and its precision; None means as few bits as fit."""
 
     is_wanted: bool
     precision: TowerPrecision | None
@@ -83,20 +85,20 @@ def export(
 
     Args:
         checkpoint: a safetensors checkpoint.
-        folder: where to; must be absent or empty.
+        folder: the target; must be absent or empty.
         precision: of the decoder's linear layers.
-        on_stage: told what begins.
-        vision_precision: of the vision tower's. None is few bits where the decoder has few and
-            features stay near, else float32.
-        with_tower: whether the vision tower is exported, too.
-        complete: given the folder before it has its name; may write more into it.
+        on_stage: called with the name of each stage.
+        vision_precision: of the vision tower's linear layers. None means few bits if the decoder
+            has few and features stay near, else float32.
+        with_tower: whether to export the vision tower, too.
+        complete: called with the folder before it gets its name; may write more files into it.
 
     Raises:
         CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
         ConfigError: the folder is not empty.
     """
     _refuse_full(folder)
-    with _beside(folder) as place:
+    with _temporary_sibling(folder) as place:
         vision = _Vision(with_tower, vision_precision or TOWER_BESIDE.get(precision))
         made = _write(checkpoint, place, precision, vision, on_stage)
         manifest.write(place, made)
@@ -105,33 +107,60 @@ def export(
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
         complete(place)
-        _publish(place, folder)
+        _move_to_target(place, folder)
     return made
 
 
 def export_tower(
     checkpoint: Checkpoint, folder: Path, precision: TowerPrecision | None, on_stage: OnStage
 ) -> None:
-    """Write the vision tower of a checkpoint only; arguments and errors as for :func:`export`.
+    """Write only the vision tower of a checkpoint; arguments and errors as for :func:`export`.
 
     Raises:
-        CheckpointError: besides, the model has none.
+        CheckpointError: also if the model has none.
     """
     _refuse_full(folder)
-    with _beside(folder) as place:
+    with _temporary_sibling(folder) as place:
         on_stage("reading weights")
-        family_of(checkpoint.config)  # refuses early what has no tower that is known
+        family_of(checkpoint.config)  # refuses unknown families before weights are read
         model = load(checkpoint)
-        with _known_families(checkpoint):
+        with _refusing_unknown_structure(checkpoint):
             parts = Parts(model)
-        _bring_towers_to_float32(model, parts)
+        _cast_towers_to_float32(model, parts)
         if export_vision(model, place, precision, on_stage) is None:
             raise CheckpointError(f"model {checkpoint.name!r} has no vision tower")
-        _publish(place, folder)
+        _move_to_target(place, folder)
+
+
+def load(checkpoint: Checkpoint) -> PreTrainedModel:
+    """Return the model on the CPU, in the types of its files, with mapped weights.
+
+    Reads safetensors only, runs no remote code and uses no network. The steps that need another
+    type convert one module at a time.
+
+    Raises:
+        CheckpointError: the family cannot be exported, or the checkpoint is broken.
+        EngineError: there is too little memory.
+    """
+    return read_model(checkpoint, exportable_config(checkpoint), "auto")
+
+
+def exportable_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Return a checkpoint's configuration.
+
+    Raises:
+        CheckpointError: its decoder cannot be exported.
+    """
+    config = read_config(checkpoint)
+    if reason := mechanism_of(config.get_text_config().to_dict()):
+        raise CheckpointError(
+            f"model {checkpoint.name!r} cannot be exported: {reason}", hint=OTHERWISE
+        )
+    return config
 
 
 def _refuse_full(folder: Path) -> None:
-    """Refuse, before hours of work, a target that cannot get its name without a loss at the end."""
+    """Refuse, before hours of work, a target that the finished folder cannot replace."""
     if folder.is_symlink() or (folder.exists() and folder.samefile(Path.cwd())):
         what = "a symbolic link" if folder.is_symlink() else "the current folder"
         raise ConfigError(
@@ -152,19 +181,19 @@ def _write(
     on_stage: OnStage,
 ) -> Manifest:
     on_stage("reading weights")
-    exportable_config(checkpoint)  # a decoder's flaw is the truer reason than its tower's
+    exportable_config(checkpoint)  # first, because the decoder's objection is the better reason
     visibility = family_of(checkpoint.config).visibility
     model = load(checkpoint)
-    with _known_families(checkpoint):
-        anatomy = examine(Parts(model), visibility)
+    with _refusing_unknown_structure(checkpoint):
+        traits = inspect_decoder(Parts(model), visibility)
     table = write_table(Parts(model), place)
-    _bring_towers_to_float32(model, Parts(model))
+    _cast_towers_to_float32(model, Parts(model))
     tower = export_vision(model, place, vision.precision, on_stage) if vision.is_wanted else None
     parts = Parts(model)
-    del model  # towers are done with
-    with _known_families(checkpoint):
-        sample, chooses = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
-    parts.discard()  # the tracers keep their last graph, and the session that checks needs room
+    del model  # frees the towers
+    with _refusing_unknown_structure(checkpoint):
+        sample, chooses = _export_decoder(parts, traits, place / DECODER, precision, on_stage)
+    parts.discard()  # the tracers keep their last graph, and the check needs memory
     del parts
     gc.collect()
     on_stage("checking")
@@ -173,36 +202,36 @@ def _write(
     return Manifest(
         model_type=checkpoint.model_type,
         precision=precision,
-        max_sequence_tokens=anatomy.max_sequence_tokens,
+        max_sequence_tokens=traits.max_sequence_tokens,
         is_batch_invariant=precision in BATCH_INVARIANT,
         decoder=DECODER,
         embeddings=table,
         vision=VISION if tower else None,
         vision_precision=tower or "fp32",
-        sliding_window=anatomy.window if anatomy.takes_bias else None,
+        sliding_window=traits.window if traits.takes_bias else None,
         made_with={name: importlib.metadata.version(name) for name in PARTICIPANTS},
     )
 
 
 def _export_decoder(
-    parts: Parts, anatomy: Anatomy, path: Path, precision: Precision, on_stage: OnStage
+    parts: Parts, traits: DecoderTraits, path: Path, precision: Precision, on_stage: OnStage
 ) -> tuple[Sample, bool]:
-    """Write the graph; return what it is checked with, and whether it chooses among experts."""
+    """Write the graph; return the sample for its check, and whether it selects experts."""
     embeddings = embeddings_of(parts)
     parts.drop_embedding()
     on_stage("converting layers")
     quantize.convert(parts, precision, lambda done, of: on_stage(f"converting layers {done}/{of}"))
-    sample = make_sample(parts, anatomy, embeddings)
+    sample = make_sample(parts, traits, embeddings)
     on_stage("tracing the decoder")
-    return sample, export_decoder(parts, anatomy, path)
+    return sample, export_decoder(parts, traits, path)
 
 
 @contextmanager
-def _known_families(checkpoint: Checkpoint) -> Iterator[None]:
-    """Refuse a family whose code is not as that of others is.
+def _refusing_unknown_structure(checkpoint: Checkpoint) -> Iterator[None]:
+    """Refuse a family whose code has another structure than the exporter expects.
 
     Raises:
-        CheckpointError: it raises something where others compute.
+        CheckpointError: the family's code raises an unexpected error.
     """
     try:
         yield
@@ -216,8 +245,8 @@ def _known_families(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def _bring_towers_to_float32(model: Any, parts: Parts) -> None:
-    """Convert all but decoder and head: a tower is small, and is exported as it is."""
+def _cast_towers_to_float32(model: Any, parts: Parts) -> None:
+    """Convert all modules but decoder and head: towers are small, and are traced in float32."""
     kept = {id(module) for part in (parts.decoder, parts.head) for module in part.modules()}
     for module in model.modules():
         if id(module) not in kept:
@@ -226,8 +255,8 @@ def _bring_towers_to_float32(model: Any, parts: Parts) -> None:
                     tensor.data = tensor.data.float()
 
 
-def _publish(place: Path, folder: Path) -> None:
-    """Give a finished folder its name, and the permissions that new files have here."""
+def _move_to_target(place: Path, folder: Path) -> None:
+    """Move a finished folder to its target, with the permissions of new files there."""
     if folder.exists():
         folder.rmdir()
     folder.mkdir()
@@ -235,19 +264,19 @@ def _publish(place: Path, folder: Path) -> None:
     for path in place.rglob("*"):
         path.chmod(allowed if path.is_dir() else allowed & 0o666)
     place.chmod(allowed)
-    folder.rmdir()  # Windows gives no folder the name of another
+    folder.rmdir()  # Windows cannot rename a folder to an existing one
     place.rename(folder)
 
 
 def _companions(folder: Path) -> Iterator[Path]:
-    """Yield the small files that a tokenizer and an image processor read."""
+    """Yield the small files that tokenizers and image processors read."""
     seen = {path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()}
     yield from sorted(seen)
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """Give a new folder beside another, and remove it unless it was renamed."""
+def _temporary_sibling(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``folder``; remove it afterwards unless it was renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

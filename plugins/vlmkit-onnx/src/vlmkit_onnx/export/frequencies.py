@@ -1,7 +1,7 @@
-"""Rotary frequencies that change with length, held at those of short texts.
+"""Fixes rotary frequencies that change with length at those of short texts.
 
-A graph cannot recompute them: the manifest's longest sequence ends where they would change. How
-they are computed is the family's own business.
+A graph cannot recompute them, so the manifest's longest sequence ends where they would change. The
+family's own code computes them.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from vlmkit_torch.model import positions
 
 @contextmanager
 def first_frequencies(decoder: nn.Module) -> Iterator[None]:
-    """Rotate every token as in a family's first context, whatever was computed before.
+    """Rotate every token with the frequencies of short texts while the block runs.
 
-    A call with a longer text leaves that text's frequencies in the modules. Afterwards they are
-    free to change again.
+    A call with a longer text leaves that text's frequencies in the modules. After the block, they
+    may change again.
     """
     changed: list[Any] = [module for module in decoder.modules() if hasattr(module, "rope_type")]
     before = [module.rope_type for module in changed]
@@ -37,7 +37,7 @@ def first_frequencies(decoder: nn.Module) -> Iterator[None]:
 
 
 def _prefixes(rope_type: str | dict[str, str]) -> list[str]:
-    """Return what the names of frequencies that change begin with: each kind of layer's own."""
+    """Return the name prefixes of frequencies that change, one for each layer type."""
     if isinstance(rope_type, dict):
         return [
             f"{layer_type}_"
@@ -48,7 +48,7 @@ def _prefixes(rope_type: str | dict[str, str]) -> list[str]:
 
 
 def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
-    """Return a kind of RoPE, or one for each kind of layer, that computes no new frequencies."""
+    """Return a RoPE type, or one for each layer type, that computes no new frequencies."""
     if isinstance(rope_type, dict):
         return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
     return "default" if positions.follows_length(rope_type) else rope_type

@@ -1,8 +1,8 @@
-"""Makes one linear layer of several of few bits that read the same activations.
+"""Fuses several quantized linear layers that read the same activations into one.
 
-Attention takes queries, keys and values from one projection as well as from three, and small
-matrices are where starting a computation costs most. Each output is computed as before. Floats
-are not joined: whoever exports them wants the layers of the model.
+Attention accepts queries, keys and values from one projection, and the start of a computation costs
+most for small matrices. Each output is computed as before. Layers of floats are not fused, so that
+such an export has the layers of the model.
 """
 
 from collections.abc import Sequence as Seq
@@ -13,21 +13,21 @@ from onnx_ir import Node, Value
 
 from vlmkit_onnx.export.token_linear import OPERATOR
 
-# By operator, along which axis of each input its outputs lie; None for what is shared.
+# By operator, the axis of each input along which outputs lie; None for shared inputs.
 OUTPUT_AXES: dict[str, tuple[int | None, ...]] = {
     OPERATOR: (None, 1, 0, 0),
     "MatMulNBits": (None, 0, 0, 0, None, 0),
 }
 
 
-def join(outputs: Seq[Value | None]) -> Node | None:
-    """Return a layer that gives several values, one behind the other; not yet in a graph.
+def fuse(outputs: Seq[Value | None]) -> Node | None:
+    """Return a layer, not yet in a graph, whose output concatenates several values.
 
-    Its weights are put together when they are written, not before.
+    Its weights are concatenated only when they are written.
 
     Returns:
-        None if they are not the outputs of layers of few bits that are of one kind, read the same
-        value, and are themselves read once.
+        None unless all values are read once, and are outputs of quantized layers of one kind that
+        read the same value.
     """
     layers = [node for value in outputs if (node := _layer_of(value)) is not None]
     if len(layers) < len(outputs) or len({_kind_of(layer) for layer in layers}) != 1:
@@ -36,7 +36,7 @@ def join(outputs: Seq[Value | None]) -> Node | None:
     inputs = [
         value
         if axis is None or value is None
-        else _joined([layer.inputs[place] for layer in layers], axis, f"{first.name}.{place}")
+        else _fused([layer.inputs[place] for layer in layers], axis, f"{first.name}.{place}")
         for place, (value, axis) in enumerate(
             zip(first.inputs, OUTPUT_AXES[first.op_type], strict=False)
         )
@@ -63,11 +63,11 @@ def _kind_of(layer: Node) -> tuple[object, ...]:
 
 def _width_of(layer: Node) -> int:
     axis = OUTPUT_AXES[layer.op_type][1]
-    assert axis is not None  # noqa: S101 - the table says so
+    assert axis is not None  # noqa: S101 - see the table
     return _tensor(layer.inputs[1]).shape.numpy()[axis]
 
 
-def _joined(parts: Seq[Value | None], axis: int, name: str) -> Value:
+def _fused(parts: Seq[Value | None], axis: int, name: str) -> Value:
     tensors = [_tensor(part) for part in parts]
     shape = list(tensors[0].shape.numpy())
     shape[axis] = sum(tensor.shape.numpy()[axis] for tensor in tensors)

@@ -1,15 +1,15 @@
-"""Mends a graph in which torch's exporter left out constants that nodes refer to.
+"""Restores constants that torch's exporter omits although nodes refer to them.
 
-Its rewriting of limits into ``Clip`` names the bounds after what is clipped. Where one array is
-clipped several times, as before the linear layers of Gemma 4's tower, the last bounds take the
-place of the others among the graph's constants, and the graph would not open.
+The exporter rewrites limits into ``Clip`` and names the bounds after the clipped array. If one
+array is clipped several times, as in front of the linear layers of Gemma 4's tower, the last bounds
+replace the others among the graph's constants. Such a graph cannot be opened.
 """
 
 import onnx_ir
 
 
-def take_back(model: onnx_ir.Model) -> None:
-    """Give a graph all constants that its nodes refer to, under names of their own."""
+def restore(model: onnx_ir.Model) -> None:
+    """Register all constants that nodes of a graph refer to, under unique names."""
     graph = model.graph
     for node in graph:
         for value in node.inputs:

@@ -1,19 +1,19 @@
-"""Linear layers with weights of few bits, as torch modules that trace to ONNX Runtime's operators.
+"""Quantized linear layers, as torch modules that trace to ONNX Runtime's operators.
 
-A decoder is converted in place, one layer at a time, and each original is let go as its converted
-form is made: the model is never held twice. Every converted layer has a forward of the same
-arithmetic in torch, so that the exported graph can be compared with the modules it was made from.
+A decoder is converted in place, one layer at a time, and each original layer is freed at once. The
+model is never in memory twice. Every converted layer has a forward with the same arithmetic in
+torch, so that the exported graph can be compared with its modules.
 
-w8a8   per-token activations of 8 bits, weights of 8 bits for each output, MatMulInteger: a row
-       depends on nothing but itself, so results do not depend on the batch. Activations are
-       unsigned and weights signed, the fast way with VNNI; for an x86 CPU without it, which
-       cuts sums of such products off, sessions make the weights unsigned (products.py)
-int8   weights of 8 bits in blocks of 64, MatMulNBits, activations of 8 bits by block
-int4   the same with weights of 4 bits in blocks of 32
+w8a8   8-bit activations with a scale for each token, 8-bit weights with a scale for each output,
+       MatMulInteger. A row depends on itself alone, so results do not depend on the batch.
+       Activations are unsigned and weights signed, which is fast with VNNI. An x86 CPU without VNNI
+       saturates sums of such products; there, sessions make the weights unsigned (products.py)
+int8   8-bit weights in blocks of 64, MatMulNBits, 8-bit activations by block
+int4   the same with 4-bit weights in blocks of 32
 
-No calibration: rounding is to the nearest, and what a block's codes stand for is chosen so that
-the block's squared error is small. Weights that are not those of an ``nn.Linear``
-(stacked experts, embeddings, norms, routers) stay floats.
+There is no calibration: rounding is to the nearest, and each block's scale and zero minimize its
+squared error over a few candidates. Weights outside ``nn.Linear`` (stacked experts, embeddings,
+norms, routers) stay floats.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,17 +27,17 @@ from vlmkit_onnx.export.token_linear import DOMAIN, MIDDLE, OPERATOR, TINY
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.folder.manifest import Precision
 
-# Of weights with a scale and a zero of their own, by bits. Larger ones are faster, and ONNX
-# Runtime's kernels then give a lone row other bits than a row of a batch.
+# Weights that share a scale and a zero, by bits. Larger blocks are faster, but ONNX Runtime's
+# kernels then compute other bits for a single row than for a row of a batch.
 BLOCKS = {4: 32, 8: 64}
-RANGES = (1.0, 0.92, 0.84)  # of a block's numbers: what is cut off buys the rest finer steps
-SLICE_ROWS = 1024  # output rows that are held as floats at a time
+RANGES = (1.0, 0.92, 0.84)  # of a block's numbers: clipping the largest gives the rest finer steps
+SLICE_ROWS = 1024  # output rows that are in memory as floats at a time
 ACCURACY_LEVEL = 4  # MatMulNBits rounds activations to 8 bits, block by block
 OnLayer = Callable[[int, int], None]
 
 
 class TokenLinear(nn.Module):
-    """w8a8: 8-bit weights of one scale for each output, 8-bit activations of one for each token."""
+    """w8a8: 8-bit weights with a scale for each output, 8-bit activations with one for each row."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class TokenLinear(nn.Module):
 
 
 class BlockLinear(nn.Module):
-    """int4 and int8: weights in blocks along the input, each with a scale and a zero."""
+    """int4 and int8: weights in blocks along the input, each with its own scale and zero."""
 
     def __init__(self, linear: nn.Linear, bits: int) -> None:
         super().__init__()
@@ -140,12 +140,12 @@ def token_codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:
-    """Bring a decoder and its head to a precision, in place, layer by layer.
+    """Convert a decoder and its head to a precision in place, layer by layer.
 
     Args:
-        parts: what is converted.
-        precision: to what.
-        on_layer: told how many linear layers are done, and of how many.
+        parts: the decoder and its head.
+        precision: the target.
+        on_layer: called with the number of converted linear layers, and of all.
     """
     make = _maker(precision)
     if make is not None:
@@ -168,7 +168,7 @@ def _maker(precision: Precision) -> Callable[[nn.Linear], nn.Module] | None:
 
 
 def _linears(parts: Parts) -> Iterator[tuple[nn.Module, str]]:
-    """Yield who holds each linear layer, and by which name; subclasses may compute otherwise."""
+    """Yield parent and name of each linear layer; subclasses may compute otherwise."""
     for root in (parts.decoder, parts.head):
         for module in root.modules():
             for name, child in module.named_children():
@@ -179,7 +179,7 @@ def _linears(parts: Parts) -> Iterator[tuple[nn.Module, str]]:
 def _cast(root: Any, dtype: torch.dtype) -> None:
     """Cast weights one by one.
 
-    What a family computes for itself, such as the frequencies of RoPE, keeps its precision.
+    Buffers that a family computes, such as the frequencies of RoPE, keep their precision.
     """
     for module in root.modules():
         if isinstance(module, TokenLinear | BlockLinear):
@@ -188,8 +188,8 @@ def _cast(root: Any, dtype: torch.dtype) -> None:
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
         for name, buffer in module.named_buffers(recurse=False):
-            kept = name in module._non_persistent_buffers_set  # noqa: SLF001 - not otherwise known
-            if buffer.is_floating_point() and not kept:
+            is_computed = name in module._non_persistent_buffers_set  # noqa: SLF001 - no public way
+            if buffer.is_floating_point() and not is_computed:
                 setattr(module, name, buffer.to(dtype))
 
 
@@ -207,8 +207,8 @@ def _quantized_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return codes ``[out, blocks, bytes]``, scales ``[out, blocks]`` and zeros ``[out, bytes]``.
 
-    Of a few ranges for each block the one with the least squared error; its scale is then the one
-    that fits the codes best. Zero itself always has a code.
+    Selects the range of each block with the least squared error, and then the scale that fits its
+    codes best. Zero always has an exact code.
     """
     blocks = _blocks(weight, BLOCKS[bits])
     low = blocks.amin(-1, keepdim=True).clamp_max(0)
@@ -225,7 +225,7 @@ def _quantized_blocks(
 
 
 class _Fit(NamedTuple):
-    """What blocks become: codes, the code of zero, the scale, and the squared error of each."""
+    """Quantized blocks: codes, the code of zero, the scale, and the squared error of each."""
 
     codes: torch.Tensor
     zero: torch.Tensor
@@ -246,7 +246,7 @@ def _fitted(blocks: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bits: i
 
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:
-    """Return codes of 4 bits two to a byte, the earlier in the lower half."""
+    """Return 4-bit codes, two in each byte, the first in the lower half."""
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
@@ -255,7 +255,7 @@ def _unpacked(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded_blocks(inputs: torch.Tensor, block: int) -> torch.Tensor:
-    """Return inputs rounded to 8 bits in blocks, as MatMulNBits does inside."""
+    """Return inputs rounded to 8 bits in blocks, like MatMulNBits."""
     blocks = _blocks(inputs, block)
     largest = blocks.abs().amax(-1, keepdim=True)
     scale = largest / 127
@@ -264,6 +264,6 @@ def _rounded_blocks(inputs: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _blocks(rows: torch.Tensor, block: int) -> torch.Tensor:
-    """Return ``[..., width]`` as ``[..., blocks, block]``, zeros where a block is not full."""
+    """Return ``[..., width]`` as ``[..., blocks, block]``, padded with zeros."""
     padded = functional.pad(rows, (0, -rows.shape[-1] % block))
     return padded.view(*padded.shape[:-1], -1, block)

@@ -1,6 +1,6 @@
-"""Which checkpoints the exporter turns down, told from small files; imports nothing heavy.
+"""Refuses checkpoints that cannot be exported, based on small files; imports nothing heavy.
 
-What shows only in a loaded decoder is refused by ``anatomy``, still before anything is exported.
+``decoder_traits`` refuses what shows only in a loaded decoder, still before anything is exported.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ OTHERWISE = 'engine.use = "torch" may run it as it is'
 
 ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 
-# Keys of config.json that only families with such a mechanism have.
+# Keys of config.json that only families with an unsupported mechanism have.
 MECHANISMS = refusal.MECHANISMS | {
     "hidden_size_per_layer_input": "embeddings for each layer",
     "num_kv_shared_layers": "layers that share keys and values",
@@ -27,17 +27,17 @@ MECHANISMS = refusal.MECHANISMS | {
 
 
 def objection(checkpoint: Checkpoint) -> str | None:
-    """Say why a checkpoint cannot be exported; None where it seems that it can."""
+    """Return why a checkpoint cannot be exported; None if it probably can."""
     if reason := refusal.engine_cannot_serve(checkpoint):
         return reason
     config = checkpoint.config
     text = config.get("text_config")
-    reason = mechanism_of(text if isinstance(text, Mapping) else config) or _sight_of(config)
+    reason = mechanism_of(text if isinstance(text, Mapping) else config) or _vision_reason(config)
     return Objection(f"it cannot be exported: {reason}", hint=OTHERWISE) if reason else None
 
 
 def refuse(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that cannot be exported; as :func:`objection`.
+    """Refuse a checkpoint that cannot be exported; see :func:`objection`.
 
     Raises:
         CheckpointError: with the reason.
@@ -46,8 +46,8 @@ def refuse(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"model {checkpoint.name!r}: {reason}", hint=hint_of(reason))
 
 
-def _sight_of(config: Mapping[str, Any]) -> str | None:
-    """Return what of the way in which a family sees images is out of reach; None for nothing."""
+def _vision_reason(config: Mapping[str, Any]) -> str | None:
+    """Return why a family's handling of images cannot be exported; None if it can."""
     try:
         family_of(config)
     except CheckpointError as error:
@@ -56,7 +56,7 @@ def _sight_of(config: Mapping[str, Any]) -> str | None:
 
 
 def mechanism_of(text_config: Mapping[str, Any]) -> str | None:
-    """Return what in a decoder's configuration is out of the exporter's reach; None for nothing."""
+    """Return what in a decoder's configuration cannot be exported; None if everything can."""
     family = text_config.get("model_type")
     for key, mechanism in MECHANISMS.items():
         if text_config.get(key):

@@ -1,7 +1,7 @@
-"""The tokens that an export is checked with, and what the family's own code makes of them.
+"""The tokens with which an export is checked, and their logits by the family's own code.
 
-They have everything that the family can meet: image rows that are added inside, positions on
-three axes that differ, a block of tokens that see each other both ways.
+The tokens cover every feature of the family: image rows that are added inside, positions that
+differ on three axes, and a block of tokens that see each other both ways.
 """
 
 from contextlib import ExitStack
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_onnx.export import deepstack
-from vlmkit_onnx.export.decoder_traits import Anatomy
+from vlmkit_onnx.export.decoder_traits import DecoderTraits
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
 from vlmkit_onnx.export.frequencies import first_frequencies
 from vlmkit_onnx.export.views import Parts, attention
 from vlmkit_onnx.prompts.families import Family
-from vlmkit_onnx.prompts.prompt_inputs import read_prompt, sees
+from vlmkit_onnx.prompts.prompt_inputs import read_prompt, visible_pairs
 
 NUM_TOKENS = 35
-NUM_PROMPT = 9  # of them, never cut
-IMAGE = slice(2, 8)  # tokens that stand for an image
+NUM_PROMPT = 9  # the first of them, never split
+IMAGE = slice(2, 8)  # placeholder tokens of an image
 SEED = 7
 
 Visible: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -36,11 +36,11 @@ class Sample:
     Attributes:
         embeddings: ``[seq, hidden]``.
         positions: ``[axes, seq]``.
-        deepstack: ``[levels, seq, hidden]``, zeros outside the image; None where there are none.
-        visible: ``[seq, seq]`` which tokens each sees in layers that see all, and in those with a
-            window; None where that is not for the host to say.
+        deepstack: ``[levels, seq, hidden]``, zeros outside the image; None if there are no levels.
+        visible: ``[seq, seq]`` which tokens each token sees, in layers without a window and in
+            layers with one; None if the graph builds the masks.
         logits: ``[seq, vocab]`` by the family's own code.
-        states: ``[seq, hidden]`` what the logits are made of.
+        states: ``[seq, hidden]`` from which the logits are computed.
     """
 
     embeddings: NDArray[np.float32]
@@ -52,38 +52,38 @@ class Sample:
 
 
 def embeddings_of(parts: Parts) -> torch.Tensor:
-    """Return the sample's embeddings; to be asked before the token table is let go."""
+    """Return the sample's embeddings; must be called before the token table is released."""
     return embed(parts, sample_ids(len(table_of(parts)), NUM_TOKENS))
 
 
-def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sample:
-    """Compute the sample's logits plainly, as one sequence without a cache.
+def make_sample(parts: Parts, traits: DecoderTraits, embeddings: torch.Tensor) -> Sample:
+    """Compute the sample's logits by the family's own code, as one sequence without a cache.
 
     Args:
-        parts: the modules that are exported, quantized if they are to be.
-        anatomy: what the decoder takes.
+        parts: the modules to export, already quantized.
+        traits: of the decoder.
         embeddings: from :func:`embeddings_of`.
     """
     seq = len(embeddings)
     steps = torch.arange(seq)
     positions = torch.stack(
-        [steps, steps + steps % 3, steps + steps % 5][: anatomy.num_position_axes]
+        [steps, steps + steps % 3, steps + steps % 5][: traits.num_position_axes]
     )
-    levels = _deepstack(anatomy, embeddings)
-    visible = _visible(anatomy, seq) if anatomy.takes_bias else None
+    levels = _deepstack(traits, embeddings)
+    visible = _visible(traits, seq) if traits.takes_bias else None
     dtype = parts.dtype
     arguments: dict[str, Any] = {}
     if levels is not None:
         is_image = torch.zeros(1, seq, dtype=torch.bool)
         is_image[:, IMAGE] = True
         rows = levels[:, IMAGE].to(dtype)
-        arguments |= deepstack.by_mask(anatomy.deepstack_layers, rows, is_image)
+        arguments |= deepstack.by_mask(traits.deepstack_layers, rows, is_image)
     if visible is not None:
-        arguments["attention_mask"] = _masks(anatomy, visible, dtype)
+        arguments["attention_mask"] = _masks(traits, visible, dtype)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(attention(parts.decoder, "eager"))
-        if positions.max() >= anatomy.max_sequence_tokens:  # a graph is none of longer texts
+        if positions.max() >= traits.max_sequence_tokens:  # the graph supports no longer texts
             stack.enter_context(first_frequencies(parts.decoder))
         hidden = parts.decoder(
             inputs_embeds=embeddings[None].to(dtype, copy=True),  # CTRL scales them in place
@@ -102,29 +102,29 @@ def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sam
     )
 
 
-def _deepstack(anatomy: Anatomy, embeddings: torch.Tensor) -> torch.Tensor | None:
-    if not anatomy.num_deepstack:
+def _deepstack(traits: DecoderTraits, embeddings: torch.Tensor) -> torch.Tensor | None:
+    if not traits.num_deepstack:
         return None
-    rows = torch.zeros(anatomy.num_deepstack, *embeddings.shape)
+    rows = torch.zeros(traits.num_deepstack, *embeddings.shape)
     random = torch.Generator().manual_seed(SEED)
     shape = rows[:, IMAGE].shape
     rows[:, IMAGE] = torch.randn(shape, generator=random) * embeddings.std()
     return rows
 
 
-def _visible(anatomy: Anatomy, seq: int) -> Visible:
-    """Return what the engine would say of a prompt with an image and of what follows it."""
-    marks = np.zeros(NUM_PROMPT, np.int64)
-    marks[IMAGE] = 1
+def _visible(traits: DecoderTraits, seq: int) -> Visible:
+    """Return the masks that the engine computes for a prompt with an image and its answer."""
+    is_image = np.zeros(NUM_PROMPT, np.int64)
+    is_image[IMAGE] = 1
     slot = MediaSlot(IMAGE.start, IMAGE.stop, b"", {}, IMAGE.stop - IMAGE.start)
-    prompt = Prompt(tuple(marks.tolist()), (slot,))
-    return sees(read_prompt(prompt, Family(1, anatomy.visibility)), 0, seq, anatomy.window)
+    prompt = Prompt(tuple(is_image.tolist()), (slot,))
+    return visible_pairs(read_prompt(prompt, Family(1, traits.visibility)), 0, seq, traits.window)
 
 
-def _masks(anatomy: Anatomy, visible: Visible, dtype: torch.dtype) -> Any:
-    """Return masks as a decoder takes them: one for each kind of layer, or one alone."""
+def _masks(traits: DecoderTraits, visible: Visible, dtype: torch.dtype) -> Any:
+    """Return masks in the form that a decoder expects: one for each kind of layer, or only one."""
     lowest = torch.finfo(dtype).min
-    full, near = (
+    full, windowed = (
         torch.where(torch.from_numpy(v), 0.0, lowest).to(dtype)[None, None] for v in visible
     )
-    return {"full_attention": full, "sliding_attention": near} if anatomy.window else full
+    return {"full_attention": full, "sliding_attention": windowed} if traits.window else full

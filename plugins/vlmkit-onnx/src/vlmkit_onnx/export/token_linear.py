@@ -1,8 +1,8 @@
-"""Writes per-token 8-bit linear layers out into ONNX's own operators.
+"""Expands 8-bit linear layers with a scale for each token into ONNX Runtime's operators.
 
-While a decoder is traced each of its w8a8 layers is one node of our own, so that tracing and
-fusing handle one node in place of a dozen. Here each becomes what ONNX Runtime runs; layers that
-read the same activations share their rounding.
+While a decoder is traced, each of its w8a8 layers is one node of a private operator, so that
+tracing and fusing handle one node instead of a dozen. Layers that read the same activations share
+their quantization.
 """
 
 from collections.abc import Hashable
@@ -19,16 +19,16 @@ MIDDLE = 128  # the code that stands for zero
 TINY = 1e-9  # keeps an all-zero row from dividing by zero
 
 
-def write_out(model: onnx_ir.Model) -> None:
-    """Replace every layer node of a graph, in place."""
-    writer = _Writer(model.graph)
+def expand_layers(model: onnx_ir.Model) -> None:
+    """Expand every layer node of a graph in place."""
+    expander = _Expander(model.graph)
     for node in [node for node in model.graph if node.domain == DOMAIN]:
-        writer.write(node)
+        expander.expand(node)
     model.graph.opset_imports.pop(DOMAIN, None)
 
 
-class _Writer:
-    """Writes one graph's layers."""
+class _Expander:
+    """Expands one graph's layers."""
 
     def __init__(self, graph: onnx_ir.Graph) -> None:
         self.graph = graph
@@ -40,8 +40,8 @@ class _Writer:
         self.one = self._constant("one", np.array(1, np.float32))
         self.middle = self._constant("middle", np.array(MIDDLE, np.uint8))
 
-    def write(self, node: Node) -> None:
-        """Put ``(codes @ weights) * scale of the output * scale of the row + bias``."""
+    def expand(self, node: Node) -> None:
+        """Expand to ``(codes @ weights) * scale of the output * scale of the row + bias``."""
         inputs, weights, scale, *bias = node.inputs
         if inputs is None or weights is None or weights.const_value is None:
             raise ValueError("a linear layer of the graph reads nothing")
@@ -66,7 +66,7 @@ class _Writer:
         out.name = old.name
 
     def _rounded(self, node: Node, inputs: Value, width: int) -> tuple[Value, Value]:
-        """Return the codes of activations, and the scale of each row: a block is a whole row."""
+        """Return the quantized activations, and the scale of each row; a block is a whole row."""
         tape = Tape()
         largest = tape.op("ReduceMax", [tape.op("Abs", [inputs]), self.last_axis], {"keepdims": 1})
         scale = tape.op("Add", [tape.op("Mul", [largest, self.step]), self.tiny])
@@ -88,6 +88,6 @@ class _Writer:
 
 
 def _rows_of(value: Value) -> Hashable:
-    """Return what values of equally many rows have in common, as far as the graph tells."""
+    """Return a key that values with equally many rows share, as far as the graph states it."""
     sizes = [] if value.shape is None else [getattr(s, "value", s) for s in value.shape[:-1]]
     return tuple(sizes) if sizes and None not in sizes else value

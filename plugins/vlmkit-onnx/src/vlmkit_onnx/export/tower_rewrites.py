@@ -1,7 +1,7 @@
-"""Rewrites what ONNX Runtime's CPU kernels are slow at in a traced vision tower.
+"""Rewrites operators of a traced vision tower that ONNX Runtime's CPU kernels run slowly.
 
-Every rewrite computes what it replaces; one that does not fit is left out. Families differ in none
-of this: a graph is all that is looked at.
+Every rewrite computes what it replaces, and is skipped if the graph does not fit it. The rewrites
+depend on the graph alone, not on the family.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from onnx_ir.tape import Tape
 SKIP = "SkipLayerNormalization"
 
 
-def tidy_tower(model: onnx_ir.Model) -> None:
+def rewrite_tower(model: onnx_ir.Model) -> None:
     """Rewrite a traced tower in place."""
     graph = model.graph
     for node in list(graph):
         if node.op_type == SKIP:
-            _part_norm_from_sum(graph, node)
+            _split_sum_and_norm(graph, node)
         elif node.op_type == "Conv":
-            _multiply_whole_patches(graph, node)
+            _replace_patch_convolution(graph, node)
         elif node.op_type == "Split":
-            _part_projection(graph, node)
+            _split_projection(graph, node)
     common.RemoveUnusedNodesPass()(model)
 
 
-def _part_norm_from_sum(graph: onnx_ir.Graph, node: Node) -> None:
-    """Make a sum and a norm of what does both, and takes three times as long as they do."""
+def _split_sum_and_norm(graph: onnx_ir.Graph, node: Node) -> None:
+    """Split a fused sum and norm, which takes three times as long as both apart."""
     inputs = [*node.inputs, *[None] * (5 - len(node.inputs))]
     states, skip, weight, shift, bias = inputs[:5]
     if any(output.uses() for output in node.outputs[1:3]):
@@ -45,8 +45,8 @@ def _part_norm_from_sum(graph: onnx_ir.Graph, node: Node) -> None:
     _replace(graph, node, tape, made, [node.outputs[0], *node.outputs[3:]])
 
 
-def _multiply_whole_patches(graph: onnx_ir.Graph, node: Node) -> None:
-    """Make a product of a convolution whose kernel covers all that it is given."""
+def _replace_patch_convolution(graph: onnx_ir.Graph, node: Node) -> None:
+    """Replace a convolution whose kernel covers its whole input by a matrix product."""
     pixels, kernel, *bias = node.inputs
     if pixels is None or kernel is None or kernel.const_value is None or pixels.shape is None:
         return
@@ -67,8 +67,8 @@ def _multiply_whole_patches(graph: onnx_ir.Graph, node: Node) -> None:
     _replace(graph, node, tape, [made], node.outputs)
 
 
-def _part_projection(graph: onnx_ir.Graph, node: Node) -> None:
-    """Make products of one product that is cut into equal parts, which copies each of them."""
+def _split_projection(graph: onnx_ir.Graph, node: Node) -> None:
+    """Split a matrix product whose output is cut into parts, which would copy each part."""
     packed = node.inputs[0]
     product = None if packed is None else packed.producer()
     if packed is None or product is None or product.op_type != "MatMul" or len(packed.uses()) > 1:

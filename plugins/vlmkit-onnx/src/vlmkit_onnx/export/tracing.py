@@ -1,7 +1,6 @@
-"""What the exporters of torch and onnxscript are run in: silence, and no work that nobody wants.
+"""Runs the exporters of torch and onnxscript without warnings and without superfluous work.
 
-What is traced, and into which graph, is the business of ``decoder`` and ``vision``; a graph is the
-same with and without this.
+Traces nothing itself; ``decoder`` and ``vision`` do. The graph is the same without it.
 """
 
 import gc
@@ -19,11 +18,11 @@ Match = Callable[..., MatchResult]
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Trace without warnings that users could do nothing about, and in half of the time.
+    """Hide warnings that users cannot act on, and halve the time of tracing.
 
-    Tracers note the Python stack of each node, which no graph of ours keeps. The rewriter tries a
-    rule at each node, even where the rule ends with another operator. Millions of objects that all
-    stay are looked through for garbage thousands of times.
+    Tracers record the Python stack of each node, which our graphs drop. The rewriter tries each
+    rule at each node, even if the rule ends with another operator. The garbage collector would scan
+    millions of live objects thousands of times.
     """
     logger = logging.getLogger("torch.onnx")
     level, notes_stacks = logger.level, fx.config.do_not_emit_stack_traces
@@ -45,7 +44,7 @@ def tracing() -> Iterator[None]:
 
 
 def _operator_first(match: Match) -> Match:
-    """Return a search that fails at once where a rule's operator is not the node's."""
+    """Return a matcher that fails at once if a rule's operator is not the node's."""
 
     def quick(
         self: SimplePatternMatcher, model: Any, graph: Any, node: Any, *others: Any, **named: Any

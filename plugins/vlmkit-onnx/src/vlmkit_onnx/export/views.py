@@ -1,9 +1,10 @@
-"""A transformers model cut into its decoder and its head.
+"""Splits a transformers model into its decoder and its head.
 
-Parts are the model's own modules or shallow copies with one child replaced: no weight is copied.
+The parts are the model's own modules, or shallow copies with one child replaced. No weight is
+copied.
 """
 
-# ruff: noqa: SLF001 - views are made of the insides of modules; every such access is in this file
+# ruff: noqa: SLF001 - parts access private attributes of modules, in this file only
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,11 @@ NAME = "vlmkit_export"
 
 
 class Parts:
-    """What of a model becomes the decoder's graph; lets go of towers and projectors.
+    """The parts of a model that become the decoder's graph, without towers and projectors.
 
     Attributes:
         decoder: embeddings -> hidden states.
-        head: the whole model, with its decoder replaced by a passage.
+        head: the whole model, with its decoder replaced by the identity.
         config: of the whole model.
         text_config: of the decoder.
     """
@@ -35,18 +36,18 @@ class Parts:
         self.text_config: Any = model.config.get_text_config()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[rows, vocab]`` of hidden states ``[rows, hidden]``, scaled as due."""
+        """Return scaled and capped logits ``[rows, vocab]`` of hidden states ``[rows, hidden]``."""
         logits: torch.Tensor = self.head(inputs_embeds=hidden[None]).logits[0]
         return logits
 
     @property
     def is_stateful(self) -> bool:
-        """Whether it keeps more than keys and values."""
+        """Whether the decoder stores more than keys and values."""
         return bool(self.decoder._is_stateful)  # transformers' only word for it
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the decoder's weights, those of quantized layers aside."""
+        """Type of the decoder's weights, except in quantized layers."""
         found: torch.dtype = next(
             p.dtype for p in self.decoder.parameters() if p.is_floating_point()
         )
@@ -54,18 +55,18 @@ class Parts:
 
     @property
     def embedding(self) -> nn.Module:
-        """What turns token ids into rows."""
+        """The module that turns token ids into rows."""
         found: nn.Module = self.decoder.get_input_embeddings()
         return found
 
     def discard(self) -> None:
-        """Free every weight, whoever still holds it; the parts are of no use afterwards."""
+        """Free every weight, even if it is still referenced; the parts are unusable afterwards."""
         for module in (self.decoder, self.head):
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.data = tensor.new_empty(0)
 
     def drop_embedding(self) -> None:
-        """Let go of the token table; the head may still share its weight."""
+        """Release the token table; the head may still share its weight."""
         for module in self.decoder.modules():
             for name, child in module._modules.items():
                 if child is self.embedding:
@@ -75,12 +76,16 @@ class Parts:
 
 @contextmanager
 def attention(decoder: Any, implementation: Any) -> Iterator[None]:
-    """Compute the decoder's attention by a function, or by one of transformers' own by name.
+    """Replace the decoder's attention while the block runs.
 
-    Afterwards everything is as it was: the decoder, and what transformers knows.
+    Restores the decoder and transformers' registry afterwards.
+
+    Args:
+        decoder: whose attention to replace.
+        implementation: an attention function, or the name of one of transformers.
 
     Raises:
-        CheckpointError: the family's code does not let its attention be replaced.
+        CheckpointError: the family's code does not allow another attention.
     """
     before = decoder.config._attn_implementation
     name = implementation
@@ -91,7 +96,7 @@ def attention(decoder: Any, implementation: Any) -> Iterator[None]:
         replace_attention(decoder, name)
         yield
     finally:
-        # Not by the method above: it refuses what some families were loaded with.
+        # Not by replace_attention: it refuses the implementation that some families load with.
         decoder.config._attn_implementation_internal = before
         if name != implementation:
             del AttentionInterface._global_mapping[name]

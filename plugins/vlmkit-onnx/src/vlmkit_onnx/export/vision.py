@@ -1,7 +1,7 @@
-"""Exports a model's vision tower and projector, and believes nothing that it has not checked.
+"""Exports a model's vision tower and projector, and checks the graph.
 
-A graph is kept only if, run as it will be run, it gives what the model's own code gives, for images
-of other sizes and in other batches than the traced ones.
+A graph is kept only if the vision encoder computes the same rows with it as the model's own code,
+for other image sizes and batches than the traced ones.
 """
 
 import logging
@@ -22,7 +22,7 @@ from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.export import missing_constants
 from vlmkit_onnx.export.tower_quantize import quantize
-from vlmkit_onnx.export.tower_rewrites import tidy_tower
+from vlmkit_onnx.export.tower_rewrites import rewrite_tower
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
 from vlmkit_onnx.export.tracing import tracing
@@ -34,8 +34,8 @@ from vlmkit_onnx.vision.own import written
 
 FILE = "vision.onnx"
 DATA = f"{FILE}.data"
-MAX_INLINE_BYTES = 256 * 2**20  # protobuf ends at 2 GiB and is slow long before
-OPSET = 21  # the first whose codes of activations have a scale for each row
+MAX_INLINE_BYTES = 256 * 2**20  # protobuf is limited to 2 GiB, and slow long before
+OPSET = 21  # the first whose quantized activations have a scale for each row
 SEED = 0
 
 OnStage = Callable[[str], None]
@@ -49,17 +49,17 @@ def export_vision(
 
     Args:
         model: any, on the CPU; all but its language model in single precision.
-        folder: where ``vision.onnx`` goes, ``vision.onnx.data`` when it is large, and two images
-            that the graph is tried with at load.
-        precision: of its linear layers; None is 8 bits if features stay near, else float32.
-        on_stage: told what begins.
+        folder: for ``vision.onnx``, ``vision.onnx.data`` if it is large, and two images for the
+            check at load.
+        precision: of its linear layers; None means 8 bits if features stay near, else float32.
+        on_stage: called with the name of each stage.
 
     Returns:
-        The precision that it has; None for a text model.
+        The precision of the graph; None for a text model.
 
     Raises:
-        CheckpointError: the family is not known, its graph does not compute what the model does,
-            or features are further off than the precision that was asked for may bring them.
+        CheckpointError: the family is unknown, its graph does not compute what the model does, or
+            features exceed the bound of the requested precision.
     """
     base: Any = model.base_model
     if not hasattr(base, "get_image_features"):
@@ -68,8 +68,8 @@ def export_vision(
     samples = tower.samples(np.random.default_rng(SEED))
     on_stage("tracing the vision tower")
     graph = trace(tower, example(tower, samples))
-    tidy_tower(graph)
-    ClearMetadataAndDocStringPass()(graph)  # where on this machine each node comes from
+    rewrite_tower(graph)
+    ClearMetadataAndDocStringPass()(graph)  # drops source paths of this machine
     graph.metadata_props.update(written(tower.feeding))
     with tempfile.TemporaryDirectory(dir=folder) as made:
         place = Path(made)
@@ -87,7 +87,7 @@ def export_vision(
 def _rounded(
     graph: onnx_ir.Model, place: Path, checked: VisionCheck, precision: TowerPrecision | None
 ) -> TowerPrecision:
-    """Put a graph of 8 bits in a graph's place, if it may be there; return what is there."""
+    """Replace a graph by one of 8 bits if it passes the check; return the final precision."""
     with tempfile.TemporaryDirectory(dir=place) as made:
         quantize(graph)
         _save(graph, Path(made))
@@ -106,7 +106,7 @@ def _rounded(
 
 
 def example(tower: Tower, samples: Sequence[ImageInputs]) -> dict[str, AnyArray]:
-    """Return the graph's inputs for two images of one size, as the encoder will make them."""
+    """Return the graph's inputs for two images of one size, as the encoder builds them."""
     first, second = (
         tower.feeding.pictures(MediaSlot(0, 0, b"", sample, 0)) for sample in samples[:2]
     )
@@ -114,7 +114,7 @@ def example(tower: Tower, samples: Sequence[ImageInputs]) -> dict[str, AnyArray]
 
 
 def trace(tower: Tower, inputs: Mapping[str, AnyArray]) -> onnx_ir.Model:
-    """Return the graph, fused, its weights still those of the modules.
+    """Return the fused graph, which shares its weights with the modules.
 
     Raises:
         CheckpointError: the family's code cannot be traced.
@@ -125,7 +125,7 @@ def trace(tower: Tower, inputs: Mapping[str, AnyArray]) -> onnx_ir.Model:
             fuse_for_onnxruntime(graph, "cpu")
     except VlmkitError:
         raise
-    except Exception as error:  # the exporters have many of their own
+    except Exception as error:  # the exporters raise many classes
         raise CheckpointError(
             "the model's vision tower cannot be traced",
             hint="`vlmkit --debug ...` shows where; please report the model type",
@@ -138,7 +138,7 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
     axes = {name: dict.fromkeys(tower.dynamic[name], torch.export.Dim.DYNAMIC) for name in inputs}
     module = tower.module.eval()
     program = torch.export.export(module, (), inputs, dynamic_shapes=axes, strict=False)
-    program._guards_code = []  # noqa: SLF001 - else re-proven at length in every pass
+    program._guards_code = []  # noqa: SLF001 - else every pass proves them again, slowly
     made: Any = torch.onnx.export(
         program,
         (),
@@ -149,7 +149,7 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
         verbose=False,
     )
     graph: onnx_ir.Model = made.model
-    missing_constants.take_back(graph)
+    missing_constants.restore(graph)
     return graph
 
 

@@ -1,8 +1,8 @@
 """The attention of vision towers as ONNX Runtime's own operator.
 
-transformers lets attention be replaced by name; what is registered here can be traced only. No
-token sees beyond its own picture or window, so that the operator needs no mask over all of them
-and never writes the table of scores out.
+transformers selects attention by name. The function registered here can only be traced. No token
+sees beyond its own picture or window, so the operator needs no mask over all tokens and never
+stores the scores.
 """
 
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ from transformers import AttentionInterface
 
 from vlmkit.errors import CheckpointError
 
-# Families that pack pictures into one row show their borders to names like this only.
+# Families that pack pictures into one row pass their borders only to names like this.
 IMPLEMENTATION = "flash_attention_vlmkit_onnx"
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Parts of one long row of tokens that see only themselves.
+    """Segments of one packed row, in which tokens see only their own segment.
 
-    Tokens are moved by index alone: a tracer reasons long about shapes that are products.
+    Tokens are gathered by index: tracing is slow for shapes that are products.
 
     Attributes:
-        gather: ``[segments, tokens]`` which token stands where.
-        visible: ``[segments, tokens]`` int32, 0 where shorter segments are filled up; None if
-            there is no filling.
-        scatter: ``[row]`` where each token of the row stands, counted over all segments; None if
-            they stand there in order.
+        gather: ``[segments, tokens]`` the token at each place.
+        visible: ``[segments, tokens]`` int32, 0 for padding of shorter segments; None without
+            padding.
+        scatter: ``[row]`` the place of each token of the row, counted over all segments; None if
+            they are in order.
     """
 
     gather: torch.Tensor
@@ -43,7 +43,7 @@ class Segments:
         return nn.functional.embedding(self.gather, row[0])
 
     def join(self, segments: torch.Tensor) -> torch.Tensor:
-        """Undo :meth:`split`."""
+        """Reverse :meth:`split`."""
         row = segments.flatten(0, 1)
         return (row if self.scatter is None else row.index_select(0, self.scatter))[None]
 
@@ -58,7 +58,7 @@ def attend(
     cu_seq_lens_q: Segments | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Let each token see all tokens of its picture or window.
+    """Emit attention in which each token sees all tokens of its picture or window.
 
     Args:
         module: whose attention this is.
@@ -68,7 +68,7 @@ def attend(
         value: see ``query``.
         attention_mask: must be None.
         scaling: of the scores; one over the root of the width if None.
-        cu_seq_lens_q: where a family packs pictures into one row, its segments.
+        cu_seq_lens_q: the segments of a family that packs pictures into one row.
 
     Returns:
         ``[pictures, tokens, heads, width]``, and None for the weights.
@@ -104,7 +104,7 @@ def _multi_head_attention(
         states: query, key and value, ``[rows, tokens, heads * width]``.
         num_heads: how many heads the last axis holds.
         scaling: of the scores.
-        visible: ``[rows, tokens]`` int32, 1 for keys that are looked at; all of them if None.
+        visible: ``[rows, tokens]`` int32, 1 for visible keys; None means all.
     """
     padding = [] if visible is None else [None, visible]
     mixed: torch.Tensor = torch.onnx.ops.symbolic(
@@ -120,7 +120,7 @@ def _multi_head_attention(
 
 @contextmanager
 def vision_attention(part: nn.Module) -> Iterator[None]:
-    """Route the attention of a tower through this module while the block runs."""
+    """Switch a tower to :func:`attend` while the block runs."""
     AttentionInterface.register(IMPLEMENTATION, attend)
     modules: Iterator[Any] = part.modules()
     configs = {id(m.config): m.config for m in modules if hasattr(m, "config")}

@@ -1,4 +1,4 @@
-"""Compares an exported vision graph, run as it will be run, with the model's own code."""
+"""Compares an exported vision graph, run by the vision encoder, with the model's own code."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,11 +24,11 @@ from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 
 MAX_BATCH_IMAGES = 8
-KEPT = (0, -1)  # of the samples; they differ in size where they can
+KEPT = (0, -1)  # of the samples; they differ in size if the family allows several
 
 
 class VisionCheck:
-    """What the model's own code makes of a few images, and how near graphs come to it.
+    """The rows of a few images by the model's own code, and the difference of graphs from them.
 
     Args:
         model: its vision side in single precision.
@@ -47,7 +47,7 @@ class VisionCheck:
             The largest difference, in the precision's own measure.
 
         Raises:
-            CheckpointError: it is more than that precision may bring.
+            CheckpointError: the difference exceeds the bound of that precision.
         """
         bound = BOUNDS[precision]
         try:
@@ -59,7 +59,7 @@ class VisionCheck:
         return worst
 
     def keep(self, folder: Path) -> None:
-        """Keep two images and their rows for whoever loads a graph of the folder."""
+        """Write two images and their rows into a folder, for the check when its graph loads."""
         export_sample.write(folder, [(self._samples[i], self._expected[i]) for i in KEPT])
 
     def _differences(self, file: Path, precision: TowerPrecision) -> Iterator[float]:
@@ -85,14 +85,14 @@ class VisionCheck:
 
 
 def reference(model: PreTrainedModel, sample: ImageInputs) -> dict[str, NDArray[np.float32]]:
-    """Return what the model's own code makes of one image: rows by the graph's names."""
+    """Return one image's rows by the model's own code, by the graph's names."""
     take: Any = model.base_model.get_image_features
     names = inspect.signature(take).parameters
     inputs = {name: torch.from_numpy(sample[name]) for name in sample if name in names}
     with torch.no_grad():
         output = take(**inputs, return_dict=True)
     levels = output.get("deepstack_features") or ()
-    if numbered_layers(model.config):  # each with its layer, of which the last one counts
+    if numbered_layers(model.config):  # each with its layer; the last one of a layer counts
         levels = [rows for _, rows in sorted(dict(levels).items())]
     named = {f"{DEEPSTACK}{number}": _rows(level) for number, level in enumerate(levels)}
     if (pooled := output.get("pooler_output")) is not None:

@@ -1,1 +1,1 @@
-"""What is read of a model's folder before anything runs: graphs, manifests, layouts."""
+"""Reads a model's folder before anything runs: graphs, manifests, layouts."""

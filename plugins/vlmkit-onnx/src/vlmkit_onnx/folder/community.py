@@ -1,8 +1,8 @@
-"""Reads folders laid out for transformers.js, as onnx-community publishes them, or by optimum.
+"""Reads folders in the layout of transformers.js, as published by onnx-community, or of optimum.
 
-For transformers.js all graphs lie in ``onnx/``, most of them several times: a suffix says how their
-weights are stored. Each part is chosen by itself, as a folder need not hold every part in every
-form. optimum writes the same names beside ``config.json``. Nothing is loaded.
+In the layout of transformers.js, graphs are in ``onnx/``, often in several variants: a suffix
+states how weights are stored. A folder need not have every part in every variant, so each part is
+selected separately. optimum writes the same names beside ``config.json``. Loads no graph.
 """
 
 from dataclasses import dataclass
@@ -24,44 +24,44 @@ from vlmkit_onnx.folder.graph_header import GraphHeader, read_header
 from vlmkit_onnx.folder.layout import DecoderGraph, Layout, TokenGraph, VisionGraph
 
 FOLDERS = {"onnx/": "onnx-community", "": "optimum"}
-"""Where graphs lie, and who writes them there."""
+"""The folder of graphs, and who writes it."""
 PAST = "past_key_values."
 DECODERS = ("decoder_model_merged", "model")
 EMBEDDINGS = "embed_tokens"
 VISION = "vision_encoder"
 VARIANTS = ("q4", "q4f16", "fp32", "fp16", "bnb4", "quantized", "int8", "uint8")
-"""What is taken on a CPU, best first. The last three scale a whole batch by its largest value."""
+"""Variants for a CPU, best first. The last three scale a whole batch by its largest value."""
 ALIASES = {"q8": "quantized"}
 MAX_WIDTH = 2**20
 CONFIG = "config.json"
 
 
 def is_community(checkpoint: Checkpoint) -> bool:
-    """Tell whether a model's folder is of this layout."""
-    return _place(checkpoint) is not None
+    """Return whether a model's folder has this layout."""
+    return _graph_folder(checkpoint) is not None
 
 
 def community_layout(checkpoint: Checkpoint, variant: str | None = None) -> Layout:
-    """Choose the graphs of a folder.
+    """Select the graphs of a folder.
 
     Args:
         checkpoint: the folder.
-        variant: how the decoder's weights are stored, such as ``q4``; the other parts follow where
-            they can. None takes what runs best on a CPU.
+        variant: how the decoder's weights are stored, such as ``q4``; the other parts use it if
+            they have it. None selects what runs best on a CPU.
 
     Raises:
-        CheckpointError: a part or the variant is missing, or is no ONNX file, or ``config.json``
+        CheckpointError: a part or the variant is missing or not an ONNX file, or ``config.json``
             does not fit.
     """
-    place = _place(checkpoint)
-    if place is None:
+    graphs = _graph_folder(checkpoint)
+    if graphs is None:
         raise CheckpointError(
             f"model {checkpoint.name!r} has no onnx/{DECODERS[0]}*.onnx and no "
             f"onnx/{DECODERS[1]}*.onnx, nor a decoder with a cache beside config.json"
         )
-    stem = next(stem for stem in DECODERS if place.variants(stem))
-    chosen = _choose(place, stem, variant, is_required=True)
-    file = place.file(stem, chosen)
+    stem = next(stem for stem in DECODERS if graphs.variants(stem))
+    chosen = _choose(graphs, stem, variant, is_required=True)
+    file = graphs.file(stem, chosen)
     header = read_header(file)
     config = language_config(checkpoint)
     tokens = positive(config, "max_position_embeddings", MAX_SEQUENCE_TOKENS, CONFIG)
@@ -70,88 +70,90 @@ def community_layout(checkpoint: Checkpoint, variant: str | None = None) -> Layo
     vocab = positive(config, "vocab_size", MAX_WIDTH, CONFIG)
     refuse_vocabulary(header, "logits", vocab, file.name, CONFIG)
     return Layout(
-        kind=FOLDERS[place.folder],
+        kind=FOLDERS[graphs.folder],
         precision=chosen,
         decoder=DecoderGraph(file, decoder_kind(header), head_dim=_head_dim(checkpoint)),
-        embeddings=_embeddings(place, header, variant),
-        vision=_vision(place, variant),
+        embeddings=_embeddings(graphs, header, variant),
+        vision=_vision(graphs, variant),
         max_sequence_tokens=usable_tokens(header, tokens or DEFAULT_SEQUENCE_TOKENS, window),
         is_batch_invariant=is_batch_invariant(header),
     )
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where the graphs of a model lie: in a folder of its folder, or beside ``config.json``."""
+class _GraphFolder:
+    """The folder of a model's graphs: a subfolder, or the model's own folder."""
 
     checkpoint: Checkpoint
     folder: str
 
     def file(self, stem: str, variant: str) -> Path:
-        """Return where a variant of a part is, or would be."""
+        """Return the path of a variant of a part, whether or not it exists."""
         suffix = "" if variant == "fp32" else f"_{variant}"
         return self.checkpoint.path / self.folder / f"{stem}{suffix}.onnx"
 
     def variants(self, stem: str) -> list[str]:
-        """Return the variants of a part that are there, best first."""
+        """Return the existing variants of a part, best first."""
         return [name for name in VARIANTS if self.file(stem, name).is_file()]
 
 
-def _place(checkpoint: Checkpoint) -> _Place | None:
-    """Return where a model's graphs lie; None where there is no decoder."""
+def _graph_folder(checkpoint: Checkpoint) -> _GraphFolder | None:
+    """Return the folder of a model's graphs; None if there is no decoder."""
     for folder in FOLDERS:
-        place = _Place(checkpoint, folder)
-        found = (place.file(s, name) for s in DECODERS for name in place.variants(s))
+        graphs = _GraphFolder(checkpoint, folder)
+        found = (graphs.file(s, name) for s in DECODERS for name in graphs.variants(s))
         if (file := next(found, None)) is not None and (folder or _has_cache(checkpoint, file)):
-            return place
+            return graphs
     return None
 
 
 def _has_cache(checkpoint: Checkpoint, file: Path) -> bool:
-    """Tell a decoder that keeps its past from other graphs of such a name, as encoders have."""
-    if checkpoint.is_preview:  # it is not there yet
+    """Return whether a graph is a decoder with a cache; encoders have files of the same name."""
+    if checkpoint.is_preview:  # the file is still to be fetched
         return True
     try:
         return any(name.startswith(PAST) for name in read_header(file).inputs)
     except CheckpointError:
-        return True  # what reads it says what is wrong
+        return True  # its reader reports the cause
 
 
-def _embeddings(place: _Place, decoder: GraphHeader, variant: str | None) -> TokenGraph | None:
+def _embeddings(
+    graphs: _GraphFolder, decoder: GraphHeader, variant: str | None
+) -> TokenGraph | None:
     if "inputs_embeds" not in decoder.inputs:
         return None
     return TokenGraph(
-        place.file(EMBEDDINGS, _choose(place, EMBEDDINGS, variant, is_required=False))
+        graphs.file(EMBEDDINGS, _choose(graphs, EMBEDDINGS, variant, is_required=False))
     )
 
 
-def _vision(place: _Place, variant: str | None) -> VisionGraph | None:
-    if not place.variants(VISION):
+def _vision(graphs: _GraphFolder, variant: str | None) -> VisionGraph | None:
+    if not graphs.variants(VISION):
         return None
-    file = place.file(VISION, _choose(place, VISION, variant, is_required=False))
-    # Of two names for the same input the graph's own one counts.
+    file = graphs.file(VISION, _choose(graphs, VISION, variant, is_required=False))
+    # The input has two names; use the graph's.
     is_short = "grid_thw" in read_header(file).inputs
     return VisionGraph(file, is_own=False, names={"image_grid_thw": "grid_thw"} if is_short else {})
 
 
-def _choose(place: _Place, stem: str, variant: str | None, *, is_required: bool) -> str:
-    """Return the variant of a part; one that was asked for and must be there, or the best.
+def _choose(graphs: _GraphFolder, stem: str, variant: str | None, *, is_required: bool) -> str:
+    """Return the requested variant of a part, or the best one if the request is optional.
 
     Raises:
         CheckpointError: there is none.
     """
-    present = place.variants(stem)
+    present = graphs.variants(stem)
     wanted = ALIASES.get(variant or "", variant)
     if wanted in present:
         return wanted
-    name = f"{place.folder}{stem}"
+    name = f"{graphs.folder}{stem}"
     if not present:
         raise CheckpointError(
-            f"model {place.checkpoint.name!r} has no {name}*.onnx", hint="fetch the model again"
+            f"model {graphs.checkpoint.name!r} has no {name}*.onnx", hint="fetch the model again"
         )
     if wanted is not None and is_required:
         raise CheckpointError(
-            f"model {place.checkpoint.name!r} has no variant {variant!r} of {name}.onnx",
+            f"model {graphs.checkpoint.name!r} has no variant {variant!r} of {name}.onnx",
             hint=f"it has {', '.join(present)}",
         )
     return present[0]

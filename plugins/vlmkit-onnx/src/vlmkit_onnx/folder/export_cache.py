@@ -1,9 +1,9 @@
-"""Where models that were exported on the way to being served are kept; making them is not its job.
+"""Names the folders of exports that were made for serving, and finds existing ones.
 
-An export is found again without torch: its name is made of what every installation knows, above
-all the content of the checkpoint's files: two fine-tunes may have equal sizes and times. Versions
-of torch and transformers are no part of it, since the graph that was checked when it was made
-stays what it is; the manifest records them.
+Exports nothing. Needs no torch to find an export: the folder's name is derived from what every
+installation knows, above all the content of the checkpoint's files. Two fine-tunes may have equal
+sizes and times. The name excludes versions of torch and transformers: a graph that was checked when
+it was exported stays valid. The manifest records the versions.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from vlmkit.kit.install_command import install_command
 from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision, TowerPrecision
 
 Part = Precision | Literal["tower", "tower-w8a8", "tower-fp32"]
-"""What is exported apart: the decoder, or the vision tower, in some precision or as it fits."""
+"""What one export holds: the decoder, or the tower in a precision or as few bits as fit."""
 
 TOWERS: Mapping[TowerPrecision | None, Part] = MappingProxyType(
     {None: "tower", "w8a8": "tower-w8a8", "fp32": "tower-fp32"}
@@ -40,18 +40,18 @@ SHAPE_CHARS = 16
 
 
 def cached_folder(checkpoint: Checkpoint, part: Part) -> Path:
-    """Return where the export of a checkpoint's part is or would be; imports nothing heavy.
+    """Return the folder of the export of a checkpoint's part; import nothing heavy.
 
-    Its name follows the content of the checkpoint's files, which are all read the first time.
+    Its name depends on the content of all files of the checkpoint, which are read at the first
+    call.
     """
     return _cache_root() / f"{_shape(checkpoint, part)}-{checkpoint.fingerprint}"
 
 
 def finished(checkpoint: Checkpoint, part: Part) -> Path | None:
-    """Return where the export of a checkpoint's part is; None where it is yet to be made.
+    """Return the folder of a finished export; None if there is none, or for a preview.
 
-    Reads no weights unless files of equal names and sizes were exported: only then it has to. Of a
-    preview nobody knows.
+    Reads no weights unless a checkpoint with equal names and sizes of files was exported.
     """
     if checkpoint.is_preview or not any(_cache_root().glob(f"{_shape(checkpoint, part)}-*")):
         return None
@@ -60,7 +60,7 @@ def finished(checkpoint: Checkpoint, part: Part) -> Path | None:
 
 
 def _shape(checkpoint: Checkpoint, part: Part) -> str:
-    """Return what an export's name begins with: all that shows without reading weights."""
+    """Return the first part of an export's name, which depends on no weights."""
     digest = hashlib.sha256()
     version = importlib.metadata.version("vlmkit-onnx")
     for fact in (part, str(FORMAT), version, *content.sizes(checkpoint.path).items()):
@@ -71,25 +71,25 @@ def _shape(checkpoint: Checkpoint, part: Part) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """Tell whether a folder holds an export; one gets its name when it is finished."""
+    """Return whether a folder holds a finished export; unfinished ones have other names."""
     return (folder / FILE).is_file() or (folder / VISION).is_file()
 
 
 def missing_packages() -> list[str]:
-    """Return what the exporter needs and is not installed; imports nothing."""
+    """Return the exporter's packages that are not installed; import nothing."""
     return [name for name in EXPORTER_NEEDS if importlib.util.find_spec(name) is None]
 
 
 def install_hint() -> str:
-    """Return how the exporter is installed."""
+    """Return the command that installs the exporter."""
     return install_command("vlmkit-onnx[export]")
 
 
 def refuse_without_exporter() -> None:
-    """Say what to install.
+    """Refuse an export if the exporter is not installed.
 
     Raises:
-        PluginUnavailable: the exporter's packages are not all there.
+        PluginUnavailable: packages of the exporter are missing.
     """
     if missing := missing_packages():
         raise PluginUnavailable(
@@ -103,5 +103,5 @@ def _cache_root() -> Path:
 
 
 def _exporter_sources() -> list[Path]:
-    """Return the exporter's own files: what it makes changes when they do."""
+    """Return the exporter's source files, on which the exported graphs depend."""
     return sorted((Path(__file__).parents[1] / "export").rglob("*.py"))

@@ -1,30 +1,31 @@
-"""Which files beside itself a graph may read: those of its own model, and no others.
+"""Checks that a graph reads external files of its own model only.
 
-A graph names such files freely, and a folder can hold links to anywhere. ONNX Runtime has a rule of
-its own, which this one is never wider than.
+A graph may name any file, and a folder may contain links to any file. ONNX Runtime has its own
+rule; this one is never less strict.
 """
 
 import os
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.folder.graph_header import ExternalTensor, GraphHeader, read_header
+from vlmkit_onnx.folder.graph_header import GraphHeader, read_header
+from vlmkit_onnx.folder.graph_messages import ExternalTensor
 
 
 def check(file: Path, root: Path, header: GraphHeader | None = None) -> None:
-    """Make sure that a graph and what it reads lie in the model's folder, whole.
+    """Check that a graph and the files that it reads are in the model's folder, and complete.
 
-    Links are followed, and may lead out of the folder in one case: from the ``snapshots`` of a
-    Hugging Face cache to the ``blobs`` of the same repository.
+    Links are followed. They may lead out of the folder only from the ``snapshots`` of a Hugging
+    Face cache to the ``blobs`` of the same repository.
 
     Args:
         file: the graph.
         root: the model's folder.
-        header: the graph's header, where it was read already.
+        header: the graph's header, if it was read already.
 
     Raises:
-        CheckpointError: the graph lies elsewhere or is broken; or a file that it names lies
-            elsewhere, is absent or is too short.
+        CheckpointError: the graph is outside the folder or broken; or a file that it names is
+            outside the folder, absent or too short.
     """
     header = header or read_header(file)
     allowed = _allowed_folders(root)
@@ -53,7 +54,7 @@ def _size(file: Path, tensor: ExternalTensor, allowed: list[Path]) -> int:
         )
     path = file.parent / location
     what = f"{location!r}, which {file.name!r} reads,"
-    # ONNX Runtime looks beside the graph, or beside what the graph's own link leads to.
+    # ONNX Runtime searches beside the graph, or beside the target of the graph's link.
     beside = [file.parent.resolve(), file.resolve().parent]
     if not _is_file(path):
         raise CheckpointError(f"{what} is missing", hint="fetch or export the model again")
@@ -65,7 +66,7 @@ def _size(file: Path, tensor: ExternalTensor, allowed: list[Path]) -> int:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have
+    except OSError:  # the name is invalid for files
         return False
 
 
@@ -79,7 +80,7 @@ def _refuse_outside(path: Path, folders: list[Path], what: str) -> None:
 
 
 def _allowed_folders(root: Path) -> list[Path]:
-    """Return the model's folder, and the blobs of its repository if it lies in a hub's cache."""
+    """Return the model's folder, and the blobs of its repository if it is in a hub's cache."""
     absolute = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
     folders = [root.resolve()]
     for folder in (absolute, *absolute.parents):

@@ -1,6 +1,6 @@
 """Reads folders of onnxruntime-genai: ``genai_config.json`` names every file, input and output.
 
-The package itself is not needed: only its folders are read. Nothing is loaded.
+Does not need the package, and loads no graph.
 """
 
 import re
@@ -34,7 +34,7 @@ Names = dict[str, Any]  # also holds groups of names for audio and others
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One graph: its file, and its inputs and outputs by the format's own words."""
+    """One graph: its file, and its inputs and outputs by the format's names."""
 
     filename: FileName
     inputs: Names = {}
@@ -42,7 +42,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class SlidingWindow(msgspec.Struct, frozen=True):
-    """How many tokens a token sees; none or less for all."""
+    """How many tokens a token sees; None, zero or less means all."""
 
     window_size: int | None = None
 
@@ -56,7 +56,7 @@ class Decoder(Part, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What there is, and how long it may get."""
+    """The parts of the model, and its longest sequence."""
 
     decoder: Decoder
     context_length: Annotated[int, Meta(ge=1, le=MAX_SEQUENCE_TOKENS)]
@@ -68,7 +68,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class GenaiConfig(msgspec.Struct, frozen=True):
-    """The part of the file that matters here."""
+    """The part of the file that vlmkit reads."""
 
     model: Model
 
@@ -77,8 +77,8 @@ def genai_layout(checkpoint: Checkpoint) -> Layout:
     """Read a folder.
 
     Raises:
-        CheckpointError: the configuration is broken, names what is not there, or is of a model of
-            another kind.
+        CheckpointError: the configuration is broken, names missing files, or describes another
+            kind of model.
     """
     model = _read(checkpoint).model
     if model.encoder or model.decoder.pipeline:
@@ -112,7 +112,7 @@ def _read(checkpoint: Checkpoint) -> GenaiConfig:
 
 
 def _decoder(file: Path, header: GraphHeader, part: Decoder) -> DecoderGraph:
-    """Put together the decoder; names that the configuration leaves out are the usual ones."""
+    """Return the decoder; names that the configuration omits have defaults."""
     usual = DecoderGraph(file, decoder_kind(header))
     return DecoderGraph(
         file,
@@ -152,7 +152,7 @@ def _vision(checkpoint: Checkpoint, part: Part | None) -> VisionGraph | None:
 
 
 def _names(part: Part) -> Mapping[str, str]:
-    """Return what a graph calls its inputs and outputs, by the format's words, which are ours."""
+    """Return a graph's names of inputs and outputs, by the format's names, which vlmkit shares."""
     named = {**part.inputs, **part.outputs}
     return {
         word: name
@@ -162,10 +162,10 @@ def _names(part: Part) -> Mapping[str, str]:
 
 
 def _template(names: Names, word: str, usual: str) -> str:
-    """Return a name with a place for the layer's number.
+    """Return a name with a placeholder for the layer's number.
 
     Raises:
-        CheckpointError: it has none, or other places.
+        CheckpointError: it has none, or other placeholders.
     """
     template = names.get(word, usual)
     if not isinstance(template, str) or not re.fullmatch(r"[^%]{0,200}%d[^%]{0,50}", template):

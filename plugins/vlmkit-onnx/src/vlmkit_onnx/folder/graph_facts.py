@@ -1,4 +1,7 @@
-"""What a foreign decoder's header tells of how it runs. File names are not to be trusted."""
+"""Derives from a decoder's header how it runs, for graphs of other exporters.
+
+Does not rely on names of files.
+"""
 
 from typing import Any
 
@@ -7,13 +10,13 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.folder.graph_header import GraphHeader
 from vlmkit_onnx.folder.layout import DecoderKind
 
-EXACT_BLOCK_SIZE = 32  # a larger block has another kernel for one row than for several
+EXACT_BLOCK_SIZE = 32  # larger blocks have different kernels for one row and for several
 MAX_SEQUENCE_TOKENS = 2**24
-DEFAULT_SEQUENCE_TOKENS = 4096  # every model in these layouts was made for that, at the least
+DEFAULT_SEQUENCE_TOKENS = 4096  # every model in these layouts supports at least that
 MIXING_OPS = frozenset(
     {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QAttention", "QMoE", "MoE"}
 )
-"""Operators that scale or route a row by what else is in its batch."""
+"""Operators whose scale or routing of a row depends on the rest of its batch."""
 
 EIGHT_BIT_OPS = frozenset(
     {
@@ -25,7 +28,7 @@ EIGHT_BIT_OPS = frozenset(
 
 
 def stored_precision(header: GraphHeader) -> str:
-    """Return in a word how a graph's weights are stored, such as ``int4``."""
+    """Return how a graph's weights are stored, such as ``int4``."""
     if header.packed:
         return f"int{min(packed.num_bits for packed in header.packed)}"
     if header.op_types & EIGHT_BIT_OPS:
@@ -35,15 +38,15 @@ def stored_precision(header: GraphHeader) -> str:
 
 
 def decoder_kind(header: GraphHeader) -> DecoderKind:
-    """Return how a decoder's cache works."""
+    """Return the kind of a decoder's cache."""
     return "masked" if header.attention else "concat"
 
 
 def is_batch_invariant(header: GraphHeader) -> bool:
-    """Tell whether a row of logits is known never to depend on the rest of its batch.
+    """Return whether a row of logits is known never to depend on the rest of its batch.
 
-    It was measured for single precision and for packed weights in blocks of 32, with attention
-    that knows each row's length.
+    Measured for single precision and for packed weights in blocks of 32, with attention that gets
+    the length of each row.
     """
     floats = {
         info.element_type
@@ -59,15 +62,15 @@ def is_batch_invariant(header: GraphHeader) -> bool:
 
 
 def usable_tokens(header: GraphHeader, max_sequence_tokens: int, window: int | None) -> int:
-    """Return how long a sequence may get on a graph.
+    """Return the longest sequence for which a graph is correct.
 
-    Some exporters leave out the sliding window of a family. What such a graph computes is right as
-    long as the window holds the whole sequence.
+    Some exporters omit the sliding window of a family. Such a graph is correct as long as the
+    window covers the whole sequence.
 
     Args:
         header: of the decoder.
-        max_sequence_tokens: what the model was made for.
-        window: tokens that a token sees by the configuration; None for all.
+        max_sequence_tokens: longest sequence of the model.
+        window: tokens that a token sees by the configuration; None means all.
     """
     has_windows = any(attention.window for attention in header.attention)
     if window is None or has_windows or decoder_kind(header) != "masked":
@@ -76,7 +79,7 @@ def usable_tokens(header: GraphHeader, max_sequence_tokens: int, window: int | N
 
 
 def language_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what ``config.json`` says of the language model; empty if it says nothing."""
+    """Return the configuration of the language model from ``config.json``."""
     for key in ("text_config", "language_config", "llm_config"):
         part = checkpoint.config.get(key)
         if isinstance(part, dict):
@@ -85,10 +88,10 @@ def language_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def positive(config: dict[str, Any], key: str, most: int, source: str) -> int | None:
-    """Return a count that a configuration states; None if it does not.
+    """Return a count that a configuration states; None if it states none.
 
     Raises:
-        CheckpointError: it is not a whole number of at least one and at most ``most``.
+        CheckpointError: the value is not an integer from 1 to ``most``.
     """
     value = config.get(key)
     if value is None:
@@ -101,10 +104,10 @@ def positive(config: dict[str, Any], key: str, most: int, source: str) -> int | 
 def refuse_vocabulary(
     header: GraphHeader, logits: str, expected: int | None, file: str, source: str
 ) -> None:
-    """Make sure that a decoder's logits are of the vocabulary that the configuration states.
+    """Check that a decoder's logits have the vocabulary size that the configuration states.
 
     Raises:
-        CheckpointError: they are not.
+        CheckpointError: they have another size.
     """
     shape = header.outputs[logits].shape if logits in header.outputs else None
     width = shape[-1] if shape else None

@@ -1,7 +1,7 @@
-"""What the parts of an ONNX model are, whoever exported it.
+"""The parts of an ONNX model, independent of its exporter.
 
-Three readers make a :class:`Layout`: of our own export, of onnx-community's folders and of
-onnxruntime-genai's. What runs the parts knows only this.
+Three readers create a :class:`Layout`: for vlmkit's own exports, for onnx-community's folders and
+for onnxruntime-genai's. Everything that runs the parts depends on this class alone.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.manifest import TowerPrecision
 
 DecoderKind = Literal["slots", "masked", "concat"]
-"""How a decoder is told where its cache ends.
+"""How a decoder gets the length of its cache.
 
-slots: by the length of each row (our own export); masked: by an attention mask over a shared
-buffer; concat: it returns a longer copy of what it was given.
+slots: from the length of each row (vlmkit's exports); masked: from an attention mask over a shared
+buffer; concat: from the cache's shape, and it returns an extended copy.
 """
 
 
@@ -30,11 +30,11 @@ class DecoderGraph:
     Attributes:
         file: its graph.
         kind: how its cache works.
-        past_key: name pattern of the cache inputs, with ``%d`` for the layer, as are the next.
+        past_key: name pattern of the cache inputs for keys, with ``%d`` for the layer.
         past_value: the same for values.
-        present_key: and of the outputs.
+        present_key: name pattern of the cache outputs for keys.
         present_value: the same for values.
-        names: what the graph calls an input or output, where that differs from our own word.
+        names: the graph's names of inputs and outputs that differ from vlmkit's.
         head_dim: width of a key, for graphs that do not state it.
     """
 
@@ -50,7 +50,7 @@ class DecoderGraph:
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """Embeddings as a table that is read from disk row by row."""
+    """Embeddings as a table on disk, read row by row."""
 
     file: Path
     tensor: str
@@ -73,8 +73,8 @@ class TokenGraph:
 class VisionGraph:
     """The vision tower with its projector; ``names`` as for :class:`DecoderGraph`.
 
-    ``is_own`` marks our own exporter's graphs, whose helper inputs the host computes; the
-    ``precision`` of others' is not known.
+    ``is_own`` marks graphs of vlmkit's exporter, whose helper inputs the host computes. The
+    ``precision`` of other graphs is unknown.
     """
 
     file: Path
@@ -88,14 +88,14 @@ class Layout:
     """One model's parts.
 
     Attributes:
-        kind: who exported it, in a word.
+        kind: its exporter, in a word.
         precision: of the decoder's weights, in a word.
         decoder: the language model.
-        embeddings: from token ids to rows; None where the decoder takes token ids.
+        embeddings: from token ids to rows; None if the decoder takes token ids.
         vision: the vision tower; None for a text model.
-        max_sequence_tokens: longest sequence that the model was made for.
+        max_sequence_tokens: longest sequence of the model.
         is_batch_invariant: whether a row of logits never depends on the rest of its batch.
-        sliding_window: tokens that layers with a window see, where masks come from the host.
+        sliding_window: tokens that layers with a window see, if the host builds the masks.
     """
 
     kind: str
@@ -109,10 +109,10 @@ class Layout:
 
 
 def own_tower(file: Path) -> VisionGraph:
-    """Return a tower that our own exporter wrote alone; its graph shows what its layers are.
+    """Return a separately exported tower of vlmkit's; its graph shows its precision.
 
     Raises:
-        CheckpointError: the file is absent, or no graph.
+        CheckpointError: the file is absent, or not a graph.
     """
     if not file.is_file():
         raise CheckpointError(f"{file.name!r} is missing", hint="fetch or export the model again")
@@ -127,10 +127,10 @@ def _stated_tower(folder: Path, stated: manifest.Manifest) -> VisionGraph | None
 
 
 def own_layout(checkpoint: Checkpoint, folder: Path) -> Layout:
-    """Read a folder that our own exporter wrote, for a checkpoint's family.
+    """Read a folder of vlmkit's exporter, for a checkpoint's family.
 
     Raises:
-        CheckpointError: the manifest is broken, or is of another family.
+        CheckpointError: the manifest is broken, or belongs to another family.
     """
     stated = manifest.read(folder)
     if checkpoint.model_type not in ("", stated.model_type):

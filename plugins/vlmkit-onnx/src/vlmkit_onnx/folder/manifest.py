@@ -1,7 +1,6 @@
-"""``vlmkit_onnx.json``: what our own exporter says about the graphs beside it.
+"""``vlmkit_onnx.json``: facts about the graphs of vlmkit's exporter that the graphs do not show.
 
-Holds facts that a graph does not show. Which files there are and how they are spoken to is the
-layout's business.
+``layout`` describes the files and their inputs.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ MAX_BYTES = 2**20
 Precision = Literal["w8a8", "int4", "int8", "fp16", "fp32"]
 TowerPrecision = Literal["w8a8", "fp32"]
 TOWER_BESIDE: Mapping[str, TowerPrecision] = MappingProxyType({"fp16": "fp32", "fp32": "fp32"})
-"""The precision of a tower beside a decoder for GPUs, and beside one for comparisons."""
+"""The precision of a tower beside a decoder of this precision: for GPUs, and for comparisons."""
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -32,7 +31,7 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         file: a safetensors file of the same folder.
         tensor: the table's name in it, ``[vocab, hidden]``.
-        scale: what the family multiplies its rows with.
+        scale: factor of its rows.
     """
 
     file: Name = "embeddings.safetensors"
@@ -47,15 +46,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         format: version of this layout.
         model_type: the family, as in the checkpoint's ``config.json``.
         precision: how the linear layers of the decoder are stored and computed.
-        max_sequence_tokens: longest sequence that the model was made for.
+        max_sequence_tokens: longest sequence of the model.
         is_batch_invariant: whether a row of logits never depends on the rest of its batch.
         decoder: the language model's graph, a file of the same folder.
         embeddings: the token table.
         vision: the vision tower's graph; None for a text model.
         vision_precision: how the linear layers of the vision tower are stored and computed.
-        sliding_window: tokens that layers with a window see, where the graph leaves masks to the
-            host; None elsewhere.
-        made_with: versions by name of what took part in the export.
+        sliding_window: tokens that layers with a window see, if the host builds the masks; else
+            None.
+        made_with: versions of the packages that took part in the export, by name.
     """
 
     format: Literal[1] = 1

@@ -1,7 +1,7 @@
-"""Walks the wire format of a protobuf message: numbered fields, in place, trusting no length.
+"""Reads the wire format of protobuf messages in place: numbered fields with checked lengths.
 
-Knows no message. Nothing is copied: a field of bytes is a range of the file. The format is that of
-https://protobuf.dev/programming-guides/encoding/.
+Contains no message types. Copies nothing: a field of bytes is a range of the file. The format is
+described at https://protobuf.dev/programming-guides/encoding/.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ MAX_VARINT_BYTES = 10
 
 
 class MalformedMessage(ValueError):  # noqa: N818 - reads as a sentence where it is raised
-    """The bytes are not such a message; never leaves this package."""
+    """The bytes are not a valid message; raised and caught within this package."""
 
 
 class Field(NamedTuple):
     """One field.
 
     Attributes:
-        number: which one.
+        number: of the field.
         kind: its wire type.
-        value: of a varint, its value; else the first byte's place.
-        stop: one past the last byte's place.
+        value: of a varint, its value; else the offset of the first byte.
+        stop: offset one past the last byte.
     """
 
     number: int
@@ -34,12 +34,11 @@ class Field(NamedTuple):
 
 
 class WireReader:
-    """Reads fields of messages that lie in a file.
+    """Reads fields of the messages in a file.
 
     Args:
         data: the file.
-        max_fields: most fields that are read in all, so that no file keeps the reader busy for
-            long.
+        max_fields: most fields to read in total, which limits the time for any file.
     """
 
     def __init__(self, data: mmap | bytes, max_fields: int) -> None:
@@ -50,36 +49,36 @@ class WireReader:
         """Yield the fields of the message in ``[start, stop)``.
 
         Raises:
-            MalformedMessage: a field reaches over the end, is of no known kind, or there are too
-                many.
+            MalformedMessage: a field exceeds the message or has an unknown kind, or there are too
+                many fields.
         """
-        place = start
-        while place < stop:
+        offset = start
+        while offset < stop:
             self._num_left -= 1
             if self._num_left < 0:
                 raise MalformedMessage("too many fields")
-            tag, place = self._varint(place, stop)
+            tag, offset = self._varint(offset, stop)
             number, kind = tag >> 3, tag & 7
             if number == 0:
                 raise MalformedMessage("a field has number 0")
             if kind == VARINT:
-                value, place = self._varint(place, stop)
-                yield Field(number, kind, value, place)
+                value, offset = self._varint(offset, stop)
+                yield Field(number, kind, value, offset)
                 continue
             if kind == BYTES:
-                num_bytes, place = self._varint(place, stop)
+                num_bytes, offset = self._varint(offset, stop)
             else:
                 num_bytes = FIXED_BYTES.get(kind, -1)
-            if not 0 <= num_bytes <= stop - place:
+            if not 0 <= num_bytes <= stop - offset:
                 raise MalformedMessage("a field reaches over the end of its message")
-            yield Field(number, kind, place, place + num_bytes)
-            place += num_bytes
+            yield Field(number, kind, offset, offset + num_bytes)
+            offset += num_bytes
 
     def text(self, field: Field, max_bytes: int) -> str:
         """Return a field of bytes as text.
 
         Raises:
-            MalformedMessage: it is of another kind, is too long or is not UTF-8.
+            MalformedMessage: it has another kind, is too long or is not UTF-8.
         """
         start, stop = self.span(field)
         if stop - start > max_bytes:
@@ -93,7 +92,7 @@ class WireReader:
         """Return the range of a field of bytes.
 
         Raises:
-            MalformedMessage: it is of another kind.
+            MalformedMessage: it has another kind.
         """
         if field.kind != BYTES:
             raise MalformedMessage("a field is of the wrong kind")
@@ -103,16 +102,16 @@ class WireReader:
         """Return the signed numbers of a repeated field of varints, packed or one by one.
 
         Raises:
-            MalformedMessage: it is of another kind, or holds more than ``most``.
+            MalformedMessage: it has another kind, or holds more than ``most`` numbers.
         """
         if field.kind == VARINT:
             return [_signed(field.value)]
-        place, stop = self.span(field)
+        offset, stop = self.span(field)
         numbers: list[int] = []
-        while place < stop:
+        while offset < stop:
             if len(numbers) == most:
                 raise MalformedMessage("too many numbers")
-            number, place = self._varint(place, stop)
+            number, offset = self._varint(offset, stop)
             numbers.append(_signed(number))
         return numbers
 
@@ -120,20 +119,20 @@ class WireReader:
         """Return the signed number of a varint field.
 
         Raises:
-            MalformedMessage: it is of another kind.
+            MalformedMessage: it has another kind.
         """
         if field.kind != VARINT:
             raise MalformedMessage("a field is of the wrong kind")
         return _signed(field.value)
 
-    def _varint(self, place: int, stop: int) -> tuple[int, int]:
-        if place < stop and (value := self._data[place]) < 128:
-            return value, place + 1  # nearly all of them
+    def _varint(self, offset: int, stop: int) -> tuple[int, int]:
+        if offset < stop and (value := self._data[offset]) < 128:
+            return value, offset + 1  # nearly all of them
         value = 0
-        for index, byte in enumerate(self._data[place : min(place + MAX_VARINT_BYTES, stop)]):
+        for index, byte in enumerate(self._data[offset : min(offset + MAX_VARINT_BYTES, stop)]):
             value |= (byte & 127) << 7 * index
             if byte < 128:
-                return value & (2**64 - 1), place + index + 1
+                return value & (2**64 - 1), offset + index + 1
         raise MalformedMessage("a number has no end")
 
 

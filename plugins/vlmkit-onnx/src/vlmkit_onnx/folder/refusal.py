@@ -1,4 +1,4 @@
-"""What can be served here and what cannot, told from small files; imports nothing heavy."""
+"""Decides from small files which checkpoints can be served; imports nothing heavy."""
 
 import importlib.metadata
 import importlib.util
@@ -18,11 +18,11 @@ NEEDED = (1, 31)
 Kind = Literal["vlmkit", "genai", "community", "safetensors"]
 
 READY, TO_BE_EXPORTED = 20, 5
-"""Before and after the 10 of vlmkit-torch: graphs that are there run here, weights run there."""
+"""Above and below the 10 of vlmkit-torch: graphs run here, and weights run there."""
 
 
 def why_not() -> str | None:
-    """Say why nothing of this plugin can run here; None when it can."""
+    """Return why this plugin cannot run here; None if it can."""
     if importlib.util.find_spec("onnxruntime") is None:
         return Objection(
             "onnxruntime is not installed",
@@ -45,7 +45,7 @@ def why_not() -> str | None:
 
 
 def kind_of(checkpoint: Checkpoint) -> Kind | None:
-    """Return who exported a model; None where there is nothing to run or to export."""
+    """Return the exporter of a model; None if there is nothing to run or to export."""
     if checkpoint.has(manifest.FILE):
         return "vlmkit"
     if checkpoint.has("genai_config.json"):
@@ -56,12 +56,12 @@ def kind_of(checkpoint: Checkpoint) -> Kind | None:
 
 
 def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
-    """Say why the engine cannot run this checkpoint; None when it seems to be able to."""
+    """Return why the engine cannot run this checkpoint; None if it probably can."""
     return _lacks_graphs(checkpoint, get_args(manifest.Precision))
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
-    """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
+    """Return why the vision encoder cannot run this checkpoint; None if it probably can."""
     has_config = isinstance(checkpoint.config.get("vision_config"), dict)
     towers = ("onnx/vision_encoder*.onnx", "vision_encoder*.onnx", "genai_config.json")
     has_graph = any(map(checkpoint.has, towers))
@@ -73,12 +73,12 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 
 def priority(checkpoint: Checkpoint) -> int:
-    """Say how much ``auto`` should prefer this plugin for a checkpoint."""
+    """Return the priority of this plugin for a checkpoint if ``auto`` selects."""
     return TO_BE_EXPORTED if kind_of(checkpoint) in ("safetensors", None) else READY
 
 
 def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
-    """Say why there are no graphs and none can be made; an export of any of the parts will do."""
+    """Return why there are no graphs and none can be exported; one finished part suffices."""
     kind = kind_of(checkpoint)
     if kind is None:
         flaw = weight_files.objection(checkpoint)

@@ -1,1 +1,1 @@
-"""From a prompt to a decoder's inputs: rules of a family, positions, masks, embeddings."""
+"""From a prompt to a decoder's inputs: positions, masks and embeddings by the rules of a family."""

@@ -1,6 +1,6 @@
-"""The token table, read from disk row by row.
+"""Embeddings from a token table that stays on disk.
 
-The file is mapped into memory, never loaded: a row is converted when it is needed.
+The file is mapped, not loaded. Rows are converted on demand.
 """
 
 from typing import Any, Protocol
@@ -32,10 +32,10 @@ class TableEmbeddings:
     """Rows of a safetensors tensor ``[vocab, hidden]``.
 
     Args:
-        table: where it is.
+        table: its file and tensor.
 
     Raises:
-        CheckpointError: it is absent, or is no table of numbers.
+        CheckpointError: the table is absent, or not a matrix of floats.
     """
 
     def __init__(self, table: TokenTable) -> None:
@@ -71,5 +71,5 @@ def _map(
     if min(num_rows, width) < 1:
         raise ValueError(tensor.shape)
     start, _ = tensor.data_offsets
-    # A plain array over the map: every index into a memmap costs a check of what it is.
+    # A plain array over the map: indexing a memmap is slower.
     return np.asarray(np.memmap(table.file, dtype, "r", first_byte + start, (num_rows, width)))

@@ -1,7 +1,7 @@
-"""What a model family does with a prompt: its image token, where tokens stand, who sees whom.
+"""The rules of a model family for a prompt: its image token, positions and visibility.
 
-Facts of transformers' model code, written down in numpy; text families need none. How a family's
-vision tower wants its images is written in the graph, not here.
+Taken from transformers' model code and implemented in numpy; text families need none. The graph of
+a family's vision tower states how images are passed to it.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,13 @@ from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 
 Visibility = Literal["causal", "image_blocks", "near_image_blocks", "wide_image_blocks", "prefix"]
-"""Who sees whom in a prompt.
+"""Which tokens of a prompt see each other.
 
-causal: a token sees what stands before it; image_blocks: and the tokens of one image see each
-other, as far as a layer's window reaches; near_image_blocks: the same in layers with a window only;
-wide_image_blocks: the same in all layers, whatever the window; prefix: all tokens of a prompt with
-an image see each other, whatever the window.
+causal: a token sees itself and earlier tokens.
+image_blocks: also, the tokens of one image see each other within a layer's window.
+near_image_blocks: the same, but only in layers with a window.
+wide_image_blocks: the same in all layers, regardless of the window.
+prefix: all tokens of a prompt with an image see each other, regardless of the window.
 """
 
 Config = Mapping[str, Any]
@@ -38,11 +39,11 @@ _VISION_KEYS = (
 
 
 class Positions(NamedTuple):
-    """Where the tokens of a sequence stand.
+    """The positions of a sequence's tokens.
 
     Attributes:
-        values: ``[axes, seq]`` int64 of the prompt; None where token ``i`` stands at ``i``.
-        offset: token ``i`` after the prompt stands at ``i + offset``.
+        values: ``[axes, seq]`` int64 of the prompt; None if token ``i`` has position ``i``.
+        offset: token ``i`` after the prompt has position ``i + offset``.
     """
 
     values: NDArray[np.int64] | None
@@ -55,12 +56,12 @@ def _plain(_prompt: Prompt) -> Positions:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an engine needs to know about a family.
+    """The rules of a family that an engine needs.
 
     Attributes:
-        image_token_id: the token whose places take the rows of images; None for a text model.
-        visibility: who sees whom.
-        rule: gives the positions of a prompt.
+        image_token_id: the placeholder of image rows; None for a text model.
+        visibility: which tokens see each other.
+        rule: returns the positions of a prompt.
     """
 
     image_token_id: int | None = None
@@ -68,11 +69,11 @@ class Family:
     rule: Callable[[Prompt], Positions] = _plain
 
     def positions(self, prompt: Prompt) -> Positions:
-        """Return where a prompt's tokens stand, and where the next ones will.
+        """Return the positions of a prompt's tokens and of its answer.
 
         Raises:
-            EngineError: an image's arrays do not say how large it is, or say something that does
-                not fit its tokens.
+            EngineError: an image's arrays do not state its size, or the size does not fit its
+                tokens.
         """
         return self.rule(prompt)
 
@@ -84,21 +85,21 @@ def family_of(config: Config) -> Family:
         config: the content of its ``config.json``.
 
     Raises:
-        CheckpointError: the model sees images, in a way that is not known.
+        CheckpointError: the model takes images, and its family is unknown.
     """
     name = config.get("model_type")
-    known = _SEEING.get(str(name))
+    known = _VISION_FAMILIES.get(str(name))
     if known is not None:
         image_token_id = next(
             (int(config[key]) for key in _IMAGE_TOKEN_KEYS if config.get(key) is not None),
             known.image_token_id,
         )
-        visibility = known.visibility if _sees_ahead(config, known) else "causal"
+        visibility = known.visibility if _is_bidirectional(config, known) else "causal"
         return Family(image_token_id, visibility, known.rule(config, image_token_id))
     if any(config.get(key) is not None for key in _VISION_KEYS):
         raise CheckpointError(
             f"model type {name!r} sees images in a way that vlmkit-onnx does not know",
-            hint=f"it knows {', '.join(_SEEING)}",
+            hint=f"it knows {', '.join(_VISION_FAMILIES)}",
         )
     return Family()
 
@@ -107,8 +108,8 @@ def family_of(config: Config) -> Family:
 class _GridPositions:
     """M-RoPE of the Qwen-VL families: time, height and width.
 
-    A text token stands at the same place on all three axes. The rows of an image stand at their
-    cells of its merged grid, and what follows stands behind the longer side.
+    A text token has the same position on all three axes. The rows of an image have the positions of
+    their cells in its merged grid. Later tokens follow the longer side.
 
     Attributes:
         image_token_id: of the image rows.
@@ -122,21 +123,21 @@ class _GridPositions:
         if not prompt.media:
             return Positions(None, 0)
         ids = np.array(prompt.token_ids, np.int64)
-        parts, place, done = [], 0, 0
+        parts, position, done = [], 0, 0
         for slot in prompt.media:
             inside = np.flatnonzero(ids[slot.start : slot.stop] == self.image_token_id)
             cells, side = self._cells(slot, len(inside))
             first = slot.start + int(inside[0])
             before = first - done
-            parts += [_run(place, before), cells + place + before]
-            place += before + side
+            parts += [_run(position, before), cells + position + before]
+            position += before + side
             done = first + len(inside)
-        parts.append(_run(place, len(ids) - done))
+        parts.append(_run(position, len(ids) - done))
         values = np.concatenate(parts, axis=1)
         return Positions(values, int(values.max()) + 1 - len(ids))
 
     def _cells(self, slot: MediaSlot, count: int) -> tuple[NDArray[np.int64], int]:
-        """Return an image's cells ``[3, rows]``, and by how much it moves what follows."""
+        """Return an image's cells ``[3, rows]``, and by how much it shifts later tokens."""
         if "image_grid_thw" not in slot.inputs:
             raise EngineError("an image of this model needs 'image_grid_thw' among its arrays")
         grid = np.asarray(slot.inputs["image_grid_thw"]).reshape(-1)
@@ -171,63 +172,63 @@ def _from_one_rule(_config: Config, _image_token_id: int) -> Callable[[Prompt], 
 
 
 @dataclass(frozen=True, slots=True)
-class _Seeing:
-    """A family that sees images.
+class _VisionFamily:
+    """A family that takes images.
 
     Attributes:
-        image_token_id: where ``config.json`` leaves the default out.
-        visibility: who sees whom.
-        rule: gives positions.
-        two_way: what ``use_bidirectional_attention`` says where it is left out, in families that
-            see only backwards if it is not "vision"; None where it does not matter.
+        image_token_id: the default, if ``config.json`` states none.
+        visibility: which tokens see each other.
+        rule: returns the rule of positions.
+        bidirectional: default of ``use_bidirectional_attention``, in families whose attention is
+            causal unless it is "vision"; None if the family ignores it.
     """
 
     image_token_id: int
     visibility: Visibility = "causal"
     rule: Callable[[Config, int], Callable[[Prompt], Positions]] = _plain_rule
-    two_way: str | None = None
+    bidirectional: str | None = None
 
 
-def _sees_ahead(config: Config, family: _Seeing) -> bool:
-    """Tell whether the tokens of an image see each other, where a family leaves that open.
+def _is_bidirectional(config: Config, family: _VisionFamily) -> bool:
+    """Return whether the tokens of an image see each other, by a configuration.
 
     Raises:
-        CheckpointError: all tokens do.
+        CheckpointError: all tokens of the model see each other.
     """
-    if family.two_way is None:
+    if family.bidirectional is None:
         return True
     text = config.get("text_config") or {}
-    told = text.get("use_bidirectional_attention", family.two_way)
-    if told == "all":
+    stated = text.get("use_bidirectional_attention", family.bidirectional)
+    if stated == "all":
         raise CheckpointError("every token of the model sees every other, which makes no answers")
-    return bool(told == "vision")
+    return bool(stated == "vision")
 
 
-_SEEING: Mapping[str, _Seeing] = {
-    "llava": _Seeing(32000),
-    "vipllava": _Seeing(32000),
-    "llava_next": _Seeing(32000),
-    "llava_next_video": _Seeing(32001),
-    "llava_onevision": _Seeing(151646),
-    "granite4_vision": _Seeing(32000),
-    "idefics3": _Seeing(128257),
-    "smolvlm": _Seeing(128257),
-    "qwen2_vl": _Seeing(151655, rule=_grid_rule),
-    "qwen2_5_vl": _Seeing(151655, rule=_grid_rule),
-    "qwen3_vl": _Seeing(151655, rule=_grid_rule),
-    "qwen3_vl_moe": _Seeing(151655, rule=_grid_rule),
-    "glm4v": _Seeing(151343, rule=_grid_rule),
-    "glm4v_moe": _Seeing(151363, rule=_grid_rule),
-    "glm46v": _Seeing(151343, rule=_grid_rule),
-    "glm_ocr": _Seeing(59280, rule=_grid_rule),
-    "paddleocr_vl": _Seeing(100295, rule=_grid_rule),
-    "exaone4_5": _Seeing(67),
-    "gemma3": _Seeing(262144, visibility="image_blocks"),
-    "gemma4": _Seeing(258880, visibility="near_image_blocks", two_way=""),
-    "gemma4_unified": _Seeing(258880, visibility="wide_image_blocks", two_way="vision"),
-    "mistral3": _Seeing(10),
-    "internvl": _Seeing(151667),
-    "aya_vision": _Seeing(255036),
-    "cohere2_vision": _Seeing(255036),
-    "paligemma": _Seeing(256000, visibility="prefix", rule=_from_one_rule),
+_VISION_FAMILIES: Mapping[str, _VisionFamily] = {
+    "llava": _VisionFamily(32000),
+    "vipllava": _VisionFamily(32000),
+    "llava_next": _VisionFamily(32000),
+    "llava_next_video": _VisionFamily(32001),
+    "llava_onevision": _VisionFamily(151646),
+    "granite4_vision": _VisionFamily(32000),
+    "idefics3": _VisionFamily(128257),
+    "smolvlm": _VisionFamily(128257),
+    "qwen2_vl": _VisionFamily(151655, rule=_grid_rule),
+    "qwen2_5_vl": _VisionFamily(151655, rule=_grid_rule),
+    "qwen3_vl": _VisionFamily(151655, rule=_grid_rule),
+    "qwen3_vl_moe": _VisionFamily(151655, rule=_grid_rule),
+    "glm4v": _VisionFamily(151343, rule=_grid_rule),
+    "glm4v_moe": _VisionFamily(151363, rule=_grid_rule),
+    "glm46v": _VisionFamily(151343, rule=_grid_rule),
+    "glm_ocr": _VisionFamily(59280, rule=_grid_rule),
+    "paddleocr_vl": _VisionFamily(100295, rule=_grid_rule),
+    "exaone4_5": _VisionFamily(67),
+    "gemma3": _VisionFamily(262144, visibility="image_blocks"),
+    "gemma4": _VisionFamily(258880, visibility="near_image_blocks", bidirectional=""),
+    "gemma4_unified": _VisionFamily(258880, visibility="wide_image_blocks", bidirectional="vision"),
+    "mistral3": _VisionFamily(10),
+    "internvl": _VisionFamily(151667),
+    "aya_vision": _VisionFamily(255036),
+    "cohere2_vision": _VisionFamily(255036),
+    "paligemma": _VisionFamily(256000, visibility="prefix", rule=_from_one_rule),
 }

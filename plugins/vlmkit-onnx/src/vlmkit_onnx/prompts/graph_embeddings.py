@@ -1,6 +1,6 @@
-"""Embeddings by a graph: token ids to rows, for models whose exporter made a graph of the table.
+"""Embeddings by a graph from token ids to rows, for models whose exporter wrote such a graph.
 
-Image rows are not merged here, even by a graph that could: that is the engine's business.
+Merges no image rows, even if the graph could; the engine does.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit_onnx.sessions.node_types import FLOATS, INTEGERS
 from vlmkit_onnx.sessions.runtime import onnxruntime
 
-ROWS = ("image_features", "audio_features")  # of other inputs; none are given
+ROWS = ("image_features", "audio_features")  # optional inputs, which stay empty
 PLAIN_TOKEN = 0
 
 
@@ -20,13 +20,13 @@ class GraphEmbeddings:
     """Looks up embeddings with a graph.
 
     Args:
-        session: the graph, open.
-        names: what it calls an input or output, where that differs from ``input_ids``,
+        session: of the graph.
+        names: the graph's names of inputs and outputs that differ from ``input_ids``,
             ``inputs_embeds`` and ``image_features``.
-        image_token: the placeholder of an image; the graph is never shown it.
+        image_token: the placeholder of an image, which is never passed to the graph.
 
     Raises:
-        CheckpointError: the graph needs other inputs, or gives no rows of a fixed width.
+        CheckpointError: the graph needs other inputs, or returns no rows of a fixed width.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GraphEmbeddings:
         }
 
     def __call__(self, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return ``[n, hidden]`` for ids ``[n]``; for an image's placeholder, some row."""
+        """Return ``[n, hidden]`` for ids ``[n]``; arbitrary rows for placeholders of images."""
         if self._image_token is not None:
             token_ids = np.where(token_ids == self._image_token, PLAIN_TOKEN, token_ids)
         feeds = {self._input: token_ids[None].astype(self._id_dtype), **self._no_rows}
@@ -69,12 +69,12 @@ class GraphEmbeddings:
         return np.asarray(rows[0], np.float32)
 
     def close(self) -> None:
-        """Let go of the graph."""
+        """Release the graph."""
         del self._session
 
 
 def _empty(shape: list[int | str | None], width: int) -> tuple[int, ...]:
-    """Return the shape of no rows at all; the last axis is their width."""
+    """Return the shape of an array without rows; the last axis is their width."""
     sizes = [axis if isinstance(axis, int) else 0 for axis in shape[:-1]]
     last = shape[-1] if shape else width
     return (*sizes, last if isinstance(last, int) else width)

@@ -1,7 +1,7 @@
-"""What a decoder needs to know of a prompt: where images go, where tokens stand, who sees whom.
+"""A prompt's inputs for a decoder: places of image rows, positions, and visibility.
 
-Knows no family: the rules come from :mod:`vlmkit_onnx.prompts.families`. Computes nothing of the
-model.
+Contains no rules of families; those are in :mod:`vlmkit_onnx.prompts.families`. Computes nothing
+of the model.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,14 @@ class PromptInputs:
     """One prompt, read.
 
     Attributes:
-        positions: ``[axes, seq]``; None where token ``i`` stands at ``i``.
-        offset: token ``i`` after the prompt stands at ``i + offset``.
-        image: ``[seq]`` which image a token takes its row from; -1 for text.
-        row: ``[seq]`` which row of that image.
-        block: ``[seq]`` tokens of one block see each other both ways; -1 for none.
-        sees_past_window: whether they do so in layers with a window, too, however far apart.
-        sees_near_only: whether they do so in layers with a window only.
+        positions: ``[axes, seq]``; None if token ``i`` has position ``i``.
+        offset: token ``i`` after the prompt has position ``i + offset``.
+        image: ``[seq]`` the image whose row a token takes; -1 for text.
+        row: ``[seq]`` the row of that image.
+        block: ``[seq]`` the block of a token; tokens of one block see each other both ways; -1
+            for none.
+        sees_past_window: whether tokens of a block see each other beyond a layer's window.
+        sees_near_only: whether they see each other in layers with a window only.
     """
 
     positions: Integers | None
@@ -55,21 +56,21 @@ class PromptInputs:
         )
 
     def positions_of(self, start: int, stop: int, num_axes: int) -> Integers:
-        """Return where tokens ``[start, stop)`` stand, ``[axes, 1, tokens]``."""
+        """Return the positions of tokens ``[start, stop)``, ``[axes, 1, tokens]``."""
         num_prompt = len(self.image)
         index = np.arange(start, stop)
-        places = np.tile(np.where(index < num_prompt, index, index + self.offset), (num_axes, 1))
+        positions = np.tile(np.where(index < num_prompt, index, index + self.offset), (num_axes, 1))
         if self.positions is not None and start < num_prompt:
             known = min(stop, num_prompt)
-            places[:, : known - start] = self.positions[:, start:known]
-        return places[:, None]
+            positions[:, : known - start] = self.positions[:, start:known]
+        return positions[:, None]
 
 
 def read_prompt(prompt: Prompt, family: Family) -> PromptInputs:
-    """Return what a family makes of a prompt.
+    """Return a prompt's inputs by the rules of its family.
 
     Raises:
-        EngineError: an image has other places than its encoder gives rows.
+        EngineError: an image has another number of placeholders than rows.
     """
     ids = np.array(prompt.token_ids, np.int64)
     image = np.full(len(ids), -1, np.int32)
@@ -111,7 +112,7 @@ def merge(
         deepstack: ``[levels, tokens, hidden]``, zeros; None where the decoder takes none.
 
     Raises:
-        EngineError: features are absent, or their shape is not what the decoder takes.
+        EngineError: features are absent, or their shape does not fit the decoder.
     """
     image = inputs.image[start : start + len(rows)]
     for number in np.unique(image[image >= 0]).tolist():
@@ -132,21 +133,21 @@ def merge(
 def visible(
     inputs: PromptInputs, start: int, stop: int, window: int | None
 ) -> tuple[Floats, Floats]:
-    """Return who sees whom in a chunk, as what is added to the scores.
+    """Return the additive masks of a chunk.
 
     Returns:
-        Two arrays ``[1, 1, stop - start, stop]`` of 0 and minus infinity, for layers that see
-        everything and for layers with a window.
+        Two arrays ``[1, 1, stop - start, stop]`` of 0 and minus infinity, for layers without a
+        window and for layers with one.
     """
-    whole, near = sees(inputs, start, stop, window)
-    bias = _bias(whole)
-    return bias, bias if near is whole else _bias(near)
+    full, windowed = visible_pairs(inputs, start, stop, window)
+    bias = _bias(full)
+    return bias, bias if windowed is full else _bias(windowed)
 
 
-def sees(
+def visible_pairs(
     inputs: PromptInputs, start: int, stop: int, window: int | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the same as ``[stop - start, stop]`` of true and false."""
+    """Return the masks of a chunk as booleans ``[stop - start, stop]``; see :func:`visible`."""
     query, key = np.arange(start, stop)[:, None], np.arange(stop)[None]
     block = np.full(stop, -1, np.int32)
     known = min(stop, len(inputs.block))
@@ -154,19 +155,19 @@ def sees(
     is_same = (block[start:, None] == block[None]) & (block[None] >= 0)
     causal = key <= query
     both_ways = causal | is_same
-    whole = causal if inputs.sees_near_only else both_ways
+    full = causal if inputs.sees_near_only else both_ways
     if window is None:
-        return whole, whole
-    near = both_ways & (key > query - window)
-    return whole, (near | is_same if inputs.sees_past_window else near)
+        return full, full
+    windowed = both_ways & (key > query - window)
+    return full, (windowed | is_same if inputs.sees_past_window else windowed)
 
 
 def visible_to_last(starts: NDArray[np.int32], window: int | None) -> tuple[Floats, Floats]:
-    """Return the same for one new token of each row, ``[rows, 1, 1, longest + 1]``."""
+    """Return the additive masks of one new token in each row, ``[rows, 1, 1, longest + 1]``."""
     query, key = starts[:, None].astype(np.int64), np.arange(starts.max() + 1)[None]
     causal = key <= query
-    near = causal if window is None else causal & (key > query - window)
-    return _bias(causal[:, None]), _bias(near[:, None])
+    windowed = causal if window is None else causal & (key > query - window)
+    return _bias(causal[:, None]), _bias(windowed[:, None])
 
 
 def _bias(is_visible: NDArray[np.bool_]) -> Floats:
@@ -176,7 +177,7 @@ def _bias(is_visible: NDArray[np.bool_]) -> Floats:
 
 
 def _blocks(is_image: NDArray[np.bool_], family: Family) -> NDArray[np.int32]:
-    """Number the tokens that see each other both ways."""
+    """Return the block of each token, within which tokens see each other both ways; -1 for none."""
     if family.visibility == "causal" or not is_image.any():
         return np.full(len(is_image), -1, np.int32)
     if family.visibility == "prefix":
@@ -186,7 +187,7 @@ def _blocks(is_image: NDArray[np.bool_], family: Family) -> NDArray[np.int32]:
 
 
 def _rows(array: Any, width: int) -> Floats:
-    """Return features of any library as an array of the host, ``[tokens, width]``."""
+    """Return features of any library as an array on the host, ``[tokens, width]``."""
     try:
         rows = np.from_dlpack(array)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:

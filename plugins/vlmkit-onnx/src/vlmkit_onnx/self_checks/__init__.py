@@ -1,1 +1,1 @@
-"""What a decoder is tried with when it is loaded, before anything is promised of it."""
+"""Checks of graphs at load: what a decoder promises, and whether a tower computes as exported."""

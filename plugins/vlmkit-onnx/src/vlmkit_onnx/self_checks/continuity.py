@@ -1,36 +1,38 @@
-"""Whether a decoder continues what it began: tried on a few tokens when it is loaded.
+"""Checks at load that a decoder's logits do not depend on how tokens are split into calls.
 
-A graph can look as expected and yet have been traced for whole prompts only, or take lengths from
-the wrong place; and one that was right where it was exported may not be so on another device or
-another CPU. What comes in chunks and beside a row of another length must then give what the whole
-sequence alone gives, up to rounding. Two steps grow the same rows: what is bound once for both may
-be read in the first only.
+A graph can have the expected inputs and yet support whole prompts only, or take lengths from the
+wrong input. A graph that was correct where it was exported may fail on another device or CPU.
+Tokens in chunks, beside a row of another length, must give the logits of the whole sequence alone,
+up to rounding. Two steps extend the same rows, because an input that is bound once for both may be
+read in the first only.
 """
 
 import numpy as np
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.decoders.decoder import Decoder, Floats, Tokens
-from vlmkit_onnx.self_checks.sample_tokens import NUM_TOKENS, chunk_of, column_of, made_up_tokens
+from vlmkit_onnx.self_checks.sample_tokens import NUM_TOKENS, chunk_of, column_of, sample_tokens
 
-LEAST_CORRELATION = 0.9  # scales over a whole batch, in eight bits, stay above; other tokens do not
+MIN_CORRELATION = (
+    0.9  # 8-bit scales over a whole batch stay above it; logits of other tokens do not
+)
 
 
 def refuse_discontinuous(decoder: Decoder, file: str, *, hint: str = "") -> None:
-    """Compute a few tokens whole, in chunks and in a batch; the slots are empty afterwards.
+    """Compare a few tokens at once, in chunks and in a batch; the slots are empty afterwards.
 
     Args:
-        decoder: is tried.
+        decoder: to check.
         file: its graph, for messages.
-        hint: what to do where it is refused.
+        hint: of the error.
 
     Raises:
-        CheckpointError: the graph fails, or its logits depend on how the tokens come.
+        CheckpointError: the graph fails, or its logits depend on how tokens are split.
     """
-    tokens = made_up_tokens(decoder.spec)
+    tokens = sample_tokens(decoder.spec)
     try:
         pairs = _compute(decoder, tokens)
-    except Exception as error:  # of ONNX Runtime, whose exceptions have no common parent
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
         raise CheckpointError(
             f"{file!r} does not compute {NUM_TOKENS} tokens with the shapes that it states",
             hint=hint,
@@ -41,7 +43,7 @@ def refuse_discontinuous(decoder: Decoder, file: str, *, hint: str = "") -> None
     for what, ours, whole in pairs:
         with np.errstate(invalid="ignore", divide="ignore"):
             correlation = np.corrcoef(ours, whole)[0, 1]
-        if not correlation >= LEAST_CORRELATION:
+        if not correlation >= MIN_CORRELATION:
             raise CheckpointError(
                 f"{file!r} gives other logits for tokens {what} than for the whole sequence",
                 hint=hint,
@@ -49,7 +51,7 @@ def refuse_discontinuous(decoder: Decoder, file: str, *, hint: str = "") -> None
 
 
 def _compute(decoder: Decoder, tokens: Tokens) -> list[tuple[str, Floats, Floats]]:
-    """Return pairs of logits that should agree, and what the first of them came from."""
+    """Return pairs of logits that must agree, each with the origin of the first."""
     spec = decoder.spec
 
     def prefill(slot: int, start: int, stop: int) -> Floats:

@@ -1,8 +1,7 @@
-"""Whether a vision graph still computes what it was exported with: tried on two images at load.
+"""Checks at load that a vision graph computes the same rows as when it was exported.
 
-The exporter writes the arrays of two images, and what the model's own code makes of them, beside
-the graph. A graph that was right where it was exported may not be so with another ONNX Runtime, on
-another device or another CPU.
+The exporter writes the arrays of two images, and their rows by the model's own code, beside the
+graph. A graph that was correct at export may be wrong with another ONNX Runtime, device or CPU.
 """
 
 import zipfile
@@ -24,19 +23,19 @@ MAX_BYTES = 2**28
 
 
 class Bound(NamedTuple):
-    """How far an image's rows may be from those of the model's own code, by precision.
+    """The largest difference of an image's rows from those of the model's own code.
 
     Attributes:
         at_export: on the machine that exports.
-        at_load: on any other; kernels differ, and so does what is rounded up.
+        at_load: on any other machine, where kernels and rounding differ.
     """
 
     at_export: float
     at_load: float
 
 
-# float32: of the largest number; convolutions in TF32 come to a thousandth. w8a8: the root mean
-# square of the differences, of that of the rows.
+# float32: relative to the largest number; convolutions in TF32 reach a thousandth. w8a8: the root
+# mean square of the differences, relative to that of the rows.
 BOUNDS: Mapping[TowerPrecision, Bound] = MappingProxyType(
     {"fp32": Bound(1e-4, 1e-2), "w8a8": Bound(0.15, 0.25)}
 )
@@ -45,16 +44,16 @@ Encode: TypeAlias = Callable[[Sequence[MediaSlot]], list[MediaFeatures]]
 
 
 @runtime_checkable
-class Exported(Protocol):
-    """An encoder whose graph may have such a file beside it."""
+class HasExportSample(Protocol):
+    """An encoder whose graph may have a sample file beside it."""
 
     def refuse_unlike_export(self) -> None:
-        """Compute the two images; see :func:`refuse_unlike`."""
+        """Compare the two images; see :func:`refuse_unlike`."""
         ...
 
 
 def write(folder: Path, images: Sequence[tuple[Arrays, Arrays]]) -> None:
-    """Keep images beside a graph: arrays of a processor, and rows by the graph's names."""
+    """Write images beside a graph: a processor's arrays, and rows by the graph's names."""
     named = {
         f"{number}/{kind}/{name}": array
         for number, pair in enumerate(images)
@@ -65,12 +64,12 @@ def write(folder: Path, images: Sequence[tuple[Arrays, Arrays]]) -> None:
 
 
 def refuse_unlike(encode: Encode, folder: Path, main: str, precision: TowerPrecision) -> None:
-    """Encode the images beside a graph, if there are any, and compare.
+    """Encode the images beside a graph, if there are any, and compare their rows.
 
     Args:
-        encode: by the graph.
-        folder: where it is.
-        main: the name of the rows that are no extra ones.
+        encode: runs the graph.
+        folder: of the graph.
+        main: the name of the rows that are not extra ones.
         precision: of the graph.
 
     Raises:
@@ -89,7 +88,7 @@ def refuse_unlike(encode: Encode, folder: Path, main: str, precision: TowerPreci
 
 
 def difference(made: Mapping[str, Any], wanted: Arrays, precision: TowerPrecision) -> float:
-    """Return how far an image's rows are off, in the precision's own measure; see ``BOUNDS``."""
+    """Return the difference of an image's rows in the measure of the precision; see ``BOUNDS``."""
     if made.keys() != wanted.keys():
         return float("inf")
     return max(_distance(np.asarray(made[name]), wanted[name], precision) for name in wanted)

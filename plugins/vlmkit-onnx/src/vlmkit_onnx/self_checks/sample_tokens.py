@@ -1,4 +1,4 @@
-"""Tokens that nobody wrote, to try a decoder with when it is loaded; knows not what is tried."""
+"""Generates tokens for the checks of a decoder. Checks nothing."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +8,11 @@ from vlmkit_onnx.decoders.foreign_decoder import part_of
 from vlmkit_onnx.prompts.prompt_inputs import PromptInputs, visible, visible_to_last
 
 NUM_TOKENS = 6
-SPREAD = 0.05  # of made-up embeddings, about that of a token table
+SPREAD = 0.05  # of random embeddings, about that of a token table
 
 
-def made_up_tokens(spec: DecoderSpec) -> Tokens:
-    """Return one row of tokens from all over the vocabulary, or made-up embeddings."""
+def sample_tokens(spec: DecoderSpec) -> Tokens:
+    """Return one row of tokens from all parts of the vocabulary, or random embeddings."""
     ids = np.linspace(1, spec.vocab_size - 1, NUM_TOKENS).astype(np.int64)[None]
     axes = max(1, spec.num_position_axes)
     positions = np.broadcast_to(np.arange(NUM_TOKENS), (axes, 1, NUM_TOKENS)).copy()
@@ -24,7 +24,7 @@ def made_up_tokens(spec: DecoderSpec) -> Tokens:
 
 
 def chunk_of(spec: DecoderSpec, tokens: Tokens, start: int, stop: int) -> Tokens:
-    """Return tokens ``[start, stop)`` of the only row, as text after those before them."""
+    """Return tokens ``[start, stop)`` of the row, as a chunk of text after the earlier ones."""
     chunk = part_of(tokens, columns=slice(start, stop))
     if spec.takes_bias:
         text = np.full(stop, -1, np.int32)
@@ -33,16 +33,16 @@ def chunk_of(spec: DecoderSpec, tokens: Tokens, start: int, stop: int) -> Tokens
     return _with_deepstack(spec, chunk)
 
 
-def column_of(spec: DecoderSpec, tokens: Tokens, places: NDArray[np.int32]) -> Tokens:
-    """Return rows of one token each, from some places of the only row."""
+def column_of(spec: DecoderSpec, tokens: Tokens, indices: NDArray[np.int32]) -> Tokens:
+    """Return rows of one token each, from some indices of the row."""
     rows = tokens.embeddings
     column = Tokens(
-        tokens.ids[0, places][:, None],
-        None if rows is None else rows[0, places][:, None],
-        tokens.positions[:, 0, places][:, :, None],
+        tokens.ids[0, indices][:, None],
+        None if rows is None else rows[0, indices][:, None],
+        tokens.positions[:, 0, indices][:, :, None],
     )
     if spec.takes_bias:
-        _add_biases(column, visible_to_last(places, None))
+        _add_biases(column, visible_to_last(indices, None))
     return _with_deepstack(spec, column)
 
 

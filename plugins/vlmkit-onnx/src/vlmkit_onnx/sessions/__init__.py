@@ -1,1 +1,1 @@
-"""ONNX Runtime: how it is imported, and how a graph is opened on this CPU or device."""
+"""ONNX Runtime: its import, and sessions for graphs on this CPU or device."""

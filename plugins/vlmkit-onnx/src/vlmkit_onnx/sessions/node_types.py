@@ -1,4 +1,4 @@
-"""NumPy's words for the element types of a graph's inputs and outputs."""
+"""NumPy's types for the element types of a graph's inputs and outputs."""
 
 from typing import Any
 

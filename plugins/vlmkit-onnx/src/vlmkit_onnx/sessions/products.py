@@ -1,11 +1,12 @@
-"""How a graph's 8-bit numbers are multiplied on this CPU, so that no sum is cut off.
+"""Selects kernels for 8-bit products on this CPU whose sums do not saturate.
 
-CPUs of the x86 family without VNNI add two products of eight bits in sixteen, and cut off what does
-not fit: a layer of signed weights gives other numbers than it should, without a word. ONNX Runtime
-has kernels for unsigned weights that cut nothing off and are somewhat slower, and brings signed
-weights to them where it is asked to. It has to be told where: on a CPU with VNNI or AMX the
-kernels for signed weights are exact, and faster. ``products.onnx`` is one such layer with the
-largest numbers there are; which form is taken is found out by computing it.
+x86 CPUs without VNNI add two products of eight bits in sixteen bits, and saturate larger sums. A
+layer of signed weights then computes wrong numbers without an error. ONNX Runtime has somewhat
+slower kernels for unsigned weights that never saturate, and converts signed weights for them if a
+session option says so. CPUs with VNNI or AMX compute signed weights exactly and faster.
+
+``products.onnx`` is one such layer with the largest possible numbers. The selection depends on its
+result.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ GRAPH = Path(__file__).with_name("products.onnx")
 DEPTH, WIDTH = 64, 32  # numbers in a sum, and sums in a row
 OPERATORS = frozenset(
     {
-        "DequantizeLinear",  # with a product beside it, ONNX Runtime makes one of 8 bits of both
+        "DequantizeLinear",  # ONNX Runtime may fuse it with a product into one of 8 bits
         "DynamicQuantizeLSTM",
         "DynamicQuantizeMatMul",
         "MatMulInteger",
@@ -34,15 +35,15 @@ OPERATORS = frozenset(
         "QLinearMatMul",
     }
 )
-"""Operators that can have signed weights of 8 bits, and sums that would be cut off."""
+"""Operators that may have signed 8-bit weights, and sums that would saturate."""
 
 
 class Form(NamedTuple):
-    """One way to compute layers of 8-bit weights.
+    """One kind of kernels for layers of 8-bit weights.
 
     Attributes:
         name: of the kernels, in two words.
-        entries: what a session is configured with to take them.
+        entries: the session options that select them.
     """
 
     name: str
@@ -55,10 +56,10 @@ UNSIGNED = Form("unsigned weights", MappingProxyType({"session.x64quantprecision
 
 @cache
 def form() -> Form:
-    """Return how sessions on this CPU multiply: the fastest way that is exact.
+    """Return the fastest kernels that are exact on this CPU.
 
     Raises:
-        CheckpointError: none is.
+        CheckpointError: no kernels are exact.
     """
     for known in (SIGNED, UNSIGNED):
         if are_exact(known):
@@ -70,7 +71,7 @@ def form() -> Form:
 
 
 def are_exact(form: Form) -> bool:
-    """Multiply the largest numbers and compare: one row, as in decoding, and several."""
+    """Return whether kernels are exact for the largest numbers, with one row and with several."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     for name, value in form.entries.items():

@@ -1,8 +1,8 @@
-"""ONNX Runtime, imported so that it tells nobody.
+"""Imports ONNX Runtime with telemetry disabled.
 
-Since 1.31 it writes an id of the machine into the user's cache folder and queues events about what
-it does, from its import on. It asks ``ORT_DISABLE_TELEMETRY`` once, when its library is loaded. So
-this whole plugin takes it from here; a value that the user has set stays.
+From version 1.31 on, ONNX Runtime writes a machine id into the user's cache folder and queues usage
+events from its import on. It reads ``ORT_DISABLE_TELEMETRY`` once, when its library is loaded. All
+modules of this plugin therefore import it from here. A value that the user has set is kept.
 """
 
 import os

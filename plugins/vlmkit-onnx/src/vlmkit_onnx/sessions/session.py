@@ -1,6 +1,6 @@
-"""Opens a graph: every option is stated, every failure is one sentence.
+"""Opens sessions for graphs, with explicit options and errors of one sentence.
 
-What a file may read besides itself is checked before ONNX Runtime sees it.
+Checks which other files a graph reads before ONNX Runtime opens it. Runs no graph.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from vlmkit_onnx.settings import ComputeSettings
 NO_MEMORY = "Failed to allocate memory"
 DEVICE_ERRORS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
 CUDA = "CUDAExecutionProvider"
-FATAL = 4  # ONNX Runtime logs only what ends the process
+FATAL = 4  # ONNX Runtime logs only errors that end the process
 
 
 def open_session(
@@ -32,21 +32,23 @@ def open_session(
 
     Args:
         file: the graph.
-        settings: where it is computed.
-        without: ONNX Runtime's own rewrites that are left out.
+        settings: device and threads.
+        without: ONNX Runtime's optimizers to disable.
 
     Raises:
-        CheckpointError: the file is absent, is no graph that can run here, names external
+        CheckpointError: the file is absent, is not a graph that can run here, names external
             data outside its folder, or has 8-bit products that this CPU cannot compute.
-        ConfigError: the device is not there, or what it needs to compute.
+        ConfigError: the device, or a library that it needs, is absent.
     """
     form = check(file, settings)
     options = _options(settings)
     for name, value in form.entries.items() if form else ():
         options.add_session_config_entry(name, value)
     if device_of(settings)[0] == "cuda":
-        with contextlib.redirect_stdout(io.StringIO()):  # what it prints is no answer of a model
-            onnxruntime.preload_dlls()  # that pip installed, where the system does not look
+        # Its output must not mix with a model's answer. Libraries that pip installed are outside the
+        # system's search path.
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
     try:
         with heap.returning_large_blocks():
             session = onnxruntime.InferenceSession(
@@ -55,7 +57,7 @@ def open_session(
                 providers=_providers(settings.device),
                 disabled_optimizers=list(without),
             )
-    except Exception as error:  # its exceptions have no common parent
+    except Exception as error:  # its exceptions have no common base class
         raise CheckpointError(
             f"{file.name!r} is not a graph that ONNX Runtime {onnxruntime.__version__} can run"
         ) from error
@@ -64,21 +66,21 @@ def open_session(
 
 
 def open_tower(file: Path, settings: ComputeSettings) -> onnxruntime.InferenceSession:
-    """Load the graph of a vision tower, as :func:`open_session`.
+    """Load the graph of a vision tower; see :func:`open_session`.
 
-    On a CPU sums and norms stay apart: over the many rows of a picture, the operator that does
-    both takes three times as long.
+    On a CPU, sums and norms are not fused: with the many rows of an image, the fused operator takes
+    three times as long.
     """
     on_cpu = device_of(settings)[0] == "cpu"
     return open_session(file, settings, without=["SkipLayerNormFusion"] if on_cpu else [])
 
 
 def check(file: Path, settings: ComputeSettings) -> products.Form | None:
-    """Look at a graph without its weights; return how its 8-bit products are computed, if any.
+    """Check a graph without its weights; return the kernels for its 8-bit products, if any.
 
     Raises:
-        CheckpointError: as for :func:`open_session`, as far as the weights do not matter.
-        ConfigError: the device is not there.
+        CheckpointError: see :func:`open_session`; errors of weights are not found.
+        ConfigError: the device is absent.
     """
     if not file.is_file():
         raise CheckpointError(f"{file.name!r} is missing", hint="fetch or export the model again")
@@ -88,11 +90,11 @@ def check(file: Path, settings: ComputeSettings) -> products.Form | None:
     return products.form() if header.op_types & products.OPERATORS else None
 
 
-def giving_back(session: onnxruntime.InferenceSession) -> onnxruntime.RunOptions:
-    """Return options for runs that are rare and large: they give back the memory they computed in.
+def shrinking_arena(session: onnxruntime.InferenceSession) -> onnxruntime.RunOptions:
+    """Return options for rare, large runs that return their working memory to the system.
 
-    ONNX Runtime otherwise keeps the most that any run took, for the next. Asking the system again
-    is nothing beside a vision tower, and would cost a decoder a few percent. On a CPU only.
+    Otherwise ONNX Runtime keeps the largest memory of any run. New allocations cost little beside a
+    vision tower, but a few percent of a decoder's time. Only on a CPU.
     """
     options = onnxruntime.RunOptions()
     if session.get_providers() == ["CPUExecutionProvider"]:
@@ -101,12 +103,12 @@ def giving_back(session: onnxruntime.InferenceSession) -> onnxruntime.RunOptions
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether a run failed for want of memory, which ONNX Runtime may say in words only."""
+    """Return whether a run failed because of memory; ONNX Runtime may state it in words only."""
     return isinstance(error, MemoryError) or NO_MEMORY in str(error)
 
 
 def is_of_device(error: Exception) -> bool:
-    """Tell whether a device failed, not the graph with what it was given."""
+    """Return whether the device failed, not the graph with its inputs."""
     return any(text in str(error) for text in DEVICE_ERRORS)
 
 
@@ -117,7 +119,7 @@ def device_of(settings: ComputeSettings) -> tuple[str, int]:
 
 
 def num_threads(settings: ComputeSettings) -> int:
-    """Return how many CPU threads one computation takes."""
+    """Return how many CPU threads one computation uses."""
     return num_cores() if settings.num_threads is None else settings.num_threads
 
 
@@ -129,14 +131,16 @@ def _options(settings: ComputeSettings) -> onnxruntime.SessionOptions:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_mem_pattern = False  # shapes differ from step to step
     options.log_severity_level = FATAL
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # what was checked
+    options.add_session_config_entry(
+        "session.load_model_format", "ONNX"
+    )  # the format that was checked
     return options
 
 
 def _refuse_fallback(session: onnxruntime.InferenceSession, device: str) -> None:
-    """Turn down a session that computes on the CPU because a library of the device is not there.
+    """Refuse a session that computes on the CPU because a library of the device is absent.
 
-    ONNX Runtime only logs that, and answers at a fraction of the speed.
+    ONNX Runtime only logs that, and runs at a fraction of the speed.
     """
     kind, _ = device_of(ComputeSettings(device=device))
     if kind == "cuda" and CUDA not in session.get_providers():

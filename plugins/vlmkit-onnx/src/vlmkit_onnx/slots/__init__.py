@@ -1,1 +1,1 @@
-"""The cache: who has which slot, what it holds, and the memory below it."""
+"""The cache: which sequence has which slot, what the slot holds, and the memory below it."""

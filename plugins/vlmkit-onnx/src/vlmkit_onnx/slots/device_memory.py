@@ -1,7 +1,7 @@
-"""The cache on a device with memory of its own: one array for each state, allocated whole.
+"""The cache on a device with its own memory: one array for each state, allocated at once.
 
-There are no pages to give back, and ONNX Runtime copies nothing within a device, so a slot keeps
-its memory and a prefix is reused in the slot that holds it.
+A device cannot return single pages, and ONNX Runtime copies nothing within a device. A slot
+therefore keeps its memory, and a prefix is reused in the slot that holds it.
 """
 
 import math
@@ -9,55 +9,44 @@ from collections.abc import Mapping
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.slots.memory import TOKEN_AXIS, Memory, Place, SlotMemory, StateShape
-
-Device = tuple[str, int]
-"""Kind and number."""
-CPU: Device = ("cpu", 0)
+from vlmkit_onnx.slots.host_memory import HostMemory
+from vlmkit_onnx.slots.memory import CPU, ArrayLocation, CacheSize, Device, SlotMemory, StateShape
 
 
-def memory_on(
-    device: Device, states: Mapping[str, StateShape], num_slots: int, slot_tokens: int
-) -> Memory:
-    """Return a cache where the graph runs.
+def allocate(states: Mapping[str, StateShape], size: CacheSize) -> SlotMemory:
+    """Return a cache on the device that runs the graph.
 
     Raises:
-        CheckpointError: a state is of fixed size, which only a CPU keeps.
-        ConfigError: there is not so much memory.
+        CheckpointError: a state has a fixed size, which only a CPU supports.
+        ConfigError: there is too little memory.
     """
-    if device == CPU:
-        return SlotMemory(states, num_slots, slot_tokens)
-    return DeviceMemory(states, num_slots, slot_tokens, device)
+    if size.device == CPU:
+        return HostMemory(states, size.num_slots, size.slot_tokens)
+    return DeviceMemory(states, size.num_slots, size.slot_tokens, size.device)
 
 
-class DeviceMemory:
-    """A :class:`vlmkit_onnx.slots.memory.Memory` on a device.
+class DeviceMemory(SlotMemory):
+    """The states of all slots on a device.
 
     Args:
-        states: what a slot keeps, by name.
-        num_slots: how many there are.
-        slot_tokens: rows for tokens in each.
+        states: what a slot stores, by name.
+        num_slots: most sequences at once.
+        slot_tokens: rows for tokens in each slot.
         device: kind and number.
 
     Raises:
-        CheckpointError: a state is of fixed size.
-        ConfigError: the device has not so much memory.
+        CheckpointError: a state has a fixed size.
+        ConfigError: the device has too little memory.
     """
 
     copies = False
 
     def __init__(
-        self,
-        states: Mapping[str, StateShape],
-        num_slots: int,
-        slot_tokens: int,
-        device: Device,
+        self, states: Mapping[str, StateShape], num_slots: int, slot_tokens: int, device: Device
     ) -> None:
-        self.states = dict(states)
-        self.num_slots = num_slots
-        self.slot_tokens = slot_tokens
+        super().__init__(states, num_slots, slot_tokens)
         self._device = device
-        if not all(state.grows for state in self.states.values()):
+        if not self.is_shareable:
             raise CheckpointError("states of fixed size are kept on a CPU only")
         try:
             self._values = {name: self._allocate(state) for name, state in self.states.items()}
@@ -68,49 +57,34 @@ class DeviceMemory:
                 hint="lower engine.max_sequences or engine.max_sequence_tokens",
             ) from error
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that one token takes in all states together."""
-        return sum(state.token_bytes for state in self.states.values())
-
-    @property
-    def is_shareable(self) -> bool:
-        """Whether a prefix of a sequence is a prefix of its memory."""
-        return True
-
-    def place(self, name: str, first_slot: int, num_slots: int) -> Place:
-        """Return where a state of some neighbouring slots lies, as a binding wants it."""
+    def location(self, name: str, first_slot: int, num_slots: int) -> ArrayLocation:
+        """Return where a state of adjacent slots is."""
         state = self.states[name]
-        shape = self._shape(state, num_slots)
+        shape = self.array_shape(state, num_slots)
         slot_bytes = math.prod(shape[1:]) * state.dtype.itemsize
         address = self._values[name].data_ptr() + first_slot * slot_bytes
-        return Place(*self._device, state.dtype, shape, address)
+        return ArrayLocation(*self._device, state.dtype, shape, address)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Refuse: see ``copies``."""
+        """Refuse; see ``copies``."""
         raise RuntimeError(f"{num_tokens} tokens cannot be copied from slot {source} to {target}")
 
     def swap(self, slots: tuple[int, int], num_tokens: tuple[int, int]) -> None:
-        """Refuse: see ``copies``."""
-        raise RuntimeError(f"{num_tokens} tokens of slots {slots} cannot change places")
+        """Refuse; see ``copies``."""
+        raise RuntimeError(f"{num_tokens} tokens of slots {slots} cannot be exchanged")
 
     def discard(self, slot: int) -> None:
-        """Keep the memory; the next owner writes over it."""
+        """Do nothing: the slot's next sequence overwrites its memory."""
 
     def reset(self, slot: int) -> None:
-        """Begin a sequence; there are no states of fixed size."""
+        """Do nothing: there are no states of fixed size."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self._values.clear()
 
-    def _shape(self, state: StateShape, num_slots: int) -> tuple[int, ...]:
-        shape = [num_slots, *state.shape]
-        shape[1 + TOKEN_AXIS] = self.slot_tokens
-        return tuple(shape)
-
     def _allocate(self, state: StateShape) -> onnxruntime.OrtValue:
-        shape = self._shape(state, self.num_slots)
+        shape = self.array_shape(state, self.num_slots)
         return onnxruntime.OrtValue.ortvalue_from_shape_and_type(
             shape, state.dtype.type, *self._device
         )

@@ -1,68 +1,41 @@
-"""Who has which slot, what every slot holds, and which of it a newcomer can start from.
+"""Assigns slots to sequences, and evicts what released sequences left.
 
-Pure bookkeeping: no arrays of the model, no ONNX Runtime. A slot keeps the tokens of a sequence
-that left, until its place or its memory is needed, so that a later prompt that begins alike starts
-from them. Two prompts begin alike as far as their token ids, their images' digests, the spans that
-see each other both ways and their scope are equal; nothing is hashed, everything is compared.
+Holds no arrays of the model and does not use ONNX Runtime.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit import prefix
+from vlmkit_onnx.slots.slot import Slot, choose_target, longest_prefix
 
 
-class Seat(NamedTuple):
-    """A sequence got a slot.
+class SlotAssignment(NamedTuple):
+    """A slot for a new sequence.
 
     Attributes:
-        slot: which.
-        num_cached: how many of its first tokens the slot holds, once they were copied.
-        source: the slot to copy them from; None where they are there already, or none are.
-        is_fresh: the slot held something, which is of no use any more.
+        slot: its index.
+        num_cached: first tokens of the sequence that the slot holds, after the copy.
+        source: the slot to copy them from; None if no copy is needed.
+        is_stale: whether the slot holds tokens that are of no use.
     """
 
     slot: int
     num_cached: int
     source: int | None
-    is_fresh: bool
+    is_stale: bool
 
 
-@dataclass(slots=True)
-class _Place:
-    """One slot.
-
-    Attributes:
-        ids: ``[slot tokens]``, valid up to ``num_committed``.
-        num_tokens: whose keys and values are there.
-        num_committed: how many of those are the owner's for good, for others to start from.
-        num_reserved: that its owner has room for; the tokens themselves where it has no owner.
-        last_used: larger is more recent.
-    """
-
-    ids: NDArray[np.int32]
-    owner: SequenceView | None = None
-    scope: bytes = b""
-    parts: prefix.Parts = ((), ())
-    num_tokens: int = 0
-    num_committed: int = 0
-    num_reserved: int = 0
-    last_used: int = 0
-
-
-class SlotBook:
-    """Keeps the books of the slots.
+class SlotManager:
+    """Tracks which sequence has which slot, and what every slot holds.
 
     Args:
-        num_slots: how many there are.
-        slot_tokens: longest sequence that one takes.
-        capacity_tokens: that all slots together may hold.
-        shares_prefixes: whether what a slot holds may be used by others.
+        num_slots: most sequences at once.
+        slot_tokens: longest sequence of a slot.
+        capacity_tokens: most tokens of all slots together.
+        shares_prefixes: whether other sequences may use what a slot holds.
         copies: whether a prefix can be copied from one slot to another.
     """
 
@@ -78,194 +51,161 @@ class SlotBook:
         self.capacity_tokens = capacity_tokens
         self._shares = shares_prefixes
         self._copies = copies
-        self._places = [_Place(np.zeros(slot_tokens, np.int32)) for _ in range(num_slots)]
-        self._slots: dict[SequenceView, int] = {}
+        self._slots = [Slot(np.zeros(slot_tokens, np.int32)) for _ in range(num_slots)]
+        self._index_of: dict[SequenceView, int] = {}
         self._clock = 0
         self._to_discard: set[int] = set()
 
     @property
     def num_sequences(self) -> int:
         """Sequences that have a slot."""
-        return len(self._slots)
+        return len(self._index_of)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that take memory: reserved by owners, or kept for later."""
-        return sum(place.num_reserved for place in self._places)
+        """Tokens that take memory: reserved by owners, or kept for later sequences."""
+        return sum(slot.num_reserved for slot in self._slots)
 
     @property
     def num_owned(self) -> int:
         """Tokens that admitted sequences have room for."""
-        return sum(place.num_reserved for place in self._places if place.owner is not None)
+        return sum(slot.num_reserved for slot in self._slots if slot.owner is not None)
 
     def slot(self, sequence: SequenceView) -> int:
         """Return the slot of an admitted sequence."""
-        return self._slots[sequence]
+        return self._index_of[sequence]
 
     def num_held(self, slot: int) -> int:
         """Return how many tokens' keys and values a slot holds."""
-        return self._places[slot].num_tokens
+        return self._slots[slot].num_tokens
 
     def is_owned(self, slot: int) -> bool:
-        """Tell whether a sequence has this slot."""
-        return self._places[slot].owner is not None
+        """Return whether a sequence has this slot."""
+        return self._slots[slot].owner is not None
 
     def take_discarded(self) -> list[int]:
-        """Return the slots whose memory can be given back, once."""
-        slots = [slot for slot in self._to_discard if not self._places[slot].num_tokens]
+        """Return the slots whose memory can be freed, and forget them."""
+        slots = [index for index in self._to_discard if not self._slots[index].num_tokens]
         self._to_discard.clear()
         return slots
 
-    def admit(self, sequence: SequenceView) -> Seat | None:
-        """Give a sequence a slot and room for its tokens and one more; None if there is none.
+    def admit(self, sequence: SequenceView) -> SlotAssignment | None:
+        """Assign a slot with room for a sequence's tokens and one more; None if there is none.
 
         Raises:
-            ValueError: it has a slot already.
+            ValueError: the sequence has a slot already.
         """
-        if sequence in self._slots:
+        if sequence in self._index_of:
             raise ValueError(f"sequence {sequence.id!r} is admitted already")
         num_tokens = len(sequence) + 1
-        if num_tokens > len(self._places[0].ids) or not self._may_hold(num_tokens):
+        if num_tokens > len(self._slots[0].ids) or not self._may_hold(num_tokens):
             return None
-        free = [i for i, place in enumerate(self._places) if place.owner is None]
+        free = [index for index, slot in enumerate(self._slots) if slot.owner is None]
         if not free:
             return None
-        source, num_cached = self._longest_prefix(sequence, free)
-        target = self._target(free, source, num_cached)
+        source, num_cached = None, 0
+        if self._shares:
+            candidates = range(len(self._slots)) if self._copies else free
+            source, num_cached = longest_prefix(self._slots, candidates, sequence)
+        target = choose_target(self._slots, free, source, num_cached, copies=self._copies)
         copied_from = None if source == target else source
-        held = self._places[target].num_tokens > 0
-        is_fresh = held and (num_cached == 0 or copied_from is not None)
-        self._seat(sequence, target, num_cached, num_tokens)
+        has_tokens = self._slots[target].num_tokens > 0
+        is_stale = has_tokens and (num_cached == 0 or copied_from is not None)
+        self._assign(sequence, target, num_cached, num_tokens)
         self._evict_down_to_capacity()
-        return Seat(target, num_cached, copied_from, is_fresh)
+        return SlotAssignment(target, num_cached, copied_from, is_stale)
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
-        place = self._place(sequence)
-        more = num_tokens - place.num_reserved
+        slot = self._slot_of(sequence)
+        more = num_tokens - slot.num_reserved
         if more <= 0:
             return True
-        if num_tokens > len(place.ids) or not self._may_hold(more):
+        if num_tokens > len(slot.ids) or not self._may_hold(more):
             return False
-        place.num_reserved = num_tokens
+        slot.num_reserved = num_tokens
         self._evict_down_to_capacity()
         return True
 
-    def note_computed(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Note that a slot now holds so many tokens of its owner, and no more."""
-        place = self._place(sequence)
-        place.num_tokens = num_tokens
-        self._touch(place)
+    def set_computed(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Record that a sequence's slot holds exactly its first ``num_tokens``."""
+        slot = self._slot_of(sequence)
+        slot.num_tokens = num_tokens
+        self._touch(slot)
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Let others find the first ``num_tokens`` of an admitted sequence, which are its own."""
-        place = self._place(sequence)
-        start = place.num_committed
-        place.ids[start:num_tokens] = sequence.tokens(start, num_tokens)
-        place.num_committed = num_tokens
+        """Let other sequences start from the first ``num_tokens`` of an admitted sequence."""
+        slot = self._slot_of(sequence)
+        start = slot.num_committed
+        slot.ids[start:num_tokens] = sequence.tokens(start, num_tokens)
+        slot.num_committed = num_tokens
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget what follows the first ``num_tokens`` of an admitted sequence.
+        """Drop the tokens after the first ``num_tokens`` of an admitted sequence.
 
         Raises:
-            ValueError: that was committed.
+            ValueError: they were committed.
         """
-        place = self._place(sequence)
-        if num_tokens < place.num_committed:
+        slot = self._slot_of(sequence)
+        if num_tokens < slot.num_committed:
             raise ValueError(f"sequence {sequence.id!r} has more committed than {num_tokens}")
-        place.num_tokens = min(place.num_tokens, num_tokens)
+        slot.num_tokens = min(slot.num_tokens, num_tokens)
 
     def release(self, sequence: SequenceView) -> None:
-        """Take a sequence's slot; what it holds is kept for later prompts if it may be shared."""
-        slot = self._slots.pop(sequence)
-        place = self._places[slot]
-        place.owner = None
+        """Release a sequence's slot; keep its tokens for later prompts if they may be shared."""
+        index = self._index_of.pop(sequence)
+        slot = self._slots[index]
+        slot.owner = None
         if not self._shares:
-            place.num_committed = 0
-        place.num_tokens = place.num_reserved = place.num_committed
-        if not place.num_tokens:
-            self._to_discard.add(slot)
-        self._touch(place)
+            slot.num_committed = 0
+        slot.num_tokens = slot.num_reserved = slot.num_committed
+        if not slot.num_tokens:
+            self._to_discard.add(index)
+        self._touch(slot)
 
     def swap(self, first: int, second: int) -> None:
-        """Let two slots change places, with their owners and everything that they hold."""
-        places = self._places
-        places[first], places[second] = places[second], places[first]
-        for slot in (first, second):
-            if (owner := places[slot].owner) is not None:
-                self._slots[owner] = slot
+        """Exchange two slots, with their owners and contents."""
+        slots = self._slots
+        slots[first], slots[second] = slots[second], slots[first]
+        for index in (first, second):
+            if (owner := slots[index].owner) is not None:
+                self._index_of[owner] = index
 
-    def _place(self, sequence: SequenceView) -> _Place:
-        return self._places[self._slots[sequence]]
+    def _slot_of(self, sequence: SequenceView) -> Slot:
+        return self._slots[self._index_of[sequence]]
 
-    def _touch(self, place: _Place) -> None:
+    def _touch(self, slot: Slot) -> None:
         self._clock += 1
-        place.last_used = self._clock
+        slot.last_used = self._clock
 
     def _may_hold(self, more: int) -> bool:
-        """Tell whether owners may have so many more tokens, if all that is kept goes."""
+        """Return whether owners may have ``more`` tokens once all unowned ones are evicted."""
         return self.num_owned + more <= self.capacity_tokens
 
-    def _longest_prefix(
-        self, sequence: SequenceView, free: Iterable[int]
-    ) -> tuple[int | None, int]:
-        """Return the slot that shares the longest prefix with a sequence, and how long it is."""
-        if not self._shares:
-            return None, 0
-        ids = np.array(sequence.tokens(0, sequence.first_row), np.int32)
-        parts = prefix.parts_of(sequence)
-        best, longest = None, 0
-        for slot in range(len(self._places)) if self._copies else free:
-            place = self._places[slot]
-            if place.scope != sequence.scope or place.num_committed <= longest:
-                continue
-            num_equal = prefix.whole(sequence, _num_equal(place, ids, parts))
-            if num_equal > longest:
-                best, longest = slot, num_equal
-        return best, longest
-
-    def _target(self, free: list[int], source: int | None, num_cached: int) -> int:
-        """Choose the slot: where the prefix is, if little else is lost, or the least useful."""
-        if source in free and (not self._copies or len(free) == 1):
-            return source
-        if source in free and 2 * num_cached >= self._places[source].num_tokens:
-            return source
-        others = [slot for slot in free if slot != source]
-        kept = [slot for slot in others if self._places[slot].num_tokens]
-        empty = [slot for slot in others if not self._places[slot].num_tokens]
-        if empty:
-            return empty[0]
-        return min(kept, key=lambda slot: self._places[slot].last_used)
-
-    def _seat(self, sequence: SequenceView, slot: int, num_cached: int, num_tokens: int) -> None:
-        place = self._places[slot]
-        place.ids[:num_cached] = sequence.tokens(0, num_cached)
-        place.owner, place.scope = sequence, sequence.scope
-        place.parts = prefix.parts_of(sequence)
-        place.num_tokens = place.num_committed = num_cached
-        place.num_reserved = num_tokens
-        self._slots[sequence] = slot
-        self._touch(place)
+    def _assign(self, sequence: SequenceView, index: int, num_cached: int, num_tokens: int) -> None:
+        slot = self._slots[index]
+        slot.ids[:num_cached] = sequence.tokens(0, num_cached)
+        slot.owner, slot.scope = sequence, sequence.scope
+        slot.parts = prefix.parts_of(sequence)
+        slot.num_tokens = slot.num_committed = num_cached
+        slot.num_reserved = num_tokens
+        self._index_of[sequence] = index
+        self._touch(slot)
 
     def _evict_down_to_capacity(self) -> None:
-        """Forget what nobody owns, oldest first, until everything fits.
+        """Evict unowned tokens, least recently used first, until everything fits.
 
-        What an admission copies from may go, too: the copy is made before the memory is given back.
+        The source of an admission's copy may be evicted, too: the copy happens before its memory is
+        freed.
         """
         over = self.num_tokens - self.capacity_tokens
-        unowned = [i for i, p in enumerate(self._places) if p.owner is None and p.num_tokens]
-        for slot in sorted(unowned, key=lambda i: self._places[i].last_used):
+        unowned = [
+            i for i, slot in enumerate(self._slots) if slot.owner is None and slot.num_tokens
+        ]
+        for index in sorted(unowned, key=lambda i: self._slots[i].last_used):
             if over <= 0:
                 return
-            place = self._places[slot]
-            over -= place.num_reserved
-            place.num_tokens = place.num_committed = place.num_reserved = 0
-            self._to_discard.add(slot)
-
-
-def _num_equal(place: _Place, ids: NDArray[np.int32], parts: prefix.Parts) -> int:
-    """Return how many first tokens of a slot are those of a prompt, images and spans included."""
-    num = min(place.num_committed, len(ids))
-    differs = np.flatnonzero(place.ids[:num] != ids[:num])
-    num = int(differs[0]) if len(differs) else num
-    return prefix.num_before_unlike(num, place.parts, parts)
+            slot = self._slots[index]
+            over -= slot.num_reserved
+            slot.num_tokens = slot.num_committed = slot.num_reserved = 0
+            self._to_discard.add(index)

@@ -1,7 +1,7 @@
-"""Memory as the system gives it: addresses that take pages when written, and give them back.
+"""Reserves addresses whose pages take memory only when written, and returns pages to the system.
 
-Windows sets memory aside for every address at once, and takes none back before the end. What lies
-in the pages is not this module's business.
+Windows commits memory for every address at once, and takes none back before the end. Does not read
+or write the pages.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import sys
 MAP_FIXED = 0x10  # on Linux, macOS and the BSDs alike; the mmap module does not name it
 
 
-def is_set_aside() -> bool:
-    """Tell whether reserved addresses count as taken memory before they are written."""
+def commits_at_once() -> bool:
+    """Return whether reserved addresses count as used memory before they are written."""
     return sys.platform == "win32"
 
 
@@ -22,7 +22,7 @@ def reserve(num_bytes: int) -> mmap.mmap:
     """Reserve addresses that read as zero, in pages of the smallest size.
 
     Raises:
-        OSError: the system has not so many.
+        OSError: the system cannot reserve so many.
     """
     if sys.platform == "win32":
         pages = mmap.mmap(-1, num_bytes)
@@ -34,16 +34,16 @@ def reserve(num_bytes: int) -> mmap.mmap:
     return pages
 
 
-def give_back(pages: mmap.mmap, start: int, num_bytes: int) -> None:
-    """Give whole pages back; they read as zero again, but on Windows, where they stay."""
+def free(pages: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Return whole pages to the system, so that they read as zero; do nothing on Windows."""
     if sys.platform == "linux":
         pages.madvise(mmap.MADV_DONTNEED, start, num_bytes)
     elif sys.platform != "win32":
-        _map_anew(ctypes.addressof(ctypes.c_char.from_buffer(pages, start)), num_bytes)
+        _map_again(ctypes.addressof(ctypes.c_char.from_buffer(pages, start)), num_bytes)
 
 
-def _map_anew(address: int, num_bytes: int) -> None:
-    """Put fresh pages in the place of some: outside Linux, no advice takes memory away at once."""
+def _map_again(address: int, num_bytes: int) -> None:
+    """Map new pages at an address: outside Linux, no advice frees memory at once."""
     if sys.platform != "win32":
         system_mmap = ctypes.CDLL(None, use_errno=True).mmap
         system_mmap.restype = ctypes.c_void_p

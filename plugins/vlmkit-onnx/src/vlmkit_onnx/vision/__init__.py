@@ -1,1 +1,1 @@
-"""The vision encoder: from a processor's arrays to image features, by one ONNX graph."""
+"""The vision encoder: from a processor's arrays to image features, with one ONNX graph."""

@@ -1,7 +1,7 @@
-"""Feeding towers of tiles whose rows are put together again as one picture: LLaVA-NeXT's.
+"""Feeds towers of tiles whose rows are assembled to one image: LLaVA-NeXT and LLaVA-OneVision.
 
-The first tile is the whole image made small; the others cover it in a grid. What was only padding
-is cut away from the grid, and each of its lines ends with a learned row.
+The first tile is the whole image at a small size; the others cover it in a grid. Padding is removed
+from the grid, and each of its lines ends with a learned row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_
 from vlmkit_onnx.vision.names import FEATURES, NEWLINE
 from vlmkit_onnx.vision.tiles import tiles_of
 
-ENOUGH = 1.1  # a grid that is larger than allowed by less than this is left as it is
+RESAMPLING_RATIO = 1.1  # a grid whose side exceeds the limit by less is not resampled
 
 
 class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind"):
     """LLaVA-NeXT and LLaVA-OneVision.
 
     Attributes:
-        resolutions: ``(height, width)`` that an image may be fitted into.
+        resolutions: ``(height, width)`` to which images are fitted.
         tile_size: pixels on each side of a tile.
         tile_rows: feature rows on each side of a tile.
-        max_tiles: a grid of more tiles than these is resampled to as many; None leaves it.
+        max_tiles: larger grids are resampled to this many tiles; None never resamples.
     """
 
     resolutions: list[tuple[int, int]]
@@ -43,11 +43,11 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
         return {"pixel_values": pixels}
 
     def rows(self, slot: MediaSlot, outputs: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Return the small image's rows, then those of the grid, line by line; of each level so."""
+        """Return the small image's rows, then those of the grid line by line, for each level."""
         newline = outputs[NEWLINE][:1]
         levels = {name: tiles for name, tiles in outputs.items() if name != NEWLINE}
         packed = {name: self._packed(slot, tiles, newline) for name, tiles in levels.items()}
-        if FEATURES not in packed:  # all of them are added inside the decoder
+        if FEATURES not in packed:  # all rows are added inside the decoder
             packed[FEATURES] = np.zeros_like(next(iter(packed.values())))
         return packed
 
@@ -62,7 +62,7 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
         return np.concatenate([tiles[0], ended.reshape(-1, ended.shape[-1])])
 
     def _grid(self, tiles: Floats, height: int, width: int) -> Floats:
-        """Lay tiles out as ``[lines, rows, hidden]``."""
+        """Return tiles as a grid ``[lines, rows, hidden]``."""
         fitted = best_resolution(height, width, self.resolutions)
         down, across = (side // self.tile_size for side in fitted)
         side = self.tile_rows
@@ -79,7 +79,7 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
             return grid
         height, width, _ = grid.shape
         ratio = float(np.sqrt(height * width / (self.max_tiles * self.tile_rows**2)))
-        if ratio <= ENOUGH:
+        if ratio <= RESAMPLING_RATIO:
             return grid
         smaller = resample(grid, int(height // ratio))
         return resample(smaller.transpose(1, 0, 2), int(width // ratio)).transpose(1, 0, 2)
@@ -88,7 +88,7 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
 def best_resolution(
     height: int, width: int, resolutions: Sequence[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the resolution that keeps most of an image, and of those the one that wastes least."""
+    """Return the resolution that keeps most pixels of an image, and then wastes the fewest."""
 
     def merit(resolution: tuple[int, int]) -> tuple[int, int]:
         scale = min(resolution[1] / width, resolution[0] / height)
@@ -99,7 +99,7 @@ def best_resolution(
 
 
 def unpad(grid: Floats, height: int, width: int) -> Floats:
-    """Cut away what an image of this size does not cover of ``[lines, rows, hidden]``."""
+    """Remove the padding of an image of this size from ``[lines, rows, hidden]``."""
     lines, rows, _ = grid.shape
     if width / height > rows / lines:
         covered = int(round(height * (rows / width), 7))
@@ -111,7 +111,7 @@ def unpad(grid: Floats, height: int, width: int) -> Floats:
 
 
 def resample(array: Floats, size: int) -> Floats:
-    """Resample the first axis linearly, with centres of samples at halves."""
+    """Resample the first axis linearly, with sample centres at halves."""
     length = len(array)
     place = np.clip((np.arange(size) + 0.5) * (length / size) - 0.5, 0, None)
     below = np.floor(place).astype(np.int64)

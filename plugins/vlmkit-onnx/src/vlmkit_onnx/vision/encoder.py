@@ -1,11 +1,12 @@
-"""The vision encoder: image features by one ONNX graph.
+"""The vision encoder: computes image features with one ONNX graph.
 
-How images become the graph's inputs is a :class:`vlmkit_onnx.vision.feeding.Computation`; what the
-rows mean to the decoder is the engine's business.
+A :class:`vlmkit_onnx.vision.feeding.Computation` converts images to the graph's inputs. Does not
+interpret the rows; the engine does.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,9 +22,16 @@ from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.self_checks.export_sample import refuse_unlike
 from vlmkit_onnx.sessions.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.sessions.session import giving_back, is_of_device, is_out_of_memory
-from vlmkit_onnx.vision.batches import Batches
-from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
+from vlmkit_onnx.sessions.session import is_of_device, is_out_of_memory, shrinking_arena
+from vlmkit_onnx.vision.feeding import (
+    AnyArray,
+    Computation,
+    Feeding,
+    Floats,
+    Group,
+    Pictures,
+    Run,
+)
 from vlmkit_onnx.vision.foreign import ForeignGraph
 from vlmkit_onnx.vision.names import FEATURES
 from vlmkit_onnx.vision.own import own_feeding
@@ -38,11 +46,11 @@ class OnnxVisionEncoder:
 
     Args:
         graph: the vision tower.
-        session: the same, open.
-        max_batch_images: most pictures in one call of our own graphs; a tile is a picture.
+        session: of its graph.
+        max_batch_images: most pictures in one call of vlmkit's own graphs; a tile is a picture.
 
     Raises:
-        CheckpointError: the graph cannot be fed.
+        CheckpointError: the graph has unsupported inputs or outputs.
     """
 
     media_kinds = frozenset({"image"})
@@ -54,7 +62,7 @@ class OnnxVisionEncoder:
         max_batch_images: int,
     ) -> None:
         self._session: onnxruntime.InferenceSession | None = session
-        self._run_options = giving_back(session)  # a picture's tiles take as much as the weights
+        self._run_options = shrinking_arena(session)  # the tiles of an image take much memory
         self._computation = _computation(graph, session, max_batch_images)
         self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
@@ -65,7 +73,7 @@ class OnnxVisionEncoder:
 
     @cached_property
     def identity(self) -> str:
-        """Says what computes the features: weights, graph, device, library. Reads the graph."""
+        """What computes the features: weights, graph, device, library. Reads the graph."""
         fingerprint = Checkpoint(self._file.name, self._file.parent).fingerprint
         return (
             f"onnx:{fingerprint}:{self._file.name}:{self._device}:"
@@ -81,10 +89,10 @@ class OnnxVisionEncoder:
         """Return the features of each image, in order.
 
         Raises:
-            ImageError: the graph fails at one image, or its rows are not as many as the prompt has
-                places for.
+            ImageError: the graph fails at one image, or returns another number of rows than the
+                prompt has placeholders.
             EngineError: the device failed, or one of several images did.
-            OutOfMemory: there is no room for them now.
+            OutOfMemory: there is too little memory now.
         """
         try:
             rows = self._computation.compute(slots, self._run)
@@ -96,15 +104,15 @@ class OnnxVisionEncoder:
         return [_features(slot, own) for slot, own in zip(slots, rows, strict=True)]
 
     def refuse_unlike_export(self) -> None:
-        """Compute the images that the exporter kept beside the graph, if it kept any.
+        """Compute the sample images that the exporter wrote beside the graph, if there are any.
 
         Raises:
-            CheckpointError: their rows are others here.
+            CheckpointError: the rows differ from the exporter's.
         """
         refuse_unlike(self.encode, self._file.parent, FEATURES, self._bound)
 
     def close(self) -> None:
-        """Let go of the graph."""
+        """Release the graph."""
         self._session = None
 
     def _run(self, inputs: Mapping[str, AnyArray]) -> dict[str, Floats]:
@@ -113,7 +121,7 @@ class OnnxVisionEncoder:
         feeds = {name: self._cast(name, array) for name, array in inputs.items()}
         try:
             values = self._session.run(self._outputs, feeds, self._run_options)
-        except Exception as error:  # its exceptions have no common parent
+        except Exception as error:  # its exceptions have no common base class
             if is_out_of_memory(error):
                 raise OutOfMemory("the images of this request") from error
             raise _RunFailed(is_of_device=is_of_device(error)) from error
@@ -127,11 +135,55 @@ class OnnxVisionEncoder:
         return np.ascontiguousarray(array if dtype is None else array.astype(dtype, copy=False))
 
 
+class Batches:
+    """Computes images with vlmkit's own graphs: pictures of one group in one call.
+
+    Groups pictures of all images of a call, a limited number at a time, so that memory is bounded
+    for many images and for images of many tiles.
+
+    Args:
+        feeding: of the graph.
+        max_pictures: most pictures in one call.
+    """
+
+    def __init__(self, feeding: Feeding, max_pictures: int) -> None:
+        self._feeding = feeding
+        self._max_pictures = max_pictures
+
+    def compute(self, slots: Sequence[MediaSlot], run: Run) -> list[dict[str, Floats]]:
+        """Return each image's rows by name; see :class:`vlmkit_onnx.vision.feeding.Computation`."""
+        images = [self._feeding.pictures(slot) for slot in slots]
+        groups: defaultdict[Group, list[int]] = defaultdict(list)
+        for index, image in enumerate(images):
+            groups[image.group].append(index)
+        rows: dict[int, dict[str, Floats]] = {}
+        for indices in groups.values():
+            outputs = self._outputs([images[i] for i in indices], run)
+            for index, own in zip(indices, outputs, strict=True):
+                rows[index] = self._feeding.rows(slots[index], own)
+        return [rows[index] for index in range(len(slots))]
+
+    def _outputs(self, images: Sequence[Pictures], run: Run) -> Iterator[dict[str, Floats]]:
+        """Yield each image's part of the graph's outputs, for images of one group."""
+        pixels = np.concatenate([image.pixels for image in images])
+        most = self._max_pictures
+        calls = [
+            run(self._feeding.inputs(pixels[start : start + most], images[0].group))
+            for start in range(0, len(pixels), most)
+        ]
+        outputs = {name: np.concatenate([call[name] for call in calls]) for name in calls[0]}
+        start = 0
+        for image in images:
+            stop = start + len(image.pixels)
+            yield {name: array[start:stop] for name, array in outputs.items()}
+            start = stop
+
+
 class _RunFailed(EngineError):  # noqa: N818
     """A run of the graph failed.
 
     Attributes:
-        is_of_device: whether the device failed, not what it was given.
+        is_of_device: whether the device failed, not the graph with its inputs.
     """
 
     def __init__(self, *, is_of_device: bool) -> None:
@@ -151,7 +203,7 @@ def _computation(
 
 
 def _features(slot: MediaSlot, rows: Mapping[str, Floats]) -> MediaFeatures:
-    """Make one image's features of its own copy of the rows."""
+    """Return one image's features, with a copy of its rows."""
     counts = {len(array) for array in rows.values()}
     if counts != {slot.num_features}:
         raise ImageError(

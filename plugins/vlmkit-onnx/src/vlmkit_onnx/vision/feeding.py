@@ -1,23 +1,25 @@
-"""How a vision graph wants its images, and how its rows come back: the words, not the doing.
+"""Interfaces between images and a vision graph: the graph's inputs, and the rows of its outputs.
 
-A *picture* is what a tower looks at in one piece: a whole image, or one tile of it. Pictures are
-independent of each other, so that any that have the same shape share a call.
+A *picture* is what a tower encodes at once: a whole image, or one tile of it. Pictures are
+independent of each other, so pictures of one shape share a call. Runs no graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 
 AnyArray: TypeAlias = NDArray[Any]
 Floats: TypeAlias = NDArray[np.float32]
 Group: TypeAlias = tuple[int, ...]
-"""What pictures of one call have in common; of equal groups are the shapes and helper inputs."""
+"""What the pictures of one call share: their shapes, and the graph's helper inputs."""
 
 
 Run: TypeAlias = Callable[[Mapping[str, AnyArray]], dict[str, Floats]]
@@ -25,10 +27,10 @@ Run: TypeAlias = Callable[[Mapping[str, AnyArray]], dict[str, Floats]]
 
 
 class Computation(Protocol):
-    """From images to rows, with one graph."""
+    """Computes the rows of images with one graph."""
 
     def compute(self, slots: Sequence[MediaSlot], run: Run) -> list[dict[str, Floats]]:
-        """Return each image's rows ``[rows, hidden]``, by our own names.
+        """Return each image's rows ``[rows, hidden]``, by vlmkit's names.
 
         Raises:
             EngineError: an image's arrays do not fit the graph.
@@ -38,11 +40,11 @@ class Computation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """One image, as its tower looks at it.
+    """The pictures of one image.
 
     Attributes:
         pixels: ``[pictures, ...]`` float.
-        group: of them all.
+        group: that all of them belong to.
     """
 
     pixels: AnyArray
@@ -50,13 +52,13 @@ class Pictures:
 
 
 class Feeding(Protocol):
-    """One way in which graphs of our own exporter are fed."""
+    """The inputs and outputs of a graph of vlmkit's exporter, for one kind of tower."""
 
     def pictures(self, slot: MediaSlot) -> Pictures:
-        """Take an image apart.
+        """Return the pictures of an image.
 
         Raises:
-            EngineError: its arrays are not what this way of feeding knows.
+            EngineError: its arrays do not fit this kind of tower.
         """
         ...
 
@@ -74,8 +76,24 @@ class Feeding(Protocol):
         ...
 
 
+class OrderedRows(msgspec.Struct, frozen=True):
+    """A feeding whose images' rows are those of their pictures, in order."""
+
+    def rows(
+        self,
+        slot: MediaSlot,  # noqa: ARG002
+        outputs: Mapping[str, Floats],
+    ) -> dict[str, Floats]:
+        """Return the pictures' rows in order."""
+        return {
+            name: array.reshape(-1, array.shape[-1])
+            for name, array in outputs.items()
+            if name == FEATURES or name.startswith(DEEPSTACK)
+        }
+
+
 def array_of(slot: MediaSlot, name: str) -> AnyArray:
-    """Return one of an image's arrays as numpy's.
+    """Return one of an image's arrays as a numpy array.
 
     Raises:
         EngineError: the image has no such array.

@@ -1,8 +1,8 @@
-"""Feeding vision graphs that others exported: whichever of an image's arrays a graph names.
+"""Feeds vision graphs of other exporters with those of an image's arrays that a graph names.
 
-Such a graph does by itself what it needs to; how its rows are spread over the axes of its output
-differs from graph to graph. Families whose tiles are put together again behind the tower give
-other rows than their prompts have places for, and are refused for that.
+Such a graph does all preprocessing itself. The axes of its output differ from graph to graph.
+Families that assemble tiles behind the tower return another number of rows than their prompts have
+placeholders, and are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,19 +24,19 @@ ARRAYS: Mapping[str, str] = {
     "grid_thw": "image_grid_thw",
     "image_grid_thw": "image_grid_thw",
 }
-"""By an input's word, what processors call the array."""
+"""Processors' names of arrays, by the names of inputs."""
 
 
 class ForeignGraph:
-    """One call for each image, with its arrays as the processor made them.
+    """Runs the graph once for each image, with the processor's arrays.
 
     Args:
         num_axes: of each input of the graph.
         outputs: of the graph.
-        names: what the graph calls an input or output, where that differs from our own word.
+        names: the graph's names of inputs and outputs that differ from vlmkit's.
 
     Raises:
-        CheckpointError: the graph takes what no processor makes, or gives no image features.
+        CheckpointError: the graph has an unsupported input, or returns no image features.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class ForeignGraph:
 
 
 def _with_axes(array: AnyArray, num_axes: int, name: str) -> AnyArray:
-    """Add or remove leading axes: one image is a batch of one, and so is its only conversation.
+    """Add or remove leading axes of size one, for a batch of one image.
 
     Raises:
-        EngineError: an axis that would have to go is not alone.
+        EngineError: an axis that must be removed has another size.
     """
     missing = num_axes - array.ndim
     if missing > 0:

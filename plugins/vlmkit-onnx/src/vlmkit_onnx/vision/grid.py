@@ -1,7 +1,7 @@
 """Arithmetic over an image's grid of patches, as the Qwen-VL and Pixtral towers do it.
 
-``merge`` x ``merge`` patches make one cell, and a cell one row for the decoder. Patches stand in
-block order: cell by cell, row by row, and inside a cell row by row. Numpy's own versions of what
+``merge`` x ``merge`` patches form one cell, and a cell becomes one row for the decoder. Patches are
+in block order: cell by cell, row by row, and inside a cell row by row. Implements in numpy what
 transformers computes in ``transformers.vision_utils``.
 """
 
@@ -14,8 +14,8 @@ Integers = NDArray[np.int64]
 Resampling: TypeAlias = Literal["corners", "linear", "cubic"]
 """How a learned table of positions is resampled to a grid.
 
-corners: bilinear, the corners of both on each other; linear: bilinear, centres of samples at
-halves; cubic: the same with four neighbours on each axis.
+corners: bilinear, with aligned corners; linear: bilinear, with sample centres at halves; cubic: the
+same with four taps on each axis.
 """
 
 SHARPNESS = -0.75  # of the cubic kernel
@@ -26,10 +26,10 @@ class Windows(NamedTuple):
 
     Attributes:
         order: ``[cells]`` the cells window by window.
-        gather: ``[windows, patches]`` the patches of each window, once they stand in that order;
-            zeros fill up the smaller ones.
-        visible: ``[windows, patches]`` int32, 1 for patches and 0 for filling.
-        scatter: ``[patches]`` where each patch went in ``gather``, flattened.
+        gather: ``[windows, patches]`` the patches of each window, counted in that order; zeros pad
+            smaller windows.
+        visible: ``[windows, patches]`` int32, 1 for patches and 0 for padding.
+        scatter: ``[patches]`` the index of each patch in ``gather``, flattened.
     """
 
     order: Integers
@@ -90,17 +90,17 @@ def interpolation(
 def _taps(
     index: Integers, size: int, side: int, resampling: Resampling
 ) -> tuple[Integers, NDArray[np.float32]]:
-    """Return the neighbours of places on one axis, and their weights, ``[places, taps]``."""
+    """Return the taps of points on one axis, and their weights, ``[points, taps]``."""
     start = index.astype(np.float32)
     if resampling == "corners":
-        place = start * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        point = start * np.float32(side - 1) / np.float32(max(size - 1, 1))
     else:
         half = np.float32(0.5)
-        place = (start + half) * np.float32(side) / np.float32(size) - half
-    below = np.floor(place)
+        point = (start + half) * np.float32(side) / np.float32(size) - half
+    below = np.floor(point)
     offsets = np.arange(-1, 3) if resampling == "cubic" else np.arange(2)
     taps = np.clip(below.astype(np.int64)[:, None] + offsets, 0, side - 1)
-    distance = np.abs((place - below)[:, None] - offsets.astype(np.float32))
+    distance = np.abs((point - below)[:, None] - offsets.astype(np.float32))
     if resampling == "cubic":
         return taps, _cubic(distance).astype(np.float32)
     return taps, np.clip(1 - distance, 0, None).astype(np.float32)

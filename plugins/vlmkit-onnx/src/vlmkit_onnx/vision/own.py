@@ -1,4 +1,4 @@
-"""The ways in which our own exporter's graphs are fed; each graph says which is its own."""
+"""The feedings of vlmkit's own vision graphs. The metadata of each graph states its feeding."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -7,24 +7,24 @@ import msgspec
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.vision.anyres import AnyresFeeding
-from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding, PlaceFeeding
+from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding, PositionFeeding
 from vlmkit_onnx.vision.tiles import TileFeeding
 
 KEY = "vlmkit_feeding"  # among the metadata of a graph
 
-OwnFeeding: TypeAlias = TileFeeding | AnyresFeeding | GridFeeding | CropFeeding | PlaceFeeding
+OwnFeeding: TypeAlias = TileFeeding | AnyresFeeding | GridFeeding | CropFeeding | PositionFeeding
 
 
 def written(feeding: OwnFeeding) -> dict[str, str]:
-    """Return what is written into a graph about its feeding."""
+    """Return the metadata that states a graph's feeding."""
     return {KEY: msgspec.json.encode(feeding).decode()}
 
 
 def own_feeding(metadata: Mapping[str, str]) -> OwnFeeding:
-    """Return how a graph is fed, by what is written in it.
+    """Return a graph's feeding from its metadata.
 
     Raises:
-        CheckpointError: it is not one of our exporter's, or of another version of it.
+        CheckpointError: the graph is of another exporter, or of another version of vlmkit's.
     """
     try:
         feeding: OwnFeeding = msgspec.json.decode(metadata.get(KEY, ""), type=OwnFeeding)

@@ -1,30 +1,25 @@
-"""Feeding towers of patches, whose images are of any size: Qwen-VL's, Pixtral's, Gemma 4's.
+"""Feeds towers of patches of images of any size: Qwen-VL, Pixtral and Gemma 4.
 
-Images of equal grids share a call, so that each of them is one row of full attention and nothing
-is padded.
+Images with equal grids share a call. Each image is then one row of full attention, without padding.
 """
 
-from collections.abc import Mapping
-
-import msgspec
 import numpy as np
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit_onnx.vision import grid
-from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
-from vlmkit_onnx.vision.names import rows_of
+from vlmkit_onnx.vision.feeding import AnyArray, Group, OrderedRows, Pictures, array_of
 
 
-class GridFeeding(msgspec.Struct, frozen=True, tag="grid", tag_field="kind"):
-    """Qwen-VL, GLM and PaddleOCR: the processor cuts the patches and says how many there are.
+class GridFeeding(OrderedRows, frozen=True, tag="grid", tag_field="kind"):
+    """Qwen-VL, GLM and PaddleOCR: the processor cuts the patches and states their grid.
 
     Attributes:
         merge: patches on each side of a cell.
-        window_cells: cells on each side of a window; None where every layer sees the whole image.
+        window_cells: cells on each side of a window; None if every layer sees the whole image.
         table_side: side of the learned table of positions; None for a tower without one.
         resampling: of that table.
-        is_raster: the processor's patches stand row by row, not cell by cell.
+        is_raster: whether the processor's patches are ordered row by row, not cell by cell.
     """
 
     merge: int
@@ -34,7 +29,7 @@ class GridFeeding(msgspec.Struct, frozen=True, tag="grid", tag_field="kind"):
     is_raster: bool = False
 
     def pictures(self, slot: MediaSlot) -> Pictures:
-        """Return ``[frames, patches, values]``; a picture has one frame, a film several."""
+        """Return ``[frames, patches, values]``; an image has one frame, a video several."""
         pixels = array_of(slot, "pixel_values")
         frames, height, width = (int(n) for n in array_of(slot, "image_grid_thw").reshape(-1)[:3])
         is_whole = height % self.merge == 0 and width % self.merge == 0
@@ -48,7 +43,7 @@ class GridFeeding(msgspec.Struct, frozen=True, tag="grid", tag_field="kind"):
         return Pictures(patches, (height, width))
 
     def inputs(self, pixels: AnyArray, group: Group) -> dict[str, AnyArray]:
-        """Return the patches, and what the tower must know of their grid."""
+        """Return the patches and the helper inputs for their grid."""
         height, width = group
         inputs: dict[str, AnyArray] = {
             "pixel_values": pixels,
@@ -64,17 +59,9 @@ class GridFeeding(msgspec.Struct, frozen=True, tag="grid", tag_field="kind"):
             inputs |= {"table_entries": entries, "table_weights": weights}
         return inputs
 
-    def rows(
-        self,
-        slot: MediaSlot,  # noqa: ARG002
-        outputs: Mapping[str, Floats],
-    ) -> dict[str, Floats]:
-        """Return the frames' rows in order."""
-        return rows_of(outputs)
 
-
-class CropFeeding(msgspec.Struct, frozen=True, tag="crop", tag_field="kind"):
-    """Pixtral: an image is pixels and its size, and is cut into patches here.
+class CropFeeding(OrderedRows, frozen=True, tag="crop", tag_field="kind"):
+    """Pixtral: the processor returns pixels and their size, and this class cuts the patches.
 
     Attributes:
         merge: patches on each side of a cell.
@@ -100,21 +87,13 @@ class CropFeeding(msgspec.Struct, frozen=True, tag="crop", tag_field="kind"):
         return Pictures(flat[order][None], (height, width))
 
     def inputs(self, pixels: AnyArray, group: Group) -> dict[str, AnyArray]:
-        """Return the patches and their places."""
+        """Return the patches and their positions."""
         height, width = group
         return {"pixel_values": pixels, "position_ids": grid.positions(height, width, self.merge)}
 
-    def rows(
-        self,
-        slot: MediaSlot,  # noqa: ARG002
-        outputs: Mapping[str, Floats],
-    ) -> dict[str, Floats]:
-        """Return the image's rows."""
-        return rows_of(outputs)
 
-
-class PlaceFeeding(msgspec.Struct, frozen=True, tag="places", tag_field="kind"):
-    """Gemma 4: the processor says where each patch is; those that are nowhere fill up.
+class PositionFeeding(OrderedRows, frozen=True, tag="places", tag_field="kind"):
+    """Gemma 4: the processor states the position of each patch; patches without one are padding.
 
     Attributes:
         merge: patches on each side of a cell.
@@ -125,8 +104,8 @@ class PlaceFeeding(msgspec.Struct, frozen=True, tag="places", tag_field="kind"):
     def pictures(self, slot: MediaSlot) -> Pictures:
         """Return ``[1, patches, values]``, cell by cell."""
         pixels = array_of(slot, "pixel_values")
-        places = array_of(slot, "image_position_ids").reshape(-1, 2)
-        kept = places[: int((places >= 0).all(axis=1).sum())]
+        positions = array_of(slot, "image_position_ids").reshape(-1, 2)
+        kept = positions[: int((positions >= 0).all(axis=1).sum())]
         width, height = (int(n) for n in kept.max(axis=0, initial=-1) + 1)
         patches = pixels.reshape(-1, pixels.shape[-1])[: len(kept)]
         is_row_by_row = np.array_equal(kept, grid.positions(height, width, 1)[:, ::-1])
@@ -138,15 +117,7 @@ class PlaceFeeding(msgspec.Struct, frozen=True, tag="places", tag_field="kind"):
         return Pictures(patches[grid.block_order(height, width, self.merge)][None], (height, width))
 
     def inputs(self, pixels: AnyArray, group: Group) -> dict[str, AnyArray]:
-        """Return the patches and their places, columns first."""
+        """Return the patches and their positions, columns first."""
         height, width = group
-        places = grid.positions(height, width, self.merge)[:, ::-1]
-        return {"pixel_values": pixels, "position_ids": np.ascontiguousarray(places)}
-
-    def rows(
-        self,
-        slot: MediaSlot,  # noqa: ARG002
-        outputs: Mapping[str, Floats],
-    ) -> dict[str, Floats]:
-        """Return the image's rows."""
-        return rows_of(outputs)
+        positions = grid.positions(height, width, self.merge)[:, ::-1]
+        return {"pixel_values": pixels, "position_ids": np.ascontiguousarray(positions)}

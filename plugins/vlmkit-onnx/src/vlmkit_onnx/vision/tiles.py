@@ -1,19 +1,15 @@
-"""Feeding towers of pictures ``[channels, height, width]`` of one size: whole images or tiles."""
+"""Feeds towers of pictures ``[channels, height, width]`` of one size: whole images or tiles."""
 
-from collections.abc import Mapping
-
-import msgspec
 import numpy as np
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import MediaSlot
-from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
-from vlmkit_onnx.vision.names import rows_of
+from vlmkit_onnx.vision.feeding import AnyArray, Group, OrderedRows, Pictures, array_of
 
 PIXEL_MASK = "pixel_attention_mask"
 
 
-class TileFeeding(msgspec.Struct, frozen=True, tag="tiles", tag_field="kind"):
+class TileFeeding(OrderedRows, frozen=True, tag="tiles", tag_field="kind"):
     """An image's rows are those of its tiles, one tile after the other."""
 
     def pictures(self, slot: MediaSlot) -> Pictures:
@@ -25,20 +21,12 @@ class TileFeeding(msgspec.Struct, frozen=True, tag="tiles", tag_field="kind"):
         """Return the tiles."""
         return {"pixel_values": pixels}
 
-    def rows(
-        self,
-        slot: MediaSlot,  # noqa: ARG002
-        outputs: Mapping[str, Floats],
-    ) -> dict[str, Floats]:
-        """Return the tiles' rows in order."""
-        return rows_of(outputs)
-
 
 def tiles_of(slot: MediaSlot) -> AnyArray:
     """Return an image's tiles ``[tiles, channels, height, width]``, without empty ones.
 
     Raises:
-        EngineError: there are none, or one is padded, which a tower of one size cannot know.
+        EngineError: there are none, or a tile is padded, which the tower does not support.
     """
     pixels = array_of(slot, "pixel_values")
     if pixels.ndim not in (4, 5):

@@ -141,7 +141,7 @@ class ModelRunner:
             self._non_finite.record(hidden, batch.marks)
         self._drop_used_embeds(items)
         wanted = [item for item in items if item.num_rows]
-        rows = hidden[batch.rows].split([item.num_rows for item in wanted])
+        rows = torch.split(hidden[batch.rows], [item.num_rows for item in wanted])
         return dict(zip((item.sequence for item in wanted), rows, strict=True))
 
     def _decode(self, arguments: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:

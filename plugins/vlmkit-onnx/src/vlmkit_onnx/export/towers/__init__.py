@@ -1,1 +1,1 @@
-"""Each family's vision tower as a module that can be traced, with its projector."""
+"""Each family's vision tower and projector as a module that can be traced."""

@@ -1,5 +1,9 @@
-"""The tower of Idefics3 and SmolVLM: square tiles, all of them full."""
+"""Towers of images or tiles of one size.
 
+Idefics3 and SmolVLM, and families whose own code can be traced unchanged.
+"""
+
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,7 @@ from vlmkit_onnx.vision.tiles import PIXEL_MASK, TileFeeding
 
 
 class SquareTower(nn.Module):
-    """The tower for full tiles, whose positions are then always the same, and the connector.
+    """The tower of Idefics3 for full tiles, whose positions are constant, and the connector.
 
     Args:
         base: the family's model without its head.
@@ -50,7 +54,7 @@ def square(base: Any) -> Tower:
 
 
 def _positions(tower: Any) -> torch.Tensor:
-    """Return what the family adds to the patches of a full tile, ``[1, patches, hidden]``."""
+    """Return the positions that the family adds to a full tile, ``[1, patches, hidden]``."""
     kept: list[torch.Tensor] = []
     embeddings = tower.embeddings
     hook = embeddings.position_embedding.register_forward_hook(
@@ -62,3 +66,49 @@ def _positions(tower: Any) -> torch.Tensor:
         embeddings(pixels, torch.ones(1, side, side, dtype=torch.bool))
     hook.remove()
     return kept[0]
+
+
+class WholeTower(nn.Module):
+    """The family's ``get_image_features``, without the language model.
+
+    Args:
+        base: the family's model without its head.
+    """
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base = without_language(base)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return ``[pictures, rows, hidden]``."""
+        output = self.base.get_image_features(pixel_values=pixel_values, return_dict=True)
+        rows: torch.Tensor = output.pooler_output
+        return rows
+
+
+def without_language(base: Any) -> Any:
+    """Return a shallow copy of a model without its language model; weights are shared."""
+    without = copy.copy(base)
+    modules = base._modules  # noqa: SLF001 - where a module keeps its parts
+    without._modules = {k: v for k, v in modules.items() if k != "language_model"}  # noqa: SLF001
+    return without
+
+
+def picture(base: Any) -> Tower:
+    """Return a tower with one picture for each image."""
+    return _whole(base, [1, 1, 1])
+
+
+def tiles(base: Any) -> Tower:
+    """Return a tower with several tiles for each image."""
+    return _whole(base, [1, 1, 4, 3])
+
+
+def _whole(base: Any, counts: list[int]) -> Tower:
+    size = base.config.vision_config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+
+    def samples(random: np.random.Generator) -> list[ImageInputs]:
+        return [{"pixel_values": noise(random, count, 3, height, width)} for count in counts]
+
+    return Tower(WholeTower(base), TileFeeding(), {"pixel_values": [0]}, samples)

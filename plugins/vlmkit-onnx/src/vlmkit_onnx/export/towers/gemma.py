@@ -1,7 +1,8 @@
-"""The towers of Gemma 4: patches whose places come with them, pooled cell by cell.
+"""The towers of Gemma 4: patches with positions, pooled cell by cell.
 
-The family's own code fills images up to one length, masks the filling and finds the cells in the
-places. Here nothing is filled up, and patches stand cell by cell, so that pooling is a reshape.
+The family's own code pads images to one length, masks the padding and derives the cells from the
+positions. Here nothing is padded, and patches are ordered cell by cell, so that pooling is a
+reshape.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
 from vlmkit_onnx.vision import grid
-from vlmkit_onnx.vision.patches import PlaceFeeding
+from vlmkit_onnx.vision.patches import PositionFeeding
 
 SIZES = ((3, 5), (3, 5), (2, 2), (1, 4), (6, 4))  # in cells
 
@@ -39,13 +40,13 @@ class PoolingTower(nn.Module):
         """
         tower = self.tower
         images, patches = pixel_values.shape[:2]
-        places = position_ids[None].expand(images, -1, -1)
-        fills_up = torch.zeros_like(places[..., 0], dtype=torch.bool)
-        states = tower.patch_embedder(pixel_values, places, fills_up)
-        rotations = tower.encoder.rotary_emb(states, places)
+        positions = position_ids[None].expand(images, -1, -1)
+        is_padding = torch.zeros_like(positions[..., 0], dtype=torch.bool)
+        states = tower.patch_embedder(pixel_values, positions, is_padding)
+        rotations = tower.encoder.rotary_emb(states, positions)
         for layer in tower.encoder.layers:
             states = layer(
-                states, attention_mask=None, position_embeddings=rotations, position_ids=places
+                states, attention_mask=None, position_embeddings=rotations, position_ids=positions
             )
         cell = self.merge**2
         cells = states.reshape(images, patches // cell, cell, states.shape[-1])
@@ -57,7 +58,7 @@ class PoolingTower(nn.Module):
 
 
 class UnifiedTower(nn.Module):
-    """What stands in a tower's place where the decoder sees the patches itself.
+    """Replaces a tower in models whose decoder reads the patches itself.
 
     Args:
         base: the family's model without its head.
@@ -69,35 +70,35 @@ class UnifiedTower(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Return ``[images, rows, hidden]``; see :meth:`PoolingTower.forward`."""
-        places = position_ids[None].expand(pixel_values.shape[0], -1, -1)
-        rows: torch.Tensor = self.embed(pixel_values, places, return_dict=True).pooler_output
+        positions = position_ids[None].expand(pixel_values.shape[0], -1, -1)
+        rows: torch.Tensor = self.embed(pixel_values, positions, return_dict=True).pooler_output
         return rows
 
 
 def gemma4(base: Any) -> Tower:
     """Return the tower of Gemma 4."""
     config = base.config.vision_config
-    return _places(PoolingTower(base), config.pooling_kernel_size, 3 * config.patch_size**2)
+    return _position_tower(PoolingTower(base), config.pooling_kernel_size, 3 * config.patch_size**2)
 
 
 def gemma4_unified(base: Any) -> Tower:
-    """Return what Gemma 4 unified has in place of a tower."""
-    return _places(UnifiedTower(base), 1, 3 * base.config.vision_config.model_patch_size**2)
+    """Return the module that replaces the tower in Gemma 4 unified."""
+    return _position_tower(UnifiedTower(base), 1, 3 * base.config.vision_config.model_patch_size**2)
 
 
-def _places(module: nn.Module, merge: int, values: int) -> Tower:
+def _position_tower(module: nn.Module, merge: int, values: int) -> Tower:
     most = max(height * width for height, width in SIZES) * merge**2
 
     def sample(random: np.random.Generator, height: int, width: int) -> ImageInputs:
         count = height * width * merge**2
         pixels = np.zeros((1, most, values), np.float32)
         pixels[:, :count] = random.uniform(0, 1, (count, values))
-        places = np.full((1, most, 2), -1)
-        places[0, :count] = grid.positions(height * merge, width * merge, 1)[:, ::-1]
-        return {"pixel_values": pixels, "image_position_ids": places}
+        positions = np.full((1, most, 2), -1)
+        positions[0, :count] = grid.positions(height * merge, width * merge, 1)[:, ::-1]
+        return {"pixel_values": pixels, "image_position_ids": positions}
 
     def samples(random: np.random.Generator) -> list[ImageInputs]:
         return [sample(random, height, width) for height, width in SIZES]
 
     dynamic = {"pixel_values": [0, 1], "position_ids": [0]}
-    return Tower(module, PlaceFeeding(merge), dynamic, samples)
+    return Tower(module, PositionFeeding(merge), dynamic, samples)

@@ -1,4 +1,4 @@
-"""The tower of Granite 4 Vision: tiles as LLaVA-NeXT's, and rows for numbered layers only."""
+"""The tower of Granite 4 Vision: tiles like LLaVA-NeXT, and rows for numbered layers only."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,7 @@ from vlmkit_onnx.vision.names import DEEPSTACK, NEWLINE
 
 
 class StackTower(nn.Module):
-    """A tower, and a projector for each layer of the decoder that is given rows.
+    """A tower, and a projector for each layer of the decoder that receives rows.
 
     Args:
         base: the family's model without its head.
@@ -36,10 +36,10 @@ class StackTower(nn.Module):
         self.tower = base.vision_tower
         self.newline = base.image_newline
         self.drops_first = config.vision_feature_select_strategy == "default"
-        # The family keeps the last of several for one layer.
+        # The family uses the last of several entries for one layer.
         found = {
-            layer: (seen, projector)
-            for (seen, layer), projector in zip(
+            layer: (hidden_layer, projector)
+            for (hidden_layer, layer), projector in zip(
                 config.deepstack_layer_map, base.layerwise_projectors, strict=True
             )
         }
@@ -47,7 +47,7 @@ class StackTower(nn.Module):
             layer: (config.spatial_vision_layer, projector)
             for layer, projector in zip(targets, projectors, strict=False)  # the others are unused
         }
-        self.seen = [found[layer][0] for layer in numbered_layers(config)]
+        self.hidden_layers = [found[layer][0] for layer in numbered_layers(config)]
         self.projectors = nn.ModuleList([found[layer][1] for layer in numbered_layers(config)])
 
     def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
@@ -56,7 +56,7 @@ class StackTower(nn.Module):
         first = 1 if self.drops_first else 0
         levels = [
             projector(hidden[layer][:, first:])
-            for layer, projector in zip(self.seen, self.projectors, strict=True)
+            for layer, projector in zip(self.hidden_layers, self.projectors, strict=True)
         ]
         return [*levels, self.newline[None].expand(pixel_values.shape[0], -1)]
 

@@ -1,4 +1,4 @@
-"""LLaVA's towers: the projector reads chosen hidden layers of pictures of one size."""
+"""LLaVA's towers: the projector reads selected hidden layers of pictures of one size."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,7 @@ from vlmkit_onnx.vision.tiles import TileFeeding
 
 
 class LayerTower(nn.Module):
-    """A tower, the choice of its layers, and the projector.
+    """A tower, its selected layers, and the projector.
 
     Args:
         base: the family's model without its head.
@@ -39,7 +39,7 @@ class LayerTower(nn.Module):
 
 
 class NewlineTower(nn.Module):
-    """The same, with the learned row that ends a line of rows."""
+    """A layer tower with the learned row that ends a line of rows."""
 
     def __init__(self, base: Any) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class NewlineTower(nn.Module):
 
 
 def llava(base: Any) -> Tower:
-    """Return the tower of LLaVA 1.5 or VipLLaVA: one picture for an image."""
+    """Return the tower of LLaVA 1.5 or VipLLaVA: one picture for each image."""
     size = base.config.vision_config.image_size
 
     def samples(random: np.random.Generator) -> list[ImageInputs]:
@@ -68,7 +68,7 @@ def llava_next(base: Any) -> Tower:
 
 
 def llava_onevision(base: Any) -> Tower:
-    """Return the tower of LLaVA-OneVision: the same, with a bound to the number of tiles."""
+    """Return the tower of LLaVA-OneVision: as LLaVA-NeXT, with a limit on the number of tiles."""
     bound = int(base.config.vision_aspect_ratio.removeprefix("anyres_max_"))
     return anyres(base, NewlineTower(base), (FEATURES, NEWLINE), max_tiles=bound)
 
@@ -85,7 +85,7 @@ def anyres(
 
     Args:
         base: the family's model without its head.
-        module: gives the outputs.
+        module: returns the outputs.
         outputs: their names.
         scale: rows on each side of a tile, for each patch.
         max_tiles: see :class:`vlmkit_onnx.vision.anyres.AnyresFeeding`.

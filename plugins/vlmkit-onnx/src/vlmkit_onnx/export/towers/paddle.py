@@ -1,6 +1,7 @@
 """The tower of PaddleOCR-VL: patches row by row, which the projector merges.
 
-Fed cell by cell, merging is a reshape; attention does not mind the order.
+The graph gets patches cell by cell, so that merging is a reshape. Attention does not depend on the
+order.
 """
 
 from typing import Any
@@ -27,8 +28,8 @@ class MergingTower(GridTower):
         self.projector = base.projector
         self.merge = merge
 
-    def seen(self, patches: torch.Tensor, known: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the rows; see the class that this one is of."""
+    def encode(self, patches: torch.Tensor, known: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the rows; see :meth:`GridTower.encode`."""
         visual, projector = self.visual, self.projector
         convolution = visual.embeddings.patch_embedding
         states = nn.functional.linear(patches, convolution.weight.flatten(1), convolution.bias)

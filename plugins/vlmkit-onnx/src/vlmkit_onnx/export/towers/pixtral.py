@@ -1,7 +1,7 @@
-"""The Pixtral tower of Mistral 3, and of LLaVA where that has it: images of any size as patches.
+"""The Pixtral tower of Mistral 3 and of some LLaVA models: images of any size as patches.
 
-Cutting an image into patches turns the first convolution into a matrix; patches that stand cell by
-cell turn the merging of neighbours into a reshape.
+Cutting an image into patches turns the first convolution into a matrix product. Ordering patches
+cell by cell turns the merging of adjacent patches into a reshape.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ SIZES = ((3, 5), (3, 5), (2, 2), (1, 4), (6, 4))  # in cells
 
 
 class PatchTower(nn.Module):
-    """The tower over images of one grid, the choice of its layers, and the projector.
+    """The tower over images of one grid, its selected layers, and the projector.
 
     Args:
         base: the family's model without its head.
@@ -74,7 +74,7 @@ def mistral3(base: Any) -> Tower:
 
 
 def llava(base: Any) -> Tower:
-    """Return the tower of a LLaVA that looks through Pixtral's."""
+    """Return the Pixtral tower of a LLaVA model."""
     return _patches(base, 1)
 
 

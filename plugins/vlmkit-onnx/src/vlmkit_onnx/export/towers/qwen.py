@@ -1,8 +1,8 @@
-"""Towers of patches of images of any size: Qwen2-VL's, its successors', and EXAONE 4.5's.
+"""Towers of patches of images of any size: Qwen-VL, EXAONE 4.5, GLM-4V and GLM-OCR.
 
 The family's own code runs over packed images and finds their borders in cumulative lengths. Here
-those lengths are objects that only our attention looks into, and all that depends on the grid
-comes from outside.
+those lengths are objects that only our attention reads, and everything that depends on the grid is
+an input.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from vlmkit_onnx.export.vision_attention import Segments
 from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 from vlmkit_onnx.vision.patches import GridFeeding
 
-# In cells of the grid; no two axes are alike, and windows of real models are cut in several ways.
+# In cells of the grid; axes differ, and windows of real models are cut in several ways.
 SIZES = ((3, 5), (3, 5), (2, 2), (1, 4), (9, 6))
-KNOWN = 1  # a longest length that is asked for and that nobody looks at
+UNUSED_LENGTH = 1  # a maximum length that the family's code requires and our attention ignores
 
 
 class GridTower(nn.Module):
@@ -62,7 +62,7 @@ class GridTower(nn.Module):
         known: dict[str, Any] = {
             "position_ids": position_ids.repeat(count, 1),
             "cu_seqlens": Segments(frames * patches + torch.arange(patches)),
-            "max_seqlen": KNOWN,
+            "max_seqlen": UNUSED_LENGTH,
         }
         if (
             window_order is not None
@@ -76,27 +76,27 @@ class GridTower(nn.Module):
                 window_visible.repeat(count, 1),
                 _in_each(frames, window_scatter, window_gather.numel()),
             )
-            known["max_window_seqlen"] = KNOWN
+            known["max_window_seqlen"] = UNUSED_LENGTH
         if table_entries is not None and table_weights is not None:
             known["interp_indices"] = table_entries.repeat(count, 1)
             known["interp_weights"] = table_weights.repeat(count, 1)
-        levels = self.seen(pixel_values.flatten(0, 1), known)
+        levels = self.encode(pixel_values.flatten(0, 1), known)
         cells = patches // self.merge**2
         return [level.reshape(count, cells, level.shape[-1]) for level in levels]
 
-    def seen(self, patches: torch.Tensor, known: dict[str, Any]) -> list[torch.Tensor]:
+    def encode(self, patches: torch.Tensor, known: dict[str, Any]) -> list[torch.Tensor]:
         """Return the rows ``[cells, hidden]``, and those of each deepstack level.
 
         Args:
             patches: ``[patches, values]`` of all frames.
-            known: of their grids, by the names that the family's code has for it.
+            known: facts about their grids, by the family's argument names.
         """
         output = self.visual(patches, grid_thw=None, **known)
         return [output.pooler_output, *(output.get("deepstack_features") or ())]
 
 
 def _in_each(frames: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
-    """Return an index into frames of a size that chooses the same in each of them."""
+    """Return an index that selects the same entries in each frame of a size."""
     return (index + frames * size).flatten()
 
 
@@ -115,17 +115,61 @@ def qwen(base: Any) -> Tower:
     return of_grids(GridTower(base), feeding, patch, outputs)
 
 
+class TableTower(GridTower):
+    """GLM-4V's tower, with the entries of its position table as an input.
+
+    The family's own code resamples the table inside the tower, which depends on the grid.
+    """
+
+    def encode(self, patches: torch.Tensor, known: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the rows; see :meth:`GridTower.encode`."""
+        visual = self.visual
+        states = visual.post_conv_layernorm(visual.patch_embed(patches))
+        entries = visual.embeddings.position_embedding(known["interp_indices"])
+        rotations = visual.rotary_pos_emb(states, known["position_ids"])
+        states = states + (entries * known["interp_weights"][..., None]).sum(1)
+        for block in visual.blocks:
+            states = block(
+                states,
+                cu_seqlens=known["cu_seqlens"],
+                max_seqlen=known["max_seqlen"],
+                position_embeddings=rotations,
+            )
+        cells = visual.post_layernorm(states).unflatten(0, (-1, self.merge, self.merge))
+        merged = visual.downsample(cells.permute(0, 3, 1, 2)).flatten(1)
+        return [visual.merger(merged)]
+
+
+def glm4v(base: Any) -> Tower:
+    """Return the tower of GLM-4V."""
+    side = round(base.visual.embeddings.num_positions**0.5)
+    return _glm(base, TableTower(base), table_side=side, resampling="cubic")
+
+
+def glm_ocr(base: Any) -> Tower:
+    """Return the tower of GLM-OCR, which has no position table."""
+    return _glm(base, GridTower(base))
+
+
+def _glm(base: Any, module: GridTower, **table: Any) -> Tower:
+    config = base.config.vision_config
+    feeding = GridFeeding(merge=module.merge, **table)
+    return of_grids(
+        module, feeding, (config.in_channels * config.temporal_patch_size * config.patch_size**2,)
+    )
+
+
 def of_grids(
     module: nn.Module,
     feeding: GridFeeding,
     patch: tuple[int, ...],
     outputs: tuple[str, ...] = (FEATURES,),
 ) -> Tower:
-    """Return a tower whose processor gives patches and their grid.
+    """Return a tower whose processor returns patches and their grid.
 
     Args:
-        module: takes what the feeding gives.
-        feeding: how.
+        module: takes the inputs of the feeding.
+        feeding: of its graph.
         patch: the shape of one patch.
         outputs: names of the graph's outputs.
     """

@@ -1,4 +1,4 @@
-"""Which tower belongs to which family."""
+"""The tower of each family."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,13 +7,11 @@ from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.towers import (
     fixed_size,
     gemma,
-    glm,
     granite,
     layers,
     paddle,
     pixtral,
     qwen,
-    whole,
 )
 from vlmkit_onnx.export.towers.tower import Tower
 
@@ -37,31 +35,31 @@ def tower_of(base: Any) -> Tower:
 
 
 def _llava(base: Any) -> Tower:
-    sees_patches = base.config.vision_config.model_type == "pixtral"
-    return pixtral.llava(base) if sees_patches else layers.llava(base)
+    has_pixtral = base.config.vision_config.model_type == "pixtral"
+    return pixtral.llava(base) if has_pixtral else layers.llava(base)
 
 
 _TOWERS: Mapping[str, Callable[[Any], Tower]] = {
-    "aya_vision": whole.tiles,
-    "cohere2_vision": whole.tiles,
+    "aya_vision": fixed_size.tiles,
+    "cohere2_vision": fixed_size.tiles,
     "exaone4_5": qwen.qwen,
-    "gemma3": whole.picture,
+    "gemma3": fixed_size.picture,
     "gemma4": gemma.gemma4,
     "gemma4_unified": gemma.gemma4_unified,
-    "glm4v": glm.glm4v,
-    "glm4v_moe": glm.glm4v,
-    "glm46v": glm.glm4v,
-    "glm_ocr": glm.glm_ocr,
+    "glm4v": qwen.glm4v,
+    "glm4v_moe": qwen.glm4v,
+    "glm46v": qwen.glm4v,
+    "glm_ocr": qwen.glm_ocr,
     "granite4_vision": granite.granite4,
     "idefics3": fixed_size.square,
-    "internvl": whole.tiles,
+    "internvl": fixed_size.tiles,
     "llava": _llava,
     "llava_next": layers.llava_next,
     "llava_next_video": layers.llava_next,
     "llava_onevision": layers.llava_onevision,
     "mistral3": pixtral.mistral3,
     "paddleocr_vl": paddle.paddleocr,
-    "paligemma": whole.picture,
+    "paligemma": fixed_size.picture,
     "qwen2_5_vl": qwen.qwen,
     "qwen2_vl": qwen.qwen,
     "qwen3_vl": qwen.qwen,

@@ -1,4 +1,4 @@
-"""What a family's exporter says about its tower; no tracing happens here."""
+"""Describes a family's vision tower for the exporter. Traces nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Tower:
 
     Attributes:
         module: takes the graph's inputs by name, returns the graph's outputs in order.
-        feeding: how its graph will be fed.
+        feeding: the inputs and outputs of its graph.
         dynamic: by input, the axes whose sizes differ from call to call.
-        samples: makes arrays as the family's processor would, for images of several sizes; the
-            first two are alike.
+        samples: creates arrays as the family's processor would, for images of several sizes; the
+            first two have one size.
         outputs: names of the graph's outputs.
     """
 
@@ -36,5 +36,5 @@ class Tower:
 
 
 def noise(random: np.random.Generator, *shape: int) -> NDArray[np.float32]:
-    """Return values as pixels have after normalisation."""
+    """Return random values in the range of normalized pixels."""
     return random.uniform(-1.8, 2.2, shape).astype(np.float32)
