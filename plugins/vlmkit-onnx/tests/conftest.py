@@ -1,4 +1,4 @@
-"""What tests of the vision side share."""
+"""Fixtures of the tests of vision."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The engine on a CUDA device, as far as that shows without one: see ``tests/pretend``."""
+"""The engine on a simulated CUDA device; see ``tests/pretend``."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_gpu_answers_as_the_cpu(exported: Callable[..., Path], one_thread: Non
         np.testing.assert_allclose(found, wanted, atol=0.05 * np.abs(wanted).max())
 
 
-def test_a_decoder_of_ours_that_computes_otherwise_here_is_refused(
+def test_an_exported_decoder_that_computes_other_logits_here_is_refused(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = SlotsDecoder.decode
@@ -98,7 +98,7 @@ def test_slots_on_a_device_take_no_more_than_the_cache_may(
     assert told.limits.max_sequence_tokens == 200
 
 
-def test_single_precision_is_refused_on_a_device_and_told_what_to_do(open_engine: Open) -> None:
+def test_single_precision_is_refused_on_a_device_with_a_hint(open_engine: Open) -> None:
     with pytest.raises(ConfigError) as caught:
         open_engine(precision="fp32")
     assert str(caught.value) == (

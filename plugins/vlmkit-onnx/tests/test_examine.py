@@ -1,4 +1,4 @@
-"""What `vlmkit doctor` tells of a model, before a graph is opened or made."""
+"""What `vlmkit doctor` reports about a model, before a graph is opened or exported."""
 
 import shutil
 from pathlib import Path
@@ -46,14 +46,14 @@ def test_the_kernels_of_this_cpu_are_named(
     assert encoder(DEMO) == "fp32, cpu"
 
 
-def test_a_cpu_that_could_not_compute_it_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_saturate_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "are_exact", lambda form: False)
     monkeypatch.setattr(products, "form", products.form.__wrapped__)
     with pytest.raises(CheckpointError, match="this CPU cuts off sums"):
         engine(DEMO)
 
 
-def test_an_export_that_is_to_come_is_told_and_not_made(
+def test_a_pending_export_is_reported_and_not_started(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_cache, "missing_packages", list)
@@ -64,7 +64,7 @@ def test_an_export_that_is_to_come_is_told_and_not_made(
     assert not (weights.parent / "cache").exists()
 
 
-def test_an_export_that_cannot_be_made_here_is_told(
+def test_an_export_without_the_exporter_is_reported(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_cache, "missing_packages", lambda: ["onnxscript"])
@@ -128,7 +128,7 @@ def test_a_tower_of_8_bits_is_for_cpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["decoder.onnx", "decoder.onnx.data"])
-def test_a_folder_that_lacks_a_file_is_found_out(file: str, tmp_path: Path) -> None:
+def test_a_missing_file_of_an_export_is_refused(file: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
     (folder / file).unlink()
     with pytest.raises(VlmkitError, match=f"{file!r}.* is missing"):

@@ -1,4 +1,4 @@
-"""Exports that are kept: found again without torch, made once, never used half-written."""
+"""Cached exports: found without torch, exported once, and never used half-written."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ def _silent(_: str) -> None:
     pass
 
 
-def test_the_folder_is_in_the_users_cache_and_its_name_says_all_that_matters(
+def test_the_folder_is_in_the_users_cache_and_named_by_content_and_exporter(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     folder = cached_folder(checkpoint, "w8a8")
@@ -61,7 +61,7 @@ def test_a_fine_tune_of_equal_sizes_and_times_is_not_answered_by_another_models_
     assert finished(Checkpoint("tuned", tuned), "w8a8") is None
 
 
-def test_who_was_never_exported_is_not_read_to_find_that_out(
+def test_a_checkpoint_that_was_never_exported_is_not_read(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = cached_folder(Checkpoint("tiny", checkpoint.path), "int4")
@@ -108,7 +108,7 @@ def test_a_folder_without_a_manifest_is_no_export(
     assert refused.value.hint == install_command("vlmkit-onnx[export]")
 
 
-def test_of_many_who_ask_at_once_one_exports(
+def test_one_of_several_processes_exports(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
@@ -182,7 +182,7 @@ def test_without_the_exporter_each_half_is_served_by_its_own_export_only(
     assert refusal.encoder_cannot_serve(checkpoint) == (None if is_tower else refused)
 
 
-def test_what_installs_the_exporter_brings_what_it_needs() -> None:
+def test_the_exporters_extra_installs_its_packages() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     named = {Requirement(text).name for text in project["optional-dependencies"]["export"]}
     assert {name.replace("_", "-") for name in export_cache.EXPORTER_NEEDS} == named

@@ -1,4 +1,4 @@
-"""``vlmkit export`` from a user's side."""
+"""``vlmkit export`` as a user runs it."""
 
 import logging
 import shutil
@@ -84,7 +84,7 @@ def test_an_export_is_not_exported_again_and_says_so(
 
 
 @pytest.mark.torch
-def test_an_export_without_its_tokenizer_says_that_and_nothing_of_weights(
+def test_an_export_without_its_tokenizer_reports_the_tokenizer(
     exported: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(exported("llama"), tmp_path / "model")
@@ -100,7 +100,7 @@ class _Tokenizers:
         return Provider("some", lambda _: object(), keep=lambda _, __: "it cannot be described")
 
 
-def test_what_an_export_leaves_out_is_told_on_standard_error(
+def test_warnings_of_an_export_are_on_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     context = BuildContext(registries={"tokenizers": _Tokenizers()})  # type: ignore[dict-item]

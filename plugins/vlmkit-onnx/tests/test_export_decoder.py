@@ -1,4 +1,4 @@
-"""The exporter: what it writes computes what the model computes, or it writes nothing."""
+"""The exporter: an exported decoder computes what the model computes, or nothing is written."""
 
 import functools
 import os
@@ -158,7 +158,7 @@ def test_a_graph_that_does_not_run_is_refused(mistral: Exported) -> None:
         check(mistral.path, replace(mistral.sample, positions=positions), "fp32")
 
 
-def test_rotation_and_projection_are_inside_the_attention_operator(mistral: Exported) -> None:
+def test_rotation_and_projection_are_folded_into_the_attention_operator(mistral: Exported) -> None:
     nodes = onnx_ir.load(mistral.path).graph
     attention = [node for node in nodes if node.op_type == "GroupQueryAttention"]
     assert len(attention) == 3
@@ -167,7 +167,7 @@ def test_rotation_and_projection_are_inside_the_attention_operator(mistral: Expo
     assert not [node for node in nodes if node.op_type == "RotaryEmbedding"]
 
 
-def test_a_graph_says_nothing_of_the_machine_that_made_it(mistral: Exported) -> None:
+def test_a_graph_contains_no_paths_of_the_exporting_machine(mistral: Exported) -> None:
     assert b"site-packages" not in mistral.path.read_bytes()
     assert b".py" not in mistral.path.read_bytes()
 
@@ -209,12 +209,12 @@ def test_a_window_that_no_layer_has_takes_no_mask_of_its_own(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", FURTHER)
-def test_families_that_nobody_thought_of_export(model_type: str, tmp_path: Path) -> None:
+def test_unlisted_text_families_can_be_exported(model_type: str, tmp_path: Path) -> None:
     made = _from_config(model_type, tmp_path / "model", **FURTHER[model_type])
     assert _decoder(made, tmp_path).difference < 1e-5
 
 
-def test_an_export_is_a_folder_that_tells_all(
+def test_an_export_has_a_complete_manifest(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
     stages: list[str] = []
@@ -253,7 +253,7 @@ def test_every_precision_agrees_with_the_same_modules_in_torch(
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["w8a8", "int4", "int8"])
 @pytest.mark.parametrize("name", ["llama"])
-def test_queries_keys_and_values_of_few_bits_are_one_projection(
+def test_quantized_queries_keys_and_values_are_one_projection(
     name: str, precision: manifest.Precision, exported: Callable[..., Path]
 ) -> None:
     nodes = onnx_ir.load(exported(name, precision) / "decoder.onnx").graph
@@ -262,7 +262,7 @@ def test_queries_keys_and_values_of_few_bits_are_one_projection(
     assert all(node.inputs[1] is node.inputs[2] is None for node in attention)
 
 
-def test_activations_of_eight_bits_are_rounded_once_for_all_who_read_them(
+def test_8_bit_activations_are_quantized_once_for_all_readers(
     exported: Callable[..., Path],
 ) -> None:
     nodes = onnx_ir.load(exported("llama", "w8a8") / "decoder.onnx").graph
@@ -302,7 +302,7 @@ def test_an_interrupted_export_leaves_nothing(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_an_export_gets_its_name_where_no_folder_gets_the_name_of_another(
+def test_an_export_is_renamed_on_systems_that_cannot_replace_folders(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = os.rename
@@ -345,7 +345,7 @@ def test_a_target_that_cannot_be_replaced_is_refused_before_the_work(
     assert (tmp_path / "link").readlink() == tmp_path / "target"
 
 
-def test_a_folder_with_something_in_it_is_left_alone(
+def test_a_target_that_is_not_empty_is_refused(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").write_text("x")
@@ -391,7 +391,7 @@ def test_a_model_that_lacks_a_weight_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_exported_is_refused_before_anything_costly(
+def test_unsupported_decoders_are_refused_before_anything_costly(
     model_type: str, values: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     made = _from_config(model_type, tmp_path / "model", **values)
@@ -411,7 +411,7 @@ def test_a_graph_is_right_for_the_tokens_before_rotation_changes(by_layer: bool)
     assert max_tokens(config) == 32
 
 
-def test_a_graph_is_the_same_when_the_exporters_do_all_their_work(
+def test_shortcuts_of_tracing_do_not_change_the_graph(
     mistral: Exported, checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = checkpoint("mistral")

@@ -1,4 +1,4 @@
-"""Families that the exporter cannot take are refused by their reason, from small files alone."""
+"""Families that cannot be exported are refused with a reason, from small files alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,9 @@ def test_a_family_that_cannot_be_exported_is_refused_by_its_reason(
 
 
 @pytest.mark.parametrize("name", families.EXPORTED)
-def test_a_family_that_can_be_is_not(name: str, saved: Callable[[str], Path]) -> None:
+def test_a_family_that_can_be_exported_is_not_refused(
+    name: str, saved: Callable[[str], Path]
+) -> None:
     from vlmkit_onnx.export.refusal import objection
 
     assert objection(saved_as(name, saved)) is None

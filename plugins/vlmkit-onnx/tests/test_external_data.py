@@ -1,4 +1,4 @@
-"""Which files a graph may read: never more than ONNX Runtime would, and refused in one sentence."""
+"""External files of a graph: never more than ONNX Runtime allows, and refused in one sentence."""
 
 import shutil
 
@@ -137,7 +137,7 @@ def test_a_location_that_is_no_plain_path_is_refused(folder, location):
 
 
 @given(location=st.text(alphabet="./\\ablink*:~ %\0", max_size=14))
-def test_what_is_taken_lies_in_the_folder_whatever_it_is_called(folder, tmp_path, location):
+def test_accepted_external_data_is_in_the_folder(folder, tmp_path, location):
     (folder / "a").mkdir(exist_ok=True)
     for place in (folder / "b", folder / "a" / "b"):
         NUMBERS.tofile(place)

@@ -86,7 +86,7 @@ def test_positions_of_any_prompt_are_those_of_the_family(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", HANDED)
-def test_the_family_hands_these_positions_to_its_decoder(name: str, tmp_path: Path) -> None:
+def test_positions_equal_those_of_the_familys_own_code(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 
@@ -121,7 +121,7 @@ def test_an_image_token_that_a_config_leaves_out_is_the_familys_default(name: st
     assert family_of({"model_type": name}).image_token_id == config_of(name).image_token_id
 
 
-def test_a_qwen_prompt_without_images_stands_in_plain_order() -> None:
+def test_a_qwen_prompt_without_images_has_consecutive_positions() -> None:
     family = family_of({"model_type": "qwen2_vl"})
     assert family.positions(Prompt((1, 2, 3))) == Positions(None, 0)
 
@@ -135,7 +135,7 @@ def test_paligemma_counts_from_one_and_sees_its_whole_prompt() -> None:
     assert family.visibility == "prefix"
 
 
-def test_only_gemma_images_see_themselves_both_ways() -> None:
+def test_only_images_of_gemma_have_bidirectional_attention() -> None:
     seen = {name: family_of({"model_type": name}).visibility for name in KNOWN}
     assert {name: sees for name, sees in seen.items() if sees != "causal"} == {
         "gemma3": "image_blocks",
@@ -147,7 +147,7 @@ def test_only_gemma_images_see_themselves_both_ways() -> None:
 @pytest.mark.parametrize(
     ("name", "sees"), [("gemma4", "near_image_blocks"), ("gemma4_unified", "wide_image_blocks")]
 )
-def test_gemma_4_says_itself_whether_its_images_do(name: str, sees: str) -> None:
+def test_gemma_4_states_whether_image_tokens_see_each_other(name: str, sees: str) -> None:
     seen = []
     for said in ("vision", None):
         text = {"use_bidirectional_attention": said}
@@ -175,7 +175,7 @@ def test_a_text_family_has_no_image_token() -> None:
 
 
 @pytest.mark.parametrize("key", ["vision_config", "image_token_index", "mm_vision_tower"])
-def test_a_family_that_sees_and_is_unknown_is_refused(key: str) -> None:
+def test_an_unknown_family_with_images_is_refused(key: str) -> None:
     with pytest.raises(CheckpointError, match="'newvlm' sees images in a way"):
         family_of({"model_type": "newvlm", key: 1})
 

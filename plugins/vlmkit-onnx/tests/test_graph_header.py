@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself; hostile files get one clear error and cost nothing."""
+"""Declarations of an ONNX file; hostile files cause one clear error and cost nothing."""
 
 import os
 import tracemalloc
@@ -131,7 +131,7 @@ def test_caching_attention_and_packed_weights_are_described(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"GGUF" * 9, b"{}", b"\xff" * 9, b"\x08\x0a"])
-def test_what_is_no_onnx_file_is_refused(tmp_path, content):
+def test_a_file_that_is_not_onnx_is_refused(tmp_path, content):
     with pytest.raises(CheckpointError, match="not a whole ONNX file") as caught:
         read_header(save(tmp_path, content))
     assert str(caught.value) == "'model.onnx' is not a whole ONNX file"
@@ -221,7 +221,7 @@ def test_a_file_of_endless_fields_ends_early(tmp_path, monkeypatch):
     ],
     ids=lambda tensor: str(tensor).replace("\n", " ")[-40:],
 )
-def test_external_data_of_no_clear_place_are_refused(tmp_path, tensor):
+def test_external_data_without_a_clear_location_are_refused(tmp_path, tensor):
     with pytest.raises(CheckpointError, match="is not a whole ONNX file"):
         read_header(save(tmp_path, model(initializers=[tensor])))
 
@@ -250,7 +250,7 @@ def test_a_huge_shape_costs_no_memory(tmp_path):
 
 
 @pytest.mark.posix
-def test_weights_of_gigabytes_in_the_file_are_skipped_and_not_read(tmp_path):
+def test_gigabytes_of_weights_in_the_file_are_skipped(tmp_path):
     num_bytes, name = 3 * 2**30, part(8, b"w")
     weights = name + varint(9 << 3 | 2) + varint(num_bytes)
     tensor = varint(5 << 3 | 2) + varint(len(weights) + num_bytes) + weights

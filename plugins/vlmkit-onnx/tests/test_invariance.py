@@ -1,4 +1,4 @@
-"""What an exporter promises of batches is tried on the machine that runs the graph."""
+"""Batch invariance that an exporter states is checked on the machine that runs the graph."""
 
 import shutil
 from collections.abc import Callable
@@ -44,13 +44,13 @@ def built(folder: Path) -> OnnxEngine:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_vl"])
-def test_a_graph_that_sums_every_row_alike_keeps_rows_apart(
+def test_a_graph_with_equal_sums_for_every_row_is_batch_invariant(
     name: str, exported: Callable[..., Path]
 ) -> None:
     assert rows_are_invariant(opened(exported(name), SlotsDecoder))
 
 
-def test_a_rounding_of_lone_rows_is_seen(exported: Callable[..., Path]) -> None:
+def test_another_rounding_of_single_rows_is_detected(exported: Callable[..., Path]) -> None:
     assert not rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows))
 
 
@@ -59,7 +59,7 @@ def test_one_slot_has_no_batch(exported: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_only_what_holds_here_is_promised(
+def test_invariance_is_promised_only_if_it_holds_here(
     keeps: bool, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -75,7 +75,7 @@ def test_only_what_holds_here_is_promised(
         engine.close()
 
 
-def test_a_decoder_is_tried_again_where_anything_differs(
+def test_a_decoder_is_checked_again_if_anything_changes(
     exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

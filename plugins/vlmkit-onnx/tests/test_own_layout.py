@@ -1,4 +1,4 @@
-"""Our own folder: one that is broken in any way is refused in a sentence."""
+"""Folders of vlmkit's exporter: a broken one is refused in a sentence."""
 
 import json
 import shutil
@@ -125,9 +125,7 @@ def test_a_broken_tower_is_refused_by_the_encoder_only(folder: Path) -> None:
     engine_of(folder).close()
 
 
-def test_a_folder_with_graphs_is_preferred_and_one_without_is_left_to_others(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_priority_is_high_with_graphs_and_low_without(folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
@@ -139,7 +137,7 @@ def test_a_folder_with_graphs_is_preferred_and_one_without_is_left_to_others(
     )
 
 
-def test_a_cache_that_holds_next_to_nothing_is_refused_with_what_a_token_takes(
+def test_a_tiny_cache_is_refused_with_the_bytes_of_a_token(
     folder: Path,
 ) -> None:
     with pytest.raises(ConfigError, match="the cache has room for 8 tokens, and 32 are the least"):

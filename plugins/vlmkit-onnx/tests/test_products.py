@@ -1,4 +1,4 @@
-"""8-bit products are exact on every CPU: which form a session takes is computed, not guessed."""
+"""8-bit products are exact on every CPU: sessions select kernels by computing with them."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def sums(file: Path) -> Any:
     return session.run(None, {"x": np.ones((3, products.DEPTH), np.float32)})[0]
 
 
-def test_the_form_of_this_machine_is_exact() -> None:
+def test_the_kernels_of_this_machine_are_exact() -> None:
     assert products.are_exact(products.form())
 
 
@@ -75,7 +75,7 @@ def test_unsigned_weights_are_exact_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize("form", [products.SIGNED, products.UNSIGNED])
-def test_the_first_form_that_is_exact_is_taken(
+def test_the_first_exact_kernels_are_selected(
     form: products.Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = [products.SIGNED, products.UNSIGNED]
@@ -84,7 +84,7 @@ def test_the_first_form_that_is_exact_is_taken(
     assert products.form.__wrapped__() is form
 
 
-def test_a_cpu_without_an_exact_form_runs_no_8_bit_products_and_all_else(
+def test_a_cpu_without_exact_kernels_runs_only_graphs_without_8_bit_products(
     foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "are_exact", lambda form: False)
@@ -99,7 +99,9 @@ def test_layers_that_others_quantised_are_exact_here(foreign: Path) -> None:
     np.testing.assert_allclose(sums(foreign), -127 * products.DEPTH, rtol=1e-5)
 
 
-def test_sessions_are_told_the_form(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_get_the_options_of_the_kernels(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "form", lambda: products.UNSIGNED)
     options = open_session(foreign, ComputeSettings()).get_session_options()
     for name, value in products.UNSIGNED.entries.items():

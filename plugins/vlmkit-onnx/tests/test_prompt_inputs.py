@@ -1,4 +1,4 @@
-"""Where images go, where tokens stand and who sees whom, against the plain words of the rules."""
+"""Image rows, positions and masks of prompts, against a literal implementation of the rules."""
 
 from typing import get_args
 
@@ -98,7 +98,7 @@ def test_a_new_token_sees_its_own_row_and_no_further(starts, window):
 
 
 @given(layouts, st.sampled_from(get_args(Visibility)))
-def test_spans_are_what_sees_itself_both_ways(layout, visibility):
+def test_spans_are_bidirectional_ranges(layout, visibility):
     inputs = read_prompt(prompt(layout), Family(IMAGE, visibility))
     _, near = visible(inputs, 0, len(layout), len(layout))
     inside = {(q, k) for q, k in zip(*np.nonzero(near[0, 0] == 0), strict=True) if k > q}
@@ -153,13 +153,13 @@ def test_features_that_are_not_there_are_an_error_and_not_zeros():
         merge(inputs, rows, 0, {0: wide}, None)
 
 
-def test_an_image_whose_places_are_not_its_rows_is_an_error():
+def test_an_image_with_another_number_of_placeholders_than_rows_is_an_error():
     slot = MediaSlot(0, 3, b"", {}, 2)
     with pytest.raises(EngineError, match="image 0 has 3 places in its prompt"):
         read_prompt(Prompt((IMAGE,) * 3, (slot,)), Family(IMAGE))
 
 
-def test_answers_stand_behind_a_prompt_with_an_offset():
+def test_answers_have_positions_with_an_offset():
     def rule(_):
         from vlmkit_onnx.prompts.families import Positions
 

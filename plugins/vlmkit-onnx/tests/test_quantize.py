@@ -1,4 +1,4 @@
-"""Linear layers of few bits: what rounding may change, and what it may not."""
+"""Quantized linear layers: the allowed effects of rounding."""
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -80,7 +80,7 @@ def test_block_weights_are_nearer_than_those_of_a_scale_alone(bits: int, bound: 
 
 @FEW
 @given(SIZES, st.sampled_from([4, 8]))
-def test_block_weights_that_are_whole_steps_are_kept(
+def test_block_weights_that_are_multiples_of_the_scale_are_exact(
     size: tuple[int, int, bool, int], bits: int
 ) -> None:
     linear, random = _linear(size)

@@ -1,4 +1,4 @@
-"""ONNX Runtime writes nothing into a user's home and keeps no book of what it does."""
+"""ONNX Runtime writes nothing into a user's home and records no events."""
 
 import os
 import subprocess
@@ -43,5 +43,5 @@ def test_the_plugin_changes_the_environment_no_sooner_than_it_imports_onnx_runti
     assert imported(tmp_path) == "None 1"
 
 
-def test_a_user_who_has_decided_is_not_overruled(tmp_path: Path) -> None:
+def test_a_value_that_the_user_has_set_is_kept(tmp_path: Path) -> None:
     assert imported(tmp_path, ORT_DISABLE_TELEMETRY="true") == "true true"

@@ -1,4 +1,4 @@
-"""What an open graph does with memory."""
+"""Memory of open graphs."""
 
 import sys
 from pathlib import Path
@@ -41,7 +41,7 @@ def opened(folder: Path, num_columns: int) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what memory is resident")
-def test_a_large_run_gives_its_memory_back(widening: onnxruntime.InferenceSession) -> None:
+def test_a_large_run_returns_its_memory(widening: onnxruntime.InferenceSession) -> None:
     options = shrinking_arena(widening)
     widening.run(None, {"x": np.zeros((1, 1), np.float32)}, options)
     before = resident_bytes()
@@ -51,7 +51,7 @@ def test_a_large_run_gives_its_memory_back(widening: onnxruntime.InferenceSessio
     assert resident_bytes() - before > 48 * MIB
 
 
-def test_want_of_memory_is_told_from_other_failures(tmp_path: Path) -> None:
+def test_out_of_memory_is_distinguished_from_other_failures(tmp_path: Path) -> None:
     session = opened(tmp_path, 2**46)  # more than there are addresses
     one = np.zeros((1, 1), np.float32)
     with pytest.raises(Exception, match="allocate") as caught:

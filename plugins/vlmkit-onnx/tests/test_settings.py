@@ -1,4 +1,4 @@
-"""Words among the settings: what is nearly one of them is refused."""
+"""Values of settings that are almost valid are refused."""
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ def test_a_variant_is_a_word_of_file_names(variant: str) -> None:
         {"variant": ""},
     ],
 )
-def test_what_is_nearly_a_device_or_a_variant_is_refused(wrong: dict[str, str]) -> None:
+def test_misspelled_devices_and_variants_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, ComputeSettings)
 

@@ -1,4 +1,4 @@
-"""What becomes of the cache where a system sets memory aside for addresses."""
+"""The cache on systems that commit memory for reserved addresses."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ def cache_of(**settings: Any) -> tuple[int, int]:
     return longest, memory.num_slots * memory.slot_tokens * memory.token_bytes
 
 
-def test_slots_whose_memory_is_set_aside_are_no_larger_than_the_cache_may_be(
+def test_slots_with_committed_memory_are_limited_by_the_cache_size(
     windows: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     longest, num_bytes = cache_of(cache_gib=SMALL, max_sequences=4)
@@ -41,14 +41,14 @@ def test_slots_whose_memory_is_set_aside_are_no_larger_than_the_cache_may_be(
 
 
 @pytest.mark.parametrize("told", [{"max_sequence_tokens": 1000}, {"cache_tokens": 1000}])
-def test_a_length_that_the_user_states_stands(windows: None, told: dict[str, int]) -> None:
+def test_a_stated_length_is_kept(windows: None, told: dict[str, int]) -> None:
     _, num_bytes = cache_of(cache_gib=SMALL, max_sequences=4, **told)
 
     assert num_bytes == 4 * 1001 * TOKEN_BYTES
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="is what Windows does not do")
-def test_slots_that_are_addresses_only_are_as_long_as_the_model_reads() -> None:
+def test_slots_of_reserved_addresses_have_the_models_longest_sequence() -> None:
     _, num_bytes = cache_of(cache_gib=SMALL, max_sequences=4)
 
     assert num_bytes >= 4 * 1025 * TOKEN_BYTES

@@ -1,4 +1,4 @@
-"""Vision graphs give what the families' own code gives, image by image, whatever the batch."""
+"""Vision graphs compute the rows of the families' own code for each image, in any batch."""
 
 import functools
 from collections.abc import Callable
@@ -100,7 +100,7 @@ def test_deepstack_rows_are_extras_and_count_as_memory(seeing: Callable[[str], S
     assert features.num_bytes == 4 * 4 * features.num_tokens * features.embeddings.shape[1]
 
 
-def test_a_graph_says_nothing_of_the_machine_that_made_it(
+def test_a_graph_contains_no_paths_of_the_exporting_machine(
     seeing: Callable[[str], Seeing],
 ) -> None:
     content = seeing("llava").file.read_bytes()
@@ -195,7 +195,7 @@ def test_a_tower_that_is_not_known_is_refused(
         encoders.export(model, tmp_path)
 
 
-def test_pictures_that_are_looked_at_by_cross_attention_are_refused_before_the_export(
+def test_cross_attention_to_images_is_refused_before_the_export(
     saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     from vlmkit_onnx.export.exporter import export

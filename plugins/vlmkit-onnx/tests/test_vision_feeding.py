@@ -43,7 +43,7 @@ class Recorder:
 @pytest.mark.torch
 @settings(max_examples=60)
 @given(rows=cells, columns=cells, merge=merges, side=st.integers(1, 5))
-def test_places_and_windows_of_any_grid_are_those_of_transformers(
+def test_positions_and_windows_of_any_grid_equal_those_of_transformers(
     rows: int, columns: int, merge: int, side: int
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -96,7 +96,7 @@ def test_a_table_is_resampled_as_by_transformers(
     width=st.integers(1, 3000),
     grids=st.lists(st.tuples(cells, cells), min_size=1, max_size=12),
 )
-def test_the_best_resolution_and_what_is_unpadded_are_those_of_transformers(
+def test_the_best_resolution_and_unpadding_equal_those_of_transformers(
     height: int, width: int, grids: list[tuple[int, int]]
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -135,18 +135,18 @@ def test_an_axis_is_resampled_as_by_torch(length: int, size: int) -> None:
         AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=2, max_tiles=9),
     ],
 )
-def test_what_is_written_into_a_graph_is_read_back(feeding: own.OwnFeeding) -> None:
+def test_a_feeding_is_read_back_from_a_graphs_metadata(feeding: own.OwnFeeding) -> None:
     assert own.own_feeding(own.written(feeding)) == feeding
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"kind":"tea"}', '{"kind":"grid"}', "tiles"])
-def test_a_graph_that_does_not_say_how_it_is_fed_is_refused(text: str) -> None:
+def test_a_graph_without_a_feeding_in_its_metadata_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError, match="does not say how it is fed") as caught:
         own.own_feeding({own.KEY: text} if text else {})
     assert "vlmkit export" in caught.value.hint
 
 
-def test_pictures_of_one_shape_share_calls_and_no_call_is_over_the_bound() -> None:
+def test_pictures_of_one_shape_share_calls_up_to_the_limit() -> None:
     random = np.random.default_rng(0)
     tiles = [random.normal(size=(1, count, 3, 4, side)) for count, side in [(3, 4), (1, 8), (4, 4)]]
     run = Recorder()
@@ -190,7 +190,7 @@ def test_patches_that_do_not_fill_their_grid_are_refused(sizes: list[int]) -> No
         GridFeeding(merge=2).pictures(slot)
 
 
-def test_patches_row_by_row_are_put_cell_by_cell() -> None:
+def test_patches_row_by_row_are_ordered_cell_by_cell() -> None:
     pixels = np.arange(8)[:, None, None] * np.ones((8, 2, 2))
     slot = slot_of(pixel_values=pixels, image_grid_thw=[[1, 2, 4]])
     found = GridFeeding(merge=2, is_raster=True).pictures(slot).pixels
@@ -205,7 +205,7 @@ def placed(height: int, width: int, most: int) -> MediaSlot:
     return slot_of(pixel_values=pixels, image_position_ids=places)
 
 
-def test_patches_with_places_are_put_cell_by_cell_and_filling_is_left_out() -> None:
+def test_patches_with_positions_are_ordered_cell_by_cell_without_padding() -> None:
     feeding = PositionFeeding(merge=2)
     pictures = feeding.pictures(placed(2, 4, 12))
     assert pictures.group == (2, 4)
@@ -215,7 +215,9 @@ def test_patches_with_places_are_put_cell_by_cell_and_filling_is_left_out() -> N
 
 
 @pytest.mark.parametrize(("height", "width", "first"), [(2, 3, 0), (0, 0, 0), (2, 4, 1), (2, 2, 3)])
-def test_places_that_are_no_grid_of_cells_are_refused(height: int, width: int, first: int) -> None:
+def test_positions_that_are_no_grid_of_cells_are_refused(
+    height: int, width: int, first: int
+) -> None:
     slot = placed(height, width, 12)
     slot.inputs["image_position_ids"][0] = np.roll(slot.inputs["image_position_ids"][0], first, 0)
     with pytest.raises(EngineError, match="patches in a grid of"):

@@ -84,7 +84,7 @@ def assert_equal(model: Any, encoder: OnnxVisionEncoder, images: list[dict[str, 
 
 
 @pytest.mark.parametrize("bound", ["anyres_max_9", "anyres_max_2"])
-def test_tiles_of_onevision_are_put_together_and_made_smaller_like_its_own(
+def test_tiles_of_onevision_are_assembled_and_resampled_like_its_own_code(
     bound: str, one_thread: None, encoders: Any, tmp_path: Path
 ) -> None:
     import transformers
@@ -101,7 +101,7 @@ def test_tiles_of_onevision_are_put_together_and_made_smaller_like_its_own(
     assert_equal(model, encoder, images)
 
 
-def test_a_llava_that_looks_through_pixtral_takes_images_of_any_size(
+def test_a_llava_with_a_pixtral_tower_accepts_images_of_any_size(
     one_thread: None, encoders: Any, tmp_path: Path
 ) -> None:
     model = model_of(pixtral_llava())

@@ -1,4 +1,4 @@
-"""Towers of 8 bits: what rounding may change, and what it may not."""
+"""Vision towers of 8 bits: the allowed effects of rounding."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def slots_of(file: Path) -> Iterator[tuple[MediaSlot, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_way_to_multiply_makes_a_picture_depend_on_its_batch(
+def test_features_do_not_depend_on_the_batch_with_any_kernels(
     name: str, rounded: Rounded, encoders: Any, form: products.Form
 ) -> None:
     encoder = encoders.open(rounded(name))
@@ -90,7 +90,7 @@ def test_features_are_rounded_and_near(name: str, rounded: Rounded, encoders: An
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_attention_norms_and_the_first_look_at_pixels_stay_exact(
+def test_attention_norms_and_the_patch_embedding_stay_in_float32(
     name: str, rounded: Rounded, tower: Callable[[str], Path]
 ) -> None:
     before, after = (
@@ -121,7 +121,7 @@ def test_a_graph_itself_shows_its_precision(rounded: Rounded, tower: Callable[[s
     assert own_tower(tower("llava") / vision.FILE).precision == "fp32"
 
 
-def test_sums_and_norms_are_apart_and_whole_patches_are_multiplied(
+def test_sums_and_norms_are_split_and_patch_convolutions_are_products(
     tower: Callable[[str], Path],
 ) -> None:
     nodes = [node.op_type for node in onnx_ir.load(tower("qwen2_5_vl") / vision.FILE).graph]
@@ -131,7 +131,7 @@ def test_sums_and_norms_are_apart_and_whole_patches_are_multiplied(
     assert "Split" not in nodes
 
 
-def test_a_tower_that_rounding_takes_too_far_is_refused_where_it_was_asked_for(
+def test_a_tower_with_too_large_rounding_is_refused_if_8_bits_were_requested(
     saved: Callable[[str], Path],
     tower: Callable[[str], Path],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""An engine and an encoder that torch lies beside leave it, and transformers, where they are."""
+"""Engine and encoder do not import torch or transformers, even if they are installed."""
 
 import os
 import pickle

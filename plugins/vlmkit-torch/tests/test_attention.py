@@ -232,7 +232,7 @@ def read_by(first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8)
     return [part if isinstance(part, slice) else part.tolist() for part in own.parts]
 
 
-def test_slots_that_are_neighbours_are_read_in_place_whatever_their_order() -> None:
+def test_adjacent_slots_are_read_in_place_in_any_order() -> None:
     full = LayerKind("full")
     ascending, behind = [*range(40, 60)], [*range(20, 40)]
 
@@ -242,7 +242,7 @@ def test_slots_that_are_neighbours_are_read_in_place_whatever_their_order() -> N
     assert read_by(19, ascending, LayerKind("window", window=5)) == [slice(55, 60)]
 
 
-def test_slots_that_lie_apart_are_gathered_a_few_at_a_time() -> None:
+def test_scattered_slots_are_gathered_a_few_at_a_time() -> None:
     apart = [*range(0, 60, 3)]
 
     assert read_by(19, apart, LayerKind("full"), call_tokens=4) == [

@@ -1,4 +1,4 @@
-"""What the engine promises beyond the contract: isolation, memory, foreign arrays, layouts."""
+"""The engine beyond the contract: isolation, memory, arrays of other libraries, layouts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +47,7 @@ def host_of(engine: Any, encoder: Any) -> EngineHost:
     return EngineHost(engine, features)
 
 
-def test_a_sequence_of_values_that_are_not_finite_leaves_nothing_behind(load: Load) -> None:
+def test_a_sequence_with_non_finite_values_shares_no_prefix(load: Load) -> None:
     engine, encoder = load("llava", cache_tokens=64, block_tokens=16)
     host, prompt = host_of(engine, encoder), first_prompt("llava")
     expected = host.last_logits(TEXT)
@@ -66,7 +66,7 @@ def test_a_sequence_of_values_that_are_not_finite_leaves_nothing_behind(load: Lo
     assert host.admit(host.sequence(prompt, scope=sick.scope)) == 0, "nothing of it is shared"
 
 
-def test_values_that_are_not_finite_keep_nobody_else_from_sharing(load: Load) -> None:
+def test_non_finite_values_do_not_stop_other_sequences_from_sharing(load: Load) -> None:
     engine, encoder = load("llava", max_sequences=2)
     host, prompt = host_of(engine, encoder), first_prompt("llava")
     sick, sound = host.sequence(prompt, scope=b"a"), host.sequence(TEXT, scope=b"a")
@@ -125,7 +125,7 @@ def test_features_of_the_wrong_number_are_an_error(load: Load) -> None:
         host.prefill(sequence)
 
 
-def test_features_may_go_once_their_image_is_computed(load: Load) -> None:
+def test_features_may_be_dropped_after_their_image_was_computed(load: Load) -> None:
     engine, encoder = load("qwen3_vl")
     host, prompt = host_of(engine, encoder), first_prompt("qwen3_vl")
     expected = host.last_logits(prompt)
@@ -185,7 +185,7 @@ def test_the_encoder_and_the_engine_share_one_copy_of_the_weights(load: Load) ->
     assert encoder._loaded.model is engine._views.model
 
 
-def test_an_encoder_that_was_built_first_follows_the_engine(saved: Callable[[str], Any]) -> None:
+def test_an_encoder_that_was_built_first_moves_with_the_engine(saved: Callable[[str], Any]) -> None:
     checkpoint, shared = Checkpoint("llava", saved("llava")), {}
     seeing = build_encoder(BuildContext("", checkpoint, EncoderSettings(), shared))
     before = seeing.identity
@@ -199,7 +199,7 @@ def test_an_encoder_that_was_built_first_follows_the_engine(saved: Callable[[str
 
 
 @pytest.mark.parametrize("name", ["llama4", "kimi_k25"])
-def test_a_model_that_changes_its_precision_is_as_if_it_had_been_read_in_that(
+def test_a_converted_model_equals_one_that_was_read_in_that_precision(
     name: str, saved: Callable[[str], Any]
 ) -> None:
     checkpoint, shared = Checkpoint(name, saved(name)), {}
@@ -238,7 +238,7 @@ def test_a_tower_that_fails_at_one_picture_refuses_the_picture(
     assert "shape" not in str(caught.value)
 
 
-def test_the_encoder_says_what_computed_its_features(load: Load) -> None:
+def test_the_encoders_identity_states_what_computes_its_features(load: Load) -> None:
     one, other = load("llava")[1], load("llava_next")[1]
 
     assert one.identity != other.identity
@@ -246,7 +246,7 @@ def test_the_encoder_says_what_computed_its_features(load: Load) -> None:
     assert "float32" in one.identity
 
 
-def test_a_device_without_room_for_an_image_says_so(
+def test_too_little_device_memory_for_an_image_is_reported(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder, slots = load("llava")[1], first_prompt("llava").media
@@ -275,7 +275,7 @@ def test_half_precision_serves_too(load: Load) -> None:
         (torch.float32, "bfloat16", torch.bfloat16),
     ],
 )
-def test_the_precision_on_a_device_follows_checkpoint_and_wish(
+def test_the_precision_on_a_device_follows_checkpoint_and_settings(
     own: Any, asked: Any, used: torch.dtype
 ) -> None:
     assert hardware.choose_dtype(ComputeSettings(dtype=asked), own) == used
@@ -304,7 +304,7 @@ def test_spans_are_the_blocks_in_which_a_token_sees_a_later_one(
     window=st.none() | st.integers(1, 50),
     section=st.none() | st.integers(1, 50),
 )
-def test_one_token_and_many_see_from_the_same_place(
+def test_one_token_and_many_have_the_same_first_visible_token(
     index: int, window: int | None, section: int | None
 ) -> None:
     kind = LayerKind("any", window, section)

@@ -1,4 +1,4 @@
-"""A device that runs out of memory, or fails: who is harmed, what is learnt and what is said."""
+"""A device that runs out of memory, or fails: affected requests, new limits, and messages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_step_that_runs_out_of_memory_is_halved_once_for_all(load: Load) -> No
     assert short.num_failures == 1, "three tokens are too many, and that is not tried again"
 
 
-def test_what_does_not_fit_alone_fails_alone(load: Load, caplog: Any) -> None:
+def test_an_item_that_does_not_fit_alone_fails_alone(load: Load, caplog: Any) -> None:
     engine, _ = load("llama")
     host = EngineHost(engine)
     sequences, _ = begin(host)
@@ -99,7 +99,7 @@ def test_a_recurrent_family_is_halved_too(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError(ASSERTION), torch.AcceleratorError(ASSERTION)])
-def test_an_error_of_a_device_is_called_that(
+def test_a_device_error_is_reported_as_one(
     error: Exception, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = load("llama")

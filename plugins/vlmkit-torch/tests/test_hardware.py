@@ -104,7 +104,7 @@ def test_two_spellings_of_a_device_load_one_model(saved: Saved) -> None:
     assert models[0] is models[1]
 
 
-def test_an_older_torch_computes_on_the_cpu_or_says_that_mps_is_not_for_it(
+def test_an_older_torch_uses_the_cpu_or_refuses_mps(
     an_mps_device: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.12.1")
@@ -118,7 +118,7 @@ def test_an_older_torch_computes_on_the_cpu_or_says_that_mps_is_not_for_it(
 # Turns.
 
 
-def test_engine_and_encoder_take_turns_on_mps(load: Load, as_mps: None) -> None:
+def test_engine_and_encoder_exclude_each_other_on_mps(load: Load, as_mps: None) -> None:
     engine, encoder = load("llava")
     tower, decoder = encoder._tower, engine._views.decoder
     seen: list[bool] = []
@@ -133,7 +133,7 @@ def test_engine_and_encoder_take_turns_on_mps(load: Load, as_mps: None) -> None:
     assert is_free_for_another_thread()
 
 
-def test_a_model_is_moved_and_tried_in_its_turn_on_mps(
+def test_loading_and_checking_a_model_hold_the_lock_on_mps(
     saved: Saved, as_mps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -154,7 +154,7 @@ def test_a_model_is_moved_and_tried_in_its_turn_on_mps(
     assert set(seen) == {"move", "probe"}
 
 
-def test_elsewhere_nobody_waits_for_a_turn(load: Load) -> None:
+def test_other_devices_have_no_lock(load: Load) -> None:
     engine, _ = load("llama")
     seen: list[bool] = []
     hook = lambda *_: seen.append(is_free_for_another_thread())  # noqa: E731
@@ -173,7 +173,7 @@ class OnMps:
         return "on the CPU"
 
 
-def test_what_leaves_a_turn_lies_on_the_cpu() -> None:
+def test_results_outside_the_lock_are_on_the_cpu() -> None:
     here = torch.zeros(1)
 
     assert hardware.for_any_thread(OnMps()) == "on the CPU"
@@ -209,7 +209,7 @@ def test_attention_on_mps_reads_no_views_and_computes_the_same(
 
 @pytest.mark.parametrize("words", TOLD)
 @pytest.mark.parametrize("where", ["weights", "cache"])
-def test_memory_that_is_not_enough_is_told_as_that(
+def test_too_little_memory_is_reported_as_such(
     words: str, where: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -44,7 +44,7 @@ def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_TEXT)
-def test_a_step_reads_nothing_and_sends_once(name: str, load: Load) -> None:
+def test_a_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load(name, device="cuda")
 
@@ -52,7 +52,9 @@ def test_a_step_reads_nothing_and_sends_once(name: str, load: Load) -> None:
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
-def test_a_step_of_recurrent_layers_reads_nothing_and_sends_once(name: str, tmp_path: Path) -> None:
+def test_a_step_of_recurrent_layers_has_no_host_read_and_one_transfer(
+    name: str, tmp_path: Path
+) -> None:
     files = Checkpoint(name, hybrid.save(name, tmp_path))
     few = EngineSettings(cache_tokens=640, block_tokens=4, max_sequences=12, device="cuda")
     with pretended_cuda() as device:
@@ -62,7 +64,7 @@ def test_a_step_of_recurrent_layers_reads_nothing_and_sends_once(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3", "mllama"])
-def test_chunks_of_text_and_answers_after_images_read_nothing(
+def test_text_chunks_and_answers_after_images_have_no_host_read(
     name: str, load: Load, saved: Saved
 ) -> None:
     seeing = runner.prompts(name, runner.config_of(saved(name)))[0]
@@ -85,7 +87,7 @@ def test_chunks_of_text_and_answers_after_images_read_nothing(
     assert (device.num_reads, device.num_copies) == (0, 1)
 
 
-def test_drafts_are_checked_without_a_read(load: Load) -> None:
+def test_draft_tokens_are_checked_without_a_host_read(load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load("llama", device="cuda")
         host = EngineHost(engine)
@@ -98,7 +100,7 @@ def test_drafts_are_checked_without_a_read(load: Load) -> None:
     assert (device.num_reads, device.num_copies) == (0, 1)
 
 
-def test_who_answers_alone_is_read_in_place_and_a_batch_is_gathered_once(load: Load) -> None:
+def test_a_single_sequence_is_read_in_place_and_a_batch_is_gathered_once(load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load("llama", device="cuda", self_check=False)  # a cache that nobody used
         host, num_layers = EngineHost(engine), len(engine._context.cache.shapes)
@@ -113,7 +115,7 @@ def test_who_answers_alone_is_read_in_place_and_a_batch_is_gathered_once(load: L
     assert seen == [[0, 1], [2, 1]], "keys, values and attention of each layer"
 
 
-def test_a_read_would_be_counted(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counter_detects_a_read(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretended_cuda() as device:
         engine, _ = load("llama", device="cuda")
         reading_once(engine, monkeypatch)

@@ -1,4 +1,4 @@
-"""Memory of keys and values is reserved at once, and taken page by page as tokens are written."""
+"""Memory of keys and values is reserved at once, and resident page by page when written."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""Pages of a mapped file are dropped while it is converted, and what they hold is read again."""
+"""Pages of a mapped file are dropped after conversion, and their content can be read again."""
 
 import mmap
 import sys
@@ -54,7 +54,7 @@ def test_only_the_pages_of_a_tensor_itself_are_dropped(
     assert own_bytes(mapped[len(half) :]) >= NUM_BYTES // 2
 
 
-def test_what_lies_in_no_such_file_is_never_dropped(mapped: torch.Tensor, tmp_path: Path) -> None:
+def test_tensors_outside_the_files_are_never_dropped(mapped: torch.Tensor, tmp_path: Path) -> None:
     own = torch.ones(NUM_BYTES // 4)
     mapped.sum()
     MappedFiles([tmp_path / "another.safetensors"]).drop(mapped)

@@ -63,7 +63,7 @@ def test_a_device_that_is_gone_ends_the_engine(load: Load) -> None:
     assert str(caught.value.__cause__) == ("device 'cuda:0' failed and computes nothing any more")
 
 
-def test_a_cache_takes_a_part_of_what_the_device_has(load: Load) -> None:
+def test_the_default_cache_is_a_part_of_free_device_memory(load: Load) -> None:
     gib = 64 * 1000 * 256 / 2**30
     with pretended_cuda(gib=gib) as _:
         engine, _ = load("llama", device="cuda", cache_tokens=None, max_sequences=64)
@@ -73,7 +73,7 @@ def test_a_cache_takes_a_part_of_what_the_device_has(load: Load) -> None:
     assert 0.7 * gib < taken / 2**30 < 0.8 * gib
 
 
-def test_the_played_device_minds_what_a_device_minds() -> None:
+def test_the_simulated_device_enforces_the_rules_of_a_device() -> None:
     with pretended_cuda() as device:
         row = torch.arange(4.0).to(CUDA)
         assert isinstance(row * 2, OnCuda)

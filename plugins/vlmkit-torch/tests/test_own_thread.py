@@ -33,7 +33,7 @@ print(len(set(os.listdir("/proc/self/task")) - before))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads threads from /proc")
-def test_a_thread_that_loaded_a_model_has_no_team(tmp_path: Path) -> None:
+def test_a_thread_that_loaded_a_model_leaves_no_thread_pool(tmp_path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -47,7 +47,7 @@ def test_a_thread_that_loaded_a_model_has_no_team(tmp_path: Path) -> None:
     assert done.stdout.split() == ["1"]  # what it computes itself starts one
 
 
-def test_what_is_done_in_an_own_thread_is_returned_or_raised() -> None:
+def test_results_and_errors_of_an_own_thread_reach_the_caller() -> None:
     threads = [in_own_thread(threading.current_thread)]
 
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Packed layers compute what the layers computed that they stand for, however they are asked."""
+"""Packed layers compute the same as the original layers, in any order of calls."""
 
 import itertools
 import weakref
@@ -38,7 +38,7 @@ def _is_near(rows: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @torch.no_grad()
 @pytest.mark.parametrize("order", [*itertools.permutations(range(len(SIZES)))])
-def test_layers_of_one_input_may_be_asked_in_any_order(
+def test_layers_of_one_input_may_be_called_in_any_order(
     linears: list[nn.Linear], order: tuple[int, ...]
 ) -> None:
     packed = _packed(linears)
@@ -49,7 +49,7 @@ def test_layers_of_one_input_may_be_asked_in_any_order(
 
 
 @torch.no_grad()
-def test_layers_that_are_asked_about_other_inputs_answer_about_those(
+def test_layers_that_get_another_input_compute_it(
     linears: list[nn.Linear],
 ) -> None:
     packed = _packed(linears)
@@ -60,7 +60,7 @@ def test_layers_that_are_asked_about_other_inputs_answer_about_those(
 
 
 @torch.no_grad()
-def test_nothing_is_kept_once_all_layers_were_asked(linears: list[nn.Linear]) -> None:
+def test_products_are_dropped_after_all_layers_were_called(linears: list[nn.Linear]) -> None:
     packed = _packed(linears)
     rows = torch.randn(3, 16)
     is_there = weakref.ref(rows)
@@ -124,7 +124,7 @@ def test_layers_of_two_inputs_are_packed_each_for_itself(
     assert sorted(made) == [1, 1, 1, 1, 1, 1, 3]
 
 
-def test_layers_stay_plain_where_the_machines_kernels_compute_something_else(
+def test_layers_stay_plain_if_packed_results_differ(
     monkeypatch: pytest.MonkeyPatch,
     packed_from_the_start: None,
     caplog: pytest.LogCaptureFixture,
@@ -194,7 +194,7 @@ def test_a_mapped_weight_leaves_memory_when_it_is_packed(
         (torch.float16, ("avx512_bf16",), False),
     ],
 )
-def test_what_is_packed_depends_on_precision_and_processor(
+def test_packing_depends_on_precision_and_processor(
     dtype: torch.dtype,
     features: tuple[str, ...],
     is_packed: bool,

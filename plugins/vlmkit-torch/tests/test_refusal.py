@@ -1,4 +1,4 @@
-"""What cannot be run right is refused, with a reason, before or while it is loaded."""
+"""Unsupported checkpoints are refused with a reason, before or while they load."""
 
 import json
 import subprocess
@@ -180,7 +180,7 @@ def test_a_text_model_has_no_vision_encoder(model_type: str, tmp_path: Path) -> 
         {"model_type": "llava", "text_config": {"model_type": "bloom" * 1000}},
     ],
 )
-def test_what_can_be_run_is_not_refused(config: dict[str, Any], tmp_path: Path) -> None:
+def test_supported_checkpoints_are_not_refused(config: dict[str, Any], tmp_path: Path) -> None:
     assert refusal.engine_cannot_serve(checkpoint(tmp_path, config)) is None
 
 
@@ -340,7 +340,7 @@ def examined(folder: Path, config: dict[str, Any], **settings: Any) -> str:
     return weights.examine(context)
 
 
-def test_device_and_precision_are_told_before_any_weight_is_read(tmp_path: Path) -> None:
+def test_device_and_precision_are_known_before_weights_are_read(tmp_path: Path) -> None:
     config = {"model_type": "llama", "dtype": "bfloat16", **TINY}
     assert examined(tmp_path, config, device="cpu") == "float32, cpu"
     assert examined(tmp_path, config, device="cpu", dtype="float16") == "float16, cpu"
@@ -359,7 +359,7 @@ def test_device_and_precision_are_told_before_any_weight_is_read(tmp_path: Path)
         ({"model_type": "llama", "hidden_size": "x"}, {}, "is not one that transformers can read"),
     ],
 )
-def test_what_shows_without_weights_is_found_out_without_them(
+def test_errors_that_need_no_weights_are_found_without_them(
     config: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(VlmkitError, match=message):

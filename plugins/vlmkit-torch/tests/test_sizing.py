@@ -1,4 +1,4 @@
-"""A CPU computes in the fastest precision that fits, and what does not fit is refused unread."""
+"""A CPU computes in the fastest precision that fits; too large models are refused unread."""
 
 import json
 import struct
@@ -92,7 +92,7 @@ def test_precisions_keep_the_checkpoints_own_and_the_fastest_comes_first(
     assert sizing.candidates(make(config, **numbers)) == names
 
 
-def test_the_next_precision_is_taken_where_the_fastest_does_not_fit(
+def test_the_next_precision_is_used_if_the_fastest_does_not_fit(
     make: Make, machine: Callable[..., None]
 ) -> None:
     checkpoint = make(BF16, BF16=MANY)
@@ -114,9 +114,7 @@ def test_the_next_precision_is_taken_where_the_fastest_does_not_fit(
     )
 
 
-def test_a_precision_that_was_asked_for_is_taken_or_refused(
-    make: Make, machine: Callable[..., None]
-) -> None:
+def test_a_requested_precision_is_used_or_refused(make: Make, machine: Callable[..., None]) -> None:
     checkpoint = make(BF16, BF16=MANY)
     machine("avx512_bf16", available=3 * MANY)
     assert sizing.plan(checkpoint, ComputeSettings(dtype="bfloat16")).dtype == "bfloat16"
@@ -125,7 +123,7 @@ def test_a_precision_that_was_asked_for_is_taken_or_refused(
     assert 'engine.dtype = "bfloat16"' in str(raised.value.hint)
 
 
-def test_the_cache_gets_what_is_left_unless_its_size_is_stated(
+def test_the_cache_gets_the_remaining_memory_unless_its_size_is_stated(
     make: Make, machine: Callable[..., None]
 ) -> None:
     checkpoint, own = make(BF16, BF16=MANY), 4 * MANY + sizing.WORKING_BYTES
@@ -140,7 +138,7 @@ def test_the_cache_gets_what_is_left_unless_its_size_is_stated(
     assert "engine.cache_gib" in str(raised.value.hint)
 
 
-def test_nothing_is_refused_where_the_system_does_not_tell_its_memory(
+def test_nothing_is_refused_if_the_available_memory_is_unknown(
     make: Make, machine: Callable[..., None]
 ) -> None:
     machine(available=None)
@@ -148,7 +146,7 @@ def test_nothing_is_refused_where_the_system_does_not_tell_its_memory(
     assert plan == sizing.CpuPlan("float32", sizing.CACHE_BYTES)
 
 
-def test_an_encoder_that_leaves_all_open_follows_the_engines_settings() -> None:
+def test_an_encoder_with_automatic_settings_uses_the_engines() -> None:
     stated = {"dtype": "bfloat16", "cache_gib": 2}
     for engine, follows in (("torch", True), ("vlmkit-torch/torch", True), ("onnx", False)):
         context = BuildContext(settings=EncoderSettings(), components={"engine": (engine, stated)})
@@ -159,7 +157,7 @@ def test_an_encoder_that_leaves_all_open_follows_the_engines_settings() -> None:
     assert sizing.settings_of(context) == own
 
 
-def test_an_engine_objects_to_what_fits_in_no_precision_that_can_be_set(
+def test_a_model_that_fits_in_no_precision_is_refused(
     make: Make, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizing, "ACCELERATORS", ())
@@ -197,7 +195,7 @@ for registry in (load().media_encoders, load().engines):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much is available")
-def test_what_does_not_fit_is_refused_before_torch_is_imported(make: Make) -> None:
+def test_a_too_large_model_is_refused_before_torch_is_imported(make: Make) -> None:
     parts = {"text_config": {"model_type": "llama"}, "vision_config": {"model_type": "clip"}}
     checkpoint = make({**BF16, "model_type": "llava", **parts}, BF16=2**42)
     done = subprocess.run(

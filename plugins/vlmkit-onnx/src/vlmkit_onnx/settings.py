@@ -50,7 +50,7 @@ class EncoderSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown
     Attributes:
         max_batch_images: most images computed in one call of the tower.
         precision: of the tower's linear layers; a safetensors checkpoint's is exported in it. None
-            takes a graph as it is, and exports in ``w8a8`` for CPUs, if features stay near; beside
+            takes a graph as it is, and exports in ``w8a8`` for CPUs, if features stay near. Beside
             an engine whose ``precision`` is ``fp32``, which means all parts, it is ``fp32``.
     """
 

@@ -1,4 +1,4 @@
-"""Models in other exporters' layouts, made once, and a way to run them."""
+"""Models in the layouts of other exporters, created once, and functions to run them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Which files of a transformers.js folder are taken, and what is said of them."""
+"""Which files of a transformers.js folder are selected, and what is reported about them."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def takes_embeddings(file):
 
 
 @pytest.mark.parametrize("best", range(len(VARIANTS)))
-def test_the_best_variant_on_a_cpu_is_taken(folder, make_decoder, best):
+def test_the_best_variant_for_a_cpu_is_selected(folder, make_decoder, best):
     for variant in VARIANTS[best:]:
         make_decoder(folder / "onnx" / f"model{suffix(variant)}.onnx")
     layout = community_layout(checkpoint(folder))
@@ -66,7 +66,7 @@ def test_a_text_model_has_no_other_parts(folder, make_decoder):
     assert layout.is_batch_invariant
 
 
-def test_every_part_is_chosen_by_itself(folder):
+def test_the_variant_of_each_part_is_selected_separately(folder):
     for name in ("decoder_model_merged_q4", "embed_tokens_fp16", "vision_encoder_quantized"):
         takes_embeddings(folder / "onnx" / f"{name}.onnx")
     layout = community_layout(checkpoint(folder), "q4")
@@ -98,7 +98,7 @@ def test_a_variant_that_was_asked_for_must_be_there(folder, make_decoder):
         ({"dynamic": True}, False),
     ],
 )
-def test_invariance_is_claimed_only_where_it_was_measured(folder, make_decoder, facts, expected):
+def test_invariance_is_stated_only_if_it_was_measured(folder, make_decoder, facts, expected):
     make_decoder(folder / "onnx" / "model_q4.onnx", **facts)
     assert community_layout(checkpoint(folder)).is_batch_invariant is expected
 
@@ -114,7 +114,7 @@ def test_invariance_is_claimed_only_where_it_was_measured(folder, make_decoder, 
         (-1, {"max_position_embeddings": None}, 4096),
     ],
 )
-def test_a_graph_that_left_out_the_window_is_used_within_it(
+def test_a_graph_that_omits_the_window_is_limited_to_it(
     folder, make_decoder, window, config, expected
 ):
     make_decoder(folder / "onnx" / "model.onnx", window=window)

@@ -1,4 +1,4 @@
-"""Decoders that return a longer copy of their cache, against transformers."""
+"""Decoders that return an extended copy of their cache, against transformers."""
 
 import json
 import warnings
@@ -248,7 +248,7 @@ def test_a_graph_without_positions_would_answer_wrongly_if_rows_were_padded(
     assert answers != expected
 
 
-def test_a_graph_of_two_branches_is_told_which_and_given_one_token_after_a_past(
+def test_a_graph_of_two_branches_gets_its_branch_and_single_tokens_after_a_past(
     load, ragged, embed
 ):
     decoder = load("uint8")
@@ -278,7 +278,7 @@ def test_a_graph_in_half_precision_is_near_the_one_in_single(load, ragged, embed
     assert [len(answer) for answer in half.generate(4)] == [4, 4, 4]
 
 
-def test_what_other_rows_hold_changes_a_row_by_rounding_only(load, ragged, embed):
+def test_other_rows_change_a_row_by_rounding_only(load, ragged, embed):
     run = ragged(load("fp32"), embed)
     for slot, ids in enumerate(run.prompts):
         run.prefill(slot, ids)

@@ -1,4 +1,4 @@
-"""Decoder graphs that vlmkit cannot run are refused when they are loaded, with one clear error."""
+"""Decoder graphs that vlmkit cannot run are refused at load, with one clear error."""
 
 import numpy as np
 import onnx
@@ -219,7 +219,7 @@ OF_THE_CACHE = [
 
 
 @pytest.mark.parametrize("name", OF_THE_CACHE)
-def test_a_graph_of_our_own_with_such_a_cache_is_refused_alike(shell, name):
+def test_an_exported_graph_with_such_a_cache_is_refused_too(shell, name):
     changes, message = WRONG[name]
     with pytest.raises(CheckpointError) as caught:
         shell(changes, kind=SlotsDecoder)
@@ -327,7 +327,7 @@ def tokens(*rows):
     return Tokens(ids, None, np.zeros((1, *ids.shape), np.int64))
 
 
-def test_chunks_and_neighbours_change_nothing(decoder):
+def test_chunks_and_other_rows_do_not_change_logits(decoder):
     whole = decoder.prefill(0, 0, tokens([1, 2, 3, 4, 5, 6]), num_rows=1)
     assert decoder.prefill(1, 0, tokens([1, 2, 3]), num_rows=0).shape == (0, 32)
     decoder.prefill(1, 3, tokens([4, 5]), num_rows=0)

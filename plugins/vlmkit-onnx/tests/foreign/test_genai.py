@@ -1,4 +1,4 @@
-"""How folders of onnxruntime-genai are read; no path leads out of them."""
+"""Reading folders of onnxruntime-genai; no path leads out of them."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ def test_every_name_comes_from_the_configuration(read, tmp_path):
     )
 
 
-def test_packed_weights_are_the_precision(read, tmp_path, make_decoder):
+def test_packed_weights_determine_the_precision(read, tmp_path, make_decoder):
     make_decoder(tmp_path / "model.onnx", block_size=128)
     layout = read()
     assert (layout.precision, layout.is_batch_invariant) == ("int4", False)
@@ -87,7 +87,7 @@ def test_packed_weights_are_the_precision(read, tmp_path, make_decoder):
     ("stated", "window", "expected"),
     [(20, -1, 20), (20, 20, 48), (0, -1, 48), (-1, -1, 48), (None, -1, 48), (99, -1, 48)],
 )
-def test_a_graph_that_left_out_the_window_is_used_within_it(
+def test_a_graph_that_omits_the_window_is_limited_to_it(
     read, tmp_path, make_decoder, stated, window, expected
 ):
     make_decoder(tmp_path / "model.onnx", window=window)
@@ -178,7 +178,7 @@ JSON = st.recursive(
 
 
 @given(data=st.data())
-def test_whatever_stands_at_a_known_place_is_read_or_refused(read, data):
+def test_any_content_of_a_known_file_is_read_or_refused(read, data):
     known = ["decoder", "context_length", "vocab_size", "vision", "embedding", "image_token_id"]
     inner = ["filename", "inputs", "outputs", "head_size", "sliding_window", "pipeline"]
     model = data.draw(st.dictionaries(st.sampled_from(known[1:]), JSON, max_size=2))

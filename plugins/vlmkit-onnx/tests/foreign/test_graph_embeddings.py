@@ -1,4 +1,4 @@
-"""Embeddings by a graph, with and without places for image rows."""
+"""Embeddings by a graph, with and without inputs for image rows."""
 
 import numpy as np
 import onnx

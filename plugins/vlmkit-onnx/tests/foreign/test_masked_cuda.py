@@ -1,4 +1,4 @@
-"""Graphs of others on a CUDA device, as far as that shows without one: see ``tests/pretend``."""
+"""Graphs of other exporters on a simulated CUDA device; see ``tests/pretend``."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def test_a_graph_in_half_precision_answers_on_a_device_as_on_the_cpu(
         np.testing.assert_array_equal(ours, wanted)
 
 
-def test_weights_of_few_bits_in_single_precision_are_refused(
+def test_quantized_weights_in_single_precision_are_refused(
     genai_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx_cuda.install(monkeypatch)

@@ -1,4 +1,4 @@
-"""Decoders of GroupQueryAttention that onnxruntime-genai's builder made, against transformers."""
+"""Decoders with GroupQueryAttention of onnxruntime-genai's builder, against transformers."""
 
 import numpy as np
 import onnx
@@ -67,7 +67,7 @@ def test_a_decoder_of_embeddings_and_three_axes_of_positions_answers_as_transfor
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-int4", "llama-fp16", "gemma2", "qwen2_5_vl"])
-def test_a_right_graph_is_found_to_continue(name, load):
+def test_a_correct_graph_passes_the_continuity_check(name, load):
     refuse_discontinuous(load(name), "model.onnx")
 
 
@@ -104,7 +104,7 @@ def test_a_graph_in_half_precision_is_near_transformers(load, ragged, saved):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-int4"])
-def test_a_row_is_the_same_in_a_batch_bit_for_bit_where_this_cpu_keeps_rows_apart(
+def test_a_row_has_the_same_bits_in_a_batch_if_this_cpu_is_batch_invariant(
     name, load, ragged, genai_folders
 ):
     assert genai_layout(Checkpoint(name, genai_folders[name])).is_batch_invariant
@@ -172,7 +172,7 @@ def test_the_same_graphs_under_the_names_of_onnx_community_answer_the_same(
         decoder.close()
 
 
-def test_a_builder_that_leaves_out_the_window_is_used_within_it(genai_folders):
+def test_a_graph_without_its_sliding_window_is_limited_to_the_window(genai_folders):
     layout = genai_layout(Checkpoint("mistral", genai_folders["mistral"]))
     assert layout.max_sequence_tokens == 8
 
@@ -192,7 +192,7 @@ class Mixing:
         return logits
 
 
-def test_a_graph_that_chooses_by_its_longest_row_is_used_where_it_leaves_others_alone(
+def test_a_graph_that_selects_rotation_by_its_longest_row_is_limited_to_a_harmless_length(
     genai_folders, load
 ):
     assert max_independent_tokens(load("llama"), SLOT_TOKENS) == SLOT_TOKENS

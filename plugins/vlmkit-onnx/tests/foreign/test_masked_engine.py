@@ -1,4 +1,4 @@
-"""The engine keeps its contract on a graph that is told by a mask how long its rows are."""
+"""The engine keeps its contract on a graph that gets row lengths from a mask."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class TestMaskedEngine(EngineContract):
         assert engine.limits.prefix_block_tokens == 1
         assert engine.limits.is_batch_invariant
 
-    def test_no_sequence_may_be_longer_than_what_the_graph_is_right_for(self) -> None:
+    def test_a_sequence_longer_than_the_graph_supports_is_refused(self) -> None:
         longer = EngineSettings(cache_tokens=400, max_sequence_tokens=61)
         with pytest.raises(ConfigError, match=r"is 61, and 'model\.onnx' is right for 60"):
             build_engine(BuildContext("", self.checkpoint, longer))

@@ -73,7 +73,7 @@ class ModelRunner:
         Rows are adjacent slots. An idle row writes behind the end of its own tokens, which nothing
         reads.
         """
-        self._move_together(items)
+        self._compact_slots(items)
         slots = [self._slots.slot(item.sequence) for item in items]
         first, stop = min(slots), max(slots) + 1
         starts = np.array([self._slots.num_held(slot) for slot in range(first, stop)], np.int32)
@@ -130,7 +130,7 @@ class ModelRunner:
         self._slots.set_computed(sequence, item.stop)
         return rows
 
-    def _move_together(self, items: Seq[WorkItem]) -> None:
+    def _compact_slots(self, items: Seq[WorkItem]) -> None:
         """Move the last sequence into an unowned gap, as long as there is one.
 
         An idle row costs as much as a busy one. What the gap keeps for later prompts moves to the

@@ -6,14 +6,14 @@ emits GroupQueryAttention over a slot of the cache. Both refuse unknown argument
 computes attention outside an export.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from vlmkit.errors import CheckpointError
-from vlmkit_torch.attention.arguments import read_options
+from vlmkit_torch.attention.interface import AttentionFunction, AttentionOptions, Projections
 
 OPERATOR = "com.microsoft::GroupQueryAttention"
 
@@ -35,8 +35,8 @@ class LayerShape:
     window: int | None
 
 
-class ShapeProbe:
-    """An attention function that records each layer's shape and returns zeros.
+class ShapeProbe(AttentionFunction):
+    """Records each layer's shape and returns zeros.
 
     Args:
         windows: of each layer by the family's configuration; None means all tokens.
@@ -46,17 +46,10 @@ class ShapeProbe:
         self.windows = windows
         self.layers: dict[int, LayerShape] = {}
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **options: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """Record a layer; shapes are those of :class:`SlotAttention`."""
-        found = read_options(query, attention_mask, options)
+    def _attend(
+        self, module: nn.Module, states: Projections, options: AttentionOptions
+    ) -> torch.Tensor:
+        query, key, value = states
         index = _layer_of(module, len(self.windows))
         if index in self.layers:
             raise CheckpointError("a layer of the model attends twice; it cannot be exported")
@@ -69,9 +62,9 @@ class ShapeProbe:
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_size=key.shape[3],
-            window=found.window or self.windows[index],
+            window=options.window or self.windows[index],
         )
-        return query.new_zeros(query.transpose(1, 2).shape), None
+        return query.new_zeros(query.transpose(1, 2).shape)
 
 
 @dataclass(slots=True)
@@ -94,69 +87,51 @@ class SlotInputs:
     deepstack: torch.Tensor | None = None
 
 
-@dataclass(slots=True)
-class SlotAttention:
-    """An attention function that emits GroupQueryAttention over a slot's keys and values.
+class SlotAttention(AttentionFunction):
+    """Emits GroupQueryAttention over a slot's keys and values.
 
     Attributes:
-        layers: their shapes.
         inputs: of the traced forward pass.
         present: keys and values with the new ones, by layer; filled by the pass.
+
+    Args:
+        layers: their shapes.
     """
 
-    layers: tuple[LayerShape, ...]
-    inputs: SlotInputs | None = None
-    present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    def __init__(self, layers: tuple[LayerShape, ...]) -> None:
+        self.inputs: SlotInputs | None = None
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._layers = layers
 
     def begin(self, inputs: SlotInputs) -> None:
         """Start a forward pass."""
         self.inputs = inputs
         self.present.clear()
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **options: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """Emit one layer's attention.
-
-        Args:
-            module: the family's attention module.
-            query: ``[rows, heads, seq, head]``.
-            key: ``[rows, kv_heads, seq, head]``.
-            value: the same.
-            attention_mask: must be None.
-            options: further arguments; see :func:`read_options`.
-
-        Returns:
-            ``[rows, seq, heads, head]`` and None.
-        """
-        found = read_options(query, attention_mask, options)
+    def _attend(
+        self, module: nn.Module, states: Projections, options: AttentionOptions
+    ) -> torch.Tensor:
         if self.inputs is None:
             raise RuntimeError("attention was called outside a pass")
-        index = _layer_of(module, len(self.layers))
-        layer = self.layers[index]
+        index = _layer_of(module, len(self._layers))
+        layer, query = self._layers[index], states.query
         attributes: dict[str, Any] = {
             "num_heads": layer.num_heads,
             "kv_num_heads": layer.num_kv_heads,
-            "scale": float(found.scale),
+            "scale": float(options.scale),
         }
-        if found.softcap:
-            attributes["softcap"] = float(found.softcap)
+        if options.softcap:
+            attributes["softcap"] = float(options.softcap)
         bias = None
         if self.inputs.bias is not None:
             attributes["causal"] = 0
             bias = self.inputs.bias[1 if layer.window else 0]
         elif layer.window:
             attributes["local_window_size"] = layer.window
-        tensors = [_flat(query), _flat(key), _flat(value), *self._slot(index), None, None, None]
-        sinks = None if found.sinks is None else found.sinks.reshape(-1).to(query.dtype)
+        tensors = [*map(_flat, states), *self._slot(index), None, None, None]
+        sinks = None if options.sinks is None else options.sinks.reshape(-1).to(query.dtype)
         out = self._emit(index, [*tensors, bias, sinks], attributes)
-        return out.view(query.transpose(1, 2).shape), None
+        return out.view(query.transpose(1, 2).shape)
 
     def _slot(self, index: int) -> list[torch.Tensor]:
         """Return one layer's inputs 3 to 6."""

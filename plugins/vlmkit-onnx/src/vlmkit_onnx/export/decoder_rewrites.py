@@ -62,7 +62,7 @@ class _Rewriter:
             for index, states in enumerate((query, key, value)):
                 self._replace_flat(node, index, states, must=rotation is not None)
         if rotation is not None:
-            self._rotate_inside(node, rotation)
+            self._fold_rotation(node, rotation)
         _drop_reshapes_after(node.outputs[0])
 
     def _packed(
@@ -111,7 +111,7 @@ class _Rewriter:
             self.graph.insert_before(node, tape.nodes)
             node.replace_input_with(index, flat)
 
-    def _rotate_inside(self, node: Node, rotation: _Rotation) -> None:
+    def _fold_rotation(self, node: Node, rotation: _Rotation) -> None:
         cos, sin = self._long_enough(node, rotation.cos, rotation.sin)
         if len(node.inputs) <= POSITIONS:
             node.resize_inputs(POSITIONS + 1)

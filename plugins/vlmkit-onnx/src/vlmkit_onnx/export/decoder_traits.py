@@ -67,7 +67,7 @@ def inspect_decoder(parts: Parts, visibility: Visibility) -> DecoderTraits:
         )
     axes = 3 if _rotates_by_sections(parts) else 1
     return DecoderTraits(
-        layers=_measured(parts, axes),
+        layers=_probed(parts, axes),
         hidden_size=int(config.hidden_size),
         num_position_axes=axes,
         num_deepstack=deepstack.num_levels(parts.config),
@@ -77,13 +77,13 @@ def inspect_decoder(parts: Parts, visibility: Visibility) -> DecoderTraits:
     )
 
 
-def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
+def _probed(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
     config = parts.text_config
-    measure = ShapeProbe([kind.window or None for kind in layer_kinds(config)])
+    probe = ShapeProbe([kind.window or None for kind in layer_kinds(config)])
     embeddings = torch.zeros(1, 2, config.hidden_size, dtype=parts.dtype)
     positions = torch.arange(2).expand(*([3] if axes == 3 else []), 1, 2)
     try:
-        with torch.no_grad(), attention(parts.decoder, measure):
+        with torch.no_grad(), attention(parts.decoder, probe):
             parts.decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
             parts.logits(embeddings[0])
     except VlmkitError:
@@ -94,14 +94,14 @@ def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
             "decoder gets",
             hint=OTHERWISE,
         ) from error
-    absent = [index for index in range(config.num_hidden_layers) if index not in measure.layers]
+    absent = [index for index in range(config.num_hidden_layers) if index not in probe.layers]
     if absent:
         raise CheckpointError(
             f"layer {absent[0]} of model type {config.model_type!r} has no attention; recurrent "
             "layers cannot be exported",
             hint=OTHERWISE,
         )
-    return tuple(measure.layers[index] for index in range(config.num_hidden_layers))
+    return tuple(probe.layers[index] for index in range(config.num_hidden_layers))
 
 
 def max_tokens(config: Any) -> int:

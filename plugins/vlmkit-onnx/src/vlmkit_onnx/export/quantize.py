@@ -4,12 +4,12 @@ A decoder is converted in place, one layer at a time, and each original layer is
 model is never in memory twice. Every converted layer has a forward with the same arithmetic in
 torch, so that the exported graph can be compared with its modules.
 
-w8a8   8-bit activations with a scale for each token, 8-bit weights with a scale for each output,
-       MatMulInteger. A row depends on itself alone, so results do not depend on the batch.
-       Activations are unsigned and weights signed, which is fast with VNNI. An x86 CPU without VNNI
-       saturates sums of such products; there, sessions make the weights unsigned (products.py)
-int8   8-bit weights in blocks of 64, MatMulNBits, 8-bit activations by block
-int4   the same with 4-bit weights in blocks of 32
+- w8a8: 8-bit activations with a scale for each token, 8-bit weights with a scale for each output,
+  MatMulInteger. A row depends on itself alone, so results do not depend on the batch. Activations
+  are unsigned and weights signed, which is fast with VNNI. An x86 CPU without VNNI saturates sums
+  of such products; there, sessions make the weights unsigned (products.py).
+- int8: 8-bit weights in blocks of 64, MatMulNBits, 8-bit activations by block.
+- int4: the same with 4-bit weights in blocks of 32.
 
 There is no calibration: rounding is to the nearest, and each block's scale and zero minimize its
 squared error over a few candidates. Weights outside ``nn.Linear`` (stacked experts, embeddings,
@@ -147,7 +147,7 @@ def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:
         precision: the target.
         on_layer: called with the number of converted linear layers, and of all.
     """
-    make = _maker(precision)
+    make = _layer_class(precision)
     if make is not None:
         holders = list(_linears(parts))
         for number, (holder, name) in enumerate(holders, 1):
@@ -158,13 +158,13 @@ def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:
         _cast(module, dtype)
 
 
-def _maker(precision: Precision) -> Callable[[nn.Linear], nn.Module] | None:
-    component_names: dict[str, Callable[[nn.Linear], nn.Module]] = {
+def _layer_class(precision: Precision) -> Callable[[nn.Linear], nn.Module] | None:
+    classes: dict[str, Callable[[nn.Linear], nn.Module]] = {
         "w8a8": TokenLinear,
         "int8": lambda linear: BlockLinear(linear, 8),
         "int4": lambda linear: BlockLinear(linear, 4),
     }
-    return component_names.get(precision)
+    return classes.get(precision)
 
 
 def _linears(parts: Parts) -> Iterator[tuple[nn.Module, str]]:

@@ -1,7 +1,7 @@
 """The tokens with which an export is checked, and their logits by the family's own code.
 
-The tokens cover every feature of the family: image rows that are added inside, positions that
-differ on three axes, and a block of tokens that see each other both ways.
+The tokens cover every feature of the family: deepstack rows, positions on three different axes, and
+a block of tokens that see each other both ways.
 """
 
 from contextlib import ExitStack
@@ -79,7 +79,7 @@ def make_sample(parts: Parts, traits: DecoderTraits, embeddings: torch.Tensor) -
         rows = levels[:, IMAGE].to(dtype)
         arguments |= deepstack.by_mask(traits.deepstack_layers, rows, is_image)
     if visible is not None:
-        arguments["attention_mask"] = _masks(traits, visible, dtype)
+        arguments["attention_mask"] = _additive_mask(traits, visible, dtype)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(attention(parts.decoder, "eager"))
@@ -121,7 +121,7 @@ def _visible(traits: DecoderTraits, seq: int) -> Visible:
     return visible_pairs(read_prompt(prompt, Family(1, traits.visibility)), 0, seq, traits.window)
 
 
-def _masks(traits: DecoderTraits, visible: Visible, dtype: torch.dtype) -> Any:
+def _additive_mask(traits: DecoderTraits, visible: Visible, dtype: torch.dtype) -> Any:
     """Return masks in the form that a decoder expects: one for each kind of layer, or only one."""
     lowest = torch.finfo(dtype).min
     full, windowed = (

@@ -48,7 +48,7 @@ class Segments:
         return (row if self.scatter is None else row.index_select(0, self.scatter))[None]
 
 
-def attend(
+def segment_attention(
     module: nn.Module,  # noqa: ARG001
     query: torch.Tensor,
     key: torch.Tensor,
@@ -120,8 +120,8 @@ def _multi_head_attention(
 
 @contextmanager
 def vision_attention(part: nn.Module) -> Iterator[None]:
-    """Switch a tower to :func:`attend` while the block runs."""
-    AttentionInterface.register(IMPLEMENTATION, attend)
+    """Switch a tower to :func:`segment_attention` while the block runs."""
+    AttentionInterface.register(IMPLEMENTATION, segment_attention)
     modules: Iterator[Any] = part.modules()
     configs = {id(m.config): m.config for m in modules if hasattr(m, "config")}
     before = {key: config._attn_implementation for key, config in configs.items()}  # noqa: SLF001

@@ -17,11 +17,11 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt
 Visibility = Literal["causal", "image_blocks", "near_image_blocks", "wide_image_blocks", "prefix"]
 """Which tokens of a prompt see each other.
 
-causal: a token sees itself and earlier tokens.
-image_blocks: also, the tokens of one image see each other within a layer's window.
-near_image_blocks: the same, but only in layers with a window.
-wide_image_blocks: the same in all layers, regardless of the window.
-prefix: all tokens of a prompt with an image see each other, regardless of the window.
+- causal: a token sees itself and earlier tokens.
+- image_blocks: also, the tokens of one image see each other within a layer's window.
+- near_image_blocks: the same, but only in layers with a window.
+- wide_image_blocks: the same in all layers, regardless of the window.
+- prefix: all tokens of a prompt with an image see each other, regardless of the window.
 """
 
 Config = Mapping[str, Any]

@@ -45,8 +45,7 @@ def open_session(
     for name, value in form.entries.items() if form else ():
         options.add_session_config_entry(name, value)
     if device_of(settings)[0] == "cuda":
-        # Its output must not mix with a model's answer. Libraries that pip installed are outside the
-        # system's search path.
+        # It finds libraries that pip installed. Its output must not mix with a model's answer.
         with contextlib.redirect_stdout(io.StringIO()):
             onnxruntime.preload_dlls()
     try:

@@ -1,7 +1,7 @@
 """One slot of the cache, and the choice of a slot for a new sequence.
 
-A slot keeps the tokens of a released sequence, so that a later prompt with the same beginning can
-start from them. Beginnings are compared token by token: ids, digests of images, ranges whose tokens
+A slot keeps the tokens of a released sequence, so that a later prompt with the same prefix can
+start from them. Prefixes are compared token by token: ids, digests of images, ranges whose tokens
 see each other both ways, and scopes. Nothing is hashed. Changes no slot.
 """
 

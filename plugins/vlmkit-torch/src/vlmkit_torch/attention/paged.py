@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from vlmkit_torch.attention.arguments import read_options
 from vlmkit_torch.attention.eager import AttentionParameters, eager_attention
+from vlmkit_torch.attention.interface import AttentionFunction, AttentionOptions, Projections
 from vlmkit_torch.attention.key_ranges import KeyRange
 from vlmkit_torch.attention.layer_kind import LayerKind
 from vlmkit_torch.attention.step import Step
@@ -101,39 +101,30 @@ def bind(
             setattr(module, LAYER_ATTRIBUTE, layer)
 
 
-def attend(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Compute one layer's attention over a step; called by transformers.
+class PagedAttention(AttentionFunction):
+    """Computes one layer's attention over the current step.
 
-    Args:
-        module: the family's attention module.
-        query: ``[1, heads, tokens, head]``, or ``[tokens, heads, 1, head]``.
-        key: ``[1, kv_heads, tokens, head]``, or with the axes swapped likewise.
-        value: ``[1, kv_heads, tokens, value_head]``, likewise.
-        attention_mask: must be None; the step determines what is visible.
-        options: further arguments; see :func:`read_options`.
-
-    Returns:
-        ``[1, tokens, heads, value_head]``, or with those axes swapped, and None.
+    Accepts one row with all tokens of the step, or one row of one token for each sequence.
     """
-    found = read_options(query, attention_mask, options)
-    layer: Layer = getattr(module, LAYER_ATTRIBUTE)
-    scores = (found.scale, found.softcap, found.sinks)
-    if layer.cross_attention is not None:
-        parameters = AttentionParameters(layer.kind, *scores)
-        return layer.cross_attention(query, key, value, parameters)[None], None
-    parameters = AttentionParameters(layer.kind_with(found.window), *scores)
-    if query.shape[0] == 1:
-        return _attend_step(layer, query, key, value, parameters)[None], None
-    # One token of each sequence in a column, as recurrent layers expect.
-    query, key, value = (rows.transpose(0, 2) for rows in (query, key, value))
-    return _attend_step(layer, query, key, value, parameters)[:, None], None
+
+    def _attend(
+        self, module: nn.Module, states: Projections, options: AttentionOptions
+    ) -> torch.Tensor:
+        query, key, value = states
+        layer: Layer = getattr(module, LAYER_ATTRIBUTE)
+        scores = (options.scale, options.softcap, options.sinks)
+        if layer.cross_attention is not None:
+            parameters = AttentionParameters(layer.kind, *scores)
+            return layer.cross_attention(query, key, value, parameters)[None]
+        parameters = AttentionParameters(layer.kind_with(options.window), *scores)
+        if query.shape[0] == 1:
+            return _attend_step(layer, query, key, value, parameters)[None]
+        # One token of each sequence in a column, as recurrent layers expect.
+        query, key, value = (rows.transpose(0, 2) for rows in states)
+        return _attend_step(layer, query, key, value, parameters)[:, None]
+
+
+attend = PagedAttention()
 
 
 def _attend_step(

@@ -77,8 +77,8 @@ class ModelRunner:
         """Shift the positions of an admitted sequence's answer by ``offset`` tokens."""
         self.states[sequence] = PromptState(Layout(None, offset))
 
-    def pack_later(self, files: Seq[Path]) -> None:
-        """Pack linear layers after the first sequences; see :class:`.Packing`.
+    def enable_packing(self, files: Seq[Path]) -> None:
+        """Let linear layers be packed after the first sequences; see :class:`.Packing`.
 
         Args:
             files: that weights may be mapped from.

@@ -193,14 +193,14 @@ class TorchEngine:
         finally:
             faults.free_memory(self._device)
 
-    def pack_later(self, checkpoint: Checkpoint) -> None:
-        """Pack linear layers after the first sequences; see :class:`.Packing`.
+    def enable_packing(self, checkpoint: Checkpoint) -> None:
+        """Let linear layers be packed after the first sequences; see :class:`.Packing`.
 
         Args:
             checkpoint: whose files the weights may be mapped from.
         """
         files = weights_of(checkpoint).files
-        self._runner.pack_later([checkpoint.path / name for name in files])
+        self._runner.enable_packing([checkpoint.path / name for name in files])
 
     def close(self) -> None:
         """Free the cache and the weights."""
@@ -265,5 +265,5 @@ def _checked_engine(
             text_check.check(engine, views, expected)
         selfcheck_records.write(note)
     if settings.packed_weights and packing.is_faster(loaded):
-        engine.pack_later(files)
+        engine.enable_packing(files)
     return engine

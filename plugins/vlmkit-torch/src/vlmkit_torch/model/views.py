@@ -1,9 +1,9 @@
 """Three views of one transformers model, sharing every weight.
 
-Prepare   the family's own code up to its decoder, whose arguments are recorded: embeddings with
-          merged images, positions, masks, and further arguments for each token
-decoder   tokens of many sequences -> hidden states, with paged attention
-head      hidden states -> logits, with every scaling and cap of the family
+- Prepare: the family's own code up to its decoder, whose arguments are recorded. These are
+  embeddings with merged images, positions, masks, and further arguments for each token.
+- decoder: tokens of many sequences -> hidden states, with paged attention.
+- head: hidden states -> logits, with every scaling and cap of the family.
 
 A view consists of shallow copies with one child replaced. transformers is not patched, and no
 weight is copied.

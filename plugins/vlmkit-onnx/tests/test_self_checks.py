@@ -1,4 +1,4 @@
-"""Exported models are tried with pictures at load: by what the exporter kept beside the tower."""
+"""Exported models are checked with images at load, by the sample that the exporter wrote."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def stored(folder: Path) -> dict[str, Any]:
         return {name: arrays[name] for name in arrays.files}
 
 
-def test_an_export_keeps_two_images_of_different_sizes_and_goes_through_them(
+def test_an_export_has_two_sample_images_and_passes_its_check(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -75,7 +75,7 @@ def test_a_tower_that_computes_otherwise_than_when_it_was_exported_is_refused(
     load(folder, self_check=False)
 
 
-def test_rounding_of_another_machine_is_no_fault(folder: Path) -> None:
+def test_rounding_of_another_machine_passes(folder: Path) -> None:
     arrays = stored(folder)
     random = np.random.default_rng(0)
     for name in arrays:
@@ -87,7 +87,7 @@ def test_rounding_of_another_machine_is_no_fault(folder: Path) -> None:
     load(folder)
 
 
-def test_a_folder_that_keeps_no_images_loads_and_a_broken_one_is_told(folder: Path) -> None:
+def test_a_folder_without_sample_images_loads_and_a_broken_sample_is_refused(folder: Path) -> None:
     for broken in (b"", b"PK\x05\x06", (folder / kept.FILE).read_bytes()[:-100]):
         (folder / kept.FILE).write_bytes(broken)
         with pytest.raises(CheckpointError, match="is not what an export has beside its vision"):

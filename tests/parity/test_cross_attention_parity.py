@@ -1,4 +1,4 @@
-"""Pictures that a decoder looks at from outside the text: answers, sharing, room and books."""
+"""Cross-attention to images: parity, sharing, memory and released state."""
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -102,8 +102,8 @@ class Counting:
         self._encoder.close()
 
 
-def check_books(engine: Any) -> None:
-    """Nobody holds anything."""
+def check_nothing_is_held(engine: Any) -> None:
+    """Check that no sequence holds blocks, images or state."""
     images = engine._cache.images
     assert (images.num_users, images.num_used_rows, engine._runner.states) == (0, 0, {})
     assert set(images._unused) == set(images._images)
@@ -120,7 +120,7 @@ def test_chunks_of_any_length_are_answered_as_by_generate(
     assert outcome.is_parity, outcome
 
 
-def test_pictures_before_all_text_are_answered_as_by_generate_as_it_is(saved: Saved) -> None:
+def test_images_before_all_text_are_answered_as_by_generate(saved: Saved) -> None:
     cases = [case(saved(NAME), *text) for text in TEXTS]
     engine, encoder, _ = runner.load_engine(NAME, saved(NAME))
     found = runner.run(engine, encoder, [each.prompt for each in cases])
@@ -129,10 +129,10 @@ def test_pictures_before_all_text_are_answered_as_by_generate_as_it_is(saved: Sa
 
     assert outcome.is_parity, outcome
     assert len({tuple(answer.token_ids) for answer in found}) == len(cases)
-    check_books(engine)
+    check_nothing_is_held(engine)
 
 
-def test_pictures_among_text_are_answered_as_the_authors_have_it(saved: Saved) -> None:
+def test_images_after_text_are_answered_as_by_the_authors_code(saved: Saved) -> None:
     cases = [case(saved(NAME), *text, before="So look at it. ") for text in TEXTS]
     engine, encoder, _ = runner.load_engine(NAME, saved(NAME))
     found = runner.run(engine, encoder, [each.prompt for each in cases])
@@ -145,7 +145,7 @@ def test_pictures_among_text_are_answered_as_the_authors_have_it(saved: Saved) -
     assert leaking.num_equal < len(cases), leaking
 
 
-def test_alone_and_together_answers_are_the_same(saved: Saved) -> None:
+def test_answers_are_the_same_alone_and_in_a_batch(saved: Saved) -> None:
     prompts = [case(saved(NAME), *text, before="See: ").prompt for text in TEXTS]
     engine, encoder, _ = runner.load_engine(NAME, saved(NAME), prefix_cache=False)
     together = runner.run(engine, encoder, prompts, arrival_steps=0, step_tokens=31)
@@ -154,11 +154,11 @@ def test_alone_and_together_answers_are_the_same(saved: Saved) -> None:
     outcome = runner.compare(together, alone)
 
     assert outcome.is_parity, outcome
-    check_books(engine)
+    check_nothing_is_held(engine)
     assert engine._cache.images.num_rows == 0, "without a prefix cache nothing stays"
 
 
-def test_a_text_is_read_without_the_layers_that_look_at_pictures(saved: Saved) -> None:
+def test_a_text_skips_the_cross_attention_layers(saved: Saved) -> None:
     engine, encoder, config = runner.load_engine(NAME, saved(NAME))
     calls: list[int] = []
     for index in config.text_config.cross_attention_layers:
@@ -172,7 +172,7 @@ def test_a_text_is_read_without_the_layers_that_look_at_pictures(saved: Saved) -
     assert set(calls) == set(config.text_config.cross_attention_layers)
 
 
-def test_requests_with_one_picture_share_it_and_another_scope_does_not(saved: Saved) -> None:
+def test_requests_share_an_image_within_a_scope(saved: Saved) -> None:
     engine, encoder, _ = runner.load_engine(NAME, saved(NAME))
     first = case(saved(NAME), *TEXTS[1]).prompt
     other = case(saved(NAME), "<|image|>Something else, then.", (0,)).prompt
@@ -193,10 +193,10 @@ def test_requests_with_one_picture_share_it_and_another_scope_does_not(saved: Sa
     assert torch.isfinite(torch.as_tensor(again)).all()
     for sequence in (one, two, stranger):
         engine.release(sequence)
-    check_books(engine)
+    check_nothing_is_held(engine)
 
 
-def test_a_cached_prefix_needs_its_picture_or_is_read_again(saved: Saved) -> None:
+def test_a_cached_prefix_is_computed_again_if_its_image_was_evicted(saved: Saved) -> None:
     cases = [case(saved(NAME), *text, before="Look! ") for text in TEXTS]
     prompts = [each.prompt for each in cases]
     engine, encoder, _ = runner.load_engine(NAME, saved(NAME), cache_tokens=2000)
@@ -216,12 +216,10 @@ def test_a_cached_prefix_needs_its_picture_or_is_read_again(saved: Saved) -> Non
     for answers in (cold, warm, gone):
         outcome = runner.compare(answers, wanted)
         assert outcome.is_parity, outcome
-    check_books(engine)
+    check_nothing_is_held(engine)
 
 
-def test_pictures_for_which_there_is_no_room_wait_or_push_out_those_that_nobody_looks_at(
-    saved: Saved, answered: Answered
-) -> None:
+def test_images_without_room_wait_or_evict_unused_ones(saved: Saved, answered: Answered) -> None:
     engine, encoder, config = runner.load_engine(NAME, saved(NAME), cache_tokens=2000)
     engine._cache.images.max_rows = 20  # two pictures of two tiles, or the largest one
     prompts, most = runner.prompts(NAME, config), []
@@ -231,10 +229,10 @@ def test_pictures_for_which_there_is_no_room_wait_or_push_out_those_that_nobody_
         assert outcome.is_parity, outcome
         most.append(engine._cache.images.num_rows)
     assert 0 < max(most) <= 20
-    check_books(engine)
+    check_nothing_is_held(engine)
 
 
-def test_more_pictures_than_there_ever_is_room_for_are_refused(saved: Saved) -> None:
+def test_images_that_exceed_the_cache_are_refused(saved: Saved) -> None:
     engine, _, _ = runner.load_engine(NAME, saved(NAME))
     prompt = case(saved(NAME), *TEXTS[2]).prompt
     engine._cache.images.max_rows = 29
@@ -254,7 +252,7 @@ def test_more_pictures_than_there_ever_is_room_for_are_refused(saved: Saved) -> 
         ),
     ],
 )
-def test_features_that_are_not_those_of_the_picture_fail_their_request_alone(
+def test_features_that_do_not_fit_the_image_fail_only_their_request(
     features: dict[int, MediaFeatures], sentence: str, saved: Saved
 ) -> None:
     engine, _, _ = runner.load_engine(NAME, saved(NAME))
@@ -265,7 +263,7 @@ def test_features_that_are_not_those_of_the_picture_fail_their_request_alone(
     with pytest.raises(EngineError, match=sentence):
         engine.forward([item_of(sequence, 0, len(sequence), 1)])
     engine.release(sequence)
-    check_books(engine)
+    check_nothing_is_held(engine)
     assert engine._cache.images.num_rows == 0
 
 
@@ -312,7 +310,7 @@ def test_parity_breaks_with(
 
 
 @pytest.mark.parametrize("switch", [blank, fillers_seen, seen_from_the_start])
-def test_the_first_look_refuses_a_model_with(
+def test_the_vision_self_check_refuses_a_model_with(
     switch: Callable[[Patch], None], saved: Saved, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The slot slots: what a newcomer starts from is really there, and nothing is promised twice."""
+"""The slot manager: a prefix that it reports is really stored, and no slot has two owners."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def finished(slots, ids, **more):
     return admission.slot
 
 
-def test_a_prompt_that_begins_like_a_finished_one_starts_from_its_tokens():
+def test_a_prompt_with_the_prefix_of_a_finished_one_starts_from_its_tokens():
     slots = SlotManager(2, 64, 128)
     slot = finished(slots, range(1, 9))
     admission = slots.admit(sequence([*range(1, 9), 20]))
@@ -78,7 +78,7 @@ def test_a_prefix_never_ends_inside_a_span():
     assert slots.admit(sequence([1, 2, 3, 4, 7, 8], spans=[(2, 5)])).num_cached == 2
 
 
-def test_what_was_computed_within_another_span_is_no_prefix():
+def test_tokens_of_another_bidirectional_range_are_no_prefix():
     slots = SlotManager(2, 64, 128)
     finished(slots, range(12), spans=[(0, 12)])
     # A prompt that ends within the first, whose answer goes on in the same words.
@@ -97,7 +97,7 @@ def test_a_prefix_of_a_running_sequence_is_copied_from_its_slot():
     assert second.slot != first.slot
 
 
-def test_drafts_are_found_by_nobody():
+def test_draft_tokens_are_never_shared():
     slots = SlotManager(2, 64, 128)
     running = sequence(range(6))
     slots.admit(running)
@@ -107,7 +107,7 @@ def test_drafts_are_found_by_nobody():
     assert slots.admit(sequence([*range(6), 0, 0, 0, 7])).num_cached == 6
 
 
-def test_what_was_committed_is_never_taken_back():
+def test_committed_tokens_cannot_be_truncated():
     slots = SlotManager(2, 64, 128)
     running = sequence(range(6))
     slots.admit(running)
@@ -116,7 +116,7 @@ def test_what_was_committed_is_never_taken_back():
         slots.truncate(running, 5)
 
 
-def test_a_short_common_beginning_does_not_cost_a_long_kept_prompt():
+def test_a_short_common_prefix_does_not_overwrite_a_long_kept_prompt():
     slots = SlotManager(3, 64, 192)
     slot = finished(slots, range(1, 31))
     admission = slots.admit(sequence([1, 2, 3, 40, 41]))
@@ -125,7 +125,7 @@ def test_a_short_common_beginning_does_not_cost_a_long_kept_prompt():
     assert slots.admit(sequence(range(1, 31))).num_cached == 29
 
 
-def test_what_is_kept_gives_way_to_newcomers():
+def test_kept_tokens_are_evicted_for_new_sequences():
     slots = SlotManager(2, 64, 40)
     slot = finished(slots, range(1, 31))
     assert slots.admit(sequence(range(100, 130))) is not None
@@ -133,7 +133,7 @@ def test_what_is_kept_gives_way_to_newcomers():
     assert slots.num_tokens <= 40
 
 
-def test_a_few_tokens_in_common_do_not_keep_an_old_prompt_before_a_newer_one():
+def test_a_short_common_prefix_does_not_protect_an_old_prompt_from_eviction():
     slots = SlotManager(4, 64, 64)
     old = finished(slots, [1, *range(10, 30)])
     newer = finished(slots, range(40, 70))
@@ -141,14 +141,14 @@ def test_a_few_tokens_in_common_do_not_keep_an_old_prompt_before_a_newer_one():
     assert (slots.num_held(old), slots.num_held(newer)) == (0, 30)
 
 
-def test_a_sequence_that_cannot_fit_costs_nobody_anything():
+def test_a_sequence_that_cannot_fit_evicts_nothing():
     slots = SlotManager(2, 64, 40)
     finished(slots, range(1, 21))
     assert slots.admit(sequence(range(50))) is None
     assert slots.admit(sequence(range(1, 21))).num_cached == 19
 
 
-def test_nothing_is_kept_where_nothing_may_be_shared():
+def test_nothing_is_kept_without_prefix_sharing():
     slots = SlotManager(2, 64, 128, shares_prefixes=False)
     slot = finished(slots, range(1, 9))
     assert slots.take_discarded() == [slot]

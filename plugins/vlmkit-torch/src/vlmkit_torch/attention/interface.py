@@ -1,8 +1,13 @@
-"""The arguments with which transformers calls an attention function, whatever the family."""
+"""The interface of attention functions that transformers calls, independent of the family.
 
+Reads the arguments of a call and refuses unknown ones. Computes no attention.
+"""
+
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from vlmkit.errors import CheckpointError
 
@@ -23,6 +28,52 @@ class AttentionOptions(NamedTuple):
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
+
+
+class Projections(NamedTuple):
+    """Rotated queries and keys, and values, ``[rows, heads, seq, head]`` each."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+class AttentionFunction(ABC):
+    """An attention function to register with transformers."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Return one layer's attention; called by transformers.
+
+        Args:
+            module: the family's attention module.
+            query: ``[rows, heads, seq, head]``.
+            key: ``[rows, kv_heads, seq, head]``.
+            value: ``[rows, kv_heads, seq, value_head]``.
+            attention_mask: must be None.
+            options: further arguments; see :func:`read_options`.
+
+        Returns:
+            ``[rows, seq, heads, value_head]`` and None.
+
+        Raises:
+            CheckpointError: the model passes a mask or an unknown tensor.
+        """
+        found = read_options(query, attention_mask, options)
+        return self._attend(module, Projections(query, key, value), found), None
+
+    @abstractmethod
+    def _attend(
+        self, module: nn.Module, states: Projections, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Return ``[rows, seq, heads, value_head]``."""
 
 
 def read_options(

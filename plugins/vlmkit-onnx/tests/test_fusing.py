@@ -1,4 +1,4 @@
-"""Layers of few bits that become one: where they may, and that no output changes by a bit."""
+"""Fusing quantized layers: when it is possible, and that no output changes by a bit."""
 
 from typing import Any
 
@@ -131,13 +131,13 @@ def test_layers_of_which_some_have_a_bias_stay_apart() -> None:
     assert fuse(layers.outputs) is None
 
 
-def test_a_layer_that_somebody_else_reads_too_stays_apart() -> None:
+def test_a_layer_with_another_reader_is_not_fused() -> None:
     layers = Layers("MatMulNBits")
     layers.read([*layers.outputs, layers.outputs[0]])
     assert fuse(layers.outputs) is None
 
 
-def test_what_is_no_layer_of_few_bits_is_not_joined() -> None:
+def test_layers_that_are_not_quantized_are_not_fused() -> None:
     layers = Layers("MatMulNBits")
     layers.read([*layers.outputs, layers.inputs])
     assert fuse([*layers.outputs[:2], layers.inputs]) is None

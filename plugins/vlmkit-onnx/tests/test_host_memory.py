@@ -1,4 +1,4 @@
-"""The cache's memory: taken when written, given back when a slot is discarded."""
+"""The cache's memory: resident when written, freed when a slot is discarded."""
 
 import mmap
 import sys
@@ -58,7 +58,7 @@ def test_a_prefix_is_copied_in_every_state():
         assert (made.rows(name, 2, 1)[0, :, 7:] == 0).all()
 
 
-def test_two_slots_exchange_what_they_hold_and_keep_nothing_behind_it(system):
+def test_swapped_slots_exchange_their_tokens_and_zero_the_rest(system):
     fixed = StateShape((2, 5, 16), FLOAT, grows=False)
     made = memory(slot_tokens=4096, key=StateShape((2, 0, 16), FLOAT), conv=fixed)
     for slot in range(3):
@@ -85,7 +85,7 @@ def test_a_discarded_slot_is_empty_and_its_neighbours_are_not():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_reserving_takes_no_memory_and_discarding_gives_it_back(system):
+def test_reserving_takes_no_memory_and_discarding_frees_it(system):
     before = resident_bytes()
     made = memory(num_slots=64, slot_tokens=32768, key=StateShape((8, 0, 64), FLOAT))
     assert made.rows("key", 0, 64).nbytes == 2**32
@@ -108,6 +108,6 @@ def test_a_state_of_fixed_size_starts_from_zero_and_is_not_shared():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks for more addresses than Linux has")
-def test_more_than_the_system_has_is_refused_with_what_to_lower():
+def test_too_large_a_reservation_is_refused_with_a_hint():
     with pytest.raises(ConfigError, match="no room for 4096 sequences of 1000000000 tokens"):
         memory(num_slots=4096, slot_tokens=10**9)

@@ -1,4 +1,4 @@
-"""Who looks at which picture, and whose pictures are there: rules on the host."""
+"""Cross-attention on the host: spans of tokens that attend to images, and the cache of images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ def prompt(ids: list[int]) -> Prompt:
 
 
 @given(st.lists(st.sampled_from([1, 2, IMAGE]), min_size=1, max_size=24), st.data())
-def test_each_token_looks_at_what_the_processors_mask_says_however_it_is_cut(
+def test_tokens_attend_to_the_images_of_the_processors_mask_in_any_chunks(
     ids: list[int], data: st.DataObject
 ) -> None:
     from transformers.models.mllama.processing_mllama import (
@@ -57,7 +57,9 @@ def test_each_token_looks_at_what_the_processors_mask_says_however_it_is_cut(
 
 
 @given(st.lists(st.sampled_from([1, IMAGE]), min_size=1, max_size=12), st.integers(1, 12))
-def test_what_a_token_looks_at_depends_on_nothing_behind_it(ids: list[int], count: int) -> None:
+def test_what_a_token_attends_to_does_not_depend_on_later_tokens(
+    ids: list[int], count: int
+) -> None:
     def looks(part: list[int]) -> list[tuple[int, ...]]:
         spans = SPEC.attending_spans(prompt(part))
         return [s for a, b, s in runs(spans, 0, len(part)) for _ in range(b - a)]
@@ -65,18 +67,18 @@ def test_what_a_token_looks_at_depends_on_nothing_behind_it(ids: list[int], coun
     assert looks(ids[:count]) == looks(ids)[:count]
 
 
-def test_a_picture_has_the_rows_of_its_own_tiles() -> None:
+def test_an_image_has_the_rows_of_its_own_tiles() -> None:
     assert [SPEC.num_rows(slot(0, tiles)) for tiles in (1, 3, 4)] == [5, 15, 20]
     assert SPEC.num_rows(MediaSlot(0, 1, b"", {}, 1)) == SPEC.max_image_rows == 20
 
 
-def test_image_tokens_that_no_picture_stands_for_are_refused() -> None:
+def test_image_tokens_without_an_image_are_refused() -> None:
     with pytest.raises(EngineError, match="not where its images are"):
         SPEC.attending_spans(Prompt((IMAGE, 1, IMAGE), (slot(0),)))
 
 
 @dataclass(eq=False)
-class Asker:
+class CachedSequence:
     """A sequence as the cache sees it."""
 
     prompt: Prompt
@@ -92,81 +94,82 @@ CONTENTS: Mapping[bytes, int] = {b"a": 1, b"b": 2, b"c": 4, b"d": 1}
 MAX_ROWS = 30
 
 
-class Pictures(RuleBasedStateMachine):
-    """Sequences come with pictures, have them computed and go."""
+class Images(RuleBasedStateMachine):
+    """Sequences are admitted with images, compute them and are released."""
 
-    askers = Bundle("askers")
+    sequences = Bundle("sequences")
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = ImageCache(MAX_ROWS, keeps_unused=True)
-        self.admitted: dict[Asker, set[tuple[bytes, bytes]]] = {}
+        self.admitted: dict[CachedSequence, set[tuple[bytes, bytes]]] = {}
 
     @rule(
-        target=askers,
+        target=sequences,
         shown=st.lists(st.sampled_from(sorted(CONTENTS)), max_size=3),
         scope=st.sampled_from([b"x", b"y"]),
         gap=st.integers(0, 2),
         share=st.floats(0, 1),
     )
-    def come(self, shown: list[bytes], scope: bytes, gap: int, share: float) -> Any:
+    def admit(self, shown: list[bytes], scope: bytes, gap: int, share: float) -> Any:
         ids, slots = [1], []
         for digest in shown:
             slots.append(slot(len(ids), CONTENTS[digest], digest))
             ids += [IMAGE] + [1] * gap
-        asker = Asker(Prompt((*ids, 1), tuple(slots)), scope)
-        spans = asker.plan.state.attending_spans
-        num_cached = self.cache.usable_tokens(asker, int(share * len(asker.prompt)))
-        assert self.cache.usable_tokens(asker, num_cached) == num_cached
+        sequence = CachedSequence(Prompt((*ids, 1), tuple(slots)), scope)
+        spans = sequence.plan.state.attending_spans
+        num_cached = self.cache.usable_tokens(sequence, int(share * len(sequence.prompt)))
+        assert self.cache.usable_tokens(sequence, num_cached) == num_cached
         for index, span in enumerate(spans):
             if span.start < num_cached < span.stop:
-                assert self.cache._is_cached(asker, index), "a token would look at nothing"
+                assert self.cache._is_cached(sequence, index), "a token would attend to nothing"
         keys = {(scope, slots[i].digest) for i, span in enumerate(spans) if span.stop > num_cached}
         others = set().union(*self.admitted.values())
         rows = sum(5 * CONTENTS[digest] for _, digest in keys | others)
-        assert self.cache.admit(asker, num_cached) == (rows <= MAX_ROWS or not keys)
+        assert self.cache.admit(sequence, num_cached) == (rows <= MAX_ROWS or not keys)
         if rows > MAX_ROWS and keys:
-            return asker
-        self.admitted[asker] = keys
-        return asker
+            return sequence
+        self.admitted[sequence] = keys
+        return sequence
 
-    @rule(asker=askers)
-    def compute(self, asker: Asker) -> None:
-        for index, span in enumerate(asker.plan.state.attending_spans):
-            if asker in self.admitted and index in self.cache._in_use.get(asker, {}):
-                picture = self.cache.image(asker, index)
+    @rule(sequence=sequences)
+    def compute(self, sequence: CachedSequence) -> None:
+        for index, span in enumerate(sequence.plan.state.attending_spans):
+            if sequence in self.admitted and index in self.cache._in_use.get(sequence, {}):
+                picture = self.cache.image(sequence, index)
                 assert picture.num_rows == span.num_rows
                 picture.is_complete = True
 
-    @rule(asker=consumes(askers), is_finite=st.booleans())
-    def go(self, asker: Asker, is_finite: bool) -> None:
-        self.cache.release(asker, is_finite=is_finite)
-        self.admitted.pop(asker, None)
+    @rule(sequence=consumes(sequences), is_finite=st.booleans())
+    def release(self, sequence: CachedSequence, is_finite: bool) -> None:
+        self.cache.release(sequence, is_finite=is_finite)
+        self.admitted.pop(sequence, None)
 
     @invariant()
-    def books_are_right(self) -> None:
+    def counts_are_right(self) -> None:
         held = set().union(*self.admitted.values())
-        pictures = self.cache._images
-        assert {key for key, picture in pictures.items() if picture.num_users} == held
-        assert set(self.cache._unused) == set(pictures) - held
-        assert all(pictures[key].is_complete for key in self.cache._unused)
+        images = self.cache._images
+        assert {key for key, image in images.items() if image.num_users} == held
+        assert set(self.cache._unused) == set(images) - held
+        assert all(images[key].is_complete for key in self.cache._unused)
         assert self.cache.num_rows <= MAX_ROWS
         assert self.cache.num_used_rows == sum(5 * CONTENTS[digest] for _, digest in held)
         assert self.cache.num_users == sum(bool(keys) for keys in self.admitted.values())
 
 
-TestPictures = Pictures.TestCase
+TestImages = Images.TestCase
 
 
-def test_a_picture_of_broken_values_is_not_kept_and_others_are_the_last_used_longest() -> None:
+def test_a_non_finite_image_is_dropped_and_others_are_evicted_in_order_of_use() -> None:
     cache = ImageCache(10, keeps_unused=True)
-    askers = [
-        Asker(Prompt((IMAGE, 1), (slot(0, 1, digest),)), b"") for digest in (b"a", b"d", b"e")
+    sequences = [
+        CachedSequence(Prompt((IMAGE, 1), (slot(0, 1, digest),)), b"")
+        for digest in (b"a", b"d", b"e")
     ]
-    for asker, is_finite in zip(askers, (True, True, False), strict=True):
-        assert cache.admit(asker, 0)
-        cache.image(asker, 0).is_complete = True
-        cache.release(asker, is_finite=is_finite)
+    for sequence, is_finite in zip(sequences, (True, True, False), strict=True):
+        assert cache.admit(sequence, 0)
+        cache.image(sequence, 0).is_complete = True
+        cache.release(sequence, is_finite=is_finite)
 
     assert [digest for _, digest in cache._unused] == [b"d"], "the third one pushed the first out"
-    assert askers[0].plan.state.attending_spans == (AttendingSpan(0, TO_THE_END, 5),)
+    assert sequences[0].plan.state.attending_spans == (AttendingSpan(0, TO_THE_END, 5),)
