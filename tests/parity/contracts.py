@@ -39,7 +39,7 @@ class EngineOnFamily(OnFamily, EngineContract):
 
     most_cuts = 7
     most_drafts = 5
-    max_tokens_per_pass = 200
+    most_tokens = 200
 
     def prompts(self) -> list[Prompt]:
         return self.all_prompts()[:3]

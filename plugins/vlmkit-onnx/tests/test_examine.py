@@ -49,7 +49,7 @@ def test_the_kernels_of_this_cpu_are_named(
 def test_kernels_that_saturate_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "are_exact", lambda form: False)
     monkeypatch.setattr(products, "form", products.form.__wrapped__)
-    with pytest.raises(CheckpointError, match="this CPU cuts off sums"):
+    with pytest.raises(CheckpointError, match="this CPU saturates sums"):
         engine(DEMO)
 
 

@@ -12,7 +12,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.torch
 
-SIGHT = "model type {name!r} sees images in a way that vlmkit-onnx does not know"
+SIGHT = "model type {name!r} takes images in a way that vlmkit-onnx does not support"
 REASONS = {
     "llama4": "model type 'llama4_text' has ",
     "lfm2_vl": "model type 'lfm2' has layers of type 'conv'",
@@ -59,7 +59,7 @@ def test_the_refusal_comes_before_the_weights_are_read(
 
     monkeypatch.setattr(exporter, "load", load)
     checkpoint = saved_as("molmo2", saved)
-    with pytest.raises(CheckpointError, match="'molmo2' sees images in a way"):
+    with pytest.raises(CheckpointError, match="'molmo2' takes images in a way"):
         getattr(exporter, part)(checkpoint, tmp_path / "onnx", "fp32", lambda _: None)
     assert list(tmp_path.iterdir()) == []
 

@@ -176,7 +176,7 @@ def test_a_text_family_has_no_image_token() -> None:
 
 @pytest.mark.parametrize("key", ["vision_config", "image_token_index", "mm_vision_tower"])
 def test_an_unknown_family_with_images_is_refused(key: str) -> None:
-    with pytest.raises(CheckpointError, match="'newvlm' sees images in a way"):
+    with pytest.raises(CheckpointError, match="'newvlm' takes images in a way"):
         family_of({"model_type": "newvlm", key: 1})
 
 

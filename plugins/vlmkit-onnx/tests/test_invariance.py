@@ -20,6 +20,7 @@ from vlmkit_onnx.self_checks import decoder_check
 from vlmkit_onnx.self_checks.decoder_check import rows_are_invariant
 from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings, EngineSettings
+from vlmkit_onnx.slots.memory import CacheSize
 
 pytestmark = pytest.mark.torch  # exports what it runs
 
@@ -35,7 +36,7 @@ class AnotherKernelForLoneRows(SlotsDecoder):
 def opened(folder: Path, kind: type[SlotsDecoder], num_slots: int = 8) -> SlotsDecoder:
     graph = layout.own_layout(Checkpoint("model", folder), folder).decoder
     session = open_session(graph.file, ComputeSettings(num_threads=1))
-    return kind(graph, session, num_slots, 16)
+    return kind(graph, session, CacheSize(num_slots, 16))
 
 
 def built(folder: Path) -> OnnxEngine:

@@ -89,7 +89,7 @@ def test_a_cpu_without_exact_kernels_runs_only_graphs_without_8_bit_products(
 ) -> None:
     monkeypatch.setattr(products, "are_exact", lambda form: False)
     monkeypatch.setattr(products, "form", products.form.__wrapped__)
-    with pytest.raises(CheckpointError, match="this CPU cuts off sums"):
+    with pytest.raises(CheckpointError, match="this CPU saturates sums"):
         open_session(foreign, ComputeSettings())
     monkeypatch.setattr(products, "OPERATORS", frozenset())
     open_session(foreign, ComputeSettings())

@@ -40,9 +40,9 @@ def test_slots_with_committed_memory_are_limited_by_the_cache_size(
     assert f"sequences have at most {longest} tokens" in caplog.text
 
 
-@pytest.mark.parametrize("told", [{"max_sequence_tokens": 1000}, {"cache_tokens": 1000}])
-def test_a_stated_length_is_kept(windows: None, told: dict[str, int]) -> None:
-    _, num_bytes = cache_of(cache_gib=SMALL, max_sequences=4, **told)
+@pytest.mark.parametrize("stated", [{"max_sequence_tokens": 1000}, {"cache_tokens": 1000}])
+def test_a_stated_length_is_kept(windows: None, stated: dict[str, int]) -> None:
+    _, num_bytes = cache_of(cache_gib=SMALL, max_sequences=4, **stated)
 
     assert num_bytes == 4 * 1001 * TOKEN_BYTES
 

@@ -48,7 +48,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pro
     """Each way to multiply 8-bit numbers that is exact on this CPU; sessions take it."""
     taken: products.Form = request.param
     if not products.are_exact(taken):
-        pytest.skip(f"this CPU cuts off sums of {taken.name}")
+        pytest.skip(f"this CPU saturates sums of {taken.name}")
     monkeypatch.setattr(products, "form", lambda: taken)
     return taken
 

@@ -70,7 +70,7 @@ class OnHybridEngine(EngineContract):
 
     family = ""
     most_cuts = 7
-    max_tokens_per_pass = 200
+    most_tokens = 200
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:

@@ -205,7 +205,9 @@ def test_a_converted_model_equals_one_that_was_read_in_that_precision(
     checkpoint, shared = Checkpoint(name, saved(name)), {}
     build_encoder(BuildContext("", checkpoint, EncoderSettings(), shared))
     settings = EngineSettings(dtype="bfloat16", cache_tokens=64)
-    moved = weights.shared_model(BuildContext("", checkpoint, settings, shared), leads=True).model
+    moved = weights.shared_model(
+        BuildContext("", checkpoint, settings, shared), for_engine=True
+    ).model
     read = reading.read_model(checkpoint, reading.read_config(checkpoint), torch.bfloat16)
     kept = {**dict(read.named_parameters()), **dict(read.named_buffers())}
 

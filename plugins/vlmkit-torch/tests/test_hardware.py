@@ -97,7 +97,9 @@ def test_mps_has_the_name_that_its_tensors_have(an_mps_device: None) -> None:
 def test_two_spellings_of_a_device_load_one_model(saved: Saved) -> None:
     checkpoint, shared = Checkpoint("llama", saved("llama")), {}
     models = [
-        shared_model(BuildContext("", checkpoint, ComputeSettings(device=name), shared), leads=True)
+        shared_model(
+            BuildContext("", checkpoint, ComputeSettings(device=name), shared), for_engine=True
+        )
         for name in ("cpu", "cpu:0")
     ]
 
@@ -111,7 +113,7 @@ def test_an_older_torch_uses_the_cpu_or_refuses_mps(
 
     assert chosen("auto") == torch.device("cpu")
     assert "torch 2.12.1 computes wrong there, 2.13 is needed" in caplog.text
-    with pytest.raises(ConfigError, match=r"'mps' was asked for, and torch 2\.12\.1"):
+    with pytest.raises(ConfigError, match=r"'mps' is requested, but torch 2\.12\.1"):
         chosen("mps")
 
 

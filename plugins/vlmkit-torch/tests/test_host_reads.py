@@ -130,7 +130,9 @@ def test_the_counter_detects_a_read(load: Load, monkeypatch: pytest.MonkeyPatch)
 def fake_engine(name: str, saved: Saved) -> Iterator[TorchEngine]:
     """Give an engine on a CUDA device whose tensors hold no values."""
     settings = EngineSettings(cache_tokens=800, block_tokens=4)
-    loaded = shared_model(BuildContext("", Checkpoint(name, saved(name)), settings), leads=True)
+    loaded = shared_model(
+        BuildContext("", Checkpoint(name, saved(name)), settings), for_engine=True
+    )
     with fake_cuda() as mode:
         move(loaded.model, mode)
         yield TorchEngine(loaded, Views(loaded.model), settings)

@@ -322,7 +322,7 @@ def test_a_broken_weight_file_is_refused_without_the_words_of_a_library(tmp_path
     ("settings", "words"),
     [
         ({"device": "tpu"}, "must be auto, cpu, mps, cuda or cuda:N"),
-        ({"device": "cuda:99"}, "was asked for, and there"),
+        ({"device": "cuda:99"}, "is requested, but there"),
         ({"block_tokens": 64}, "the cache has room for 64 tokens, and 128 are the least"),
     ],
 )

@@ -98,8 +98,8 @@ def family_of(config: Config) -> Family:
         return Family(image_token_id, visibility, known.rule(config, image_token_id))
     if any(config.get(key) is not None for key in _VISION_KEYS):
         raise CheckpointError(
-            f"model type {name!r} sees images in a way that vlmkit-onnx does not know",
-            hint=f"it knows {', '.join(_VISION_FAMILIES)}",
+            f"model type {name!r} takes images in a way that vlmkit-onnx does not support",
+            hint=f"supported: {', '.join(_VISION_FAMILIES)}",
         )
     return Family()
 
@@ -200,7 +200,9 @@ def _is_bidirectional(config: Config, family: _VisionFamily) -> bool:
     text = config.get("text_config") or {}
     stated = text.get("use_bidirectional_attention", family.bidirectional)
     if stated == "all":
-        raise CheckpointError("every token of the model sees every other, which makes no answers")
+        raise CheckpointError(
+            "every token of the model sees every other, so it cannot generate text"
+        )
     return bool(stated == "vision")
 
 

@@ -65,7 +65,7 @@ def form() -> Form:
         if are_exact(known):
             return known
     raise CheckpointError(
-        "this CPU cuts off sums of 8-bit products, and the model is made of them",
+        "this CPU saturates sums of 8-bit products, which the model needs",
         hint='export it with another precision, such as "int8"',
     )
 

@@ -144,7 +144,7 @@ def _refuse_fallback(session: onnxruntime.InferenceSession, device: str) -> None
     kind, _ = device_of(ComputeSettings(device=device))
     if kind == "cuda" and CUDA not in session.get_providers():
         raise ConfigError(
-            f"device {device!r} was asked for, and ONNX Runtime {onnxruntime.__version__} could "
+            f"device {device!r} is requested, but ONNX Runtime {onnxruntime.__version__} could "
             "not load the CUDA libraries that it needs",
             hint=f"{install_command('onnxruntime-gpu[cuda,cudnn]')}; or install the CUDA and cuDNN "
             "that it was built for",
@@ -157,7 +157,7 @@ def _providers(device: str) -> list[Any]:
         return ["CPUExecutionProvider"]
     if CUDA not in onnxruntime.get_available_providers():
         raise ConfigError(
-            f"device {device!r} was asked for, and the installed ONNX Runtime has no CUDA",
+            f"device {device!r} is requested, but the installed ONNX Runtime has no CUDA",
             hint=f"uninstall onnxruntime, then {install_command('vlmkit-onnx[gpu]')}",
         )
     return [(CUDA, {"device_id": number}), "CPUExecutionProvider"]

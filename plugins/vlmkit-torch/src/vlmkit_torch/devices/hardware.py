@@ -131,13 +131,13 @@ def _why_not_mps() -> str | None:
 def _check_present(device: torch.device, name: str) -> None:
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device {name!r} was asked for, and there is no CUDA device")
+            raise ConfigError(f"device {name!r} is requested, but there is no CUDA device")
         if (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(
-                f"device {name!r} was asked for, and there are {torch.cuda.device_count()}"
+                f"device {name!r} is requested, but there are only {torch.cuda.device_count()}"
             )
     elif device.type == "mps":
         if reason := _why_not_mps():
-            raise ConfigError(f"device {name!r} was asked for, and {reason}")
+            raise ConfigError(f"device {name!r} is requested, but {reason}")
     elif device.type != "cpu":
         raise ConfigError(f"device {name!r} must be auto, cpu, mps, cuda or cuda:N")
