@@ -101,7 +101,7 @@ def test_a_family_that_crops_some_images_processes_each(
     tokenizer = tokenizer_of("gemma3")
     side = tokenizer._images
     assert side is not None
-    monkeypatch.setitem(side._options, "do_pan_and_scan", True)
+    monkeypatch.setitem(side._calls.options, "do_pan_and_scan", True)
     monkeypatch.setattr(ImageSide, "_outlines", _fresh, raising=False)
     size = (900, 200)
     light = outlined(tokenizer, ImagePart(Image.of_size(size)), light=True)

@@ -97,7 +97,7 @@ def test_a_prompt_has_the_tokens_of_the_familys_processor(tokenizer: HfTokenizer
     assert images is not None
     if images.leads:
         pictures = pictures[:1]
-    name = images._owner
+    name = images._checkpoint.name
     made = tokenizer.prompt([Message.of("user", "What?", [Image.open(p) for p in pictures])])
     parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": "What?"}]
     wanted = zoo.reference(name, [{"role": "user", "content": parts}], pictures)

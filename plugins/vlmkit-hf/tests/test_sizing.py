@@ -141,7 +141,7 @@ def test_an_image_is_as_large_as_its_bound_allows_or_refused_with_the_minimum(
     is_wide=st.booleans(),
     share=st.floats(0.01, 1),
 )
-def test_an_image_with_a_single_limit_keeps_to_any_bound_or_is_refused_with_the_minimum(
+def test_a_picture_that_one_number_bounds_keeps_to_any_other_bound_or_is_refused_with_the_least(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool, share: float
 ) -> None:
     tokenizer = tokenizer_of(name)

@@ -194,14 +194,14 @@ def test_metrics_of_the_process_are_included(server):
 def test_a_scrape_needs_a_key_with_the_scope_where_keys_are_asked_for(tmp_path):
     made = {scope: keys.new_key(scope, (scope,)) for scope in ("chat", "metrics", "admin")}
     file = tmp_path / "keys.jsonl"
-    file.write_bytes(b"".join(msgspec.json.encode(key) + b"\n" for key, _ in made.values()))
+    file.write_bytes(b"".join(msgspec.json.encode(key) + b"\n" for key, _ in issued.values()))
     file.chmod(0o600)
     with served(tmp_path, more=f'[server]\nkeys_file = "{file}"') as server:
         statuses = {
             scope: server.http.get(
                 f"{server.url}/metrics", headers={"authorization": f"Bearer {secret}"}
             ).status_code
-            for scope, (_, secret) in made.items()
+            for scope, (_, secret) in issued.items()
         }
         statuses["none"] = server.http.get(f"{server.url}/metrics").status_code
     assert statuses == {"chat": 403, "metrics": 200, "admin": 200, "none": 401}
