@@ -1,4 +1,4 @@
-"""What is packaged, and that it answers."""
+"""The packaged files, and the model's answers."""
 
 import json
 from pathlib import Path

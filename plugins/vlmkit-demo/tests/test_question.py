@@ -1,4 +1,4 @@
-"""Questions have true answers, and held-out phrasings stay held out."""
+"""Questions have correct answers, and held-out phrasings are not trained."""
 
 import numpy as np
 import pytest

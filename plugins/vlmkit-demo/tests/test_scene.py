@@ -1,4 +1,4 @@
-"""The generator draws what it says."""
+"""The generator draws the scenes that it describes."""
 
 import numpy as np
 import pytest

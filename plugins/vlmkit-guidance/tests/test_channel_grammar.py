@@ -1,4 +1,4 @@
-"""Answers in channels: what their format writes is within its grammar, what it does not is not."""
+"""Grammars of channels accept exactly what their format writes."""
 
 import re
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""Lexer states: what one answer uses up fails no other answer, and cached grammars stay small."""
+"""Lexer states: an answer that exhausts them fails no other, and cached grammars stay small."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Answers of a model that babbles, held within schemas, patterns and grammars."""
+"""Answers of a model with random output, constrained to schemas, patterns and grammars."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""llguidance keeps the contract."""
+"""The contract of constraint compilers, for llguidance."""
 
 from vlmkit_guidance.compiler import GuidanceCompiler
 from vlmkit_testing import ConstraintContract

@@ -1,4 +1,4 @@
-"""Reasons of refusals are the library's, whatever the words of the constraint are."""
+"""Reasons of refusals come from the library, not from the words of the constraint."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Forced texts have the tokens of the model's own tokenizer, as far as those write them."""
+"""Forced texts have the tokens of the model's own tokenizer, as far as those decode to them."""
 
 import pytest
 

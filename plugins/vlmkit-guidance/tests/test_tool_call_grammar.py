@@ -1,4 +1,4 @@
-"""What a format writes is within its grammar, what it does not is not, and answers keep to it."""
+"""Grammars of tool calls accept exactly what their format writes, and constrain answers."""
 
 import json
 from dataclasses import replace

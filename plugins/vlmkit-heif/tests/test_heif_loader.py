@@ -1,4 +1,4 @@
-"""HEIC images: sizes from the header, pixels as libheif decodes them, and what is refused."""
+"""HEIC images: sizes from the header, pixels from libheif, and refused files."""
 
 import io
 import subprocess

@@ -1,4 +1,4 @@
-"""What the tests share: tokenizers of the zoo's families, and a hub on this machine."""
+"""Shared fixtures: tokenizers of the zoo's families, and a hub on this machine."""
 
 import functools
 from collections.abc import Callable, Iterator

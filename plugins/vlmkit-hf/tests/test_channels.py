@@ -1,4 +1,4 @@
-"""Templates that write answers in channels: known by their words, told efforts, given histories."""
+"""Templates with channels: detection, reasoning efforts and earlier answers."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The tokenizer contract, kept by tokenizers of each kind."""
+"""The tokenizer contract, for tokenizers of each kind."""
 
 import json
 from collections.abc import Callable, Mapping

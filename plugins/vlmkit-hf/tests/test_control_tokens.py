@@ -1,4 +1,4 @@
-"""Nothing that a client writes becomes a control token or an image slot, whatever the family."""
+"""Client text never becomes a control token or an image slot, in any family."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Places: which families say how they write them, and marks that are special tokens."""
+"""Grounding formats of families, and marks of regions that are special tokens."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The hub as a source of models keeps its contract, with what is in its cache."""
+"""The contract of model sources, for the hub and its cache."""
 
 import os
 import subprocess

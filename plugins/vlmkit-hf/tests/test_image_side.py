@@ -1,4 +1,4 @@
-"""Images: what a processor cannot take, what the digest says, where a place in a picture went."""
+"""The image side: refused images, digests and transforms."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Light prompts: the tokens that a processor gives to a picture, told from its size alone."""
+"""Outlined prompts: the tokens of an image from its size alone."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Processors of families whose models are not in the zoo: built, and told as the family tells."""
+"""Processors of families whose models are not in the zoo give the family's tokens."""
 
 import json
 from pathlib import Path

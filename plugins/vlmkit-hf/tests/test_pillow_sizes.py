@@ -1,4 +1,4 @@
-"""To what size a picture is brought: by our rules as by transformers'."""
+"""Resized sizes and grids equal those of transformers."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the plugin offers, what it costs to ask, and that it needs no torch."""
+"""The plugin's hooks: what they register, what they import, and that they need no torch."""
 
 import json
 import shutil

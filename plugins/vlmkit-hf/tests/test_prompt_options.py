@@ -1,4 +1,4 @@
-"""How a chat template writes a conversation if a request asks for more than its own way."""
+"""Prompt options change how a chat template renders a conversation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reasoning by a checkpoint's marks: tokens or spelled, begun by the model or by its prompt."""
+"""Reasoning by a checkpoint's marks: as tokens or text, opened by the model or by the prompt."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

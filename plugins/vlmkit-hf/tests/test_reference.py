@@ -1,4 +1,4 @@
-"""Prompts are what transformers makes of the same conversation, for every family of the zoo."""
+"""Prompts equal those of transformers for the same conversation, for every family of the zoo."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever a template writes for an answer is that message again, however it is cut into tokens."""
+"""A rendered answer parses back to its message, however it is split into tokens."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What a text side resolved to is written down, and read without transformers: to the same."""
+"""A saved text side works without transformers and equals the resolved one."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Smaller pictures: as transformers makes them, as large as fits, or refused by name."""
+"""Limited images equal those of transformers, use their bound, or are refused by name."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

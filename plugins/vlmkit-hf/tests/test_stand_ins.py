@@ -1,4 +1,4 @@
-"""Stand-ins come back as the text they stand for, written as the template wrote them."""
+"""Stand-ins are replaced by their texts, escaped as the template escaped the stand-in."""
 
 import json
 from collections.abc import Mapping

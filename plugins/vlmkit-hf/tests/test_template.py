@@ -1,4 +1,4 @@
-"""Chat templates: what they may do, what they are kept from, how they fail."""
+"""Chat templates: where they are found, their sandbox and limits, and their failures."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Control tokens come from trusted text only, also where the vocabulary itself would make them."""
+"""Control tokens come from trusted text only, even if ordinary text could produce them."""
 
 import threading
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Calls that a chat template writes are the calls that are read in an answer of the same words."""
+"""Tool calls that a chat template renders parse back to the same calls."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Calls of tools, their results and what was thought, in templates of every shape there is."""
+"""Tool calls, results and reasoning in templates of different kinds."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Our image processors give what transformers' own give, which need torchvision.
+"""Image processors of this package equal those of transformers, which need torchvision.
 
 ``nox -s torchvision`` runs it; elsewhere it is skipped.
 """

@@ -1,4 +1,4 @@
-"""Agents that ask by the official SDK, and what the mock says of pictures."""
+"""MCP clients of the official SDK, and the mock's answers about images."""
 
 import hashlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""``vlmkit mcp`` keeps the contract of commands."""
+"""The contract of commands, for ``vlmkit mcp``."""
 
 from vlmkit_testing import CommandContract
 

@@ -1,4 +1,4 @@
-"""``vlmkit mcp`` as a process, asked by the official client over its standard input and output."""
+"""``vlmkit mcp`` as a process, called by the official client over standard input and output."""
 
 import base64
 import json

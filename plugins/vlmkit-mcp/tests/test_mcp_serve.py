@@ -1,4 +1,4 @@
-"""``vlmkit serve`` with tools of a server of the protocol, as a client of OpenAI's API meets it."""
+"""``vlmkit serve`` with the tools of an MCP server, as a client of OpenAI's API sees it."""
 
 import json
 import re

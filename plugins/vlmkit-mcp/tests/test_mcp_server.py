@@ -1,4 +1,4 @@
-"""The server within this process: what a call leaves behind, what waits for a model, addresses."""
+"""The MCP server in this process: cancelled calls, a loading model, URLs."""
 
 import asyncio
 import io

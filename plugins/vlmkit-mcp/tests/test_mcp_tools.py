@@ -1,4 +1,4 @@
-"""Tools of servers of the protocol: what they return, and that each fails for itself."""
+"""Tools of MCP servers: their results and their failures, each for itself."""
 
 import asyncio
 import subprocess

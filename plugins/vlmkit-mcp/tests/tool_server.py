@@ -1,4 +1,4 @@
-"""A server of the protocol whose tools do what can be done to who calls them; run as a program."""
+"""An MCP server whose tools harm their callers in various ways; run as a program."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Shared by the mock's tests: conversations and the features of their pictures."""
+"""Shared helpers: conversations and the features of their images."""
 
 from collections.abc import Mapping
 

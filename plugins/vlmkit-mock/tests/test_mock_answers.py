@@ -1,4 +1,4 @@
-"""What the mock says, through a whole pipeline."""
+"""The mock's answers, through a whole pipeline."""
 
 from collections.abc import Iterator
 

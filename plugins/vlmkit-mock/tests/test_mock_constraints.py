@@ -1,4 +1,4 @@
-"""What the mock says within a constraint: the rest of its script if it may, or else little."""
+"""The mock's answers under a constraint: its script if allowed, or else something short."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The mock keeps every contract that a real backend must keep."""
+"""The contracts of all components, for the mock."""
 
 from collections.abc import Mapping
 

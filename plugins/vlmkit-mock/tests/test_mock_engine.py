@@ -1,4 +1,4 @@
-"""The mock engine refuses every caller that breaks a rule of the protocol."""
+"""The mock engine detects every violation of the engine protocol."""
 
 import dataclasses
 import threading

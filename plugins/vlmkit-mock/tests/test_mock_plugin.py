@@ -1,4 +1,4 @@
-"""What the installed distribution offers, and what it costs."""
+"""The hooks of the installed distribution: what they register and import."""
 
 import importlib.metadata
 import subprocess

@@ -1,4 +1,4 @@
-"""The README's programs run, and its tables name what there is."""
+"""The README's programs run, and its tables are complete."""
 
 import re
 import tomllib

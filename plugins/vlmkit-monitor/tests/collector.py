@@ -1,4 +1,4 @@
-"""A collector on this machine that keeps what it is sent, as the protocol's own messages."""
+"""A collector on this machine that stores the messages that it receives."""
 
 import gzip
 import threading

@@ -1,4 +1,4 @@
-"""The dashboard and the rules ask for numbers that there are, in Prometheus' own language."""
+"""The dashboard and the rules use existing metrics, in Prometheus' own language."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The page on watching a server says what is so."""
+"""The page on monitoring a server is correct."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""One trace of a request from its client to the last token, as a collector gets it."""
+"""A trace of a request from its client to the last token, as a collector receives it."""
 
 import pytest
 from collector import attributes, collecting

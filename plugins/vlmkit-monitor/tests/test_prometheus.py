@@ -1,4 +1,4 @@
-"""``/metrics`` of a real server: every number is there after a load, and says what happened."""
+"""``/metrics`` of a real server: every metric exists after a load and has the right value."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""PDF files of every sort, made here."""
+"""Generates PDF files of all kinds."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""Models that are shown documents: in which order, within how many tokens, and which is wrong."""
+"""Prompts with documents: order of pages, token limits, and which file an error names."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Pages of PDF files as pictures: which, how large, and what is refused."""
+"""Pages of PDF files as images: selection, size, and refused files."""
 
 import contextlib
 import functools
