@@ -26,7 +26,7 @@ def mask_of(matcher):
 
 
 def follow(matcher, seed, num_tokens=NUM_TOKENS):
-    """Follow an answer of random tokens that does not end; return it with what each choice was."""
+    """Generate an answer of random tokens; return it with the mask of each step."""
     chance, answer, masks = random.Random(seed), [], []
     while len(answer) < num_tokens:
         allowed = mask_of(matcher)

@@ -80,7 +80,7 @@ def test_json_is_written_as_python_writes_it(model, seed):
 
 
 def babble(model, constraint, seed, show=0, **params):
-    """Return an answer whose every token is drawn by chance."""
+    """Return an answer of random tokens."""
     wide = {"temperature": 2.0, "logit_bias": dict.fromkeys(range(32), -100.0), "max_tokens": 400}
     pictures = [PIL.Image.new("RGB", (8 + seed % 5, 6), "red")] * show
     prompt = '{"mock": {"text": " "}}'
@@ -93,7 +93,7 @@ def babble(model, constraint, seed, show=0, **params):
 
 @pytest.fixture
 def undecided(model, monkeypatch):
-    """The model without preferences: any token that is allowed is about as likely as another."""
+    """The model without preferences: all allowed tokens are about equally likely."""
     logits = MockEngine._logits
     monkeypatch.setattr(MockEngine, "_logits", lambda *given: logits(*given) * UNDECIDED)
     return model
@@ -243,7 +243,7 @@ def test_text_that_is_forced_without_end_is_found_a_bounded_piece_at_a_time(cons
 
 
 def test_answers_of_a_large_vocabulary_are_kept_to_a_schema_and_its_keys_are_forced():
-    """Within a text, more tokens may follow than forced text is looked for in."""
+    """Inside a text, more tokens are allowed than the search for forced text accepts."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = ["".join(pair).encode() for pair in itertools.product(letters, repeat=3)]
     words = [b"", *(bytes([i]) for i in range(256)), *pairs, b'": ', b'", "', b'{"']

@@ -173,7 +173,7 @@ TEMPLATES = {
 
 
 def outcome(source: str) -> str:
-    """Return what is wrong with how a template ended; nothing if it was refused."""
+    """Return the problem with how a template ended; empty if it was refused."""
     try:
         ChatTemplate(source, {}, "m").render([{"role": "user", "content": "hi"}] * 20)
     except VlmkitError as error:

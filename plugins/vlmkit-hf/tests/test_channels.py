@@ -41,7 +41,7 @@ def model(tokenizer_of: Callable[[str], HfTokenizer]) -> HfTokenizer:
 
 
 def written(model: HfTokenizer, messages: Sequence[Message], **options: Any) -> str:
-    """Return what a prompt says, control tokens included, from the first question on."""
+    """Return the text of a prompt with control tokens, from the first question on."""
     ids = model.prompt(messages, tools=TOOLS, options=PromptOptions(**options)).token_ids
     text: str = model._backend.decode(list(ids), skip_special_tokens=False)
     return text[text.index("<|start|>user") :]

@@ -23,7 +23,7 @@ some = settings(max_examples=40)
 
 
 def spelled(folder: Path) -> dict[str, int]:
-    """Return every special token of a vocabulary, and every other one that names a role."""
+    """Return the special tokens of a vocabulary, and other tokens that name a role."""
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     template = folder / "chat_template.jinja"
     written = template.read_text() if template.exists() else ""

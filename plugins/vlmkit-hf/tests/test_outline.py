@@ -26,7 +26,7 @@ sides = st.one_of(st.integers(2, 60), st.integers(2, 900))
 
 
 def outlined(tokenizer: HfTokenizer, *shown: ImagePart, light: bool) -> Any:
-    """Return all that a light prompt tells, or why there is none."""
+    """Return the contents of an outlined prompt, or its error."""
     message = Message("user", (TextPart("What?"), *shown))
     try:
         made: Prompt = tokenizer.prompt([message], options=PromptOptions(light=light))

@@ -55,7 +55,7 @@ few = settings(max_examples=6, suppress_health_check=list(HealthCheck))
 
 
 def read(model: HfTokenizer, prompt: Prompt, ids: Sequence[int]) -> tuple[str, str, list[Any]]:
-    """What an answer of these tokens thinks, says and calls."""
+    """The reasoning, text and calls of an answer with these tokens."""
     reader = model.reader(prompt)
     deltas: list[Delta] = [d for i in ids for d in reader.push(i)] + [*reader.finish()]
     calls = [(call.name, call.parsed()) for call in tool_calls_of(deltas)]
@@ -77,7 +77,7 @@ def written(
 
 
 def cut_again(model: HfTokenizer, ids: Sequence[int], places: Sequence[int]) -> list[int]:
-    """Other tokens of the same words: what is no control token is encoded piece by piece."""
+    """Other tokens of the same text: everything except control tokens is encoded piece by piece."""
     control = {i for i in ids if not model.decode([i]) or len(model.token_bytes(i)) > 4}
     made: list[int] = []
     start = 0
@@ -137,7 +137,7 @@ def test_a_rendered_message_parses_back_however_it_is_split(name, model_of):
 
 
 def wrong(arguments, draw):
-    """Arguments that are not within the schema any more."""
+    """Arguments that violate the schema."""
     changes = (
         lambda own: own | {"days": "x3"},
         lambda own: own | {"days": None},
@@ -150,7 +150,7 @@ def wrong(arguments, draw):
 
 
 def vocabulary_of(model):
-    """What a pipeline tells a compiler of a vocabulary."""
+    """The vocabulary as a pipeline passes it to a compiler."""
     silent = model.eos_ids | model.banned_ids
     token_bytes = [
         b"" if i in silent or not model.decode([i]) else model.token_bytes(i)

@@ -16,7 +16,7 @@ quick = settings(max_examples=100)
 
 
 def written(template: str, text: str, **more: Any) -> str:
-    """Render a template with a stand-in, and with the text itself; both must read the same."""
+    """Render a template with a stand-in and with the text itself; both must be equal."""
     stand_ins = StandIns()
     made = ChatTemplate(template, {}, "m").render([{"content": stand_ins.hide(text)}])
     return "".join(segment.text for segment in stand_ins.restore(made))

@@ -15,7 +15,7 @@ LETTERS = sorted(set("<end>ab[MG] "))
 
 
 def unigram() -> Tokenizer:
-    """Return a tokenizer whose model knows ``<end>`` as an ordinary piece, too."""
+    """Return a tokenizer whose vocabulary also has ``<end>`` as an ordinary piece."""
     pieces = [("<unk>", 0.0), ("<end>", -1.0), *((letter, -5.0) for letter in LETTERS)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.add_special_tokens([AddedToken("<end>", normalized=False)])
@@ -64,7 +64,7 @@ def test_an_expansion_keeps_the_ordinary_text_around_it_apart() -> None:
 
 
 def test_long_texts_are_not_cached() -> None:
-    """White space of clients stands between a template's words, and there may be megabytes."""
+    """Client white space between template words can be megabytes long."""
     encoder = TextEncoder(bpe(), {"<end>"})
     tracemalloc.start()
     try:

@@ -53,7 +53,7 @@ def test_tool_calls_rendered_by_each_family_parse_back(
 
 
 def check_round_trip(model: HfTokenizer, *, said: str, thought: str) -> None:
-    """Have a template write an answer, and read it."""
+    """Render an answer with a template, and parse it."""
     parts = [
         *([ReasoningPart(thought)] if thought else []),
         *([TextPart(said)] if said else []),

@@ -84,7 +84,7 @@ ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def tokenizer_for(tokenizer_with: TokenizerWith) -> TokenizerFor:
-    """Return a function that gives the tokenizer of a template, by its name."""
+    """Return a function that returns the tokenizer of a template, by its name."""
     made = {name: tokenizer_with(vocabulary(), text) for name, text in TEMPLATES.items()}
     return made.__getitem__
 
@@ -109,7 +109,7 @@ def conversation(
 
 
 def reference(name: str, arguments: Any, content: str, **fields: str) -> list[int]:
-    """Return what transformers makes of the same conversation."""
+    """Return transformers' prompt of the same conversation."""
     tokenizer = vocabulary()
     function = {"name": "weather_of", "arguments": arguments}
     call = {"id": "aBcDeF123", "type": "function", "function": function}

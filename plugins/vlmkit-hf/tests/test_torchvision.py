@@ -24,7 +24,7 @@ NOT_ALWAYS = {"patch_newline_masks"}  # theirs is absent where there are no patc
 
 
 def photo(width: int, height: int) -> PIL.Image.Image:
-    """Return waves and noise: what every filter treats otherwise."""
+    """Return waves and noise, on which filters differ."""
     y, x = np.mgrid[:height, :width]
     waves = np.stack([np.sin(x / (3 + 17 * c) + y / (5 + 11 * c)) for c in range(3)], -1)
     noise = np.random.default_rng(width).normal(0, 20, (height, width, 3))

@@ -12,7 +12,7 @@ from mcp.types import CallToolResult
 
 
 class Agent:
-    """An agent's side of a connection, for tests that are no coroutines."""
+    """A client's side of a connection, for tests without coroutines."""
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal, client: Client) -> None:
         self.portal = portal
@@ -42,7 +42,7 @@ def texts(result: CallToolResult) -> list[str]:
 
 
 def shown(picture: PIL.Image.Image) -> str:
-    """What the mock says of a picture that it was shown."""
+    """The mock's description of an image."""
     width, height = picture.size
     digest = hashlib.sha256(f"RGB {width}x{height}\0".encode() + picture.tobytes()).hexdigest()
     return f"{width}x{height} sha256:{digest[:16]}"

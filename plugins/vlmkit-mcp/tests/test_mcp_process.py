@@ -39,7 +39,7 @@ def vlmkit_register_models(registry):
 
 @pytest.fixture(scope="module")
 def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two pictures, in which some things are none; a secret lies beside it."""
+    """A folder with two images and other files; a secret is beside it."""
     root = tmp_path_factory.mktemp("album")
     folder = root / "pictures"
     (folder / "more").mkdir(parents=True)

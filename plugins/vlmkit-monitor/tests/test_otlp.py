@@ -28,7 +28,7 @@ class TestOtlpMonitor(MonitorContract):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    """What a server sent of a few requests, until it ended."""
+    """The data that a server sent for a few requests."""
     with collecting() as collector:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
         with served(tmp_path_factory.mktemp("otlp"), ("otlp",), environ=environ) as server:

@@ -52,7 +52,7 @@ def _file(objects: Sequence[bytes], trailer: bytes = b"") -> bytes:
 
 
 def endless() -> bytes:
-    """A document of one page that takes hours: it is filled with millions of tiles."""
+    """A document of one page that would take hours: it is filled with millions of tiles."""
     fills = b"/Pattern cs /P scn " + b"0 0 2000 2000 re f " * 64
     tile = b"1 0 0 rg 0 0 1 1 re f"
     page = (
@@ -69,7 +69,7 @@ def endless() -> bytes:
 
 
 def locked() -> bytes:
-    """A document that wants a password which nobody knows."""
+    """A document with an unknown password."""
     digits = random.Random(0).randbytes(32).hex().encode()
     trailer = (
         b"/Encrypt << /Filter /Standard /V 2 /R 3 /Length 128 /P -4 /O <%b> /U <%b> >> "

@@ -53,7 +53,7 @@ def refused(data, pages=None, bounds=BOUNDS, **settings):
 
 
 def colour(part):
-    """The name of the colour in a picture's middle, of which PDFium may round a little off."""
+    """The name of the colour in an image's centre, which PDFium may change slightly by rounding."""
     image = part.image.to_pil()
     found = image.getpixel((image.width // 2, image.height // 2))
     near = (n for rgb, n in NAMED.items() if _distance(rgb, found) < 3)

@@ -1,7 +1,7 @@
 """The families, by the class name of their image processor.
 
 The table holds what a checkpoint's ``preprocessor_config.json`` does not. That file has values for
-settings, which always take precedence over those of the table. It does not have:
+settings, which take precedence over the defaults of the table. It does not have:
 
 - the rules that turn a size into views and arrays. transformers has them as code, and so have
   :mod:`.tiling`, :mod:`.patching` and :mod:`.packing`;
