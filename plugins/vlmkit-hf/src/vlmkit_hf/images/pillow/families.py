@@ -11,7 +11,7 @@ settings, which take precedence over the defaults of the table. It does not have
   ``mistaken``).
 
 The cost: the table has about 240 lines for 16 image processors, of which 149 are settings. This
-package has about 1,620 lines. The alternative is transformers 5.23's own classes: 16 modules with
+package has about 1,630 lines. The alternative is transformers 5.23's own classes: 16 modules with
 5,005 lines that import torch, 14 of them also torchvision. vlmkit-hf must run without both.
 ``nox -s torchvision`` compares the settings and arrays of every row with those classes.
 """
