@@ -181,7 +181,7 @@ def test_an_overwritten_cell_is_detected(
     host: EngineHost, engine: MockEngine, sequence: EngineSequence
 ) -> None:
     host.prefill(sequence)
-    engine._cells = [value + 1 for value in engine._cells]
+    engine._cells._cells = [value + 1 for value in engine._cells._cells]
     with pytest.raises(EngineError, match="the cache holds something else at token 14"):
         host.decode(sequence, 1)
 
@@ -191,7 +191,7 @@ def test_an_overwritten_shared_prefix_is_detected(host: EngineHost, engine: Mock
     first = host.sequence(prompt, scope=b"a")
     host.admit(first)
     host.prefill(first)
-    engine._cells = [value + 1 for value in engine._cells]
+    engine._cells._cells = [value + 1 for value in engine._cells._cells]
     with pytest.raises(EngineError, match="the cache holds something else at token 0"):
         host.admit(host.sequence(prompt, scope=b"a"))
 

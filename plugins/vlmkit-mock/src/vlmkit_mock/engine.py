@@ -8,7 +8,6 @@ skipped token or an overwritten block thus raises an EngineError.
 import threading
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from vlmkit.kit.block_pool import BlockPool
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.answer import Answer, answer_to
 from vlmkit_mock.preferences import Preferences
-from vlmkit_mock.progress import Progress
+from vlmkit_mock.sequence_state import Cells, SequenceState, check_step, fingerprints_of
 from vlmkit_mock.settings import MockEngineSettings
 
 SCRIPTED_LOGIT = 26.0
@@ -34,18 +33,6 @@ an answer must begin with one."""
 
 NUM_NOISES = 257
 HIDDEN_SIZE = 8
-
-
-@dataclass(slots=True)
-class _State:
-    """One admitted sequence: its answer, its reserved space, and the fingerprints of its tokens."""
-
-    answer: Answer
-    spans: tuple[Span, ...]
-    num_reserved_tokens: int
-    num_committed_tokens: int = 0
-    fingerprints: list[int] = field(default_factory=list)
-    progress: Progress = field(default_factory=Progress)
 
 
 class MockEngine:
@@ -62,11 +49,11 @@ class MockEngine:
         self._pool = BlockPool(
             num_blocks, settings.block_tokens, shares_prefixes=settings.shares_prefixes
         )
-        self._cells = [0] * (num_blocks * settings.block_tokens)
+        self._cells = Cells(self._pool, num_blocks * settings.block_tokens)
         self._limits = _limits(settings, len(self._cells))
         self._noise = np.random.default_rng(0).random((NUM_NOISES, v.VOCAB_SIZE), np.float32)
         self._preferences = Preferences()
-        self._states: dict[SequenceView, _State] = {}
+        self._states: dict[SequenceView, SequenceState] = {}
         self._thread: int | None = None
         self._is_closed = False
         self._is_crashed = False
@@ -108,11 +95,11 @@ class MockEngine:
             return None
         if (admission := self._pool.admit(sequence)) is None:
             return None
-        state = self._states[sequence] = _State(answer, spans, len(sequence) + 1)
-        state.fingerprints = _fingerprints(sequence, sequence.tokens(0, admission.num_cached))
+        state = self._states[sequence] = SequenceState(answer, spans, len(sequence) + 1)
+        state.fingerprints = fingerprints_of(sequence, sequence.tokens(0, admission.num_cached))
         state.num_committed_tokens = admission.num_cached
         for position, expected in enumerate(state.fingerprints):
-            self._expect(sequence, position, expected)
+            self._cells.expect(sequence, position, expected)
         return admission
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
@@ -134,7 +121,7 @@ class MockEngine:
         state = self._state(sequence)
         start, known = state.num_committed_tokens, state.fingerprints
         before = known[start - 1] if start else 0
-        own = _fingerprints(sequence, sequence.tokens(start, num_tokens), start, before)
+        own = fingerprints_of(sequence, sequence.tokens(start, num_tokens), start, before)
         if own != known[start:num_tokens]:
             raise EngineError(f"sequence {sequence.id!r} commits tokens that were not computed")
         state.num_committed_tokens = num_tokens
@@ -165,7 +152,7 @@ class MockEngine:
             RuntimeError: a script has crashed the engine, now or earlier.
         """
         self._check_call()
-        self._check_step(items)
+        check_step(items, self._state, self._limits)
         self._act([item for item in items if item.num_rows])
         for item in items:
             self._compute(item)
@@ -188,51 +175,10 @@ class MockEngine:
         if thread != self._thread:
             raise EngineError("the mock engine is used from two threads")
 
-    def _state(self, sequence: SequenceView) -> _State:
+    def _state(self, sequence: SequenceView) -> SequenceState:
         if (state := self._states.get(sequence)) is None:
             raise EngineError(f"sequence {sequence.id!r} is not admitted")
         return state
-
-    def _check_step(self, items: Seq[WorkItem]) -> None:
-        if len({item.sequence for item in items}) < len(items):
-            raise EngineError("a sequence has two items in one step")
-        for item in items:
-            if problem := self._problem(item, self._state(item.sequence)):
-                raise EngineError(f"sequence {item.sequence.id!r}: {problem}")
-        mixes = self._limits.mixes_prefill_and_decode
-        if not mixes and len(set(map(_reads_prompt, items))) > 1:
-            raise EngineError("a step mixes prefill and decode")
-
-    def _problem(self, item: WorkItem, state: _State) -> str | None:
-        """Return the rule that an item violates; None if it violates none."""
-        longest = self._limits.max_chunk_tokens
-        if not 1 <= item.num_tokens <= longest:
-            return f"a chunk of {item.num_tokens} tokens is not in [1, {longest}]"
-        if not 0 <= item.start <= len(state.fingerprints):
-            return f"token {item.start} runs, but only {len(state.fingerprints)} are computed"
-        if item.start < item.sequence.num_prompt_tokens:
-            for span in state.spans:
-                if span.start < item.start < span.stop or span.start < item.stop < span.stop:
-                    return f"a chunk cuts the atomic span [{span.start}, {span.stop})"
-        return self._rows_problem(item, state.num_reserved_tokens) or _features_problem(item)
-
-    def _rows_problem(self, item: WorkItem, num_reserved: int) -> str | None:
-        """Return the problem with an item's rows, drafts or space; None if there is none."""
-        stop, num_drafts = item.stop, len(item.drafts)
-        num_own, num_tokens = stop - num_drafts, len(item.sequence)
-        if num_own > num_tokens:
-            return f"it has no token {stop - 1}"
-        is_hidden = item.output == "hidden"
-        most_rows = item.num_tokens if is_hidden else self._limits.max_item_rows
-        if not 0 <= item.num_rows <= min(item.num_tokens, most_rows):
-            return f"{item.num_rows} rows of {item.num_tokens} tokens are not to be had"
-        if num_drafts > self._limits.max_draft_tokens:
-            return f"{num_drafts} drafts are over {self._limits.max_draft_tokens}"
-        if num_drafts and num_own != num_tokens:
-            return "drafts do not follow the newest token"
-        if stop > num_reserved:
-            return f"token {stop - 1} runs, but room is for {num_reserved}"
-        return None
 
     def _act(self, wanted: Seq[WorkItem]) -> None:
         """Fail, crash or sleep as the scripts say."""
@@ -243,8 +189,7 @@ class MockEngine:
             if script.fail_at_token == index:
                 raise EngineError(f"the mock was told to fail at token {index}")
             self._is_crashed |= script.crash_at_token == index
-            step_s = script.latency_s if index else script.prefill_latency_s
-            latency_s = max(latency_s, step_s)
+            latency_s = max(latency_s, script.latency_s if index else script.prefill_latency_s)
         if self._is_crashed:
             raise RuntimeError("the mock was told to crash")
         if latency_s:
@@ -255,22 +200,10 @@ class MockEngine:
         known = self._states[sequence].fingerprints
         before = known[start - 1] if start else 0
         if start:
-            self._expect(sequence, start - 1, before)
-        new = _fingerprints(sequence, item.token_ids, start, before)
+            self._cells.expect(sequence, start - 1, before)
+        new = fingerprints_of(sequence, item.token_ids, start, before)
         known[start:] = new
-        self._write(sequence, start, new)
-
-    def _write(self, sequence: SequenceView, start: int, values: Seq[int]) -> None:
-        blocks, size = self._pool.blocks(sequence), self._pool.block_tokens
-        for position, value in enumerate(values, start):
-            self._cells[blocks[position // size] * size + position % size] = value
-
-    def _expect(self, sequence: SequenceView, position: int, value: int) -> None:
-        blocks, size = self._pool.blocks(sequence), self._pool.block_tokens
-        if self._cells[blocks[position // size] * size + position % size] != value:
-            raise EngineError(
-                f"sequence {sequence.id!r}: the cache holds something else at token {position}"
-            )
+        self._cells.write(sequence, start, new)
 
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         """Return rows of noise that depend on the whole input, with the script's logits on top.
@@ -284,7 +217,7 @@ class MockEngine:
             if stop < sequence.num_prompt_tokens:
                 logits[number, sequence.prompt.token_ids[stop]] = SCRIPTED_LOGIT
                 continue
-            progress = self._progress(sequence, stop, drafts)
+            progress = self._states[sequence].progress_at(sequence, stop, drafts)
             logits[number] = self._preferences.logits(progress, logits[number])
             if not progress.is_on_script:
                 continue
@@ -293,16 +226,6 @@ class MockEngine:
             logits[number, v.CALL if is_call else answer.repeated(index)] = RUNNER_UP_LOGIT
             logits[number, answer.token(index)] = SCRIPTED_LOGIT
         return logits
-
-    def _progress(self, sequence: SequenceView, stop: int, drafts: Seq[int]) -> Progress:
-        """Return the progress of an answer at a row: after its own tokens and some drafts."""
-        state, start = self._states[sequence], sequence.num_prompt_tokens
-        num_own = stop - start - len(drafts)
-        if state.progress.num_tokens > num_own:
-            state.progress = Progress()
-        own = sequence.tokens(start + state.progress.num_tokens, start + num_own)
-        state.progress.advance(state.answer, own)
-        return state.progress.advanced(state.answer, drafts) if drafts else state.progress
 
     def _hidden(self, wanted: Seq[WorkItem]) -> Any:
         """Return rows of noise that depend on the whole input."""
@@ -327,12 +250,6 @@ def _rows(wanted: Seq[WorkItem]) -> list[_Row]:
     ]
 
 
-def _reads_prompt(item: WorkItem) -> bool:
-    """Tell whether an item is a chunk of a prefill, not the newest token of an answer."""
-    is_answer = item.start >= item.sequence.num_prompt_tokens
-    return not is_answer or item.num_tokens - len(item.drafts) > 1
-
-
 def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
     return EngineLimits(
         vocab_size=v.VOCAB_SIZE,
@@ -347,42 +264,3 @@ def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
         max_draft_tokens=min(settings.max_draft_tokens, settings.max_chunk_tokens - 1),
         hidden_size=HIDDEN_SIZE,
     )
-
-
-def _fingerprints(
-    sequence: SequenceView, token_ids: Seq[int], start: int = 0, before: int = 0
-) -> list[int]:
-    """Return a number for each token that depends on it, its image and all tokens before it.
-
-    The hash of a tuple of integers is the same in every process.
-    """
-    evidence, stop = token_ids, start + len(token_ids)
-    if start < sequence.num_prompt_tokens and sequence.prompt.media:
-        evidence = list(token_ids)
-        for slot in sequence.prompt.media:
-            seen = int.from_bytes(slot.digest[:8], "big")
-            for position in range(max(start, slot.start), min(stop, slot.stop)):
-                evidence[position - start] += seen
-    fingerprints = []
-    for value in evidence:
-        before = hash((before, value))
-        fingerprints.append(before)
-    return fingerprints
-
-
-def _features_problem(item: WorkItem) -> str | None:
-    """Return the problem with the features of an item's images; None if there is none."""
-    for index, slot in enumerate(item.sequence.prompt.media):
-        if slot.start >= item.stop or slot.stop <= item.start:
-            continue
-        features = item.sequence.features.get(index)
-        if features is None:
-            return f"image {index} has no features"
-        if not features.num_tokens == features.embeddings.shape[0] == slot.num_features:
-            return f"image {index} has features for {features.num_tokens} tokens"
-        seen = features.extra.get("digest")
-        if seen is None or bytes(np.from_dlpack(seen)) != bytes(
-            np.from_dlpack(slot.inputs["digest"])
-        ):
-            return f"image {index} has the features of another picture"
-    return None
