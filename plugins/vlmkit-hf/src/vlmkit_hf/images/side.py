@@ -87,9 +87,8 @@ class ImageSide:
         except (CheckpointError, MemoryError):
             raise
         except Exception as error:  # a processor may raise anything
-            raise wrong_token(processor, checkpoint) or unsupported(
-                processor, checkpoint
-            ) from error
+            wrong = wrong_token(processor, checkpoint)
+            raise wrong or unsupported(processor, checkpoint) from error
         if not self._facts.has_sizes:
             self._sizing = None
         self.placeholder = self._facts.placeholder
