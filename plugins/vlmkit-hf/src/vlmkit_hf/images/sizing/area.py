@@ -69,7 +69,7 @@ class Area(Sizing):
         most = limits["size"]["longest_edge"] if limits else self._most
         return range(1, max(1, most // self._token_pixels) + 1)
 
-    def limits_at(self, step: int, limits: Limits) -> Limits:
+    def at(self, step: int, limits: Limits) -> Limits:
         """Lower the upper limit, and the lower limit if necessary."""
         least = limits["size"]["shortest_edge"] if limits else self._least
         most = step * self._token_pixels

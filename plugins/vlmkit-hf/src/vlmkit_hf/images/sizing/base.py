@@ -44,7 +44,7 @@ class Sizing(ABC):
         """Return the possible steps in ascending order, up to the given limits."""
 
     @abstractmethod
-    def limits_at(self, step: int, limits: Limits) -> Limits:
+    def at(self, step: int, limits: Limits) -> Limits:
         """Return the limits reduced to a step."""
 
     def limits(self, given: Mapping[str, Any]) -> Limits:
@@ -70,7 +70,7 @@ class Sizing(ABC):
         """
 
         def num_at(step: int) -> int:
-            return self.num_tokens(size, self.limits_at(step, limits))
+            return self.num_tokens(size, self.at(step, limits))
 
         num_tokens = self.num_tokens(size, limits)
         if num_tokens <= most_tokens:
@@ -79,7 +79,7 @@ class Sizing(ABC):
         first = bisect_left(steps, 1, key=num_at)  # below this the image is empty
         over = bisect_right(steps, most_tokens, key=num_at)
         step = steps[min(max(first, over - 1), len(steps) - 1)]
-        return self.limits_at(step, limits) if num_at(step) < num_tokens else limits
+        return self.at(step, limits) if num_at(step) < num_tokens else limits
 
 
 def number(given: Mapping[str, Any], name: str, most: int) -> int:

@@ -45,7 +45,7 @@ class Edge(Sizing):
         """Return lengths of the longer side, in pixels."""
         return range(1, self._edge(limits) + 1)
 
-    def limits_at(self, step: int, limits: Limits) -> Limits:  # noqa: ARG002 - the only limit
+    def at(self, step: int, limits: Limits) -> Limits:  # noqa: ARG002 - the only limit
         """Shorten the longer side."""
         return {"size": {"longest_edge": step}}
 
@@ -109,7 +109,7 @@ class Splits(Sizing):
         """Return numbers of tiles along the longer side."""
         return range(1, max(1, self._edge(limits) // self._tile) + 1)
 
-    def limits_at(self, step: int, limits: Limits) -> Limits:
+    def at(self, step: int, limits: Limits) -> Limits:
         """Shorten the longer side to whole tiles."""
         return {**limits, "size": {"longest_edge": step * self._tile}}
 

@@ -85,7 +85,7 @@ class Limit(Sizing):
         known = CHOICES.get(self._name)
         return [step for step in known if step <= most] if known else range(1, most + 1)
 
-    def limits_at(self, step: int, limits: Limits) -> Limits:
+    def at(self, step: int, limits: Limits) -> Limits:
         """Lower the limit."""
         whole = WHOLE.get(self._name, "")
         cut = {whole: False} if hasattr(self._processor.image_processor, whole) else {}

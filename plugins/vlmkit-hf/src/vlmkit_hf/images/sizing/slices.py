@@ -80,7 +80,7 @@ class Slices(Sizing):
 
     def from_client(self, given: Mapping[str, Any]) -> Limits:
         """Accept the limit."""
-        return self.limits_at(number(given, self._name, self._most), {})
+        return self.at(number(given, self._name, self._most), {})
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
         """Count the feature tokens in the processor's text."""
@@ -97,6 +97,6 @@ class Slices(Sizing):
         """Return numbers of slices."""
         return range(1, limits.get(self._name, self._most) + 1)
 
-    def limits_at(self, step: int, limits: Limits) -> Limits:
+    def at(self, step: int, limits: Limits) -> Limits:
         """Lower the limit."""
         return {**limits, self._name: step}

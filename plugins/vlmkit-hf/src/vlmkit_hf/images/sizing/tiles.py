@@ -67,7 +67,7 @@ class Tiles(Sizing):
         """Return numbers of tiles."""
         return range(1, limits.get("max_patches", self._most) + 1)
 
-    def limits_at(self, step: int, limits: Limits) -> Limits:
+    def at(self, step: int, limits: Limits) -> Limits:
         """Lower the upper limit, and the lower limit if necessary."""
         least = min(limits.get("min_patches", self._least), step)
         return {**limits, "max_patches": step, "min_patches": least}
