@@ -192,7 +192,7 @@ def test_metrics_of_the_process_are_included(server):
 
 @posix
 def test_a_scrape_needs_a_key_with_the_scope_where_keys_are_asked_for(tmp_path):
-    made = {scope: keys.new_key(scope, (scope,)) for scope in ("chat", "metrics", "admin")}
+    issued = {scope: keys.new_key(scope, (scope,)) for scope in ("chat", "metrics", "admin")}
     file = tmp_path / "keys.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode(key) + b"\n" for key, _ in issued.values()))
     file.chmod(0o600)
