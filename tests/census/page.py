@@ -38,12 +38,12 @@ Two families are compared with another reference than `generate` as transformers
 DEVIATIONS: Mapping[str, str] = {
     "mllama": "a token that stands before all pictures sees none of them, as in the code of "
     "Llama's authors. In `generate` it attends to every picture behind it, so that a system prompt "
-    "depends on them ([why](../explanation/adr/0032-pictures-beside-the-text.md)). Where pictures "
+    "depends on them ([why](../explanation/adr/0032-cross-attention-decoders.md)). Where pictures "
     "come first, both agree.",
     "phi4_multimodal": "the image tower is never causal. In `generate` it is, unless a picture of "
     "the call is padded, so that a square picture has other features alone than beside a padded "
     'one; `attn_implementation="eager"` computes what is computed here '
-    "([why](../explanation/adr/0033-the-part-that-answers-is-served.md)).",
+    "([why](../explanation/adr/0033-composite-checkpoints.md)).",
 }
 """Families that are held to another reference than ``generate``, and how."""
 SECTIONS = {
