@@ -19,6 +19,9 @@ import pytest
 
 import interfaces_page
 import vlmkit
+from structure import sizes
+from structure.imports import Imports
+from structure.project import Project
 from vlmkit import cli, errors
 from vlmkit.plugins.kinds import COMMAND
 from vlmkit.plugins.registry import BuildContext, Registry
@@ -27,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("p*/*/*.md")]
 )
+
+README = (ROOT / "README.md").read_text()
 
 ERRORS = [error for error in vars(errors).values() if inspect.isclass(error)]
 
@@ -333,10 +338,59 @@ def test_the_plugin_guide_names_every_contract():
     assert all(f"`{name}`" in text for name in contracts)
 
 
-def test_every_decision_is_listed():
-    folder = ROOT / "docs/explanation/adr"
-    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text())
-    assert sorted(listed) == sorted(p.name for p in folder.glob("0*.md"))
+DECISIONS = ROOT / "docs/explanation/adr"
+STATUS = re.compile(
+    r"Accepted|Superseded by \[\d{4}\]\(\S+\)|Amended by (\[\d{4}\]\(\S+\)(, |$))+"
+)
+
+
+def decisions():
+    """Return the title and the status that each decision states, by its file."""
+    stated = {}
+    for page in sorted(DECISIONS.glob("0*.md")):
+        head = re.match(r"# (\d{4}): (.+)\n\n\*\*Status\.\*\* (.+)\.\n\n", page.read_text())
+        assert head, f"{page.name} begins otherwise than '# NUMBER: Title' and '**Status.** ....'"
+        assert page.name.startswith(f"{head[1]}-")
+        stated[page.name] = (head[2], head[3])
+    return stated
+
+
+def test_the_index_lists_every_decision_once_with_its_title_and_its_status():
+    rows = re.findall(
+        r"^\| \[(\d{4})\]\((\S+)\) \| (.+?) \| (.+?) \|$",
+        (DECISIONS / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    assert all(file.startswith(f"{number}-") for number, file, _, _ in rows)
+    stated = decisions()
+    assert sorted(file for _, file, _, _ in rows) == sorted(stated)
+    assert {file: (title, status) for _, file, title, status in rows} == stated
+
+
+def test_every_status_of_a_decision_is_one_of_three_and_names_a_later_one_that_agrees():
+    stated = decisions()
+    assert [file for file, (_, status) in stated.items() if not STATUS.fullmatch(status)] == []
+    for file, (_, status) in stated.items():
+        for number, target in re.findall(r"\[(\d{4})\]\((\S+)\)", status):
+            assert target.startswith(f"{number}-")
+            assert f"({file})" in (DECISIONS / target).read_text(), f"{target} does not name {file}"
+
+
+LINES_OF_CODE = re.compile(r"^\| `(vlmkit-\w+)` \| .* \| ([\d,]+) \|$", re.MULTILINE)
+
+
+def test_the_readme_states_the_lines_of_code_of_every_distribution():
+    """Rounded numbers, so that not every change of the sources changes the page."""
+    project = Project(ROOT)
+    counted = sizes.distribution_code_lines(project, Imports(project))
+    stated = {name: int(number.replace(",", "")) for name, number in LINES_OF_CODE.findall(README)}
+    assert sorted(stated) == sorted(set(counted) - {sizes.ALL})
+    wrong = [
+        f"{name}: {counted[name].number} lines, and the README states {number}"
+        for name, number in stated.items()
+        if abs(number - counted[name].number) > max(0.05 * counted[name].number, 25)
+    ]
+    assert wrong == []
 
 
 def test_no_document_or_source_names_a_path_of_one_machine():
