@@ -348,10 +348,11 @@ def decisions():
     """Return the title and the status that each decision states, by its file."""
     stated = {}
     for page in sorted(DECISIONS.glob("0*.md")):
-        head = re.match(r"# (\d{4}): (.+)\n\n\*\*Status\.\*\* (.+)\.\n\n", page.read_text())
+        text = page.read_text()
+        head = re.match(r"# (\d{4}): ([^\n]+)\n\n\*\*Status\.\*\* (.+?)\.\n\n", text, re.DOTALL)
         assert head, f"{page.name} begins otherwise than '# NUMBER: Title' and '**Status.** ....'"
         assert page.name.startswith(f"{head[1]}-")
-        stated[page.name] = (head[2], head[3])
+        stated[page.name] = (head[2], " ".join(head[3].split()))
     return stated
 
 
