@@ -339,9 +339,7 @@ def test_the_plugin_guide_names_every_contract():
 
 
 DECISIONS = ROOT / "docs/explanation/adr"
-STATUS = re.compile(
-    r"Accepted|Superseded by \[\d{4}\]\(\S+\)|Amended by (\[\d{4}\]\(\S+\)(, |$))+"
-)
+STATUS = re.compile(r"Accepted|Superseded by \[\d{4}\]\(\S+\)|Amended by (\[\d{4}\]\(\S+\)(, |$))+")
 
 
 def decisions():

@@ -3,6 +3,8 @@
 import pkgutil
 import re
 
+import pytest
+
 import architecture_page
 import fields_page
 import interfaces_page
@@ -29,16 +31,26 @@ def test_the_map_leaves_out_only_arrows_that_follow_from_others():
     assert re.findall(r"n\d --> n\d", drawn) == ["n0 --> n1", "n1 --> n2", "n2 --> n3"]
 
 
-def test_every_file_that_the_explanations_name_exists():
-    folder = architecture_page.PATH.parent
-    texts = [(folder / name).read_text() for name in ("architecture.md", "life-of-a-request.md")]
-    named = {path for text in texts for path in re.findall(r"`(vlmkit\w*/[\w/.]+)`", text)}
-    assert len(named) > 40
-    sources = [
-        *interfaces_page.ROOT.glob("packages/*/src"),
-        *interfaces_page.ROOT.glob("plugins/*/src"),
-    ]
-    assert not [path for path in named if not any((source / path).exists() for source in sources)]
+EXPLANATIONS = [
+    "CONTRIBUTING.md",
+    *("docs/explanation/architecture.md", "docs/explanation/glossary.md"),
+    *("docs/explanation/life-of-a-request.md", "docs/explanation/testing.md"),
+    "docs/explanation/where-things-go.md",
+]
+
+
+@pytest.mark.parametrize("page", EXPLANATIONS)
+def test_every_file_that_an_explanation_names_exists(page):
+    text = (interfaces_page.ROOT / page).read_text()
+    folders = "benchmarks|docs|packages|plugins|tests"
+    named = set(re.findall(rf"`((?:{folders})/[\w/.-]*)`", text))
+    assert named
+    assert not [path for path in named if not (interfaces_page.ROOT / path).exists()]
+
+
+def test_a_file_is_named_by_its_whole_path():
+    texts = [(interfaces_page.ROOT / page).read_text() for page in EXPLANATIONS]
+    assert re.findall(r"`vlmkit\w*/[\w/.]+`", "".join(texts)) == []
 
 
 def test_the_page_of_fields_is_what_the_table_says():
