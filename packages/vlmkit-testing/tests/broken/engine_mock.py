@@ -43,7 +43,7 @@ class CountsTheNewestAsCached(MockEngine):
         return None if super().admit(sequence) is None else Admission(len(sequence))
 
 
-class SharesWhatNobodyCommitted(MockEngine):
+class SharesUncommittedBlocks(MockEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         output = super().forward(items)
         for item in items:
@@ -246,8 +246,8 @@ MOCKS = (
         on=OnMock,
     ),
     Broken(
-        SharesWhatNobodyCommitted,
-        "What was computed and is not committed is nobody else's.",
+        SharesUncommittedBlocks,
+        "Tokens that are computed but not committed belong to one sequence.",
         "what_is_not_committed_is_nobody_elses",
         honest=MockEngine,
         on=OnMock,

@@ -164,7 +164,7 @@ PREFIXES = (
     ),
     Broken(
         SharesDrafts,
-        "Drafts are found by nobody before they stand.",
+        "No other sequence finds drafts before they are committed.",
         "drafts_are_found_only_where_they_stand",
     ),
     Broken(

@@ -375,7 +375,7 @@ TABLE = Table(
     (
         Broken(
             KnowsFilesByTheirBeginning,
-            "A file is told from others by all of it, also by whoever keeps what it held.",
+            "All bytes of a file distinguish it, also in a cache of its content.",
             "a_digest_is_of_all_that_a_file_holds",
         ),
         Broken(
@@ -483,7 +483,7 @@ TABLE = Table(
         ),
         Broken(
             BelievesWhatIsStated,
-            "Whoever sent a file may have made it to do harm.",
+            "A file may be hostile.",
             "a_file_with_changed_bytes_is_opened_or_refused",
             raises=(zlib.error,),
         ),

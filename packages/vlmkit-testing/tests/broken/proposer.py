@@ -93,7 +93,7 @@ class HasOneMemory(NgramProposer):
         return super().propose(sequence, num_tokens)
 
 
-class ForgetsNobody(NgramProposer):
+class ForgetsNothing(NgramProposer):
     def forget(self, sequence: Sequence) -> None:
         pass
 
@@ -159,7 +159,7 @@ TABLE = Table(
             "answers_grow_beside_each_other",
         ),
         Broken(
-            ForgetsNobody,
+            ForgetsNothing,
             "forget() drops what is known of a sequence.",
             "who_is_gone_is_forgotten",
         ),

@@ -146,7 +146,7 @@ class KeepsFailuresToItself(vlmkit.Pipeline):
         pass
 
 
-class TellsNobodyLate(vlmkit.Pipeline):
+class IgnoresLateCallbacks(vlmkit.Pipeline):
     def on_failure(self, tell):
         if self.is_ready:
             super().on_failure(tell)
@@ -445,7 +445,7 @@ TABLE = Table(
             "a_failure_is_told_once_and_to_those_who_ask_later",
         ),
         Broken(
-            TellsNobodyLate,
+            IgnoresLateCallbacks,
             "on_failure() calls at once where that has happened already.",
             "a_failure_is_told_once_and_to_those_who_ask_later",
         ),

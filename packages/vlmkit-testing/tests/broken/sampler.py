@@ -327,7 +327,7 @@ BROKEN = (
         "neighbours_never_change_a_choice",
     ),
     Broken(Overwrites, "A pick leaves the logits as they are.", "the_logits_stay_as_they_are"),
-    Broken(BansInPlace, "Nobody writes into the logits.", "the_logits_stay_as_they_are"),
+    Broken(BansInPlace, "The logits are never modified.", "the_logits_stay_as_they_are"),
     Broken(
         ReadsOnBeyondARow,
         "Logits are any array, with gaps between its rows too.",

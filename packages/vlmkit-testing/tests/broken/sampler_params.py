@@ -364,7 +364,7 @@ class CountsThePrompt(Plain):
         return super().adjusted(row, logits)
 
 
-class RewardsNobody(Plain):
+class IgnoresNegativePenalties(Plain):
     """Takes penalties below zero for none."""
 
     def adjusted(self, row: Row, logits: Any) -> Any:
@@ -584,7 +584,7 @@ OF_PLAIN = (
         "a_frequency_penalty_counts_every_time",
     ),
     (
-        RewardsNobody,
+        IgnoresNegativePenalties,
         "A penalty may be below zero.",
         "penalties_add_up_and_turn_round",
     ),

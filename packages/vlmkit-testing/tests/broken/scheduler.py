@@ -331,7 +331,7 @@ TABLE = Table(
         ),
         Broken(
             WaitsForImages,
-            "What is being encoded keeps nobody else waiting.",
+            "An image that is being encoded delays no other sequence.",
             "an_image_that_is_being_encoded_keeps_nobody_waiting",
         ),
         Broken(
@@ -387,7 +387,7 @@ TABLE = Table(
         ),
         Broken(
             SendsOthersAwayForDrafts,
-            "Drafts take the place of nobody.",
+            "Drafts preempt no sequence.",
             "drafts_send_nobody_away",
         ),
         Broken(
@@ -449,7 +449,7 @@ TABLE = Table(
         ),
         Broken(
             KeepsWhoLeft,
-            "A queue keeps nobody who left it.",
+            "A queue keeps no sequence that left it.",
             "those_who_leave_a_queue_do_not_pile_up",
         ),
         Broken(
@@ -489,7 +489,7 @@ TABLE = Table(
         ),
         Broken(
             KeepsPlacesForTheHeld,
-            "A held sequence gives its place to whoever needs it.",
+            "A held sequence gives its room to a sequence that needs it.",
             "a_held_sequence_gives_its_place_to_whoever_needs_it",
         ),
         Broken(

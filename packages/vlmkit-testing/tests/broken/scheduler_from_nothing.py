@@ -214,7 +214,7 @@ TABLE_OF = (
     (CutsSpans, "No chunk cuts an atomic span.", EVERY),
     (
         PlansWhatWaitsForAnImage,
-        "While a medium is encoded, what touches it takes nobody's room.",
+        "While a medium is encoded, items that touch it take no room of others.",
         EVERY,
     ),
     (CommitsWhatItPlanned, "A commit is of the items that ran.", EVERY),

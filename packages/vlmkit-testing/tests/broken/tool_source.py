@@ -310,7 +310,7 @@ TABLE = Table(
         ),
         Broken(
             HearsNoCancel,
-            "A call is cancelled when nobody wants it any more.",
+            "A call is cancelled when its result is not needed any more.",
             "calls_side_by_side_end_and_who_is_cancelled_harms_no_other",
         ),
         Broken(
