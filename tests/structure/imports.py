@@ -8,6 +8,7 @@ type checking included. The package's own ``__init__`` is no unit.
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,8 @@ class Imports:
         """The imports of all modules, type-checking ones included; nothing is executed."""
         import grimp
 
-        sys.path[:0] = [str(source.resolve()) for source in self._project.sources]
-        return grimp.build_graph(*self._project.tops, cache_dir=None)
+        with _importable(self._project):
+            return grimp.build_graph(*self._project.tops, cache_dir=None)
 
     @cached_property
     def packages(self) -> dict[str, str]:
@@ -71,6 +72,19 @@ class Imports:
         if module not in self.graph.modules:
             return frozenset()
         return frozenset(self.graph.find_modules_that_directly_import(module))
+
+
+@contextmanager
+def _importable(project: Project) -> Iterator[None]:
+    """Let imports find the project's packages, also if others of their names are imported."""
+    path = sys.path[:]
+    modules = {top: sys.modules.pop(top) for top in project.tops if top in sys.modules}
+    sys.path[:0] = [str(source.resolve()) for source in project.sources]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        sys.modules.update(modules)
 
 
 def unit_of(module: str, package: str) -> str:
