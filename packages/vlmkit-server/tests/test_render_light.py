@@ -202,7 +202,7 @@ def test_of_a_picture_elsewhere_the_beginning_is_fetched_and_no_more(kind, serve
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)
     images = Images(ServerSettings(), fetcher, OffloadExecutor())
     with site(content.getvalue(), 2**13) as url:  # the rest never comes
-        shown = images.shown([("x", url)], server.runner().facts, "", light=True)
+        shown = images.open_parts([("x", url)], server.runner().facts, "", light=True)
         (part,) = asyncio.run(shown)
     assert isinstance(part, ImagePart)
     assert (part.image.width, part.image.height) == (300, 200)

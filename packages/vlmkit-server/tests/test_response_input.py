@@ -16,7 +16,7 @@ from responding import PATH, body, events, image, refused, text, user, whole
 from running_server import asked, image_part, picture, said, scripted
 
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.apis.openai_responses.items import kept_input
+from vlmkit_server.apis.openai_responses.items import stored_input
 from vlmkit_server.apis.openai_responses.wire import (
     RESPONSES,
     InputTokensRequest,
@@ -436,12 +436,12 @@ def test_no_body_makes_the_server_fail(server, sent):
                                  RESULT | {"output": [image("u")]}, THOUGHT])))  # fmt: skip
 def test_what_is_stored_of_items_says_the_same(items):
     given_items = RESPONSES.read(json.dumps(body(items)).encode())[0].input
-    stored = kept_input(given_items)
-    again = kept_input([msgspec.json.decode(item.content, type=Item) for item in stored])
+    stored = stored_input(given_items)
+    again = stored_input([msgspec.json.decode(item.content, type=Item) for item in stored])
     assert again == stored
     assert all(item.id for item in stored)
 
 
 def test_a_question_that_is_only_text_is_an_item(server):
-    assert kept_input("a")[0].content.startswith(b'{"id":"msg_')
+    assert stored_input("a")[0].content.startswith(b'{"id":"msg_')
     assert whole(server, scripted(text="so")).output_text == "so"

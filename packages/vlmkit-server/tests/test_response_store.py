@@ -381,13 +381,13 @@ def check(store, most, most_bytes):
         turn = response.turn
         while turn is not None and turn not in turns:
             turns[turn] = True
-            turn = turn.before
+            turn = turn.previous
     bodies = sum(len(response.body) for response in store._responses.values())
     events = sum(store._num_event_bytes.values())
     assert store._holdings.num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
     assert store._num_event_bytes.keys() <= store._responses.keys()
     assert store._holdings.num_bytes <= most_bytes
-    assert store._answered.keys() == {each.id for turn in turns for each in turn.answered}
+    assert store._answered.keys() == {each.id for turn in turns for each in turn.output_items}
 
 
 def test_a_long_chain_of_turns_is_let_go_without_recursion():

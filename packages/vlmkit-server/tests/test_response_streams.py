@@ -178,7 +178,7 @@ def test_a_log_is_bounded_and_tells_what_it_has_in_its_order(added, most):
             events += more
             log.add(b"".join(event + b"\n\n" for event in more))
             assert log.num_bytes <= most
-        log.end()
+        log.close()
         for number in range(-1, len(events) + 1):
             try:
                 found = [each async for each in _all(log, number)]

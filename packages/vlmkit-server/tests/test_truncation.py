@@ -7,7 +7,7 @@ from running_server import asked, eventually, mock_pipeline, picture, running
 
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.apis.openai_responses.truncation import droppable
+from vlmkit_server.apis.openai_responses.truncation import removable_parts
 
 AUTO = {"truncation": "auto", "max_output_tokens": 8}
 MOST = 300
@@ -133,7 +133,7 @@ def conversation(roles):
 @given(st.lists(ROLE, max_size=20))
 def test_what_may_be_left_out_splits_no_pair_and_spares_what_is_answered(roles):
     messages = conversation(roles)
-    parts = droppable(messages)
+    parts = removable_parts(messages)
     numbers = [number for part in parts for number in sorted(part)]
     assert len(numbers) == len(set(numbers))
     assert not any(messages[number].role == "system" for number in numbers)

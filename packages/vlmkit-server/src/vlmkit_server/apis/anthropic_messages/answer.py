@@ -11,11 +11,11 @@ from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
-from vlmkit_server.apis.openai_chat.executed_calls import LABEL, Round
+from vlmkit_server.apis.openai_chat.executed_calls import SERVER_LABEL, Round
 from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 
-SERVED = "mcptoolu_"  # what ids of calls begin with that the server runs
-NO_OBJECT = "INVALID_JSON"  # the key by which Anthropic's guide wraps what is no object
+SERVER_TOOL_ID_PREFIX = "mcptoolu_"  # what ids of calls begin with that the server runs
+INVALID_INPUT_KEY = "INVALID_JSON"  # the key by which Anthropic's guide wraps what is no object
 
 _REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens"}
 
@@ -46,13 +46,13 @@ class MessageUsage(msgspec.Struct):
         )
 
 
-class SaidBlock(msgspec.Struct, tag_field="type", tag="text"):
+class AnswerTextBlock(msgspec.Struct, tag_field="type", tag="text"):
     """What the model says."""
 
     text: str
 
 
-class ThoughtBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+class AnswerThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     """What the model thought before."""
 
     thinking: str
@@ -65,18 +65,18 @@ class ServerToolUseBody(msgspec.Struct, tag_field="type", tag="mcp_tool_use"):
     id: str
     name: str
     input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
-    server_name: str = LABEL
+    server_name: str = SERVER_LABEL
 
 
 class ServerToolResultBody(msgspec.Struct, tag_field="type", tag="mcp_tool_result"):
     """What came of it."""
 
     tool_use_id: str
-    content: list[SaidBlock]
+    content: list[AnswerTextBlock]
     is_error: bool
 
 
-class CalledBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+class AnswerToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     """A call of a tool."""
 
     id: str
@@ -84,7 +84,13 @@ class CalledBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
-Block = SaidBlock | ThoughtBlock | CalledBlock | ServerToolUseBody | ServerToolResultBody
+Block = (
+    AnswerTextBlock
+    | AnswerThinkingBlock
+    | AnswerToolUseBlock
+    | ServerToolUseBody
+    | ServerToolResultBody
+)
 
 
 class MessageBody(msgspec.Struct):
@@ -131,7 +137,7 @@ def message_body(
         has_places: whether it tells places.
     """
     (choice,) = completion.choices
-    content = [block for each in rounds for block in _round(each)] or _content(choice)
+    content = [block for each in rounds for block in _round_content(each)] or _content(choice)
     images = completion.usage.images
     body = MessageBody(
         head.id,
@@ -149,26 +155,32 @@ def message_body(
 def _content(choice: Choice) -> list[Block]:
     content: list[Block] = []
     if choice.reasoning:
-        content.append(ThoughtBlock(choice.reasoning))
+        content.append(AnswerThinkingBlock(choice.reasoning))
     if choice.text:
-        content.append(SaidBlock(choice.text))
-    return content + [CalledBlock(call.id, call.name, _input(call)) for call in choice.tool_calls]
+        content.append(AnswerTextBlock(choice.text))
+    return content + [
+        AnswerToolUseBlock(call.id, call.name, _input(call)) for call in choice.tool_calls
+    ]
 
 
-def _round(told: Round) -> list[Block]:
+def _round_content(tool_round: Round) -> list[Block]:
     """Return what was thought, said, called and returned in a round."""
-    content = _content(replace(told.choice, tool_calls=[]))
-    for call in told.choice.tool_calls:
-        content.append(ServerToolUseBody(SERVED + call.id, call.name, _input(call)))
-    for call, result in told.calls:
+    content = _content(replace(tool_round.choice, tool_calls=[]))
+    for call in tool_round.choice.tool_calls:
+        content.append(ServerToolUseBody(SERVER_TOOL_ID_PREFIX + call.id, call.name, _input(call)))
+    for call, result in tool_round.calls:
         if result is not None:
-            content.append(served_result(SERVED + call.id, result.text, is_error=result.is_error))
+            content.append(
+                server_tool_result(
+                    SERVER_TOOL_ID_PREFIX + call.id, result.text, is_error=result.is_error
+                )
+            )
     return content
 
 
-def served_result(use_id: str, text: str, *, is_error: bool) -> ServerToolResultBody:
+def server_tool_result(use_id: str, text: str, *, is_error: bool) -> ServerToolResultBody:
     """Return the block that tells what came of a call; an empty text is none."""
-    return ServerToolResultBody(use_id, [SaidBlock(text)] if text else [], is_error)
+    return ServerToolResultBody(use_id, [AnswerTextBlock(text)] if text else [], is_error)
 
 
 def _input(call: ToolCallPart) -> msgspec.Raw:
@@ -176,5 +188,5 @@ def _input(call: ToolCallPart) -> msgspec.Raw:
     try:
         call.parsed()
     except RequestError:
-        return msgspec.Raw(msgspec.json.encode({NO_OBJECT: call.arguments}))
+        return msgspec.Raw(msgspec.json.encode({INVALID_INPUT_KEY: call.arguments}))
     return msgspec.Raw((call.arguments.strip() or "{}").encode())

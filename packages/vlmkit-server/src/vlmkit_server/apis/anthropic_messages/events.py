@@ -10,15 +10,15 @@ from vlmkit.types.completion import Chunk, FinishReason, Usage
 from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit_server.apis.anthropic_messages.answer import (
-    SERVED,
+    SERVER_TOOL_ID_PREFIX,
+    AnswerTextBlock,
+    AnswerThinkingBlock,
+    AnswerToolUseBlock,
     Block,
-    CalledBlock,
     MessageBody,
     MessageUsage,
-    SaidBlock,
     ServerToolUseBody,
-    ThoughtBlock,
-    served_result,
+    server_tool_result,
     stop_reason,
 )
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
@@ -28,7 +28,10 @@ from vlmkit_server.http.errors import fault_of, status_of
 from vlmkit_server.http.message_errors import message_error
 
 _encode = msgspec.json.encode
-_BLOCKS: dict[type[Delta], Block] = {TextDelta: SaidBlock(""), ReasoningDelta: ThoughtBlock("")}
+_BLOCKS: dict[type[Delta], Block] = {
+    TextDelta: AnswerTextBlock(""),
+    ReasoningDelta: AnswerThinkingBlock(""),
+}
 _STARTS = {
     TextDelta: b'{"type":"text_delta","text":',
     ReasoningDelta: b'{"type":"thinking_delta","thinking":',
@@ -52,7 +55,7 @@ class MessageEvents:
         head: AnswerHead,
         num_prompt_tokens: int,
         *,
-        serves: bool = False,
+        runs_calls: bool = False,
         has_transforms: bool = False,
         has_places: bool = False,
     ) -> None:
@@ -63,7 +66,7 @@ class MessageEvents:
         self._delta_start = b""
         self._call_starts: dict[int, bytes] = {}  # what deltas of each call begin with
         self._call_ids: dict[int, str] = {}  # of those that the server runs
-        self._serves = serves
+        self._runs_calls = runs_calls
         self._has_transforms = has_transforms
         self._has_places = has_places
         self._places: Sequence[GroundedRegion] = ()
@@ -87,10 +90,10 @@ class MessageEvents:
         for chunk in chunks:
             for delta in chunk.deltas:
                 if isinstance(delta, ToolCallDelta):
-                    events.append(self._called(delta))
+                    events.append(self._call_events(delta))
                     continue
                 if type(delta) is not self._open:
-                    events.append(self._begin(type(delta), _BLOCKS[type(delta)]))
+                    events.append(self._begin_block(type(delta), _BLOCKS[type(delta)]))
                     self._open = type(delta)
                 events += (self._delta_start, _encode(delta.text), b"}}\n\n")
             if chunk.finish_reason is not None:
@@ -100,65 +103,69 @@ class MessageEvents:
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: why it ended, and what it took."""
-        calls = bool(self._call_starts) and not self._serves
+        calls = bool(self._call_starts) and not self._runs_calls
         delta: dict[str, Any] = {
             "stop_reason": stop_reason(self._finish_reason, self._stop_string, calls=calls),
             "stop_sequence": self._stop_string,
         }
         if self._has_places:
             delta["places"] = self._places
-        ours = {"image_transforms": image_transforms(usage.images)} if self._has_transforms else {}
-        told = _event("message_delta", delta=delta, usage=MessageUsage.of(usage), **ours)
-        return self._end() + told + _event("message_stop")
+        extensions = (
+            {"image_transforms": image_transforms(usage.images)} if self._has_transforms else {}
+        )
+        message_delta = _event(
+            "message_delta", delta=delta, usage=MessageUsage.of(usage), **extensions
+        )
+        return self._end_block() + message_delta + _event("message_stop")
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the event that ends an answer which failed; Anthropic's clients raise it."""
         fault = fault_of(error, scope)
         return b"event: error\ndata: " + message_error(fault, status_of(error), scope) + b"\n\n"
 
-    def _called(self, delta: ToolCallDelta) -> bytes:
+    def _call_events(self, delta: ToolCallDelta) -> bytes:
         """Return the events of more of a call, of which the first begins a block."""
         if isinstance(delta, ResultDelta):
-            return self._returned(delta)
-        begun = b""
+            return self._result_events(delta)
+        started = b""
         if delta.index not in self._call_starts:
-            block: Block = CalledBlock(delta.id, delta.name)
-            if self._serves:
-                block = ServerToolUseBody(SERVED + delta.id, delta.name)
+            block: Block = AnswerToolUseBlock(delta.id, delta.name)
+            if self._runs_calls:
+                block = ServerToolUseBody(SERVER_TOOL_ID_PREFIX + delta.id, delta.name)
                 self._call_ids[delta.index] = block.id
-            begun = self._begin(ToolCallDelta, block)
+            started = self._begin_block(ToolCallDelta, block)
             self._open = None
             self._call_starts[delta.index] = self._delta_start
         if not delta.arguments:
-            return begun
-        return begun + self._call_starts[delta.index] + _encode(delta.arguments) + b"}}\n\n"
+            return started
+        return started + self._call_starts[delta.index] + _encode(delta.arguments) + b"}}\n\n"
 
-    def _returned(self, delta: ResultDelta) -> bytes:
+    def _result_events(self, delta: ResultDelta) -> bytes:
         """Return the events of what came of a call, which is told at once."""
         use_id = self._call_ids[delta.index]
         self._open = None
-        return self._begin(
-            ToolCallDelta, served_result(use_id, delta.text, is_error=delta.is_error)
+        return self._begin_block(
+            ToolCallDelta, server_tool_result(use_id, delta.text, is_error=delta.is_error)
         )
 
-    def _begin(self, kind: type[Delta], block: Block) -> bytes:
+    def _begin_block(self, kind: type[Delta], block: Block) -> bytes:
         """Return what ends the block that is open, and begins another one."""
-        ended, index = self._end(), self._num_blocks
+        finished, index = self._end_block(), self._num_blocks
         self._num_blocks += 1
         start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
         self._delta_start = start % index + b'"delta":' + _STARTS[kind]
-        return ended + _event("content_block_start", index=index, content_block=block)
+        return finished + _event("content_block_start", index=index, content_block=block)
 
-    def _end(self) -> bytes:
+    def _end_block(self) -> bytes:
         """Return what ends the open block; clients expect a signature at the end of thinking."""
         if not self._num_blocks:
             return b""
         index = self._num_blocks - 1
-        ended = _event("content_block_stop", index=index)
+        finished = _event("content_block_stop", index=index)
         if self._open is not ReasoningDelta:
-            return ended
+            return finished
         signature = {"type": "signature_delta", "signature": ""}
-        return _event("content_block_delta", index=index, delta=signature) + ended
+        return _event("content_block_delta", index=index, delta=signature) + finished
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -25,7 +25,11 @@ from vlmkit_server.apis.anthropic_messages.wire import (
 )
 from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
-from vlmkit_server.apis.openai_chat.tool_loop import ToolLoop, begun, check_alone
+from vlmkit_server.apis.openai_chat.tool_loop import (
+    ToolLoop,
+    check_server_tool_conflicts,
+    start_tool_loop,
+)
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.service import Service
@@ -34,7 +38,7 @@ from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.message_errors import MessageErrorBody, message_error
 from vlmkit_server.http.operation import Operation
 
-OWN_EFFORT = "output_config.effort"
+EFFORT_FIELD = "output_config.effort"
 
 
 class MessagesController(Controller):
@@ -60,7 +64,7 @@ class MessagesController(Controller):
         converter: NamedDependency[Converter],
     ) -> ASGIApp:
         """Answer a conversation."""
-        return _MessageCall(request, service, MESSAGES, converter)
+        return _CreateCall(request, service, MESSAGES, converter)
 
     @post(
         "/count_tokens",
@@ -77,44 +81,49 @@ class MessagesController(Controller):
         return _CountCall(request, service, COUNT, converter)
 
 
-class _MessageCall(MessagesCall[MessagesRequest]):
+class _CreateCall(MessagesCall[MessagesRequest]):
     """Answers one conversation."""
 
     async def start(self, body: MessagesRequest) -> ASGIApp:
         """Submit the request; its answer is streamed or waited for."""
         runner = await self.runner(body.model)
         head = answer_head("msg", self.model, runner)
-        said = as_chat(body)
+        translation = as_chat(body)
         try:
-            request, images_s = await self.asked(
-                said.chat, runner.facts, head.id, effort=OWN_EFFORT
+            request, images_s = await self.prepare_request(
+                translation.chat, runner.facts, head.id, effort=EFFORT_FIELD
             )
-            self.note_tools(said.chat, runner.facts)
-            check_alone(said.chat, request)
+            self.report_unenforced_tools(translation.chat, runner.facts)
+            check_server_tool_conflicts(translation.chat, request)
             stream: AnswerStream | ToolLoop
             if body.server_tools:
-                stream = await begun(said.chat, request, runner, self.service, shows_calls=True)
+                stream = await start_tool_loop(
+                    translation.chat, request, runner, self.service, shows_calls=True
+                )
             else:
                 stream = await runner.asubmit(request)
         except RequestError as error:
-            error.param = field_of_messages(error, said)
+            error.param = field_of_messages(error, translation)
             raise
-        names = media_names(request, lambda error: field_of_messages(error, said))
+        names = media_names(request, lambda error: field_of_messages(error, translation))
         answer = naming_media(stream, names)
-        told = {
+        options = {
             "has_transforms": bool(body.return_image_transforms),
             "has_places": bool(body.return_places),
         }
         if body.stream:
             events = MessageEvents(
-                head, len(stream.prompt_token_ids), serves=bool(body.server_tools), **told
+                head, len(stream.prompt_token_ids), runs_calls=bool(body.server_tools), **options
             )
             return EventStream(answer, events, self.service, self.headers, images_s)
         return WholeAnswer(
             answer,
             lambda completion: [
                 message_body(
-                    head, completion, stream.rounds if isinstance(stream, ToolLoop) else (), **told
+                    head,
+                    completion,
+                    stream.rounds if isinstance(stream, ToolLoop) else (),
+                    **options,
                 )
             ],
             self.service,
@@ -129,18 +138,20 @@ class _CountCall(MessagesCall[CountRequest]):
     async def start(self, body: CountRequest) -> ASGIApp:
         """Let the runner read the prompt that the messages would be."""
         runner = await self.runner(body.model)
-        said = as_chat(body)
+        translation = as_chat(body)
         try:
-            request, _ = await self.asked(said.chat, runner.facts, "", effort=OWN_EFFORT)
-            found = await runner.atokenize(request)
+            request, _ = await self.prepare_request(
+                translation.chat, runner.facts, "", effort=EFFORT_FIELD
+            )
+            tokens = await runner.atokenize(request)
         except RequestError as error:
-            error.param = field_of_messages(error, said)
+            error.param = field_of_messages(error, translation)
             raise
-        content = msgspec.json.encode(CountedTokens(len(found.token_ids)))
+        content = msgspec.json.encode(CountedTokens(len(tokens.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 
 
-def field_of_messages(error: RequestError, said: Translation) -> str | None:
+def field_of_messages(error: RequestError, translation: Translation) -> str | None:
     """Return which field of what was sent an error is about."""
-    field = field_of_chat(error, said.chat)
-    return said.places.get(field, field) if field else None
+    field = field_of_chat(error, translation.chat)
+    return translation.paths.get(field, field) if field else None

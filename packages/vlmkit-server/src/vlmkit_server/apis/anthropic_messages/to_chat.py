@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.anthropic_messages import wire as own
-from vlmkit_server.apis.anthropic_messages.answer import SERVED
+from vlmkit_server.apis.anthropic_messages import wire as anthropic
+from vlmkit_server.apis.anthropic_messages.answer import SERVER_TOOL_ID_PREFIX
 from vlmkit_server.apis.anthropic_messages.wire_tools import chat_tools
 from vlmkit_server.apis.openai_chat import wire
 from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema
 from vlmkit_server.wire.sampling_fields import AnswerFields
 from vlmkit_server.wire.translation import set_field
 
-_SHARED = frozenset({*AnswerFields.__struct_fields__, *wire.OURS})
-_PLACES = {
+_SHARED = frozenset({*AnswerFields.__struct_fields__, *wire.EXTENSION_FIELDS})
+_SENT_PATHS = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -39,23 +39,23 @@ class Translation(NamedTuple):
     """
 
     chat: wire.ChatRequest
-    places: dict[str, str]
+    paths: dict[str, str]
 
 
-class _Placed(NamedTuple):
+class _SentBlock(NamedTuple):
     """A block, and where it was sent."""
 
-    place: str
+    path: str
     block: Any
 
 
-def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
+def as_chat(body: anthropic.MessagesRequest | anthropic.CountRequest) -> Translation:
     """Return what a body says as a body of the chat API.
 
     Raises:
         RequestError: it says one thing in two ways, or half of it, or a call's input is no text.
     """
-    if isinstance(body, own.MessagesRequest) and body.thread:
+    if isinstance(body, anthropic.MessagesRequest) and body.thread:
         raise RequestError(
             "thread is not supported by this server, which keeps no conversations",
             param="thread",
@@ -64,29 +64,29 @@ def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
         )
     conversation = _Conversation()
     if body.system:
-        conversation.instruct(_placed("system", body.system))
+        conversation.add_system(_sent_blocks("system", body.system))
     conversation.add(body.messages)
     fields = {name: getattr(body, name) for name in _SHARED & set(body.__struct_fields__)}
     fields |= chat_tools(body.tools, body.tool_choice)
-    if isinstance(body, own.MessagesRequest):
+    if isinstance(body, anthropic.MessagesRequest):
         fields["stop"] = body.stop_sequences
-    if isinstance(body.thinking, own.Thinks | own.ThinksNot):
-        thinks = isinstance(body.thinking, own.Thinks)
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
-    places = conversation.places
+    if isinstance(body.thinking, anthropic.ThinkingEnabled | anthropic.ThinkingDisabled):
+        is_enabled = isinstance(body.thinking, anthropic.ThinkingEnabled)
+        fields["chat_template_kwargs"] = {"enable_thinking": is_enabled, "thinking": is_enabled}
+    paths = conversation.paths
     if (
-        isinstance(body.thinking, own.Thinks)
+        isinstance(body.thinking, anthropic.ThinkingEnabled)
         and (budget := body.thinking.budget_tokens) is not None
     ):
-        set_field(fields, places, "thinking_token_budget", budget, "thinking.budget_tokens")
+        set_field(fields, paths, "thinking_token_budget", budget, "thinking.budget_tokens")
     if body.output_config:
         fields["reasoning_effort"] = body.output_config.effort
     if body.output_config and body.output_config.format:
         schema = NamedSchema(name="answer", schema=body.output_config.format.schema)
         form = JsonSchemaForm(json_schema=schema)
-        set_field(fields, places, "response_format", form, "output_config.format")
+        set_field(fields, paths, "response_format", form, "output_config.format")
     chat = wire.ChatRequest(messages=conversation.messages, **fields)
-    return Translation(chat, _PLACES | places)
+    return Translation(chat, _SENT_PATHS | paths)
 
 
 class _Conversation:
@@ -94,22 +94,26 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[wire.ChatMessage] = []
-        self.places: dict[str, str] = {}
+        self.paths: dict[str, str] = {}
 
-    def add(self, turns: Sequence[own.Turn]) -> None:
+    def add(self, turns: Sequence[anthropic.Turn]) -> None:
         """Say turns; those of one role in a row are one. An empty last one begins no answer."""
         last_turn = turns[-1]
-        if isinstance(last_turn, own.AssistantTurn) and not last_turn.content and len(turns) > 1:
+        if (
+            isinstance(last_turn, anthropic.AssistantTurn)
+            and not last_turn.content
+            and len(turns) > 1
+        ):
             turns = turns[:-1]
         for role, numbered in groupby(enumerate(turns), lambda pair: type(pair[1])):
             blocks = [
-                placed
+                sent
                 for number, turn in numbered
-                for placed in _placed(f"messages[{number}].content", turn.content or "")
+                for sent in _sent_blocks(f"messages[{number}].content", turn.content or "")
             ]
-            if role is own.SystemTurn:
-                self.instruct(blocks)
-            elif role is own.UserTurn:
+            if role is anthropic.SystemTurn:
+                self.add_system(blocks)
+            elif role is anthropic.UserTurn:
                 self._user(blocks)
             else:
                 self._assistant(blocks)
@@ -117,108 +121,112 @@ class _Conversation:
         if isinstance(last, wire.AssistantMessage):
             last.prefix = True
 
-    def instruct(self, blocks: Iterable[_Placed]) -> None:
+    def add_system(self, blocks: Iterable[_SentBlock]) -> None:
         """Say what holds for all that follows."""
-        placed = list(blocks)
-        texts = [wire.TextPart(text=block.text) for _, block in placed]
-        self._say(wire.SystemMessage(content=texts), placed[0].place)
+        sent = list(blocks)
+        texts = [wire.TextPart(text=block.text) for _, block in sent]
+        self._append(wire.SystemMessage(content=texts), sent[0].path)
 
-    def _user(self, blocks: Iterable[_Placed]) -> None:
-        for is_said, run in groupby(blocks, lambda b: not isinstance(b.block, own.ToolResultBlock)):
-            placed = list(run)
-            if is_said:
-                self._say(wire.UserMessage(content=self._parts(placed)), placed[0].place)
+    def _user(self, blocks: Iterable[_SentBlock]) -> None:
+        for is_content, run in groupby(
+            blocks, lambda b: not isinstance(b.block, anthropic.ToolResultBlock)
+        ):
+            sent = list(run)
+            if is_content:
+                self._append(wire.UserMessage(content=self._parts(sent)), sent[0].path)
                 continue
-            for place, result in placed:
-                parts = self._parts(_placed(f"{place}.content", result.content or ""))
+            for path, result in sent:
+                parts = self._parts(_sent_blocks(f"{path}.content", result.content or ""))
                 message = wire.ToolMessage(content=parts, tool_call_id=result.tool_use_id)
-                self._say(message, place)
+                self._append(message, path)
 
-    def _assistant(self, blocks: Sequence[_Placed]) -> None:
+    def _assistant(self, blocks: Sequence[_SentBlock]) -> None:
         """Say a turn, which results of calls that the server ran divide into messages."""
         for is_result, run in groupby(
-            blocks, lambda b: isinstance(b.block, own.ServerToolResultBlock)
+            blocks, lambda b: isinstance(b.block, anthropic.ServerToolResultBlock)
         ):
             if not is_result:
-                self._answered(list(run))
+                self._assistant_part(list(run))
                 continue
-            for place, result in run:
-                parts = self._parts(_placed(f"{place}.content", result.content))
-                call_id = result.tool_use_id.removeprefix(SERVED)
-                self._say(wire.ToolMessage(content=parts, tool_call_id=call_id), place)
+            for path, result in run:
+                parts = self._parts(_sent_blocks(f"{path}.content", result.content))
+                call_id = result.tool_use_id.removeprefix(SERVER_TOOL_ID_PREFIX)
+                self._append(wire.ToolMessage(content=parts, tool_call_id=call_id), path)
 
-    def _answered(self, blocks: Sequence[_Placed]) -> None:
+    def _assistant_part(self, blocks: Sequence[_SentBlock]) -> None:
         texts: list[wire.TextPart] = []
-        thoughts: list[str] = []
+        reasoning: list[str] = []
         calls: list[wire.ToolCall] = []
-        for place, block in blocks:
-            if isinstance(block, own.TextBlock):
+        for path, block in blocks:
+            if isinstance(block, anthropic.TextBlock):
                 texts.append(wire.TextPart(text=block.text))
-            elif isinstance(block, own.ThinkingBlock):
-                thoughts.append(block.thinking)
-            elif not isinstance(block, own.RedactedThinkingBlock):
-                arguments = f"{self._here}.tool_calls[{len(calls)}].function.arguments"
-                self.places[arguments] = f"{place}.input"
+            elif isinstance(block, anthropic.ThinkingBlock):
+                reasoning.append(block.thinking)
+            elif not isinstance(block, anthropic.RedactedThinkingBlock):
+                arguments = f"{self._message_path}.tool_calls[{len(calls)}].function.arguments"
+                self.paths[arguments] = f"{path}.input"
                 called = wire.CalledFunction(name=block.name, arguments=_text(block.input))
                 call_id = block.id
-                if isinstance(block, own.ServerToolUseBlock):
-                    call_id = call_id.removeprefix(SERVED)
+                if isinstance(block, anthropic.ServerToolUseBlock):
+                    call_id = call_id.removeprefix(SERVER_TOOL_ID_PREFIX)
                 calls.append(wire.ToolCall(id=call_id, function=called))
-        if not (texts or thoughts or calls):
+        if not (texts or reasoning or calls):
             texts.append(wire.TextPart(text=""))
         message = wire.AssistantMessage(
             content=texts or None,
-            reasoning_content="".join(thoughts) or None,
+            reasoning_content="".join(reasoning) or None,
             tool_calls=calls or None,
         )
-        self._say(message, blocks[0].place)
+        self._append(message, blocks[0].path)
 
-    def _say(self, message: wire.ChatMessage, first: str) -> None:
+    def _append(self, message: wire.ChatMessage, first: str) -> None:
         """Add a message, whose first block was sent at a place."""
-        self.places[self._here] = first.partition(".")[0]
+        self.paths[self._message_path] = first.partition(".")[0]
         self.messages.append(message)
 
-    def _parts(self, blocks: Iterable[_Placed]) -> list[wire.ShownPart]:
+    def _parts(self, blocks: Iterable[_SentBlock]) -> list[wire.ShownPart]:
         """Return the parts of the next message."""
         parts: list[wire.ShownPart] = []
-        for place, block in blocks:
-            self._add(parts, place, block)
+        for path, block in blocks:
+            self._add(parts, path, block)
         return parts
 
-    def _add(self, parts: list[wire.ShownPart], place: str, block: Any) -> None:
+    def _add(self, parts: list[wire.ShownPart], path: str, block: Any) -> None:
         """Add the parts of a block."""
-        there = f"{self._here}.content[{len(parts)}]"
-        if isinstance(block, own.TextBlock):
+        chat_path = f"{self._message_path}.content[{len(parts)}]"
+        if isinstance(block, anthropic.TextBlock):
             parts.append(wire.TextPart(text=block.text))
-        elif isinstance(block, own.ImageBlock):
+        elif isinstance(block, anthropic.ImageBlock):
             for name in ("", ".url", ".file_id"):
-                self.places[f"{there}.image_url{name}"] = f"{place}.source"
+                self.paths[f"{chat_path}.image_url{name}"] = f"{path}.source"
             parts.append(wire.ImagePart(image_url=_image(block.source)))
         else:
             labels = (label for label in (block.title, block.context) if label)
             parts += (wire.TextPart(text=f"{label}\n") for label in labels)
-            self._add_document(parts, place, block)
+            self._add_document(parts, path, block)
 
     def _add_document(
-        self, parts: list[wire.ShownPart], place: str, block: own.DocumentBlock
+        self, parts: list[wire.ShownPart], path: str, block: anthropic.DocumentBlock
     ) -> None:
         """Add what a document holds; one of texts and images is no file."""
         source = block.source
-        if isinstance(source, own.TextSource | own.ContentSource):
+        if isinstance(source, anthropic.TextSource | anthropic.ContentSource):
             for name in ("pages", "max_image_tokens", "max_file_tokens"):
                 if getattr(block, name) is not None:
-                    where = f"{place}.{name}"
-                    raise RequestError(f"{where} is for documents with pages", param=where)
-            content = source.data if isinstance(source, own.TextSource) else source.content
-            for inner, each in _placed(f"{place}.source.content", content):
-                self._add(parts, inner, each)
+                    param_path = f"{path}.{name}"
+                    raise RequestError(
+                        f"{param_path} is for documents with pages", param=param_path
+                    )
+            content = source.data if isinstance(source, anthropic.TextSource) else source.content
+            for inner_path, each in _sent_blocks(f"{path}.source.content", content):
+                self._add(parts, inner_path, each)
             return
-        there = f"{self._here}.content[{len(parts)}].file"
-        self.places |= {there: f"{place}.source", f"{there}.pages": f"{place}.pages"}
+        chat_path = f"{self._message_path}.content[{len(parts)}].file"
+        self.paths |= {chat_path: f"{path}.source", f"{chat_path}.pages": f"{path}.pages"}
         file = wire.NamedFile(
-            file_data=source.data if isinstance(source, own.PdfSource) else None,
-            file_url=source.url if isinstance(source, own.UrlSource) else None,
-            file_id=source.file_id if isinstance(source, own.FileSource) else None,
+            file_data=source.data if isinstance(source, anthropic.PdfSource) else None,
+            file_url=source.url if isinstance(source, anthropic.UrlSource) else None,
+            file_id=source.file_id if isinstance(source, anthropic.FileSource) else None,
             pages=block.pages,
             max_image_tokens=block.max_image_tokens,
             max_file_tokens=block.max_file_tokens,
@@ -226,16 +234,16 @@ class _Conversation:
         parts.append(wire.FilePart(file=file))
 
     @property
-    def _here(self) -> str:
+    def _message_path(self) -> str:
         """The place of the next message."""
         return f"messages[{len(self.messages)}]"
 
 
-def _placed(place: str, content: str | Sequence[Any]) -> list[_Placed]:
+def _sent_blocks(path: str, content: str | Sequence[Any]) -> list[_SentBlock]:
     """Return the blocks of some content; a text is one."""
     if isinstance(content, str):
-        return [_Placed(place, own.TextBlock(text=content))]
-    return [_Placed(f"{place}[{index}]", block) for index, block in enumerate(content)]
+        return [_SentBlock(path, anthropic.TextBlock(text=content))]
+    return [_SentBlock(f"{path}[{index}]", block) for index, block in enumerate(content)]
 
 
 def _text(value: msgspec.Raw) -> str:
@@ -250,9 +258,11 @@ def _text(value: msgspec.Raw) -> str:
         raise RequestError("the body is not valid JSON", code="invalid_json") from None
 
 
-def _image(source: own.Base64Source | own.UrlSource | own.FileSource) -> wire.ImageUrl:
-    if isinstance(source, own.FileSource):
+def _image(
+    source: anthropic.Base64Source | anthropic.UrlSource | anthropic.FileSource,
+) -> wire.ImageUrl:
+    if isinstance(source, anthropic.FileSource):
         return wire.ImageUrl(file_id=source.file_id)
-    if isinstance(source, own.UrlSource):
+    if isinstance(source, anthropic.UrlSource):
         return wire.ImageUrl(url=source.url)
     return wire.ImageUrl(url=f"data:{source.media_type};base64,{source.data}")

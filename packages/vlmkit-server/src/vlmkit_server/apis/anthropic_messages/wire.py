@@ -7,7 +7,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.types.sampling import NumTokens
-from vlmkit_server.apis.anthropic_messages.wire_tools import OwnChoice, OwnTools
+from vlmkit_server.apis.anthropic_messages.wire_tools import AnthropicTools, ToolChoice
 from vlmkit_server.apis.openai_chat.wire import (
     ImageLimits,
     MaxImageTokens,
@@ -179,21 +179,21 @@ Turn = SystemTurn | UserTurn | AssistantTurn
 Turns = Annotated[list[Turn], Meta(min_length=1, max_length=2048)]
 
 
-class Thinks(_Wire, tag_field="type", tag="enabled"):
+class ThinkingEnabled(_Wire, tag_field="type", tag="enabled"):
     """The model is to think first, and about so many tokens at most."""
 
     budget_tokens: NumTokens | None = None
 
 
-class ThinksAtWill(_Wire, tag_field="type", tag="adaptive"):
+class ThinkingAdaptive(_Wire, tag_field="type", tag="adaptive"):
     """The model decides, as it is the case anyway."""
 
 
-class ThinksNot(_Wire, tag_field="type", tag="disabled"):
+class ThinkingDisabled(_Wire, tag_field="type", tag="disabled"):
     """The model is not to think first."""
 
 
-Thinking = Thinks | ThinksAtWill | ThinksNot
+Thinking = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled
 
 
 class SchemaFormat(_Wire, tag_field="type", tag="json_schema"):
@@ -224,8 +224,8 @@ class MessagesRequest(AnswerFields, kw_only=True):
     stop_sequences: list[str] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    tools: OwnTools | None = None
-    tool_choice: OwnChoice | None = None
+    tools: AnthropicTools | None = None
+    tool_choice: ToolChoice | None = None
 
     # Ours.
     max_image_tokens: MaxImageTokens = None
@@ -261,8 +261,8 @@ class CountRequest(_Wire):
     system: Text | Texts | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    tools: OwnTools | None = None
-    tool_choice: OwnChoice | None = None
+    tools: AnthropicTools | None = None
+    tool_choice: ToolChoice | None = None
 
     # Ours.
     max_image_tokens: MaxImageTokens = None

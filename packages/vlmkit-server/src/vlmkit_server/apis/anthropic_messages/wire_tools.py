@@ -17,16 +17,16 @@ from vlmkit_server.wire.tool_fields import (
 )
 from vlmkit_server.wire.unused import LeftOut
 
-OwnName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
+ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
 
 
 CUSTOM = "custom"
 
 
-class OwnTool(LeftOut, kw_only=True):
+class AnthropicTool(LeftOut, kw_only=True):
     """What can be called, or a tool of a type that Anthropic defines, which is left out."""
 
-    name: OwnName | None = None
+    name: ToolName | None = None
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
@@ -44,42 +44,42 @@ class OwnTool(LeftOut, kw_only=True):
         return shown_type(self.type, CUSTOM)
 
 
-class CallsAtWill(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
+class ToolChoiceAuto(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
     """The answer may call, as it is the case anyway."""
 
     disable_parallel_tool_use: bool | None = None
 
 
-class CallsAny(msgspec.Struct, kw_only=True, tag_field="type", tag="any"):
+class ToolChoiceAny(msgspec.Struct, kw_only=True, tag_field="type", tag="any"):
     """The answer must call."""
 
     disable_parallel_tool_use: bool | None = None
 
 
-class CallsOne(msgspec.Struct, kw_only=True, tag_field="type", tag="tool"):
+class ToolChoiceTool(msgspec.Struct, kw_only=True, tag_field="type", tag="tool"):
     """The answer must call a certain tool."""
 
     name: Label
     disable_parallel_tool_use: bool | None = None
 
 
-class CallsNone(msgspec.Struct, kw_only=True, tag_field="type", tag="none"):
+class ToolChoiceNone(msgspec.Struct, kw_only=True, tag_field="type", tag="none"):
     """The answer must not call."""
 
 
-OwnTools = Annotated[list[OwnTool], Meta(max_length=128)]
-OwnChoice = CallsAtWill | CallsAny | CallsOne | CallsNone
+AnthropicTools = Annotated[list[AnthropicTool], Meta(max_length=128)]
+ToolChoice = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
 
 
-def chat_tools(tools: list[OwnTool] | None, choice: OwnChoice | None) -> dict[str, Any]:
+def chat_tools(tools: list[AnthropicTool] | None, choice: ToolChoice | None) -> dict[str, Any]:
     """Return what is said of tools, by the names of a chat's fields.
 
     Raises:
         RequestError: a tool is of a wrong type, or lacks its name or schema.
     """
     given = [(tool.left_out, tool.input_schema is not None) for tool in tools or ()]
-    check_types(given, CUSTOM, "input_schema", must_call=isinstance(choice, CallsAny))
-    if choice is None or isinstance(choice, CallsNone):
+    check_types(given, CUSTOM, "input_schema", must_call=isinstance(choice, ToolChoiceAny))
+    if choice is None or isinstance(choice, ToolChoiceNone):
         is_alone = None
     else:
         is_alone = choice.disable_parallel_tool_use
@@ -90,12 +90,12 @@ def chat_tools(tools: list[OwnTool] | None, choice: OwnChoice | None) -> dict[st
     }
 
 
-def _choice(choice: OwnChoice) -> Literal["none", "auto", "required"] | ChosenTool:
-    if isinstance(choice, CallsOne):
+def _choice(choice: ToolChoice) -> Literal["none", "auto", "required"] | ChosenTool:
+    if isinstance(choice, ToolChoiceTool):
         return ChosenTool(function=ChosenFunction(name=choice.name))
-    if isinstance(choice, CallsAny):
+    if isinstance(choice, ToolChoiceAny):
         return "required"
-    return "none" if isinstance(choice, CallsNone) else "auto"
+    return "none" if isinstance(choice, ToolChoiceNone) else "auto"
 
 
 def _refusal(place: str, supported: str) -> RequestError:
@@ -106,7 +106,7 @@ def _refusal(place: str, supported: str) -> RequestError:
     )
 
 
-def _tool(number: int, tool: OwnTool) -> Tool:
+def _tool(number: int, tool: AnthropicTool) -> Tool:
     """Return a tool as chats have it, its examples where JSON schema has a place for them."""
     place = f"tools[{number}]"
     if tool.name is None:

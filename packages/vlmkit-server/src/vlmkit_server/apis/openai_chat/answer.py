@@ -14,7 +14,7 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.exchange.json_pieces import HOLE, drained, filled, listed
 
-NUM_EACH = 16  # tokens in a piece of their log-probabilities
+LOGPROBS_PER_PIECE = 16  # tokens in a piece of their log-probabilities
 
 
 class TopLogprob(msgspec.Struct):
@@ -212,7 +212,7 @@ def completion_pieces(
     )
     fillings = [logprob_pieces(logprobs, choice.samples) for choice in choices if logprobs]
     if prompt_logprobs is not None:
-        fillings.append(listed(prompt_logprobs, NUM_EACH))
+        fillings.append(listed(prompt_logprobs, LOGPROBS_PER_PIECE))
     return filled(body, fillings)
 
 

@@ -17,11 +17,11 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from vlmkit.errors import QueueFull
 from vlmkit.interfaces.runner import CONSTRAINT, Runner, RunnerFacts
 from vlmkit.running.prompting.request_fields import refusal
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.fingerprint import fingerprint
-from vlmkit_server.apis.openai_chat.image_options import DETAIL_FIELD, idle_details
+from vlmkit_server.apis.openai_chat.image_options import DETAIL_FIELD, ignored_details
 from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.exchange.bodies import Body
@@ -69,7 +69,7 @@ class Call(ABC, Generic[B]):
         self.service = service
         self.caller = caller_of(request)
         self.headers: dict[str, str] = {}
-        self.added: dict[str, Any] = {}
+        self.plugin_fields: dict[str, Any] = {}
         self.model = ""
         self.content: bytes | None = None
         self._ignored: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class Call(ABC, Generic[B]):
         self._charge = None if usage is None else UsageCharge(usage)
         self._record: RequestRecord | None = request.scope["state"].get(RECORD)
 
-    keeps_answers = False  # also those that are streamed
+    stores_streamed_answers = False  # also those that are streamed
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
@@ -115,7 +115,7 @@ class Call(ABC, Generic[B]):
             place.enter_context(self.service.admitted(self.caller.account))
             body, ignored = await self._read(content)
             del content
-            self.note(ignored)
+            self.report_ignored(ignored)
             self._sent = sent
             if self.keeps_answers or not getattr(body, "stream", None):
                 self._whole = ResponseBuffer(
@@ -142,15 +142,15 @@ class Call(ABC, Generic[B]):
         self.model = self.service.name(name)
         leased = fleet.leased(self.model)
         runner = await self._leases.enter_async_context(leased)
-        if self.added:
-            self._settle_added(runner.facts)
+        if self.plugin_fields:
+            self._drop_ignored_plugin_fields(runner.facts)
         clamped = OutputLimit(runner.facts, self.headers)
         unconstrained = UnenforcedSchemas(self.headers, self.service.count_unenforced)
         return MeteredRunner(
             runner, clamped, unconstrained, self._charge, self._record, self._whole
         )
 
-    def hold(self, num_bytes: int) -> None:
+    def count_bytes(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.
 
         Raises:
@@ -159,11 +159,11 @@ class Call(ABC, Generic[B]):
         if self._sent is not None:
             self._sent.count(num_bytes)
 
-    def hand_on(self) -> AsyncExitStack:
+    def transfer_leases(self) -> AsyncExitStack:
         """Give away this call's runner, and what it is charged, to work that outlives the call."""
         return self._leases.pop_all()
 
-    def note(self, ignored: frozenset[str]) -> None:
+    def report_ignored(self, ignored: frozenset[str]) -> None:
         """Tell the client and the operator which keys of the body are ignored, besides others.
 
         Raises:
@@ -172,14 +172,14 @@ class Call(ABC, Generic[B]):
         self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
         self._ignored |= ignored
 
-    def _settle_added(self, facts: RunnerFacts) -> None:
+    def _drop_ignored_plugin_fields(self, facts: RunnerFacts) -> None:
         """Keep fields that plugins added if the model takes them; note those without effect."""
-        idle = frozenset(self.added.keys() - facts.request_fields.keys())
+        idle = frozenset(self.plugin_fields.keys() - facts.request_fields.keys())
         for name in sorted(idle):
-            del self.added[name]
+            del self.plugin_fields[name]
             if any(each.changes != "nothing" for each in self.service.request_fields[name]):
                 raise refusal(name)
-        self.note(idle)
+        self.report_ignored(idle)
 
     async def _read(self, content: bytes) -> tuple[B, frozenset[str]]:
         """Decode a body, a large one beside the event loop."""
@@ -191,7 +191,7 @@ class Call(ABC, Generic[B]):
         names = self.service.request_fields
         read = self._reader.read(content, names)
         if names:
-            self.added = self._reader.added(content, names)
+            self.plugin_fields = self._reader.added(content, names)
         return read
 
     async def _read_content(self, sent: Body) -> bytes:
@@ -222,7 +222,7 @@ class MessagesCall(Call[B]):
         super().__init__(request, service, reader)
         self.converter = converter
 
-    async def asked(
+    async def prepare_request(
         self,
         chat: ChatRequest,
         facts: RunnerFacts,
@@ -231,7 +231,7 @@ class MessagesCall(Call[B]):
         effort: str = EFFORT,
         detail: str = DETAIL_FIELD,
         light: bool = False,
-    ) -> tuple[Asked, float]:
+    ) -> tuple[RunnerRequest, float]:
         """Return the request of a chat, and how long its images took; note what has no effect.
 
         Args:
@@ -245,15 +245,15 @@ class MessagesCall(Call[B]):
         Raises:
             RequestError: names the field that is wrong.
         """
-        idle = idle_details(chat.messages, facts, detail)
+        idle = ignored_details(chat.messages, facts, detail)
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
             idle |= {effort}
-        self.note(idle)
+        self.report_ignored(idle)
         return await self.converter.request(
-            chat, facts, request_id, self.caller, added=self.added, light=light
+            chat, facts, request_id, self.caller, added=self.plugin_fields, light=light
         )
 
-    def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
+    def report_unenforced_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
         offers = chat.shown_functions or chat.server_tools
         if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:

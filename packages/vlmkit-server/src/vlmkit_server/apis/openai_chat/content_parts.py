@@ -23,11 +23,11 @@ def parts_of(message: wire.ChatMessage) -> Sequence[wire.ShownPart]:
     return parts
 
 
-def shown_parts(
-    said: Sequence[wire.ChatMessage],
+def media_parts(
+    messages: Sequence[wire.ChatMessage],
 ) -> Iterator[tuple[str, wire.ImagePart | wire.FilePart]]:
     """Yield the place of every image and file, and itself, in order."""
-    for number, message in enumerate(said):
+    for number, message in enumerate(messages):
         parts = parts_of(message)
         num_listed = sum(isinstance(part, ListedImage) for part in parts)
         for index, part in enumerate(parts):
@@ -37,29 +37,29 @@ def shown_parts(
                 yield f"messages[{number}].content[{index - num_listed}]", part
 
 
-def place_of(place: str, part: wire.ImagePart | wire.FilePart) -> str:
+def path_of(path: str, part: wire.ImagePart | wire.FilePart) -> str:
     """Return the place that an error of a part names."""
     if isinstance(part, wire.FilePart):
-        return f"{place}.file"
+        return f"{path}.file"
     if isinstance(part, ListedImage):
-        return place
+        return path
     if isinstance(part.image_url, str):
-        return f"{place}.image_url"
-    return f"{place}.image_url.{'url' if part.shown.file_id is None else 'file_id'}"
+        return f"{path}.image_url"
+    return f"{path}.image_url.{'url' if part.image.file_id is None else 'file_id'}"
 
 
-def images_in(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.ImageUrl]]:
+def images_in(messages: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.ImageUrl]]:
     """Yield every image of a body by its URL or file, with the place that its errors name."""
-    for place, part in shown_parts(said):
+    for path, part in media_parts(messages):
         if isinstance(part, wire.ImagePart):
-            image = part.shown
+            image = part.image
             if isinstance(part, ListedImage) and not is_data_url(image.url or ""):
                 image = wire.ImageUrl(url=f"data:;base64,{image.url}")
-            yield place_of(place, part), image
+            yield path_of(path, part), image
 
 
-def files_in(said: Sequence[wire.ChatMessage]) -> Iterator[NamedFile]:
+def files_in(messages: Sequence[wire.ChatMessage]) -> Iterator[NamedFile]:
     """Yield every file of a body, with its place."""
-    for place, part in shown_parts(said):
+    for path, part in media_parts(messages):
         if isinstance(part, wire.FilePart):
-            yield NamedFile(place_of(place, part), part.file)
+            yield NamedFile(path_of(path, part), part.file)

@@ -23,14 +23,18 @@ from vlmkit_server.apis.openai_chat import wire
 from vlmkit_server.apis.openai_chat.content_parts import (
     files_in,
     images_in,
+    media_parts,
     parts_of,
-    place_of,
-    shown_parts,
+    path_of,
 )
 from vlmkit_server.apis.openai_chat.files import Files
 from vlmkit_server.apis.openai_chat.image_options import image_options, options_of
 from vlmkit_server.apis.openai_chat.images import Images, check_num_images
-from vlmkit_server.apis.openai_chat.prompt_options import goes_on, prompt_options, template_kinds
+from vlmkit_server.apis.openai_chat.prompt_options import (
+    continues_last_message,
+    prompt_options,
+    template_kinds,
+)
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.http.caller import ANONYMOUS, Caller
 from vlmkit_server.settings.server import ServerSettings
@@ -71,8 +75,8 @@ class Converter:
         self._settings = settings
         offload = offload or OffloadExecutor()
         self.images = Images(settings, fetcher, offload)
-        kept = files or FilesInMemory(FileStore(settings.files))
-        self._files = Files(kept, fetcher, settings.max_body_bytes, offload)
+        storage = files or FilesInMemory(FileStore(settings.files))
+        self._files = Files(storage, fetcher, settings.max_body_bytes, offload)
         self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(
@@ -101,9 +105,9 @@ class Converter:
         params, form = sampling_params(chat, facts), requested_form(chat)
         started = time.perf_counter()
         self._check_tools(chat, facts)
-        shown = image_options(chat)
+        default_options = image_options(chat)
         messages = await self.messages(
-            chat.messages, facts, caller, shown, may_go_on=True, light=light
+            chat.messages, facts, caller, default_options, may_go_on=True, light=light
         )
         request = Request(
             messages=messages,
@@ -135,7 +139,7 @@ class Converter:
 
     async def messages(
         self,
-        said: Sequence[wire.ChatMessage],
+        messages: Sequence[wire.ChatMessage],
         facts: RunnerFacts,
         caller: Caller = ANONYMOUS,
         shown: ImageOptions = PLAIN_IMAGE,
@@ -146,55 +150,58 @@ class Converter:
         """Return messages with their images.
 
         Args:
-            said: the messages.
+            messages: the messages.
             facts: bounds of the model.
             caller: who asks, and whose stored files they may name.
-            shown: how images are shown that say nothing themselves.
+            default_options: how images are shown that set no options themselves.
             may_go_on: whether an answer may go on with the last of them.
             light: whether no more of images is wanted than their sizes.
 
         Raises:
             RequestError: names the field that is wrong.
         """
-        if goes_on(said) and not may_go_on:
-            place = f"messages[{len(said) - 1}]"
-            raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
-        self._check_size(said, facts)
+        if continues_last_message(messages) and not may_go_on:
+            path = f"messages[{len(messages) - 1}]"
+            raise RequestError(f"{path} cannot go on: nothing is answered here", param=path)
+        self._check_size(messages, facts)
         sources = [
-            await self._source(place, image, caller.owner) for place, image in images_in(said)
+            await self._source(path, image, caller.owner) for path, image in images_in(messages)
         ]
-        files = list(files_in(said))
+        files = list(files_in(messages))
         if files and light:
             raise RequestError(
                 "a file cannot be rendered lightly: its pages' sizes are not read",
-                param=files[0].place,
+                param=files[0].path,
                 code="unsupported_parameter",
             )
-        images = iter(await self.images.shown(sources, facts, caller.account, light=light))
-        opened = iter(await self._files.opened(files, facts, caller, shown))
-        return [_message(n, message, images, opened, shown) for n, message in enumerate(said)]
+        images = iter(await self.images.open_parts(sources, facts, caller.account, light=light))
+        opened_files = iter(await self._files.open_files(files, facts, caller, default_options))
+        return [
+            _message(n, message, images, opened_files, default_options)
+            for n, message in enumerate(messages)
+        ]
 
     async def _source(
-        self, place: str, image: wire.ImageUrl, owner: bytes
+        self, path: str, image: wire.ImageUrl, owner: bytes
     ) -> tuple[str, str | bytes]:
         """Return the place of an image, and its URL or file."""
         if (image.url is None) == (image.file_id is None):
-            whole = place.removesuffix(".url").removesuffix(".file_id")
+            image_path = path.removesuffix(".url").removesuffix(".file_id")
             raise RequestError(
-                f"{whole} needs either url or file_id",
-                param=whole,
+                f"{image_path} needs either url or file_id",
+                param=image_path,
                 hint="send a data: URL, or the file_id of an image that /v1/files keeps; a uuid "
                 "names none",
             )
         if image.file_id is not None:
-            return place, await self._files.content(image.file_id, owner, place)
-        return place, image.url or ""
+            return path, await self._files.content(image.file_id, owner, path)
+        return path, image.url or ""
 
-    def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
+    def _check_size(self, messages: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
         """Refuse what would only cost time, before an image is opened or a text tokenized."""
         num_chars = num_images = 0
-        for message in said:
-            num_chars += _num_more_chars(message)
+        for message in messages:
+            num_chars += _num_extra_chars(message)
             for part in parts_of(message):
                 if isinstance(part, wire.TextPart):
                     num_chars += len(part.text)
@@ -206,7 +213,7 @@ class Converter:
                 f"the text is over {self._settings.max_text_chars} characters",
             )
         check_num_images(num_images, facts, "messages")
-        _check_arguments(said)
+        _check_arguments(messages)
 
 
 def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:
@@ -228,10 +235,10 @@ def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParam
     return facts.defaults.replaced(values)
 
 
-def field_of(error: RequestError, said: Sequence[wire.ChatMessage]) -> str | None:
+def field_of(error: RequestError, messages: Sequence[wire.ChatMessage]) -> str | None:
     """Return which field of a body an error is about that the runner raised of its messages."""
     if isinstance(error, MediaError) and error.index is not None:
-        return [place_of(place, part) for place, part in shown_parts(said)][error.index]
+        return [path_of(path, part) for path, part in media_parts(messages)][error.index]
     return error.param
 
 
@@ -252,7 +259,7 @@ def _message(
     message: wire.ChatMessage,
     images: Iterator[ImagePart | FilePart],
     files: Iterator[FilePart],
-    shown: ImageOptions,
+    default_options: ImageOptions,
 ) -> Message:
     """Return a message with the next images and files in their places."""
     parts: list[Part] = []
@@ -262,10 +269,10 @@ def _message(
         elif isinstance(part, wire.FilePart):
             parts.append(next(files))
         else:
-            parts.append(replace(next(images), options=options_of(part.shown, shown)))
+            parts.append(replace(next(images), options=options_of(part.image, default_options)))
     if isinstance(message, wire.AssistantMessage):
-        thought = [ReasoningPart(message.thought)] if message.thought else []
-        parts = [*thought, *parts, *_calls(number, message)]
+        reasoning = [ReasoningPart(message.reasoning_text)] if message.reasoning_text else []
+        parts = [*reasoning, *parts, *_calls(number, message)]
     parts = parts or [TextPart("")]
     call_id = message.tool_call_id if isinstance(message, wire.ToolMessage) else None
     return Message(_ROLES[type(message)], tuple(parts), call_id)
@@ -275,7 +282,7 @@ def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart
     """Yield the calls of an earlier answer, whose arguments must be what templates can write."""
     for index, call in enumerate(message.tool_calls or ()):
         try:
-            part = ToolCallPart(call.id, call.function.name, call.function.written)
+            part = ToolCallPart(call.id, call.function.name, call.function.arguments_json)
             part.parsed()
         except RequestError as error:
             error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
@@ -283,28 +290,28 @@ def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart
         yield part
 
 
-def _check_arguments(said: Sequence[wire.ChatMessage]) -> None:
+def _check_arguments(messages: Sequence[wire.ChatMessage]) -> None:
     """Refuse arguments of calls that take long to decode, which the body had as mere text.
 
     If one of them is no JSON, what is counted after it may be wrong, but is not decoded, either.
     """
     calls = (
-        call.function.written
-        for message in said
+        call.function.arguments_json
+        for message in messages
         if isinstance(message, wire.AssistantMessage)
         for call in message.tool_calls or ()
     )
     check_structure(",".join(calls).encode(), "the arguments of tools' calls have", "messages")
 
 
-def _num_more_chars(message: wire.ChatMessage) -> int:
+def _num_extra_chars(message: wire.ChatMessage) -> int:
     """Return how many characters a message says besides its content."""
     if isinstance(message, wire.ToolMessage):
         return len(message.tool_call_id)
     if not isinstance(message, wire.AssistantMessage):
         return 0
-    called = sum(
-        len(call.id) + len(call.function.name) + len(call.function.written)
+    num_call_chars = sum(
+        len(call.id) + len(call.function.name) + len(call.function.arguments_json)
         for call in message.tool_calls or ()
     )
-    return called + len(message.thought)
+    return num_call_chars + len(message.reasoning_text)

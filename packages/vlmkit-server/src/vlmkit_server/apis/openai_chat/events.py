@@ -100,7 +100,7 @@ class AnswerEvents(DataEvents):
         ]
         self._text_starts = [start + b'{"content":' for start in self._starts]
         self._reasoning_starts = [start + b'{"reasoning":' for start in self._starts]
-        self._calling: set[int] = set()  # the choices that call tools
+        self._calling_choices: set[int] = set()  # the choices that call tools
         self._has_transforms = has_transforms
         self._has_places = has_places
         self._logprobs = logprobs
@@ -118,8 +118,8 @@ class AnswerEvents(DataEvents):
         events = b"".join(start + delta + self._text_end for start in self._starts)
         if self._prompt_token_ids is None:
             return events
-        own = b',"prompt_token_ids":' + _encode(self._prompt_token_ids)
-        return self._head + own + events.removeprefix(self._head)
+        prompt_ids = b',"prompt_token_ids":' + _encode(self._prompt_token_ids)
+        return self._head + prompt_ids + events.removeprefix(self._head)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks; empty while their text is held back."""
@@ -128,7 +128,7 @@ class AnswerEvents(DataEvents):
         events = []
         for chunk in chunks:
             if self._logprobs is not None or self._has_token_ids:
-                events.append(self._with_tokens(chunk))
+                events.append(self._token_event(chunk))
             else:
                 for delta in chunk.deltas:
                     if isinstance(delta, TextDelta):
@@ -138,7 +138,7 @@ class AnswerEvents(DataEvents):
                         start, text = self._reasoning_starts[chunk.index], _encode(delta.text)
                         events += (start, text, _OLDER_REASONING, text, self._text_end)
                     else:
-                        events.append(self._called(chunk.index, delta))
+                        events.append(self._call_event(chunk.index, delta))
             if chunk.finish_reason is not None:
                 events.append(self._finish(chunk, chunk.finish_reason))
         return b"".join(events)
@@ -149,33 +149,33 @@ class AnswerEvents(DataEvents):
         How images were shown is told beside the usage, since only then it is known which of them
         were there already.
         """
-        told = self._usage.last(usage)
+        fields = self._usage.last(usage)
         if self._has_transforms:
-            told += b',"image_transforms":' + _encode(image_transforms(usage.images))
-        return self._head + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
+            fields += b',"image_transforms":' + _encode(image_transforms(usage.images))
+        return self._head + b',"choices":[]' + fields + b"}\n\n" + DONE if fields else DONE
 
-    def _called(self, index: int, delta: ToolCallDelta) -> bytes:
+    def _call_event(self, index: int, delta: ToolCallDelta) -> bytes:
         """Return the event of more of a call."""
-        call = self._call(index, delta)
+        call = self._call_body(index, delta)
         return self._starts[index] + b'{"tool_calls":' + _encode([call]) + self._text_end
 
-    def _call(self, index: int, delta: ToolCallDelta) -> dict[str, Any]:
-        self._calling.add(index)
-        more: dict[str, Any] = {"arguments": delta.arguments}
+    def _call_body(self, index: int, delta: ToolCallDelta) -> dict[str, Any]:
+        self._calling_choices.add(index)
+        function: dict[str, Any] = {"arguments": delta.arguments}
         if not delta.name:
-            return {"index": delta.index, "function": more}
+            return {"index": delta.index, "function": function}
         first = {"index": delta.index, "id": delta.id, "type": "function"}
-        return first | {"function": {"name": delta.name} | more}
+        return first | {"function": {"name": delta.name} | function}
 
-    def _calls(self, index: int, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
-        return [self._call(index, d) for d in deltas if isinstance(d, ToolCallDelta)]
+    def _call_bodies(self, index: int, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+        return [self._call_body(index, d) for d in deltas if isinstance(d, ToolCallDelta)]
 
-    def _with_tokens(self, chunk: Chunk) -> bytes:
+    def _token_event(self, chunk: Chunk) -> bytes:
         """Return the event of one chunk; what is told of a token needs one even without text."""
-        content = self._content(chunk.samples)
-        told = self._token_ids(chunk.samples)
+        content = self._logprobs_field(chunk.samples)
+        token_ids = self._token_ids(chunk.samples)
         text, reasoning = chunk.text, reasoning_of(chunk.deltas)
-        calls = self._calls(chunk.index, chunk.deltas)
+        calls = self._call_bodies(chunk.index, chunk.deltas)
         delta: dict[str, Any] = {}
         if reasoning:
             delta = {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -183,7 +183,7 @@ class AnswerEvents(DataEvents):
             delta["tool_calls"] = calls
         if text or not delta:
             delta["content"] = text
-        if not (text or reasoning or calls or content or told):
+        if not (text or reasoning or calls or content or token_ids):
             return b""
         return b"".join(
             (
@@ -192,15 +192,15 @@ class AnswerEvents(DataEvents):
                 b',"logprobs":',
                 content or b"null",
                 b',"finish_reason":null',
-                told,
+                token_ids,
                 b"}]",
                 self._tail,
             )
         )
 
-    def _content(self, samples: Seq[Sample]) -> bytes:
-        found = self._logprobs(samples) if self._logprobs is not None else None
-        return _encode(found) if found is not None and found.content else b""
+    def _logprobs_field(self, samples: Seq[Sample]) -> bytes:
+        logprobs = self._logprobs(samples) if self._logprobs is not None else None
+        return _encode(logprobs) if logprobs is not None and logprobs.content else b""
 
     def _token_ids(self, samples: Seq[Sample]) -> bytes:
         if not self._has_token_ids or not samples:
@@ -208,7 +208,7 @@ class AnswerEvents(DataEvents):
         return b',"token_ids":' + _encode([sample.token_id for sample in samples])
 
     def _finish(self, chunk: Chunk, reason: str) -> bytes:
-        told = finish_reason(reason, calls=chunk.index in self._calling)
+        reported = finish_reason(reason, calls=chunk.index in self._calling_choices)
         delta = b'{"places":%b}' % _encode(chunk.places) if self._has_places else b"{}"
-        end = b'%b,"logprobs":null,"finish_reason":%b}]' % (delta, _encode(told))
+        end = b'%b,"logprobs":null,"finish_reason":%b}]' % (delta, _encode(reported))
         return self._starts[chunk.index] + end + self._tail

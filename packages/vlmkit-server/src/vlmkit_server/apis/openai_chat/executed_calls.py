@@ -13,7 +13,7 @@ from vlmkit.types.delta import ToolCallDelta
 from vlmkit.types.message import ImagePart, Part, TextPart
 from vlmkit.types.tool_call import ToolCallPart
 
-LABEL = "server_tools"
+SERVER_LABEL = "server_tools"
 """Whose tools they are, where an API has a name for that: the field by which they are asked for."""
 
 _IMAGE = "[image]"
@@ -56,8 +56,8 @@ class Round:
         return zip_longest(self.choice.tool_calls, self.results)
 
 
-def shown(parts: Iterable[Part]) -> str:
+def result_text(parts: Iterable[Part]) -> str:
     """Return what a result says, with a word in the place of each picture."""
-    said = (part.text if isinstance(part, TextPart) else _IMAGE for part in parts
+    texts = (part.text if isinstance(part, TextPart) else _IMAGE for part in parts
             if isinstance(part, TextPart | ImagePart))  # fmt: skip
-    return "\n".join(said)
+    return "\n".join(texts)

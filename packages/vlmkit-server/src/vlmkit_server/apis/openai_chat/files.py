@@ -25,7 +25,7 @@ from vlmkit_server.http.caller import Caller
 class NamedFile(NamedTuple):
     """A part of a body: where it is, and what it says."""
 
-    place: str
+    path: str
     file: wire.NamedFile
 
 
@@ -41,46 +41,50 @@ class Files:
 
     def __init__(
         self,
-        kept: FileStorage,
+        storage: FileStorage,
         fetcher: ImageFetcher | None,
         max_bytes: int,
         offload: OffloadExecutor,
     ) -> None:
-        self._kept = kept
+        self._storage = storage
         self._max_bytes = max_bytes
         self._fetcher = fetcher
         self._offload = offload
 
-    async def content(self, file_id: str, owner: bytes, place: str) -> bytes:
+    async def content(self, file_id: str, owner: bytes, path: str) -> bytes:
         """Return what a file holds that was sent before.
 
         Raises:
             RequestError: there is none, or not of this owner, or too large; names the place.
         """
         try:
-            return await whole(self._kept, file_id, owner, self._max_bytes)
+            return await whole(self._storage, file_id, owner, self._max_bytes)
         except RequestError as error:
-            error.param = place
+            error.param = path
             raise
 
-    async def opened(
-        self, found: Sequence[NamedFile], facts: RunnerFacts, caller: Caller, shown: ImageOptions
+    async def open_files(
+        self,
+        files: Sequence[NamedFile],
+        facts: RunnerFacts,
+        caller: Caller,
+        default_options: ImageOptions,
     ) -> list[FilePart]:
         """Get files, a few at a time.
 
         Args:
-            found: the files.
+            files: the files.
             facts: bounds of the model.
             caller: who asks.
-            shown: how pictures are shown of which a file says nothing.
+            default_options: how pictures are shown where a file sets no options.
 
         Raises:
             RequestError: names the place of the first that fails.
         """
-        most = facts.bounds.max_media
-        if len(found) > most:
+        max_media = facts.bounds.max_media
+        if len(files) > max_media:
             raise MediaError(
-                f"{len(found)} media are over the limit of {most}",
+                f"{len(files)} media are over the limit of {max_media}",
                 param="messages",
                 code="too_many_media",
             )
@@ -88,30 +92,32 @@ class Files:
 
         async def file(named: NamedFile) -> FilePart:
             nonlocal num_left
-            place, said = named
+            path, source = named
             try:
                 content = await self._content(named, caller, num_left)
                 num_left -= len(content)
                 if num_left < 0:
                     raise _too_large(facts.bounds.max_media_bytes)
-                pages = None if said.pages is None else Pages.of(said.pages)
+                pages = None if source.pages is None else Pages.of(source.pages)
             except RequestError as error:
-                error.param = f"{place}.pages" if error.param == "pages" else place
+                error.param = f"{path}.pages" if error.param == "pages" else path
                 raise
-            return FilePart(content, pages, options_of(said, shown), said.max_file_tokens)
+            return FilePart(
+                content, pages, options_of(source, default_options), source.max_file_tokens
+            )
 
-        return await in_order(file, found, max(1, facts.bounds.num_workers - 1))
+        return await in_order(file, files, max(1, facts.bounds.num_workers - 1))
 
     async def _content(self, named: NamedFile, caller: Caller, max_bytes: int) -> bytes:
-        place, said = named
-        given = [name for name in ("file_data", "file_id", "file_url") if getattr(said, name)]
+        path, source = named
+        given = [name for name in ("file_data", "file_id", "file_url") if getattr(source, name)]
         if len(given) != 1:
-            raise RequestError(f"{place} needs one of file_data, file_id and file_url")
-        if said.file_id:
-            return await self.content(said.file_id, caller.owner, place)
-        if said.file_url and not is_data_url(said.file_url):
-            return await self._fetched(said.file_url)
-        text = said.file_data or said.file_url or ""
+            raise RequestError(f"{path} needs one of file_data, file_id and file_url")
+        if source.file_id:
+            return await self.content(source.file_id, caller.owner, path)
+        if source.file_url and not is_data_url(source.file_url):
+            return await self._fetched(source.file_url)
+        text = source.file_data or source.file_url or ""
         work = partial(_decoded, text, max_bytes)
         return await self._offload.decode(work, len(text), caller.account)
 

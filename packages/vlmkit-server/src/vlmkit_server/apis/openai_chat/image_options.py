@@ -15,7 +15,7 @@ _DETAILS: dict[str | None, Detail] = {"low": "low", "high": "high", "original": 
 """All but ``auto``; no picture is ever shown larger than the model was made for."""
 
 
-class Sized(Protocol):
+class ImageSizeFields(Protocol):
     """A body that says how large images are shown."""
 
     @property
@@ -29,7 +29,7 @@ class Sized(Protocol):
         ...
 
 
-def image_options(body: Sized) -> ImageOptions:
+def image_options(body: ImageSizeFields) -> ImageOptions:
     """Return how a body wants its images shown that say nothing themselves."""
     return ImageOptions(max_tokens=body.max_image_tokens, processor=body.mm_processor_kwargs or {})
 
@@ -50,18 +50,18 @@ def options_of(image: wire.ImageUrl | wire.NamedFile, common: ImageOptions) -> I
     )
 
 
-def idle_details(
-    said: Iterable[wire.ChatMessage], facts: RunnerFacts, name: str = DETAIL_FIELD
+def ignored_details(
+    messages: Iterable[wire.ChatMessage], facts: RunnerFacts, name: str = DETAIL_FIELD
 ) -> frozenset[str]:
     """Return the name of the field that tells a detail, if one is told to a model without any."""
     if DETAIL in facts.options:
         return frozenset()
     shown = (
-        part.shown if isinstance(part, wire.ImagePart) else part.file
-        for message in said
+        part.image if isinstance(part, wire.ImagePart) else part.file
+        for message in messages
         if isinstance(message.content, list)
         for part in message.content
         if isinstance(part, wire.ImagePart | wire.FilePart)
     )
-    is_told = any(image.detail not in (None, "", "auto") for image in shown)
-    return frozenset({name}) if is_told else frozenset()
+    has_detail = any(image.detail not in (None, "", "auto") for image in shown)
+    return frozenset({name}) if has_detail else frozenset()

@@ -21,9 +21,9 @@ from vlmkit_server.gather import in_order
 from vlmkit_server.settings.server import ServerSettings
 
 SIZE = "size:"
-Placed = tuple[str, str | bytes]
+NamedSource = tuple[str, str | bytes]
 """The place of an image in a body, and its URL or file."""
-OpenOne = Callable[[str | bytes, ImageLimits, str], Awaitable[ImagePart | FilePart]]
+OpenSource = Callable[[str | bytes, ImageLimits, str], Awaitable[ImagePart | FilePart]]
 
 
 class OpenedImage(NamedTuple):
@@ -39,7 +39,7 @@ class ImageBudget:
 
     num_pixels_left: int
 
-    def take(self, num_pixels: int = 0) -> None:
+    def count(self, num_pixels: int = 0) -> None:
         """Count an image.
 
         Raises:
@@ -68,71 +68,80 @@ class Images:
         self._offload = offload
         self._fetcher = fetcher
 
-    async def opened(
-        self, found: Sequence[Placed], facts: RunnerFacts, account: str
+    async def open_images(
+        self, sources: Sequence[NamedSource], facts: RunnerFacts, account: str
     ) -> list[OpenedImage]:
         """Fetch and check images side by side, as many at once as the runner will decode at once.
 
         Args:
-            found: those that a body names; few enough.
+            sources: those that a body names; few enough.
             facts: bounds of the model.
             account: the tenant that asks.
 
         Raises:
             RequestError: names the place of the first that fails.
         """
-        parts = await self._each(found, facts, account, self._image)
+        parts = await self._each(sources, facts, account, self._image)
         return [
             OpenedImage(part.image, part.fetch) for part in parts if isinstance(part, ImagePart)
         ]
 
-    async def shown(
-        self, found: Sequence[Placed], facts: RunnerFacts, account: str, *, light: bool = False
+    async def open_parts(
+        self,
+        sources: Sequence[NamedSource],
+        facts: RunnerFacts,
+        account: str,
+        *,
+        light: bool = False,
     ) -> list[ImagePart | FilePart]:
         """Return what is shown in the places of images; arguments and errors as for :meth:`opened`.
 
         A file that is not decoded here, or has pages, is for a media loader.
 
         Args:
-            found: as there.
+            sources: as there.
             facts: as there.
             account: as there.
             light: whether no more of images is wanted than their sizes.
         """
-        return await self._each(found, facts, account, self._header if light else self._part)
+        return await self._each(sources, facts, account, self._header if light else self._part)
 
     async def _each(
-        self, found: Sequence[Placed], facts: RunnerFacts, account: str, open_one: OpenOne
+        self,
+        sources: Sequence[NamedSource],
+        facts: RunnerFacts,
+        account: str,
+        open_source: OpenSource,
     ) -> list[ImagePart | FilePart]:
         budget = ImageBudget(self._settings.max_request_pixels)
 
-        async def part(placed: Placed) -> ImagePart | FilePart:
-            place, source = placed
+        async def part(named: NamedSource) -> ImagePart | FilePart:
+            path, source = named
             began_s = time.time()
-            budget.take()  # raises where it is spent, before the image costs anything
+            budget.count()  # raises where it is spent, before the image costs anything
             try:
-                part = await open_one(source, facts.bounds.images, account)
+                part = await open_source(source, facts.bounds.images, account)
             except ImageError as error:
-                error.param = place
+                error.param = path
                 raise
             if isinstance(part, FilePart):
                 return part
-            budget.take(part.image.source_size[0] * part.image.source_size[1])
+            budget.count(part.image.source_size[0] * part.image.source_size[1])
             return replace(part, fetch=Stage.since(began_s))
 
         num_at_once = max(1, facts.bounds.num_workers - 1)
-        return await in_order(part, found, num_at_once)
+        return await in_order(part, sources, num_at_once)
 
     async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
         """Check an image; no text but URLs is taken, so no path of this disk."""
-        source = await self._got(source)
+        source = await self._content(source)
         work = partial(Image.open, source, limits)
         return ImagePart(await self._offload.decode(work, len(source), account))
 
     async def _part(
         self, source: str | bytes, limits: ImageLimits, account: str
     ) -> ImagePart | FilePart:
-        source = await self._got(source)
+        source = await self._content(source)
         work = partial(_part_of, source, limits)
         return await self._offload.decode(work, len(source), account)
 
@@ -140,11 +149,11 @@ class Images:
         """Read an image's sizes; of a file elsewhere no more than its beginning."""
         if isinstance(source, str) and source.startswith(SIZE):
             return ImagePart(Image.of_size(_size(source), limits))
-        source = await self._got(source, partial(_is_enough, limits=limits))
+        source = await self._content(source, partial(_is_enough, limits=limits))
         work = partial(Image.of_header, source, limits)
         return ImagePart(await self._offload.decode(work, len(source), account))
 
-    async def _got(
+    async def _content(
         self, source: str | bytes, is_enough: Callable[[bytes], bool] | None = None
     ) -> str | bytes:
         """Return a file, or a ``data:`` URL, that a body has or names."""

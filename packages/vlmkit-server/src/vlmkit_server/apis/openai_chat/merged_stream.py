@@ -19,13 +19,13 @@ class MergedStream:
 
     def __init__(self, streams: Seq[AnswerStream]) -> None:
         self._streams = streams
-        self._num_each = streams[0].num_choices
-        self._reads: dict[asyncio.Task[list[Chunk]], int] | None = None
+        self._num_choices_each = streams[0].num_choices
+        self._pending_reads: dict[asyncio.Task[list[Chunk]], int] | None = None
 
     @property
     def usage(self) -> Usage:
         """What all of them took so far."""
-        return usage_of_all([stream.usage for stream in self._streams])
+        return total_usage([stream.usage for stream in self._streams])
 
     @property
     def timings(self) -> Timings:
@@ -38,18 +38,20 @@ class MergedStream:
         Raises:
             VlmkitError: one failed.
         """
-        if self._reads is None:
-            self._reads = {self._read(number): number for number in range(len(self._streams))}
-        while self._reads:
-            done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
-            found = []
-            for task, number in [(task, self._reads.pop(task)) for task in done]:
+        if self._pending_reads is None:
+            self._pending_reads = {
+                self._read(number): number for number in range(len(self._streams))
+            }
+        while self._pending_reads:
+            done, _ = await asyncio.wait(self._pending_reads, return_when=asyncio.FIRST_COMPLETED)
+            chunks_read = []
+            for task, number in [(task, self._pending_reads.pop(task)) for task in done]:
                 if chunks := task.result():
-                    self._reads[self._read(number)] = number
-                    first = number * self._num_each
-                    found += [replace(chunk, index=chunk.index + first) for chunk in chunks]
-            if found:
-                return found
+                    self._pending_reads[self._read(number)] = number
+                    first = number * self._num_choices_each
+                    chunks_read += [replace(chunk, index=chunk.index + first) for chunk in chunks]
+            if chunks_read:
+                return chunks_read
         return []
 
     async def aresult(self) -> Completion:
@@ -61,24 +63,24 @@ class MergedStream:
         done = await gather(_result, self._streams, len(self._streams))
         return Completion(
             [choice for each in done for choice in each.choices],
-            usage_of_all([each.usage for each in done]),
+            total_usage([each.usage for each in done]),
             _longest([each.timings for each in done]),
         )
 
     def abort(self) -> None:
         """Stop them all; harmless when they are over already."""
-        for task in self._reads or ():
+        for task in self._pending_reads or ():
             task.cancel()
         for stream in self._streams:
             stream.abort()
 
     def _read(self, number: int) -> "asyncio.Task[list[Chunk]]":
         task = asyncio.ensure_future(self._streams[number].next_chunks())
-        task.add_done_callback(_seen)
+        task.add_done_callback(_retrieve_exception)
         return task
 
 
-def _seen(task: "asyncio.Task[list[Chunk]]") -> None:
+def _retrieve_exception(task: "asyncio.Task[list[Chunk]]") -> None:
     """Let a failure pass that nobody reads, because another came first."""
     if not task.cancelled():
         task.exception()
@@ -88,7 +90,7 @@ async def _result(stream: AnswerStream) -> Completion:
     return await stream.aresult()
 
 
-def usage_of_all(usages: Seq[Usage]) -> Usage:
+def total_usage(usages: Seq[Usage]) -> Usage:
     """Return what several answers took together."""
     return Usage(
         sum(each.prompt_tokens for each in usages),

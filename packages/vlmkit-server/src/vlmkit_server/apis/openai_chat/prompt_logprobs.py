@@ -30,7 +30,7 @@ class PromptScorer:
         self._field = field
         self._num_left = MAX_LOGPROBS
 
-    async def scored(self, request: Request) -> list[Sample]:
+    async def score(self, request: Request) -> list[Sample]:
         """Return every token of a prompt, with its log-probability where a text has it.
 
         Args:
@@ -39,19 +39,19 @@ class PromptScorer:
         Raises:
             RequestError: the request is wrong, or this would be too much.
         """
-        read = await self._runner.atokenize(request)
-        self._num_left -= len(read.token_ids) * (self._params.top_logprobs + 1)
+        prompt = await self._runner.atokenize(request)
+        self._num_left -= len(prompt.token_ids) * (self._params.top_logprobs + 1)
         if self._num_left < 0:
             problem = f"{self._field} asks for over {MAX_LOGPROBS} log-probabilities of tokens"
             raise RequestError(problem, param=self._field)
-        samples = [Sample(token_id) for token_id in read.token_ids]
-        if not read.texts:
+        samples = [Sample(token_id) for token_id in prompt.token_ids]
+        if not prompt.texts:
             return samples
-        asked = replace(
+        score_request = replace(
             request, task="score", params=self._params, constraint=None, tool_choice="none"
         )
-        done = await (await self._runner.asubmit(asked)).aresult()
-        for (start, stop), choice in zip(read.texts, done.choices, strict=True):
+        completion = await (await self._runner.asubmit(score_request)).aresult()
+        for (start, stop), choice in zip(prompt.texts, completion.choices, strict=True):
             if choice.finish_reason == "abort":
                 raise Unavailable("the answer was cut off", code="aborted")
             samples[start:stop] = choice.samples
@@ -66,22 +66,22 @@ def prompt_logprobs(runner: Runner, samples: Iterable[Sample]) -> Iterator[Promp
         return runner.token_bytes(token_id).decode(errors="replace")
 
     def entries(sample: Sample, logprob: float) -> Iterator[tuple[str, PromptLogprob]]:
-        own = PromptLogprob(finite(logprob), sample.rank, text(sample.token_id))
-        yield str(sample.token_id), own
+        scored_token = PromptLogprob(finite(logprob), sample.rank, text(sample.token_id))
+        yield str(sample.token_id), scored_token
         for rank, entry in enumerate(sample.top, start=1):
             if entry.token_id != sample.token_id:
-                told = PromptLogprob(finite(entry.logprob), rank, text(entry.token_id))
-                yield str(entry.token_id), told
+                likely = PromptLogprob(finite(entry.logprob), rank, text(entry.token_id))
+                yield str(entry.token_id), likely
 
     for sample in samples:
         yield None if sample.logprob is None else dict(entries(sample, sample.logprob))
 
 
-def check_not_streamed(wanted: int | None, stream: bool | None) -> None:
+def check_not_streamed(num_top: int | None, stream: bool | None) -> None:
     """Refuse a stream that is to tell a prompt's log-probabilities, as vLLM does.
 
     Raises:
         RequestError: it is.
     """
-    if wanted is not None and stream:
+    if num_top is not None and stream:
         raise RequestError("prompt_logprobs is not told in a stream", param="prompt_logprobs")

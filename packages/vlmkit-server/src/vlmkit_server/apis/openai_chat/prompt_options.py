@@ -25,19 +25,19 @@ _EFFORTS: Mapping[str, ReasoningEffort] = {"minimal": "low", "xhigh": "high", "m
 
 
 def prompt_options(
-    chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind], honoured: Container[str]
+    chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind], supported: Container[str]
 ) -> PromptOptions:
     """Return how a conversation is to be written.
 
     Args:
         chat: the body.
         allowed: variables of chat templates that clients may set, and to what.
-        honoured: options of the model; without it, an effort has no effect.
+        supported: options of the model; without ``reasoning_effort``, an effort has no effect.
 
     Raises:
         RequestError: names the field that is wrong.
     """
-    continues = bool(chat.continue_final_message) or goes_on(chat.messages)
+    continues = bool(chat.continue_final_message) or continues_last_message(chat.messages)
     if continues and chat.add_generation_prompt:
         raise RequestError(
             "add_generation_prompt and a last message that goes on exclude each other",
@@ -47,16 +47,16 @@ def prompt_options(
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=continues,
         chat_template_kwargs=_values(chat.chat_template_kwargs or {}, allowed),
-        reasoning_effort=_effort(chat.reasoning_effort) if EFFORT in honoured else None,
+        reasoning_effort=_effort(chat.reasoning_effort) if EFFORT in supported else None,
     )
 
 
-def _effort(asked: wire.Effort | None) -> ReasoningEffort | None:
+def _effort(effort: wire.Effort | None) -> ReasoningEffort | None:
     """Return the nearest effort that templates know."""
-    return None if asked is None else _EFFORTS.get(asked) or cast("ReasoningEffort", asked)
+    return None if effort is None else _EFFORTS.get(effort) or cast("ReasoningEffort", effort)
 
 
-def goes_on(messages: Sequence[wire.ChatMessage]) -> bool:
+def continues_last_message(messages: Sequence[wire.ChatMessage]) -> bool:
     """Tell whether the last message says of itself that the answer goes on with it.
 
     Raises:
@@ -86,15 +86,15 @@ def _values(
                 code="unsupported_parameter",
                 hint=f"allowed are {', '.join(sorted(allowed)) or 'none'}",
             )
-        if not _is_of(allowed[name], value):
+        if not _matches(allowed[name], value):
             kind = allowed[name]
             expected = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else kind.__name__
-            place = f"chat_template_kwargs.{name}"
-            raise RequestError(f"{place} must be {expected}", param=place)
+            path = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{path} must be {expected}", param=path)
     return values
 
 
-def _is_of(kind: TemplateKind, value: object) -> bool:
+def _matches(kind: TemplateKind, value: object) -> bool:
     """Tell whether a value is of a kind; texts are listed: a template writes them as its own."""
     if isinstance(kind, tuple):
         return isinstance(value, str) and value in kind

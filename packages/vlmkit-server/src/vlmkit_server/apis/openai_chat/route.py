@@ -17,7 +17,7 @@ from vlmkit_server.apis.openai_chat.prompt_logprobs import (
     check_not_streamed,
     prompt_logprobs,
 )
-from vlmkit_server.apis.openai_chat.tool_loop import begun, check_alone
+from vlmkit_server.apis.openai_chat.tool_loop import check_server_tool_conflicts, start_tool_loop
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatRequest
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.json_pieces import drained
@@ -56,15 +56,15 @@ class ChatCall(MessagesCall[ChatRequest]):
         runner = await self.runner(body.model)
         head = answer_head("chatcmpl", self.model, runner)
         try:
-            request, images_s = await self.asked(body, runner.facts, head.id)
-            self.note_tools(body, runner.facts)
-            check_alone(body, request)
+            request, images_s = await self.prepare_request(body, runner.facts, head.id)
+            self.report_unenforced_tools(body, runner.facts)
+            check_server_tool_conflicts(body, request)
             scores: list[Sample] = []
             if (num_top := body.prompt_logprobs) is not None:
                 scorer = PromptScorer(runner, num_top, "prompt_logprobs")
-                scores = await scorer.scored(request)
+                scores = await scorer.score(request)
             stream = (
-                await begun(body, request, runner, self.service)
+                await start_tool_loop(body, request, runner, self.service)
                 if body.server_tools
                 else await runner.asubmit(request)
             )
@@ -103,6 +103,6 @@ class ChatCall(MessagesCall[ChatRequest]):
             has_transforms=has_transforms,
             has_places=has_places,
         )
-        hides = bool(options and options.include_obfuscation)
-        told = Obfuscated(events) if hides else events
-        return EventStream(answer, told, self.service, self.headers, images_s)
+        hides_sizes = bool(options and options.include_obfuscation)
+        sent_events = Obfuscated(events) if hides_sizes else events
+        return EventStream(answer, sent_events, self.service, self.headers, images_s)

@@ -11,7 +11,7 @@ from vlmkit.types.message import Message
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit.types.tool_choice import tool_name
-from vlmkit_server.apis.openai_chat.executed_calls import CallResult, shown
+from vlmkit_server.apis.openai_chat.executed_calls import CallResult, result_text
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.gather import gather
 from vlmkit_server.http.errors import Unavailable
@@ -39,7 +39,7 @@ class ToolExecutor:
     ) -> None:
         self.results: list[Seq[CallResult]] = []
         self._request_id = request.id
-        self._asked = frozenset(map(tool_name, request.tools or ()))
+        self._tool_names = frozenset(map(tool_name, request.tools or ()))
         self._facts = facts
         self._service = service
         self._num_left = math.inf if max_calls is None else max_calls
@@ -48,7 +48,7 @@ class ToolExecutor:
         self._is_cancelled = False
 
     @property
-    def are_over(self) -> bool:
+    def are_exhausted(self) -> bool:
         """Whether no more calls are run."""
         return not self._num_left
 
@@ -58,37 +58,41 @@ class ToolExecutor:
         if (running := self._running) is not None:
             self._loop.call_soon_threadsafe(running.cancel)
 
-    async def run(self, calls: Seq[ToolCallPart], said: Seq[Message]) -> list[Message]:
+    async def run(self, calls: Seq[ToolCallPart], history: Seq[Message]) -> list[Message]:
         """Run the calls of a round, and return a turn for each.
 
         Args:
             calls: as the model wrote them.
-            said: the conversation before them, which bounds what there is room for.
+            history: the conversation before the calls; bounds the size of the results.
 
         Raises:
             Unavailable: this was cancelled.
         """
-        num = int(min(len(calls), MAX_CALLS, self._num_left))
-        self._num_left -= num
-        done = await self._run(calls[:num]) + [failure("too many calls")] * (len(calls) - num)
-        turns = [
+        num_run = int(min(len(calls), MAX_CALLS, self._num_left))
+        self._num_left -= num_run
+        results = await self._run(calls[:num_run]) + [failure("too many calls")] * (
+            len(calls) - num_run
+        )
+        messages = [
             Message("tool", tuple(result.parts), call.id)
-            for call, result in zip(calls, done, strict=True)
+            for call, result in zip(calls, results, strict=True)
         ]
-        turns = fitted(turns, said, self._facts, self._service.settings)
-        told = zip(turns, done, strict=True)
-        self.results.append([CallResult(shown(turn.parts), each.is_error) for turn, each in told])
-        return turns
+        messages = fitted(messages, history, self._facts, self._service.settings)
+        pairs = zip(messages, results, strict=True)
+        self.results.append(
+            [CallResult(result_text(message.parts), each.is_error) for message, each in pairs]
+        )
+        return messages
 
     async def _run(self, calls: Seq[ToolCallPart]) -> list[ToolResult]:
         limits, toolbox = self._facts.bounds.images, self._service.toolbox
 
         async def result(call: ToolCallPart) -> ToolResult:
-            return await toolbox.result(call, self._asked, limits, self._request_id)
+            return await toolbox.result(call, self._tool_names, limits, self._request_id)
 
         running = self._running = asyncio.ensure_future(gather(result, calls, MAX_AT_ONCE))
         try:
-            done = await running
+            results = await running
         except asyncio.CancelledError:
             if not self._is_cancelled:
                 raise
@@ -97,15 +101,15 @@ class ToolExecutor:
             self._running = None
         if self._is_cancelled:
             raise Unavailable("the answer was cut off", code="aborted")
-        return done
+        return results
 
 
-def writable(calls: Iterable[ToolCallPart]) -> list[ToolCallPart]:
+def with_valid_arguments(calls: Iterable[ToolCallPart]) -> list[ToolCallPart]:
     """Return calls that a template can write: broken arguments are left out."""
-    return [call if _is_writable(call) else replace(call, arguments="{}") for call in calls]
+    return [call if _has_valid_arguments(call) else replace(call, arguments="{}") for call in calls]
 
 
-def _is_writable(call: ToolCallPart) -> bool:
+def _has_valid_arguments(call: ToolCallPart) -> bool:
     try:
         call.parsed()
     except RequestError:

@@ -26,15 +26,15 @@ from vlmkit.types.message import Message, Part, ReasoningPart, TextPart, images_
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta, Round
-from vlmkit_server.apis.openai_chat.merged_stream import usage_of_all
-from vlmkit_server.apis.openai_chat.tool_executor import ToolExecutor, writable
+from vlmkit_server.apis.openai_chat.merged_stream import total_usage
+from vlmkit_server.apis.openai_chat.tool_executor import ToolExecutor, with_valid_arguments
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.exchange.service import Service
 
-BETWEEN = "\n\n"  # what one round says and what the next one does
+ROUND_SEPARATOR = "\n\n"  # what one round says and what the next one does
 
 
-def check_alone(body: ChatRequest, request: Request) -> None:
+def check_server_tool_conflicts(body: ChatRequest, request: Request) -> None:
     """Refuse what does not go with tools of the server, where a body asks for them.
 
     Raises:
@@ -53,11 +53,11 @@ def check_alone(body: ChatRequest, request: Request) -> None:
         "add_generation_prompt": not request.options.add_generation_prompt,
         "continue_final_message": request.options.continue_final_message,
     }
-    for field in (name for name, is_asked in others.items() if is_asked):
+    for field in (name for name, is_given in others.items() if is_given):
         raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)
 
 
-async def begun(
+async def start_tool_loop(
     body: ChatRequest,
     request: Request,
     runner: Runner,
@@ -82,8 +82,10 @@ async def begun(
     """
     tools = await service.toolbox.described(body.server_tools or ())
     is_parallel = body.parallel_tool_calls is not False
-    offered = replace(request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel)
-    rounds = ToolLoop(runner, offered, service, shows_calls=shows_calls, max_calls=max_calls)
+    first_request = replace(
+        request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel
+    )
+    rounds = ToolLoop(runner, first_request, service, shows_calls=shows_calls, max_calls=max_calls)
     await rounds.submit()
     return rounds
 
@@ -120,14 +122,14 @@ class ToolLoop:
         self._num_left = service.settings.max_tool_rounds
         self._tools = ToolExecutor(request, runner.facts, service, max_calls)
         self.rounds: list[Round] = []
-        self._past: list[Usage] = []
+        self._past_usages: list[Usage] = []
         self._past_timings: list[Timings] = []
-        self._places: list[GroundedRegion] = []  # that past rounds named
+        self._regions: list[GroundedRegion] = []  # that past rounds named
         self._num_past_calls = 0
         self._deltas: list[Delta] = []  # of this round
-        self._has_called = False
-        self._spoken: set[type[Delta]] = set()  # in any round
-        self._gaps: set[type[Delta]] = set()  # owed before more of these
+        self._has_calls = False
+        self._seen_types: set[type[Delta]] = set()  # in any round
+        self._pending_separators: set[type[Delta]] = set()  # owed before more of these
         self._stream: AnswerStream
         self._is_aborted = False
 
@@ -137,10 +139,10 @@ class ToolLoop:
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
         """
-        if not self._num_left or self._tools.are_over:
+        if not self._num_left or self._tools.are_exhausted:
             self._request = replace(self._request, tool_choice="none")
         self._num_left -= 1
-        self._deltas, self._has_called = [], False
+        self._deltas, self._has_calls = [], False
         self._stream = await self._runner.asubmit(self._request)
         if self._is_aborted:
             self._stream.abort()
@@ -153,7 +155,7 @@ class ToolLoop:
     @property
     def usage(self) -> Usage:
         """What all rounds took so far."""
-        return usage_of_all([*self._past, self._stream.usage])
+        return total_usage([*self._past_usages, self._stream.usage])
 
     @property
     def timings(self) -> Timings:
@@ -166,17 +168,17 @@ class ToolLoop:
         Raises:
             VlmkitError: a round failed.
         """
-        if self._has_called:
+        if self._has_calls:
             text, reasoning = text_of(self._deltas), reasoning_of(self._deltas)
             calls = tool_calls_of(self._deltas)
-            if not await self._go_on(text, reasoning, calls):
-                self._has_called = False
-                return [Chunk(0, finish_reason="length", places=tuple(self._places))]
+            if not await self._start_next_round(text, reasoning, calls):
+                self._has_calls = False
+                return [Chunk(0, finish_reason="length", places=tuple(self._regions))]
             first, self._num_past_calls = self._num_past_calls, self._num_past_calls + len(calls)
             if self._shows_calls:
-                told = enumerate(self._tools.results[-1], start=first)
-                return [Chunk(0, tuple(ResultDelta(n, **each._asdict()) for n, each in told))]
-        return [self._shown(chunk) for chunk in await self._stream.next_chunks()]
+                results = enumerate(self._tools.results[-1], start=first)
+                return [Chunk(0, tuple(ResultDelta(n, **each._asdict()) for n, each in results))]
+        return [self._visible(chunk) for chunk in await self._stream.next_chunks()]
 
     async def aresult(self) -> Completion:
         """Wait for the end and return everything.
@@ -186,21 +188,23 @@ class ToolLoop:
         """
         done = [await self._stream.aresult()]
         while (last := done[-1].choices[0]).tool_calls and last.finish_reason == "stop":
-            if not await self._go_on(last.text, last.reasoning, last.tool_calls):
+            if not await self._start_next_round(last.text, last.reasoning, last.tool_calls):
                 last.finish_reason = "length"
                 break
             done.append(await self._stream.aresult())
         rounds = [each.choices[0] for each in done]
         results = [*self._tools.results, ()]  # the last round called nothing, or had none run
-        self.rounds = [Round(choice, own) for choice, own in zip(rounds, results, strict=True)]
-        whole = Choice(
-            BETWEEN.join(each.text for each in rounds if each.text),
-            BETWEEN.join(each.reasoning for each in rounds if each.reasoning),
+        self.rounds = [
+            Round(choice, executed) for choice, executed in zip(rounds, results, strict=True)
+        ]
+        merged = Choice(
+            ROUND_SEPARATOR.join(each.text for each in rounds if each.text),
+            ROUND_SEPARATOR.join(each.reasoning for each in rounds if each.reasoning),
             finish_reason=last.finish_reason,
             stop_string=last.stop_string,
             places=tuple(place for each in rounds for place in each.places),
         )
-        return Completion([whole], self.usage, _timings([each.timings for each in done]))
+        return Completion([merged], self.usage, _timings([each.timings for each in done]))
 
     def abort(self) -> None:
         """Stop, from any thread; harmless when it is over already."""
@@ -208,68 +212,68 @@ class ToolLoop:
         self._stream.abort()
         self._tools.cancel()
 
-    def _shown(self, chunk: Chunk) -> Chunk:
+    def _visible(self, chunk: Chunk) -> Chunk:
         """Return what the reader sees of a chunk, and note what was called."""
         self._deltas += chunk.deltas
-        shown: list[Delta] = []
+        visible: list[Delta] = []
         for delta in chunk.deltas:
             if isinstance(delta, ToolCallDelta):
                 if self._shows_calls:
                     index = self._num_past_calls + delta.index
-                    shown.append(structs.replace(delta, index=index))
+                    visible.append(structs.replace(delta, index=index))
                 continue
             if not delta.text:
                 continue
-            if type(delta) in self._gaps:
-                shown.append(type(delta)(BETWEEN))
-                self._gaps.discard(type(delta))
-            self._spoken.add(type(delta))
-            shown.append(delta)
+            if type(delta) in self._pending_separators:
+                visible.append(type(delta)(ROUND_SEPARATOR))
+                self._pending_separators.discard(type(delta))
+            self._seen_types.add(type(delta))
+            visible.append(delta)
         if chunk.finish_reason == "stop":
-            self._has_called = any(isinstance(each, ToolCallDelta) for each in self._deltas)
-        reason = None if self._has_called else chunk.finish_reason
-        self._places += chunk.places
-        places = tuple(self._places) if reason else ()
-        return structs.replace(chunk, deltas=tuple(shown), finish_reason=reason, places=places)
+            self._has_calls = any(isinstance(each, ToolCallDelta) for each in self._deltas)
+        reason = None if self._has_calls else chunk.finish_reason
+        self._regions += chunk.places
+        places = tuple(self._regions) if reason else ()
+        return structs.replace(chunk, deltas=tuple(visible), finish_reason=reason, places=places)
 
-    async def _go_on(self, text: str, reasoning: str, calls: Seq[ToolCallPart]) -> bool:
+    async def _start_next_round(self, text: str, reasoning: str, calls: Seq[ToolCallPart]) -> bool:
         """Run the calls and submit the next round; tell whether there are tokens left for one."""
-        used = self._stream.usage
+        usage = self._stream.usage
         params = self._request.params or self._runner.facts.defaults
         if params.max_tokens is not None:
-            if params.max_tokens <= used.completion_tokens:
+            if params.max_tokens <= usage.completion_tokens:
                 return False
-            left = params.max_tokens - used.completion_tokens
-            params = structs.replace(params, max_tokens=left, min_tokens=0)
+            num_tokens_left = params.max_tokens - usage.completion_tokens
+            params = structs.replace(params, max_tokens=num_tokens_left, min_tokens=0)
         results = await self._tools.run(calls, self._request.messages)
         self._request = replace(
             self._request,
-            messages=(*self._request.messages, _turn(text, reasoning, calls), *results),
+            messages=(*self._request.messages, _round_message(text, reasoning, calls), *results),
             params=params,
             places=self._request.places and not any(images_of(results)),
             options=replace(
                 self._request.options, add_generation_prompt=True, continue_final_message=False
             ),
         )
-        self._past.append(used)
+        self._past_usages.append(usage)
         self._past_timings.append(self._stream.timings)
-        self._gaps = set() if self._shows_calls else set(self._spoken)
+        self._pending_separators = set() if self._shows_calls else set(self._seen_types)
         await self.submit()
         return True
 
 
-def _turn(text: str, reasoning: str, calls: Seq[ToolCallPart]) -> Message:
+def _round_message(text: str, reasoning: str, calls: Seq[ToolCallPart]) -> Message:
     """Return a round as a turn of the conversation."""
     parts: list[Part] = [ReasoningPart(reasoning)] if reasoning else []
     parts += [TextPart(text)] if text else []
-    return Message("assistant", (*parts, *writable(calls)))
+    return Message("assistant", (*parts, *with_valid_arguments(calls)))
 
 
-def _timings(all_of_them: Seq[Timings]) -> Timings:
+def _timings(timings: Seq[Timings]) -> Timings:
     """Return where the time of all rounds went."""
     fields: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in all_of_them)
+        name: sum(getattr(each, name) for each in timings)
         for name in ("prompt_s", "queue_s", "first_token_s", "decode_s")
     }
-    images = tuple(image for each in all_of_them for image in each.images)
-    return Timings(**fields, began_s=all_of_them[0].began_s, images=images)
+    images = tuple(image for each in timings for image in each.images)
+    return Timings(**fields, began_s=timings[0].began_s, images=images)

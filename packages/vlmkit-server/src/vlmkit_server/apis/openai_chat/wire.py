@@ -58,7 +58,7 @@ class ImagePart(_Wire, tag_field="type", tag="image_url"):
     image_url: ImageUrl | str | None = None
 
     @property
-    def shown(self) -> ImageUrl:
+    def image(self) -> ImageUrl:
         """The image, in the form that OpenAI defines."""
         if isinstance(self.image_url, str):
             return ImageUrl(url=self.image_url)
@@ -117,7 +117,7 @@ class CalledFunction(_Wire):
     arguments: Arguments = None
 
     @property
-    def written(self) -> str:
+    def arguments_json(self) -> str:
         """The arguments as text."""
         return arguments_text(self.arguments)
 
@@ -143,7 +143,7 @@ class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
     function_call: NotSupported = None
 
     @property
-    def thought(self) -> str:
+    def reasoning_text(self) -> str:
         """What the model thought, by either name."""
         return self.reasoning or self.reasoning_content or ""
 
@@ -205,7 +205,7 @@ class ChatRequest(ToolFields, kw_only=True):
     web_search_options: NotSupported = None
 
 
-OURS = (
+EXTENSION_FIELDS = (
     "max_image_tokens",
     "mm_processor_kwargs",
     "return_image_transforms",

@@ -11,7 +11,7 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit.types.completion import Chunk, Completion, Usage
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import (
-    NUM_EACH,
+    LOGPROBS_PER_PIECE,
     AnswerHead,
     PromptLogprobs,
     UsageBody,
@@ -76,7 +76,7 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
-class TextWishes:
+class TextAnswerOptions:
     """What a client wants to see of its answers.
 
     Attributes:
@@ -88,7 +88,7 @@ class TextWishes:
         scores: the tokens of each prompt with their log-probabilities, where they are asked for.
     """
 
-    ends: frozenset[int]
+    end_token_ids: frozenset[int]
     echoes: Seq[Echo]
     num_each: int
     prompts: Seq[Seq[int]] | None
@@ -115,39 +115,39 @@ class TextAnswers(DataEvents):
         head: AnswerHead,
         runner: Runner,
         num_choices: int,
-        wishes: TextWishes,
+        options: TextAnswerOptions,
         *,
         usage: UsageEvents,
     ) -> None:
         self._head = head
         self._runner = runner
-        self._wishes = wishes
+        self._options = options
         self._usage = usage
         self._opening = b""
         fields = msgspec.to_builtins(head) | {"object": "text_completion"}
         self._start = b"data: " + _encode(fields)[:-1]
-        self._columns = [_Columns(runner, wishes) for _ in range(num_choices)]
+        self._columns = [_Columns(runner, options) for _ in range(num_choices)]
 
-    def whole(self, completion: Completion) -> Iterator[bytes]:
+    def encode_whole(self, completion: Completion) -> Iterator[bytes]:
         """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
         choices = []
         fillings: list[Iterable[bytes]] = []
         for index, choice in enumerate(completion.choices):
-            number = index // self._wishes.num_each
-            echo = self._wishes.echoes[number] if self._wishes.echoes else _NO_ECHO
-            made = TextChoice(index, echo.text + choice.text, None, choice.finish_reason)
-            if self._wishes.prompts is not None:
-                made.token_ids = choice.token_ids
-                made.prompt_token_ids = self._wishes.prompts[number]
+            number = index // self._options.num_each
+            echo = self._options.echoes[number] if self._options.echoes else _NO_ECHO
+            text_choice = TextChoice(index, echo.text + choice.text, None, choice.finish_reason)
+            if self._options.prompts is not None:
+                text_choice.token_ids = choice.token_ids
+                text_choice.prompt_token_ids = self._options.prompts[number]
             if self._has_logprobs:
-                choice.samples[:] = [*echo.samples, *self._told(choice.samples)]
-                made.logprobs, columns = self._columns[index].holes(choice.samples)
+                choice.samples[:] = [*echo.samples, *self._without_end_tokens(choice.samples)]
+                text_choice.logprobs, columns = self._columns[index].holes(choice.samples)
                 fillings += columns
-            if self._wishes.scores:
-                made.prompt_logprobs = HOLE
-                scores = prompt_logprobs(self._runner, self._wishes.scores[number])
-                fillings.append(listed(scores, NUM_EACH))
-            choices.append(made)
+            if self._options.scores:
+                text_choice.prompt_logprobs = HOLE
+                scores = prompt_logprobs(self._runner, self._options.scores[number])
+                fillings.append(listed(scores, LOGPROBS_PER_PIECE))
+            choices.append(text_choice)
         head, usage = self._head, UsageBody.of(completion.usage)
         body = TextCompletion(
             head.id, head.created, head.model, head.system_fingerprint, choices, usage
@@ -158,68 +158,77 @@ class TextAnswers(DataEvents):
         """Return the events of the prompts, which :meth:`open` encoded."""
         return self._opening
 
-    def open(self) -> None:
+    def encode_prompts(self) -> None:
         """Encode the prompts, if they are echoed or their tokens are told; may take long."""
         events = []
         for index in range(len(self._columns)):
-            told = self._echo(index)
-            if self._wishes.prompts is not None:
-                told = told or TextChoice(index, "", None, None)
-                told.prompt_token_ids = self._wishes.prompts[index // self._wishes.num_each]
-            if told is not None:
-                events.append(self._event(told))
+            content = self._echo(index)
+            if self._options.prompts is not None:
+                content = content or TextChoice(index, "", None, None)
+                content.prompt_token_ids = self._options.prompts[index // self._options.num_each]
+            if content is not None:
+                events.append(self._event(content))
         self._opening = b"".join(events)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks; empty while their text is held back."""
         events = []
         for chunk in chunks:
-            made = self._choice(chunk.index, chunk.text, chunk.samples, chunk.finish_reason)
-            tells = made.logprobs is not None and made.logprobs.tokens
-            if made.text or tells or made.finish_reason or made.token_ids:
-                events.append(self._event(made))
+            text_choice = self._choice(chunk.index, chunk.text, chunk.samples, chunk.finish_reason)
+            has_logprobs = text_choice.logprobs is not None and text_choice.logprobs.tokens
+            if (
+                text_choice.text
+                or has_logprobs
+                or text_choice.finish_reason
+                or text_choice.token_ids
+            ):
+                events.append(self._event(text_choice))
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
-        told = self._usage.last(usage)
-        return self._start + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
+        content = self._usage.last(usage)
+        return self._start + b',"choices":[]' + content + b"}\n\n" + DONE if content else DONE
 
     def _event(self, choice: TextChoice) -> bytes:
-        told = _encode(choice) + b"]" + self._usage.field
-        return self._start + b',"choices":[' + told + b"}\n\n"
+        content = _encode(choice) + b"]" + self._usage.field
+        return self._start + b',"choices":[' + content + b"}\n\n"
 
     def _echo(self, index: int) -> TextChoice | None:
-        if not self._wishes.echoes:
+        if not self._options.echoes:
             return None
-        echo = self._wishes.echoes[index // self._wishes.num_each]
+        echo = self._options.echoes[index // self._options.num_each]
         logprobs = self._columns[index].of(echo.samples) if self._has_logprobs else None
         return TextChoice(index, echo.text, logprobs, None)
 
     def _choice(
         self, index: int, text: str, samples: Seq[Sample], reason: str | None
     ) -> TextChoice:
-        logprobs = self._columns[index].of(self._told(samples)) if self._has_logprobs else None
-        made = TextChoice(index, text, logprobs, reason)
-        if self._wishes.prompts is not None:
-            made.token_ids = [sample.token_id for sample in samples]
-        return made
+        logprobs = (
+            self._columns[index].of(self._without_end_tokens(samples))
+            if self._has_logprobs
+            else None
+        )
+        text_choice = TextChoice(index, text, logprobs, reason)
+        if self._options.prompts is not None:
+            text_choice.token_ids = [sample.token_id for sample in samples]
+        return text_choice
 
-    def _told(self, samples: Iterable[Sample]) -> list[Sample]:
+    def _without_end_tokens(self, samples: Iterable[Sample]) -> list[Sample]:
         """Return samples but for those that end an answer."""
-        return [sample for sample in samples if sample.token_id not in self._wishes.ends]
+        return [sample for sample in samples if sample.token_id not in self._options.end_token_ids]
 
     @property
     def _has_logprobs(self) -> bool:
-        return self._wishes.num_top is not None
+        return self._options.num_top is not None
 
 
 class _Columns:
     """Puts one choice's samples into columns; knows how much of its text was told."""
 
-    def __init__(self, runner: Runner, wishes: TextWishes) -> None:
+    def __init__(self, runner: Runner, options: TextAnswerOptions) -> None:
         self._runner = runner
-        self._has_top = bool(wishes.num_top)
+        self._has_top = bool(options.num_top)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_chars = 0
 

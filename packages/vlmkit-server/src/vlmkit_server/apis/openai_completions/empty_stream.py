@@ -15,13 +15,13 @@ class EmptyStream:
         self.usage = Usage(prompt_tokens)
         self.timings = Timings()
         self._num_choices = num_choices
-        self._is_told = False
+        self._is_read = False
 
     async def next_chunks(self) -> list[Chunk]:
         """Return the end of every choice, and then nothing more."""
-        if self._is_told:
+        if self._is_read:
             return []
-        self._is_told = True
+        self._is_read = True
         return [Chunk(index, finish_reason="length") for index in range(self._num_choices)]
 
     async def aresult(self) -> Completion:

@@ -11,7 +11,7 @@ from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import MAX_CHOICES, SamplingParams
 from vlmkit_server.apis.openai_chat.call import Call, answer_head
@@ -20,9 +20,9 @@ from vlmkit_server.apis.openai_chat.merged_stream import MergedStream
 from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed
 from vlmkit_server.apis.openai_completions.answer import (
     Echo,
+    TextAnswerOptions,
     TextAnswers,
     TextCompletion,
-    TextWishes,
 )
 from vlmkit_server.apis.openai_completions.empty_stream import EmptyStream
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
@@ -73,7 +73,9 @@ class CompletionCall(Call[CompletionRequest]):
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
         clamps = self.service.settings.clamps_max_tokens
-        prompts = _Prompts(body, runner, params, texts, self.caller, self.added, clamps=clamps)
+        prompts = _Prompts(
+            body, runner, params, texts, self.caller, self.plugin_fields, clamps=clamps
+        )
         head = answer_head("cmpl", self.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
@@ -84,11 +86,11 @@ class CompletionCall(Call[CompletionRequest]):
             )
             ids: list[Seq[int]] = [each.token_ids for each in echoes]
         else:
-            streams = await prompts.begun()
+            streams = await prompts.submit()
             stream = streams[0] if len(streams) == 1 else MergedStream(streams)
             ids = [each.prompt_token_ids for each in streams]
-        wishes = TextWishes(
-            ends=_ends(params, runner.facts),
+        answer_options = TextAnswerOptions(
+            end_token_ids=_end_token_ids(params, runner.facts),
             echoes=echoes,
             num_each=params.n,
             prompts=ids if body.return_token_ids else None,
@@ -97,14 +99,14 @@ class CompletionCall(Call[CompletionRequest]):
         )
         options = body.stream_options
         usage = UsageEvents(options, lambda: stream.usage)
-        answers = TextAnswers(head, runner, len(ids) * params.n, wishes, usage=usage)
+        answers = TextAnswers(head, runner, len(ids) * params.n, answer_options, usage=usage)
         if body.stream:
             # In a thread: a long prompt with likeliest tokens takes seconds.
-            await asyncio.to_thread(answers.open)
-            hides = bool(options and options.include_obfuscation)
-            told = Obfuscated(answers) if hides else answers
-            return EventStream(stream, told, self.service, self.headers)
-        return WholeAnswer(stream, answers.whole, self.service, self.headers)
+            await asyncio.to_thread(answers.encode_prompts)
+            hides_sizes = bool(options and options.include_obfuscation)
+            events = Obfuscated(answers) if hides_sizes else answers
+            return EventStream(stream, events, self.service, self.headers)
+        return WholeAnswer(stream, answers.encode_whole, self.service, self.headers)
 
 
 class _Prompts:
@@ -130,19 +132,19 @@ class _Prompts:
         self._form = requested_form(body)
         self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
-    async def begun(self) -> list[AnswerStream]:
+    async def submit(self) -> list[AnswerStream]:
         """Submit a request for each; those that began end where another is refused."""
         streams: list[AnswerStream] = []
         constraint = self._form.constraint if self._form else None
         try:
             for name, text in self._named:
-                with self._blaming(name):
+                with self._naming_field(name):
                     request = self._request(
                         params=self._params,
                         clamp_max_tokens=self._clamps,
                         fields=self._added,
                         constraint=constraint,
-                        **self._plain(text),
+                        **self._prompt_fields(text),
                     )
                     streams.append(await self._runner.asubmit(request))
         except BaseException:
@@ -171,21 +173,21 @@ class _Prompts:
         if (num_top := self._body.prompt_logprobs) is None:
             return []
         scorer = PromptScorer(self._runner, num_top, "prompt_logprobs")
-        most = self._runner.facts.limits.max_sequences
-        return await in_order(lambda named: self._samples(named, scorer), self._named, most)
+        max_at_once = self._runner.facts.limits.max_sequences
+        return await in_order(lambda named: self._samples(named, scorer), self._named, max_at_once)
 
     async def _samples(self, named: tuple[str, Plain], scorer: PromptScorer | None) -> list[Sample]:
         """Return the tokens of a prompt, with their log-probabilities if somebody scores them."""
         name, text = named
-        request = self._request(**self._plain(text))
-        with self._blaming(name):
+        request = self._request(**self._prompt_fields(text))
+        with self._naming_field(name):
             if scorer is not None:
-                return await scorer.scored(request)
-            read = await self._runner.atokenize(request)
-        return [Sample(token_id) for token_id in read.token_ids]
+                return await scorer.score(request)
+            prompt = await self._runner.atokenize(request)
+        return [Sample(token_id) for token_id in prompt.token_ids]
 
     @contextmanager
-    def _blaming(self, name: str) -> Iterator[None]:
+    def _naming_field(self, name: str) -> Iterator[None]:
         """Let errors that the runner raises name the field of the body."""
         try:
             yield
@@ -195,12 +197,12 @@ class _Prompts:
                 error.param = self._form.field
             raise
 
-    def _plain(self, text: Plain) -> dict[str, Any]:
+    def _prompt_fields(self, text: Plain) -> dict[str, Any]:
         return plain_fields(text) | {"adds_special": self._body.add_special_tokens is not False}
 
-    def _request(self, **fields: Any) -> Asked:
+    def _request(self, **fields: Any) -> RunnerRequest:
         body = self._body
-        return Asked(
+        return RunnerRequest(
             tenant=self._caller.tenant,
             account=self._caller.account,
             trace=self._caller.trace,
@@ -249,6 +251,6 @@ def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingPa
     return params
 
 
-def _ends(params: SamplingParams, facts: RunnerFacts) -> frozenset[int]:
+def _end_token_ids(params: SamplingParams, facts: RunnerFacts) -> frozenset[int]:
     """Return the tokens that end an answer and are no part of it."""
     return facts.eos_ids.union(() if params.include_stop_str_in_output else params.stop_token_ids)

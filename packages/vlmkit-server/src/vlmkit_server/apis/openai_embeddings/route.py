@@ -16,11 +16,11 @@ from vlmkit.checkpoints.pooling import Vector
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.completion import Completion
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import PromptTokensDetails
 from vlmkit_server.apis.openai_chat.call import MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of
-from vlmkit_server.apis.openai_chat.image_options import idle_details, image_options
+from vlmkit_server.apis.openai_chat.image_options import ignored_details, image_options
 from vlmkit_server.apis.openai_embeddings.wire import (
     EMBEDDINGS,
     EUCLIDEAN,
@@ -67,11 +67,11 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
         """Embed everything, side by side as far as the engine has room; nothing is sent before."""
         runner = await self.runner(body.model)
         _check_dimensions(body.dimensions, runner.facts)
-        scales = _scales(body)
+        is_scaled = _is_scaled(body)
         requests = await self._requests(body, runner.facts)
         names = plain_names(requests, "input")
 
-        async def embedded(item: tuple[str, Asked]) -> Completion:
+        async def embedded(item: tuple[str, RunnerRequest]) -> Completion:
             name, request = item
             try:
                 return await (await runner.asubmit(request)).aresult()
@@ -82,15 +82,15 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
                 raise
 
         pairs = zip(names, requests, strict=True)
-        done = await in_order(embedded, pairs, runner.facts.limits.max_sequences)
-        as_text = body.encoding_format == "base64"
-        make = partial(_encoded, done, self.model, as_text=as_text, scales=scales)
+        completions = await in_order(embedded, pairs, runner.facts.limits.max_sequences)
+        is_base64 = body.encoding_format == "base64"
+        make = partial(_encoded, completions, self.model, is_base64=is_base64, is_scaled=is_scaled)
         return PiecedAnswer(make, self.service, self.headers)
 
-    async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[Asked]:
+    async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[RunnerRequest]:
         if (body.input is None) == (body.messages is None):
             raise RequestError("send either input or messages", param="input")
-        same: dict[str, Any] = {
+        common: dict[str, Any] = {
             "task": "embed",
             "priority": (body.priority or 0) + self.caller.priority,
             "tenant": self.caller.tenant,
@@ -98,18 +98,18 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
             "trace": self.caller.trace,
         }
         if body.input is None:
-            said = body.messages or ()
-            self.note(idle_details(said, facts))
-            shown = image_options(body)
-            messages = await self.converter.messages(said, facts, self.caller, shown)
-            return [Asked(messages=messages, **same)]
+            sent = body.messages or ()
+            self.report_ignored(ignored_details(sent, facts))
+            default_options = image_options(body)
+            messages = await self.converter.messages(sent, facts, self.caller, default_options)
+            return [RunnerRequest(messages=messages, **common)]
         texts = plain_texts(body.input, "input")
         try:
             check_plain_size(texts, self.service.settings.max_text_chars, facts)
         except RequestError as error:
             rename_param(error, "input")
             raise
-        return [Asked(**plain_fields(text), **same) for text in texts]
+        return [RunnerRequest(**plain_fields(text), **common) for text in texts]
 
 
 def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
@@ -123,7 +123,7 @@ def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
         )
 
 
-def _scales(body: EmbeddingRequest) -> bool:
+def _is_scaled(body: EmbeddingRequest) -> bool:
     """Tell whether vectors are to be scaled to length one, whatever the model does.
 
     Raises:
@@ -144,23 +144,25 @@ def _scales(body: EmbeddingRequest) -> bool:
     return body.normalize is not None or body.embd_normalize is not None
 
 
-def _encoded(done: Seq[Completion], model: str, *, as_text: bool, scales: bool) -> Iterator[bytes]:
+def _encoded(
+    completions: Seq[Completion], model: str, *, is_base64: bool, is_scaled: bool
+) -> Iterator[bytes]:
     """Encode an answer, in pieces."""
-    vectors = [_scaled(_vector(each)) if scales else _vector(each) for each in done]
-    images = tuple(num for each in done for num in each.usage.image_tokens)
-    num_tokens = sum(each.usage.prompt_tokens for each in done)
-    num_cached = sum(each.usage.cached_tokens for each in done)
+    vectors = [_scaled(_vector(each)) if is_scaled else _vector(each) for each in completions]
+    images = tuple(num for each in completions for num in each.usage.image_tokens)
+    num_tokens = sum(each.usage.prompt_tokens for each in completions)
+    num_cached = sum(each.usage.cached_tokens for each in completions)
     details = PromptTokensDetails(num_cached, sum(images), images)
     usage = EmbeddingUsage(num_tokens, num_tokens, details)
     data = (
-        Embedding(index, _base64(vector) if as_text else vector.tolist())
+        Embedding(index, _base64(vector) if is_base64 else vector.tolist())
         for index, vector in enumerate(vectors)
     )
     return filled(Embeddings(HOLE, model, usage), [listed(data, 1)])
 
 
-def _vector(done: Completion) -> Vector:
-    vector = done.choices[0].embedding
+def _vector(completions: Completion) -> Vector:
+    vector = completions.choices[0].embedding
     if vector is None:
         raise Unavailable("the answer was cut off", code="aborted")
     return vector

@@ -14,15 +14,15 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.answer import LogprobsOf, logprob_pieces
 from vlmkit_server.apis.openai_chat.executed_calls import Round
 from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
-from vlmkit_server.apis.openai_responses import wire as own
+from vlmkit_server.apis.openai_responses import wire as responses
 from vlmkit_server.apis.openai_responses.items import (
     CallItem,
     ExecutedCallItem,
     MessageItem,
     OutputItem,
+    OutputTextContent,
     ReasoningItem,
-    SaidText,
-    ThoughtText,
+    ReasoningTextContent,
     in_json,
     new_id,
 )
@@ -102,9 +102,9 @@ class ResponseHead(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None
     reasoning: ReasoningSettings
     safety_identifier: str | None
-    text: own.TextConfig
-    tool_choice: str | own.ChosenFunction | own.AllowedTools
-    tools: list[own.FunctionTool | own.NamespaceTool]
+    text: responses.TextConfig
+    tool_choice: str | responses.ChosenFunction | responses.AllowedTools
+    tools: list[responses.FunctionTool | responses.NamespaceTool]
     user: str | None
     background: bool
     object: Literal["response"] = "response"
@@ -133,12 +133,12 @@ class ResponseBody(ResponseHead, kw_only=True):
 
 
 def response_head(
-    body: own.ResponsesRequest,
+    body: responses.ResponsesRequest,
     model: str,
     params: SamplingParams,
     response_id: str,
     *,
-    is_kept: bool,
+    is_stored: bool,
     num_truncated: int = 0,
 ) -> ResponseHead:
     """Return what every body of a response says.
@@ -148,7 +148,7 @@ def response_head(
         model: what the model was asked for by.
         params: how the answer is chosen.
         response_id: what the response is called.
-        is_kept: whether it is stored.
+        is_stored: whether it is stored.
         num_truncated: how many items were left out.
     """
     effort = body.reasoning.effort if body.reasoning else None
@@ -156,7 +156,7 @@ def response_head(
         id=response_id,
         created_at=int(time.time()),
         model=model,
-        store=is_kept,
+        store=is_stored,
         background=bool(body.background),
         temperature=params.temperature,
         top_p=params.top_p,
@@ -170,7 +170,7 @@ def response_head(
         prompt_cache_key=body.prompt_cache_key,
         reasoning=ReasoningSettings(effort),
         safety_identifier=body.safety_identifier,
-        text=own.TextConfig(format=(body.text and body.text.format) or TextForm()),
+        text=responses.TextConfig(format=(body.text and body.text.format) or TextForm()),
         tool_choice=body.tool_choice or "auto",
         tools=response_tools(body.tools),
         user=body.user,
@@ -196,11 +196,11 @@ class ResponseBodies:
         self._has_places = has_places
         self._start = _encode(head)[:-1] + b","
 
-    def begun(self) -> bytes:
+    def initial(self) -> bytes:
         """Return the body before anything is answered."""
         return self._body("in_progress")
 
-    def ended(
+    def final(
         self,
         finish_reason: FinishReason | None,
         output: Sequence[OutputItem],
@@ -208,13 +208,15 @@ class ResponseBodies:
         places: Sequence[GroundedRegion] = (),
     ) -> bytes:
         """Return the body of a whole answer, or of one that its length ended."""
-        ours: dict[str, Any] = {}
+        extensions: dict[str, Any] = {}
         if self._has_transforms:
-            ours["image_transforms"] = image_transforms(usage.images)
+            extensions["image_transforms"] = image_transforms(usage.images)
         if self._has_places:
-            ours["places"] = places
-        told = ResponseUsage.of(usage)
-        return self._body(response_status(finish_reason), output=output, usage=told, **ours)
+            extensions["places"] = places
+        usage_body = ResponseUsage.of(usage)
+        return self._body(
+            response_status(finish_reason), output=output, usage=usage_body, **extensions
+        )
 
     def cancelled(self) -> bytes:
         """Return the body of an answer that its client had stopped."""
@@ -225,16 +227,16 @@ class ResponseBodies:
         return self._body("failed", output=output, error=ResponseError(message))
 
     def _body(self, status: ResponseStatus, **fields: Any) -> bytes:
-        is_cut = status == "incomplete"
-        said: dict[str, Any] = {
+        is_incomplete = status == "incomplete"
+        values: dict[str, Any] = {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "incomplete_details": Incomplete("max_output_tokens") if is_cut else None,
+            "incomplete_details": Incomplete("max_output_tokens") if is_incomplete else None,
             "error": None,
             "output": [],
             "usage": None,
         }
-        return self._start + _encode(said | fields)[1:]
+        return self._start + _encode(values | fields)[1:]
 
 
 def response_status(finish_reason: FinishReason | None) -> Literal["completed", "incomplete"]:
@@ -242,37 +244,39 @@ def response_status(finish_reason: FinishReason | None) -> Literal["completed", 
     return "completed" if finish_reason == "stop" else "incomplete"
 
 
-def output_of_rounds(rounds: Iterable[Round]) -> list[OutputItem]:
+def output_items_of_rounds(rounds: Iterable[Round]) -> list[OutputItem]:
     """Return the items of an answer whose calls the server ran, in the order of the rounds."""
     output: list[OutputItem] = []
     reason: FinishReason | None = None
     for each in rounds:
         reason = each.choice.finish_reason
-        output += _said(each.choice)
+        output += _text_items(each.choice)
         for call, result in each.calls:
-            item = ExecutedCallItem.begun(call.id, call.name)
+            item = ExecutedCallItem.started(call.id, call.name)
             item.arguments, item.status = call.arguments, "incomplete"
             if result is not None:
-                item.end(result.text, is_error=result.is_error)
+                item.finish(result.text, is_error=result.is_error)
             output.append(item)
     if not output:
-        output.append(MessageItem(new_id("msg"), "completed", (SaidText(),)))
+        output.append(MessageItem(new_id("msg"), "completed", (OutputTextContent(),)))
     if not isinstance(output[-1], ExecutedCallItem):
         output[-1].status = response_status(reason)
     return output
 
 
-def _said(choice: Choice) -> list[OutputItem]:
+def _text_items(choice: Choice) -> list[OutputItem]:
     """Return the items of what was thought and said, if anything was."""
     output: list[OutputItem] = []
     if choice.reasoning:
-        output.append(ReasoningItem(new_id("rs"), "completed", (ThoughtText(choice.reasoning),)))
+        output.append(
+            ReasoningItem(new_id("rs"), "completed", (ReasoningTextContent(choice.reasoning),))
+        )
     if choice.text:
-        output.append(MessageItem(new_id("msg"), "completed", (SaidText(choice.text),)))
+        output.append(MessageItem(new_id("msg"), "completed", (OutputTextContent(choice.text),)))
     return output
 
 
-def output_of(
+def output_items(
     completion: Completion,
     logprobs: LogprobsOf | None,
     token_bytes: Callable[[int], bytes],
@@ -289,34 +293,36 @@ def output_of(
     (choice,) = completion.choices
     output: list[OutputItem] = []
     if choice.reasoning:
-        output.append(ReasoningItem(new_id("rs"), "completed", (ThoughtText(choice.reasoning),)))
+        output.append(
+            ReasoningItem(new_id("rs"), "completed", (ReasoningTextContent(choice.reasoning),))
+        )
     if choice.text or not (choice.reasoning or choice.tool_calls):
-        said = SaidText(choice.text)
+        values = OutputTextContent(choice.text)
         if logprobs is not None:
             samples = choice.samples[completion.usage.reasoning_tokens :]
-            told = list(_of_text(samples, choice.text, token_bytes))
+            usage_body = list(_samples_of_text(samples, choice.text, token_bytes))
             choice.samples.clear()
-            said.logprobs = in_json(logprob_pieces(logprobs, told))
-        output.append(MessageItem(new_id("msg"), "completed", (said,)))
+            values.logprobs = in_json(logprob_pieces(logprobs, usage_body))
+        output.append(MessageItem(new_id("msg"), "completed", (values,)))
     for call in choice.tool_calls:
-        item = CallItem.begun(call.id, call.name, names)
+        item = CallItem.started(call.id, call.name, names)
         item.arguments, item.status = call.arguments, "completed"
         output.append(item)
     output[-1].status = response_status(choice.finish_reason)
     return output
 
 
-def _of_text(
+def _samples_of_text(
     samples: Iterable[Sample], text: str, token_bytes: Callable[[int], bytes]
 ) -> Iterator[Sample]:
     """Yield the samples that a text is of, and not those of calls behind it."""
     num_left = len(text.lstrip().encode())
-    is_begun = False
+    has_started = False
     for sample in samples:
         if num_left <= 0:
             return
         content = token_bytes(sample.token_id)
-        content = content if is_begun else content.lstrip()
-        is_begun = is_begun or bool(content)
+        content = content if has_started else content.lstrip()
+        has_started = has_started or bool(content)
         num_left -= len(content)
         yield sample

@@ -15,16 +15,16 @@ from vlmkit_server.exchange.streaming import Chunks, check_not_aborted
 from vlmkit_server.http.caller import tenant_or_network
 
 
-async def answered(
+async def run_in_background(
     stream: Chunks,
     events: ResponseEvents,
     log: EventLog,
     *,
-    grown: Callable[[int], None],
-    keep: Callable[[bytes], None],
+    on_growth: Callable[[int], None],
+    store_body: Callable[[bytes], None],
     service: Service,
     scope: Scope,
-    lease: AsyncExitStack,
+    leases: AsyncExitStack,
 ) -> None:
     """Read an answer to its end.
 
@@ -32,14 +32,14 @@ async def answered(
         stream: an answer that was accepted.
         events: encodes it, and keeps a response that is whole.
         log: takes the events.
-        grown: is told how many bytes the log has.
-        keep: is told the body of a response that failed.
+        on_growth: called with the number of bytes in the log.
+        store_body: called with the body of a response that failed or was cancelled.
         service: knows when the server gives up.
         scope: of the request that began it.
-        lease: keeps the model in memory; is closed.
+        leases: keep the model in memory; closed at the end.
     """
 
-    async def read() -> None:
+    async def read_answer() -> None:
         log.add(events.opening())
         while chunks := await stream.next_chunks():
             if told := events.chunks(chunks):
@@ -55,15 +55,15 @@ async def answered(
             )
     except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
         last = events.cancelled() if log.is_cancelled else events.failed(error, scope)
-        keep(events.body)
+        store_body(events.body)
     finally:
         stream.abort()
     log.add(last)
-    log.end()
-    grown(log.num_bytes)
+    log.close()
+    on_growth(log.num_bytes)
 
 
-async def _never() -> NoReturn:
+async def _never_disconnects() -> NoReturn:
     """Wait for a client that is not there."""
     await asyncio.Event().wait()
     raise AssertionError

@@ -17,24 +17,33 @@ from vlmkit.errors import RequestError, VlmkitError
 from vlmkit.interfaces.runner import AnswerStream
 from vlmkit.types.completion import Completion
 from vlmkit.types.prompt_tokens import PromptTokens
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import logprobs_of
 from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.tool_loop import ToolLoop, begun, check_alone
+from vlmkit_server.apis.openai_chat.tool_loop import (
+    ToolLoop,
+    check_server_tool_conflicts,
+    start_tool_loop,
+)
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_responses.answer import (
     ResponseBodies,
     ResponseHead,
-    output_of,
-    output_of_rounds,
+    output_items,
+    output_items_of_rounds,
     response_head,
 )
-from vlmkit_server.apis.openai_responses.background import answered
+from vlmkit_server.apis.openai_responses.background import run_in_background
 from vlmkit_server.apis.openai_responses.conversation import ConversationCall
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.events import ResponseEvents
 from vlmkit_server.apis.openai_responses.executed_call_events import ExecutedCallEvents
-from vlmkit_server.apis.openai_responses.items import OutputItem, kept_input, kept_output, new_id
+from vlmkit_server.apis.openai_responses.items import (
+    OutputItem,
+    new_id,
+    stored_input,
+    stored_output,
+)
 from vlmkit_server.apis.openai_responses.namespaces import names_of
 from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
@@ -71,21 +80,21 @@ class CountCall(ConversationCall[InputTokensRequest]):
         """Let the runner read the prompt that the conversation would be."""
         runner = await self.runner(body.model)
 
-        async def counted(asked: Asked, _: ChatRequest) -> PromptTokens:
-            found = await runner.atokenize(asked)
+        async def count_tokens(request: RunnerRequest, _: ChatRequest) -> PromptTokens:
+            tokens = await runner.atokenize(request)
             if body.truncation == "auto":
-                check_fits(asked, found, runner)
-            return found
+                check_fits(request, tokens, runner)
+            return tokens
 
-        found = (await self.ask(body, runner, "", counted, answers=False)).result
-        content = msgspec.json.encode(InputTokens(len(found.token_ids)))
+        tokens = (await self.process(body, runner, "", count_tokens, answers=False)).result
+        content = msgspec.json.encode(InputTokens(len(tokens.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 
 
 class CreateCall(ConversationCall[ResponsesRequest]):
     """Answers one conversation."""
 
-    keeps_answers = True
+    stores_streamed_answers = True
 
     def __init__(
         self,
@@ -101,65 +110,71 @@ class CreateCall(ConversationCall[ResponsesRequest]):
     async def start(self, body: ResponsesRequest) -> ASGIApp:
         """Submit the request; its answer is streamed, waited for, or looked for later."""
         runner = await self.runner(body.model)
-        is_kept = self._is_kept(body)
+        is_stored = self._is_stored(body)
         response_id = new_id("resp")
 
-        async def submitted(asked: Asked, chat: ChatRequest) -> AnswerStream | ToolLoop:
-            check_alone(chat, asked)
+        async def submit(request: RunnerRequest, chat: ChatRequest) -> AnswerStream | ToolLoop:
+            check_server_tool_conflicts(chat, request)
             if not body.server_tools:
-                return await runner.asubmit(asked)
-            most = body.max_tool_calls
-            return await begun(chat, asked, runner, self.service, shows_calls=True, max_calls=most)
+                return await runner.asubmit(request)
+            max_calls = body.max_tool_calls
+            return await start_tool_loop(
+                chat, request, runner, self.service, shows_calls=True, max_calls=max_calls
+            )
 
-        done = await self.ask(body, runner, response_id, submitted)
-        stream, params = done.result, done.request.params or runner.facts.defaults
+        processed = await self.process(body, runner, response_id, submit)
+        stream, params = processed.result, processed.request.params or runner.facts.defaults
         logprobs = logprobs_of(runner, params) if params.logprobs else None
-        num_truncated = done.num_truncated
+        num_truncated = processed.num_truncated
         head = response_head(
-            body, self.model, params, response_id, is_kept=is_kept, num_truncated=num_truncated
+            body, self.model, params, response_id, is_stored=is_stored, num_truncated=num_truncated
         )
         bodies = partial(
             ResponseBodies,
             has_transforms=bool(body.return_image_transforms),
             has_places=bool(body.return_places),
         )
-        answer = _Answer(bodies(head), None)
-        if is_kept:
-            said = kept_input(body.input)
-            turn = Turn(self.caller.owner, said, done.before, self.caller.account)
-            answer = self._begun(head, bodies, turn, stream)
+        answer = _ResponseRecord(bodies(head), None)
+        if is_stored:
+            items = stored_input(body.input)
+            turn = Turn(self.caller.owner, items, processed.previous, self.caller.account)
+            answer = self._store_initial(head, bodies, turn, stream)
 
         names = names_of(body.tools)
 
-        def whole(completion: Completion) -> list[bytes]:
+        def encode_whole(completion: Completion) -> list[bytes]:
             if isinstance(stream, ToolLoop):
-                output = output_of_rounds(stream.rounds)
+                output = output_items_of_rounds(stream.rounds)
             else:
-                output = output_of(completion, logprobs, runner.token_bytes, names)
+                output = output_items(completion, logprobs, runner.token_bytes, names)
             return [answer.end(output, completion)]
 
-        hides = bool(body.stream_options and body.stream_options.include_obfuscation)
+        hides_sizes = bool(body.stream_options and body.stream_options.include_obfuscation)
         events = (ExecutedCallEvents if body.server_tools else ResponseEvents)(
             answer.bodies,
             logprobs=logprobs,
             num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
-            keep=answer.keep,
+            store=answer.finish,
             names=names,
         )
-        named = naming_media(stream, done.media)
+        named = naming_media(stream, processed.media)
         if answer.log is not None:
-            await self._detach(named, events, answer, answer.log)
+            await self._start_background(named, events, answer, answer.log)
             if body.stream:
-                return SseReplay(answer.log, -1, self.service, self.headers, hides_sizes=hides)
-            return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
+                return SseReplay(
+                    answer.log, -1, self.service, self.headers, hides_sizes=hides_sizes
+                )
+            return ASGIResponse(body=answer.bodies.initial(), headers=self.headers)
         if body.stream:
-            told = Obfuscated(events) if hides else events
-            app: ASGIApp = EventStream(named, told, self.service, self.headers, done.images_s)
+            sent_events = Obfuscated(events) if hides_sizes else events
+            app: ASGIApp = EventStream(
+                named, sent_events, self.service, self.headers, processed.images_s
+            )
         else:
-            app = WholeAnswer(named, whole, self.service, self.headers, done.images_s)
-        return _ending(app, answer.abandon)
+            app = WholeAnswer(named, encode_whole, self.service, self.headers, processed.images_s)
+        return _with_cleanup(app, answer.abandon)
 
-    def _is_kept(self, body: ResponsesRequest) -> bool:
+    def _is_stored(self, body: ResponsesRequest) -> bool:
         """Tell whether the response is to be stored.
 
         Raises:
@@ -175,15 +190,15 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             )
         return body.store is not False and not self.store.is_off
 
-    def _begun(
+    def _store_initial(
         self,
         head: ResponseHead,
-        made: Callable[[ResponseHead], ResponseBodies],
+        make_bodies: Callable[[ResponseHead], ResponseBodies],
         turn: Turn,
         stream: AnswerStream | ToolLoop,
-    ) -> "_Answer":
+    ) -> "_ResponseRecord":
         """Store the begin of an answer, if there is room for what was said."""
-        bodies = made(head)
+        bodies = make_bodies(head)
         log = EventLog(self.store.max_event_bytes) if head.background else None
 
         def stop() -> bytes:
@@ -192,10 +207,10 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             stream.abort()
             return bodies.cancelled()
 
-        stopping = stop if head.background else None
+        stop_background = stop if head.background else None
         try:
-            if self.store.begin(head.id, bodies.begun(), turn, stopping, log):
-                return _Answer(bodies, self.store, log)
+            if self.store.begin(head.id, bodies.initial(), turn, stop_background, log):
+                return _ResponseRecord(bodies, self.store, log)
         except Overloaded:
             if head.background:  # which is of no use where it is not kept
                 stream.abort()
@@ -205,13 +220,13 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             raise RequestError(
                 "there is no room to store a response of this size", param="background"
             )
-        return _Answer(made(replace(head, store=False)), None)
+        return _ResponseRecord(make_bodies(replace(head, store=False)), None)
 
-    async def _detach(
+    async def _start_background(
         self,
         stream: AnswerReader,
         events: ResponseEvents,
-        answer: "_Answer",
+        answer: "_ResponseRecord",
         log: EventLog,
     ) -> None:
         """Let an answer go on without this call.
@@ -219,26 +234,26 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         Raises:
             VlmkitError: the server is full.
         """
-        lease = self.hand_on()
-        work = answered(
+        leases = self.transfer_leases()
+        work = run_in_background(
             stream,
             events,
             log,
-            grown=partial(self.store.grow, answer.bodies.id),
-            keep=lambda body: answer.keep(body, ()),
+            on_growth=partial(self.store.grow, answer.bodies.id),
+            store_body=lambda body: answer.finish(body, ()),
             service=self.service,
             scope=self._request.scope,
-            lease=lease,
+            leases=leases,
         )
         try:
             self._detached.start(work, self.caller.account)
         except VlmkitError:
-            await lease.aclose()
+            await leases.aclose()
             answer.abandon()
             raise
 
 
-class _Answer:
+class _ResponseRecord:
     """One response on its way.
 
     Args:
@@ -257,14 +272,14 @@ class _Answer:
     def end(self, output: Sequence[OutputItem], completion: Completion) -> bytes:
         """Return the body of a whole answer, and store it."""
         (choice,) = completion.choices
-        body = self.bodies.ended(choice.finish_reason, output, completion.usage, choice.places)
-        self.keep(body, output)
+        body = self.bodies.final(choice.finish_reason, output, completion.usage, choice.places)
+        self.finish(body, output)
         return body
 
-    def keep(self, body: bytes, output: Sequence[OutputItem]) -> None:
+    def finish(self, body: bytes, output: Sequence[OutputItem]) -> None:
         """Store what it has become."""
         if self._store is not None:
-            self._store.finish(self.bodies.id, body, kept_output(output))
+            self._store.finish(self.bodies.id, body, stored_output(output))
 
     def abandon(self) -> None:
         """Forget it, unless it is over."""
@@ -272,7 +287,7 @@ class _Answer:
             self._store.abandon(self.bodies.id)
 
 
-def _ending(app: ASGIApp, end: Callable[[], None]) -> ASGIApp:
+def _with_cleanup(app: ASGIApp, end: Callable[[], None]) -> ASGIApp:
     """Return a response that ends with some work, whatever comes of it."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:

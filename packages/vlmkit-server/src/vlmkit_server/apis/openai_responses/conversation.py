@@ -8,26 +8,26 @@ from litestar import Request
 
 from vlmkit.errors import PromptTooLong, RequestError
 from vlmkit.interfaces.runner import Runner
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.call import MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
 from vlmkit_server.apis.openai_responses.to_chat import EARLIER, Body, as_chat, resolve
-from vlmkit_server.apis.openai_responses.truncation import Truncated, truncated, with_whole_answer
+from vlmkit_server.apis.openai_responses.truncation import Truncated, truncate, without_clamping
 from vlmkit_server.exchange.named_errors import Names, media_names
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.wire.body import BodyReader
 
-EFFORT = "reasoning.effort"
-DETAIL = "input.content.detail"
+EFFORT_FIELD = "reasoning.effort"
+DETAIL_FIELD = "input.content.detail"
 
 B = TypeVar("B", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
-class Done(NamedTuple, Generic[T]):
+class Processed(NamedTuple, Generic[T]):
     """What came of a body.
 
     Attributes:
@@ -40,8 +40,8 @@ class Done(NamedTuple, Generic[T]):
     """
 
     result: T
-    request: Asked
-    before: Turn | None
+    request: RunnerRequest
+    previous: Turn | None
     images_s: float
     num_truncated: int
     media: Names
@@ -69,16 +69,16 @@ class ConversationCall(MessagesCall[B]):
         super().__init__(request, service, reader, converter)
         self.store = store
 
-    async def ask(
+    async def process(
         self,
         body: Body,
         runner: Runner,
         request_id: str,
-        work: Callable[[Asked, ChatRequest], Awaitable[T]],
+        work: Callable[[RunnerRequest, ChatRequest], Awaitable[T]],
         *,
         answers: bool = True,
         light: bool = False,
-    ) -> Done[T]:
+    ) -> Processed[T]:
         """Let a runner work on a body and all that it builds upon.
 
         Args:
@@ -92,66 +92,79 @@ class ConversationCall(MessagesCall[B]):
         Raises:
             RequestError: names the field that is wrong.
         """
-        before = None
+        previous = None
         if body.previous_response_id is not None:
-            before = self.store.turn(body.previous_response_id, self.caller.owner)
-        most = self.service.settings.max_body_bytes
-        num_bytes = before.num_whole_bytes if before else 0
+            previous = self.store.turn(body.previous_response_id, self.caller.owner)
+        max_bytes = self.service.settings.max_body_bytes
+        num_bytes = previous.num_whole_bytes if previous else 0
 
         def find(item_id: str) -> StoredItem:
             nonlocal num_bytes
             item = self.store.item(item_id, self.caller.owner)
             num_bytes += len(item.content)
-            _check_size(num_bytes, most, runner)
+            _check_size(num_bytes, max_bytes, runner)
             return item
 
-        _check_size(num_bytes, most, runner)
+        _check_size(num_bytes, max_bytes, runner)
         resolve(body, find)
-        self.hold(num_bytes)
-        said = as_chat(body, before.items() if before else ())
+        self.count_bytes(num_bytes)
+        said = as_chat(body, previous.items() if previous else ())
         try:
-            asked, images_s = await self.asked(
-                said.chat, runner.facts, request_id, effort=EFFORT, detail=DETAIL, light=light
+            request, images_s = await self.prepare_request(
+                said.chat,
+                runner.facts,
+                request_id,
+                effort=EFFORT_FIELD,
+                detail=DETAIL_FIELD,
+                light=light,
             )
             if answers:
-                self.note_tools(said.chat, runner.facts)
-            whole = with_whole_answer(asked, runner) if body.truncation == "auto" else asked
-            kept = Truncated(whole)
+                self.report_unenforced_tools(said.chat, runner.facts)
+            full_request = (
+                without_clamping(request, runner) if body.truncation == "auto" else request
+            )
+            truncated = Truncated(full_request)
             try:
-                result = await work(whole, said.chat)
+                result = await work(full_request, said.chat)
             except PromptTooLong:
-                shorter = await truncated(whole, runner) if body.truncation == "auto" else None
-                if shorter is None and whole is asked:
+                shortened = (
+                    await truncate(full_request, runner) if body.truncation == "auto" else None
+                )
+                if shortened is None and full_request is request:
                     raise
-                kept = shorter or Truncated(asked)
-                result = await _blaming(kept, asked, work(kept.request, said.chat))
+                truncated = shortened or Truncated(request)
+                result = await _with_original_indices(
+                    truncated, request, work(truncated.request, said.chat)
+                )
         except RequestError as error:
             error.param = said.field_of(error)
             raise
 
         def field_of(error: RequestError) -> str | None:
-            kept.blame(error, asked)
+            truncated.restore_index(error, request)
             return said.field_of(error)
 
-        names = media_names(kept.request, field_of)
-        num_truncated = sum(said.num_items[number] for number in kept.left_out)
-        return Done(result, kept.request, before, images_s, num_truncated, names)
+        names = media_names(truncated.request, field_of)
+        num_truncated = sum(said.num_items[number] for number in truncated.left_out)
+        return Processed(result, truncated.request, previous, images_s, num_truncated, names)
 
 
-async def _blaming(kept: Truncated, whole: Asked, work: Awaitable[T]) -> T:
+async def _with_original_indices(
+    truncated: Truncated, full_request: RunnerRequest, work: Awaitable[T]
+) -> T:
     """Wait for some work on what is kept of a request, whose errors are about the whole."""
     try:
         return await work
     except RequestError as error:
-        kept.blame(error, whole)
+        truncated.restore_index(error, full_request)
         raise
 
 
-def _check_size(num_bytes: int, most: int, runner: Runner) -> None:
+def _check_size(num_bytes: int, max_bytes: int, runner: Runner) -> None:
     """Refuse to build upon more than could be sent."""
-    if num_bytes > most:
+    if num_bytes > max_bytes:
         raise PromptTooLong(
             runner.facts.limits.max_sequence_tokens,
-            f"what is stored of the conversation is over {most} bytes",
+            f"what is stored of the conversation is over {max_bytes} bytes",
             param=EARLIER,
         )

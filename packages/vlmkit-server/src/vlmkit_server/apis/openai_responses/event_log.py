@@ -33,17 +33,17 @@ class EventLog:
 
     def add(self, events: bytes) -> None:
         """Keep more events."""
-        more = [event + _END for event in events.split(_END) if event]
-        self._events += more
-        self.num_bytes += sum(map(len, more))
+        added = [event + _END for event in events.split(_END) if event]
+        self._events += added
+        self.num_bytes += sum(map(len, added))
         if self.num_bytes > self._max_bytes:
-            self._let_go()
-        self._tell()
+            self._drop_oldest()
+        self._notify()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Note that no more will come."""
         self._is_over = True
-        self._tell()
+        self._notify()
 
     def check(self, number: int) -> None:
         """Refuse to go on behind an event where the next one is not kept any more.
@@ -65,8 +65,8 @@ class EventLog:
         while True:
             self.check(number)
             begin = number + 1 - self._first
-            if found := self._events[begin : begin + NUM_AT_ONCE]:
-                return found
+            if events := self._events[begin : begin + NUM_AT_ONCE]:
+                return events
             if self._is_over:
                 return []
             await self._changed.wait()
@@ -74,9 +74,9 @@ class EventLog:
     def shorten(self) -> None:
         """Keep less from now on, since there is no room."""
         self._max_bytes = self.num_bytes // 2
-        self._let_go()
+        self._drop_oldest()
 
-    def _let_go(self) -> None:
+    def _drop_oldest(self) -> None:
         """Forget the older half, so that each event is moved but a few times."""
         num = 0
         while self.num_bytes > self._max_bytes // 2 and num < len(self._events):
@@ -85,6 +85,6 @@ class EventLog:
         del self._events[:num]
         self._first += num
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

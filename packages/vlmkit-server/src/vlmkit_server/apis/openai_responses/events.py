@@ -22,17 +22,17 @@ from vlmkit_server.apis.openai_responses.items import (
     ExecutedCallItem,
     MessageItem,
     OutputItem,
+    OutputTextContent,
     ReasoningItem,
-    SaidText,
+    ReasoningTextContent,
     Status,
-    ThoughtText,
     in_json,
     new_id,
 )
 from vlmkit_server.apis.openai_responses.namespaces import Named
 from vlmkit_server.http.errors import fault_of
 
-Keep = Callable[[bytes, Sequence[OutputItem]], None]
+StoreResponse = Callable[[bytes, Sequence[OutputItem]], None]
 
 _encode = msgspec.json.encode
 _TEXT, _REASONING = -1, -2  # items by what they are of; a call's is its index
@@ -61,13 +61,13 @@ class ResponseEvents:
         *,
         logprobs: LogprobsOf | None,
         num_reasoning_tokens: Callable[[], int],
-        keep: Keep,
+        store: StoreResponse,
         names: Mapping[str, Named] = MappingProxyType({}),
     ) -> None:
         self._bodies = bodies
         self._logprobs = logprobs
         self._num_reasoning_tokens = num_reasoning_tokens
-        self._keep = keep
+        self._store = store
         self._names = names
         self.body = b""
         self._num_events = 0
@@ -75,7 +75,7 @@ class ResponseEvents:
         self._open: int | None = None
         self._pieces: list[str] = []  # of the open item
         self._tokens: list[bytes] = []  # of which each is JSON
-        self._waiting: list[Sample] = []  # of text that was not told yet
+        self._held_samples: list[Sample] = []  # of text that was not told yet
         self._num_samples = 0
         self._delta_start = self._delta_end = b""
         self._finish_reason: FinishReason | None = None
@@ -83,15 +83,17 @@ class ResponseEvents:
 
     def opening(self) -> bytes:
         """Return the first events: a response without output."""
-        begun = self._bodies.begun()
-        return self._whole("response.created", begun) + self._whole("response.in_progress", begun)
+        started = self._bodies.initial()
+        return self._response_event("response.created", started) + self._response_event(
+            "response.in_progress", started
+        )
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks; empty while their text is held back."""
         events: list[bytes] = []
         for chunk in chunks:
             if self._logprobs is not None:
-                self._wait(chunk.samples)
+                self._hold_samples(chunk.samples)
             events += [self._delta(delta) for delta in chunk.deltas]
             if chunk.finish_reason is not None:
                 self._finish_reason, self._places = chunk.finish_reason, chunk.places
@@ -100,23 +102,23 @@ class ResponseEvents:
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: the end of the last item, and the whole response."""
         status = response_status(self._finish_reason)
-        begun = b"" if self._output else self._begin(_TEXT, TextDelta(""))
-        ended = begun + self._end_all(status)
-        self.body = self._bodies.ended(self._finish_reason, self._output, usage, self._places)
-        self._keep(self.body, self._output)
-        return ended + self._whole(f"response.{status}", self.body)
+        started = b"" if self._output else self._begin_item(_TEXT, TextDelta(""))
+        finished = started + self._end_all(status)
+        self.body = self._bodies.final(self._finish_reason, self._output, usage, self._places)
+        self._store(self.body, self._output)
+        return finished + self._response_event(f"response.{status}", self.body)
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the events that end an answer which failed."""
-        ended = self._end_all("incomplete")
+        finished = self._end_all("incomplete")
         self.body = self._bodies.failed(fault_of(error, scope).message, self._output)
-        return ended + self._whole("response.failed", self.body)
+        return finished + self._response_event("response.failed", self.body)
 
     def cancelled(self) -> bytes:
         """Return the events that end an answer which its client had stopped."""
-        ended = self._end_all("incomplete")
+        finished = self._end_all("incomplete")
         self.body = self._bodies.cancelled()
-        return ended + self._whole("response.incomplete", self.body)
+        return finished + self._response_event("response.incomplete", self.body)
 
     def _delta(self, delta: Delta) -> bytes:
         """Return the event of more of an item, which may have to begin."""
@@ -124,43 +126,43 @@ class ResponseEvents:
             key, more = delta.index, delta.arguments
         else:
             key, more = (_TEXT if isinstance(delta, TextDelta) else _REASONING), delta.text
-        begun = b""
+        started = b""
         if key != self._open:
-            begun = self._end("completed") + self._begin(key, delta)
+            started = self._end_item("completed") + self._begin_item(key, delta)
         if not more:
-            return begun
+            return started
         self._pieces.append(more)
-        told = self._told() if key == _TEXT else b""
+        data = self._logprobs_field() if key == _TEXT else b""
         return b"".join(
-            (begun, self._delta_start, _encode(more), told, self._delta_end, self._number())
+            (started, self._delta_start, _encode(more), data, self._delta_end, self._number())
         )
 
-    def _begin(self, key: int, delta: Delta) -> bytes:
+    def _begin_item(self, key: int, delta: Delta) -> bytes:
         """Return the events that begin an item."""
         self._open = key
         item: OutputItem
         if isinstance(delta, ToolCallDelta):
-            self._waiting.clear()
-            item, kind = self._call(delta)
+            self._held_samples.clear()
+            item, kind = self._call_item(delta)
         elif isinstance(delta, ReasoningDelta):
             item, kind = ReasoningItem(new_id("rs")), "response.reasoning_text.delta"
         else:
             item, kind = MessageItem(new_id("msg")), "response.output_text.delta"
         self._output.append(item)
-        begun = self._event("response.output_item.added", output_index=self._index, item=item)
+        started = self._event("response.output_item.added", output_index=self._index, item=item)
         if isinstance(delta, ToolCallDelta):
-            place = self._place()
+            position = self._item_position()
         else:
-            place = self._place(content_index=0)
-            part = SaidText() if isinstance(item, MessageItem) else ThoughtText()
-            begun += self._event("response.content_part.added", **place, part=part)
-        start = _encode({"type": kind} | place)[:-1] + b',"delta":'
+            position = self._item_position(content_index=0)
+            part = OutputTextContent() if isinstance(item, MessageItem) else ReasoningTextContent()
+            started += self._event("response.content_part.added", **position, part=part)
+        start = _encode({"type": kind} | position)[:-1] + b',"delta":'
         self._delta_start = b"event: %b\ndata: %b" % (kind.encode(), start)
         has_none = key == _TEXT and self._logprobs is None
         self._delta_end = (b',"logprobs":[]' if has_none else b"") + b',"sequence_number":'
-        return begun
+        return started
 
-    def _end(self, status: Status) -> bytes:
+    def _end_item(self, status: Status) -> bytes:
         """Return the events that end the open item, if one is open."""
         if self._open is None:
             return b""
@@ -170,55 +172,55 @@ class ResponseEvents:
         self._pieces = []
         if isinstance(item, CallItem | ExecutedCallItem):
             return self._end_call(item, text)
-        return self._end_part(item, text) + self._done(self._index)
+        return self._end_content(item, text) + self._item_done(self._index)
 
     def _end_all(self, status: Status) -> bytes:
         """Return the events that end what is open when the answer is over."""
-        return self._end(status)
+        return self._end_item(status)
 
-    def _call(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
+    def _call_item(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
         """Return the item of a call that begins, and what more of its arguments are called."""
-        item = CallItem.begun(delta.id, delta.name, self._names)
+        item = CallItem.started(delta.id, delta.name, self._names)
         return item, "response.function_call_arguments.delta"
 
     def _end_call(self, item: CallItem | ExecutedCallItem, arguments: str) -> bytes:
         """Return the events that end the call which is open."""
         item.arguments = arguments
-        said = {"name": item.name, "arguments": arguments}
+        values = {"name": item.name, "arguments": arguments}
         kind = "response.function_call_arguments.done"
-        return self._event(kind, **self._place(), **said) + self._done(self._index)
+        return self._event(kind, **self._item_position(), **values) + self._item_done(self._index)
 
-    def _done(self, index: int) -> bytes:
+    def _item_done(self, index: int) -> bytes:
         """Return the event that tells an item as a whole."""
         item = self._output[index]
         return self._event("response.output_item.done", output_index=index, item=item)
 
-    def _end_part(self, item: MessageItem | ReasoningItem, text: str) -> bytes:
-        place = self._place(content_index=0)
-        part: SaidText | ThoughtText
+    def _end_content(self, item: MessageItem | ReasoningItem, text: str) -> bytes:
+        position = self._item_position(content_index=0)
+        part: OutputTextContent | ReasoningTextContent
         if isinstance(item, MessageItem):
-            part = SaidText(text, logprobs=in_json((b"[", b",".join(self._tokens), b"]")))
+            part = OutputTextContent(text, logprobs=in_json((b"[", b",".join(self._tokens), b"]")))
             item.content, self._tokens = (part,), []
-            said = {"text": text, "logprobs": part.logprobs}
-            done = self._event("response.output_text.done", **place, **said)
+            values = {"text": text, "logprobs": part.logprobs}
+            done = self._event("response.output_text.done", **position, **values)
         else:
-            part = ThoughtText(text)
+            part = ReasoningTextContent(text)
             item.content = (part,)
-            done = self._event("response.reasoning_text.done", **place, text=text)
-        return done + self._event("response.content_part.done", **place, part=part)
+            done = self._event("response.reasoning_text.done", **position, text=text)
+        return done + self._event("response.content_part.done", **position, part=part)
 
-    def _wait(self, samples: Sequence[Sample]) -> None:
+    def _hold_samples(self, samples: Sequence[Sample]) -> None:
         """Hold samples, but for those of reasoning, which come first, until their text is told."""
         num_thought = self._num_reasoning_tokens() - self._num_samples
         self._num_samples += len(samples)
-        self._waiting += samples[max(0, num_thought) :]
+        self._held_samples += samples[max(0, num_thought) :]
 
-    def _told(self) -> bytes:
+    def _logprobs_field(self) -> bytes:
         """Return the field with the log-probabilities of text that is told now, if asked for."""
         if self._logprobs is None:
             return b""
-        tokens = _encode(self._logprobs(self._waiting).content)
-        self._waiting.clear()
+        tokens = _encode(self._logprobs(self._held_samples).content)
+        self._held_samples.clear()
         if inside := tokens[1:-1]:
             self._tokens.append(inside)
         return b',"logprobs":' + tokens
@@ -228,10 +230,10 @@ class ResponseEvents:
         """Of the newest item."""
         return len(self._output) - 1
 
-    def _place(self, **more: int) -> dict[str, Any]:
+    def _item_position(self, **more: int) -> dict[str, Any]:
         return {"item_id": self._output[-1].id, "output_index": self._index} | more
 
-    def _whole(self, kind: str, body: bytes) -> bytes:
+    def _response_event(self, kind: str, body: bytes) -> bytes:
         """Return an event that holds the whole response."""
         return self._event(kind, response=msgspec.Raw(body))
 

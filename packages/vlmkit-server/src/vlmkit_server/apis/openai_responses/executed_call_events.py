@@ -27,33 +27,37 @@ class ExecutedCallEvents(ResponseEvents):
     def _delta(self, delta: Delta) -> bytes:
         if not isinstance(delta, ResultDelta):
             return super()._delta(delta)
-        ended = self._end("completed")
+        finished = self._end_item("completed")
         index, item = self._running.pop(delta.index)
-        item.end(delta.text, is_error=delta.is_error)
+        item.finish(delta.text, is_error=delta.is_error)
         kind = f"response.mcp_call.{item.status}"
-        return ended + self._event(kind, item_id=item.id, output_index=index) + self._done(index)
+        return (
+            finished
+            + self._event(kind, item_id=item.id, output_index=index)
+            + self._item_done(index)
+        )
 
-    def _call(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
-        item = ExecutedCallItem.begun(delta.id, delta.name)
+    def _call_item(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
+        item = ExecutedCallItem.started(delta.id, delta.name)
         self._running[delta.index] = len(self._output), item
         return item, "response.mcp_call_arguments.delta"
 
-    def _begin(self, key: int, delta: Delta) -> bytes:
-        begun = super()._begin(key, delta)
+    def _begin_item(self, key: int, delta: Delta) -> bytes:
+        started = super()._begin_item(key, delta)
         if isinstance(delta, ToolCallDelta):
-            begun += self._event("response.mcp_call.in_progress", **self._place())
-        return begun
+            started += self._event("response.mcp_call.in_progress", **self._item_position())
+        return started
 
     def _end_call(self, item: CallItem | ExecutedCallItem, arguments: str) -> bytes:
         item.arguments, item.status = arguments, "in_progress"  # until it has returned
         kind = "response.mcp_call_arguments.done"
-        return self._event(kind, **self._place(), arguments=arguments)
+        return self._event(kind, **self._item_position(), arguments=arguments)
 
     def _end_all(self, status: Status) -> bytes:
         """Return the events that end what is open, calls included of which nothing came."""
-        ended = super()._end_all(status)
+        finished = super()._end_all(status)
         for index, item in self._running.values():
             item.status = "incomplete"
-            ended += self._done(index)
+            finished += self._item_done(index)
         self._running.clear()
-        return ended
+        return finished

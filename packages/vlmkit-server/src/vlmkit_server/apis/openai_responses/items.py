@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from vlmkit_server.apis.openai_chat.answer import TokenLogprob
-from vlmkit_server.apis.openai_chat.executed_calls import LABEL
-from vlmkit_server.apis.openai_responses import wire as own
+from vlmkit_server.apis.openai_chat.executed_calls import SERVER_LABEL
+from vlmkit_server.apis.openai_responses import wire as responses
 from vlmkit_server.apis.openai_responses.namespaces import Named
 from vlmkit_server.wire.tool_fields import arguments_text
 
@@ -20,7 +20,7 @@ def new_id(kind: str) -> str:
     return f"{kind}_{token_hex(24)}"
 
 
-class SaidText(msgspec.Struct, tag_field="type", tag="output_text"):
+class OutputTextContent(msgspec.Struct, tag_field="type", tag="output_text"):
     """What the model says."""
 
     text: str = ""
@@ -37,7 +37,7 @@ def in_json(logprobs: Iterable[bytes]) -> Any:
     return msgspec.Raw(b"".join(logprobs))
 
 
-class ThoughtText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+class ReasoningTextContent(msgspec.Struct, tag_field="type", tag="reasoning_text"):
     """What the model thought."""
 
     text: str = ""
@@ -48,7 +48,7 @@ class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
 
     id: str
     status: Status = "in_progress"
-    content: tuple[SaidText, ...] = ()
+    content: tuple[OutputTextContent, ...] = ()
     role: Literal["assistant"] = "assistant"
 
 
@@ -57,7 +57,7 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
 
     id: str
     status: Status = "in_progress"
-    content: tuple[ThoughtText, ...] = ()
+    content: tuple[ReasoningTextContent, ...] = ()
     summary: tuple[()] = ()
 
 
@@ -72,7 +72,7 @@ class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def begun(cls, call_id: str, name: str, names: Mapping[str, Named]) -> "CallItem":
+    def started(cls, call_id: str, name: str, names: Mapping[str, Named]) -> "CallItem":
         """Return the item of a call that begins.
 
         Args:
@@ -88,7 +88,7 @@ class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
 class ToolFailure(msgspec.Struct, tag_field="type", tag="mcp_tool_execution_error"):
     """Why a tool of the server came to nothing."""
 
-    content: list[own.InputText]
+    content: list[responses.InputText]
 
 
 class ExecutedCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
@@ -97,20 +97,20 @@ class ExecutedCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
     id: str
     name: str
     arguments: str = ""
-    server_label: str = LABEL
+    server_label: str = SERVER_LABEL
     output: str | None = None
     error: ToolFailure | None = None
     status: Status | Literal["failed"] = "in_progress"
 
     @classmethod
-    def begun(cls, call_id: str, name: str) -> "ExecutedCallItem":
+    def started(cls, call_id: str, name: str) -> "ExecutedCallItem":
         """Return the item of a call that begins; its id ends with the call's."""
         return cls(f"{new_id('mcp')}_{call_id}", name)
 
-    def end(self, text: str, *, is_error: bool) -> None:
+    def finish(self, text: str, *, is_error: bool) -> None:
         """Note what came of it."""
         self.output, self.status = text, "failed" if is_error else "completed"
-        self.error = ToolFailure([own.InputText(text=text)]) if is_error else None
+        self.error = ToolFailure([responses.InputText(text=text)]) if is_error else None
 
 
 OutputItem = MessageItem | ReasoningItem | CallItem | ExecutedCallItem
@@ -123,21 +123,21 @@ class StoredItem(NamedTuple):
     content: bytes
 
 
-def kept_output(items: Sequence[OutputItem]) -> tuple[StoredItem, ...]:
+def stored_output(items: Sequence[OutputItem]) -> tuple[StoredItem, ...]:
     """Return an answer's items as they are stored."""
     return tuple(StoredItem(item.id, msgspec.json.encode(item)) for item in items)
 
 
-def kept_input(given: own.Input | None) -> tuple[StoredItem, ...]:
+def stored_input(given: responses.Input | None) -> tuple[StoredItem, ...]:
     """Return what a client sent as it is stored: each item with a type and an id."""
-    items = [own.Item(role="user", content=given)] if isinstance(given, str) else given or ()
-    return tuple(map(_kept, items))
+    items = [responses.Item(role="user", content=given)] if isinstance(given, str) else given or ()
+    return tuple(map(_stored, items))
 
 
-def _kept(item: own.Item) -> StoredItem:
+def _stored(item: responses.Item) -> StoredItem:
     fields = _fields(item)
-    told = {"id": item.id or new_id(_PREFIXES[fields["type"]]), "status": "completed"} | fields
-    return StoredItem(told["id"], msgspec.json.encode(told))
+    stored = {"id": item.id or new_id(_PREFIXES[fields["type"]]), "status": "completed"} | fields
+    return StoredItem(stored["id"], msgspec.json.encode(stored))
 
 
 _PREFIXES = {
@@ -149,43 +149,43 @@ _PREFIXES = {
 }
 
 
-def _fields(item: own.Item) -> dict[str, Any]:
+def _fields(item: responses.Item) -> dict[str, Any]:
     """Return what an item says, in the shape in which it is listed."""
     if item.type == "function_call":
         arguments = arguments_text(item.arguments)
-        said = {"call_id": item.call_id, "name": item.name, "arguments": arguments}
-        within = {"namespace": item.namespace} if item.namespace else {}
-        return {"type": item.type} | said | within
+        values = {"call_id": item.call_id, "name": item.name, "arguments": arguments}
+        namespace = {"namespace": item.namespace} if item.namespace else {}
+        return {"type": item.type} | values | namespace
     if item.type == "function_call_output":
         output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
         return {"type": item.type, "call_id": item.call_id, "output": output}
     if item.type == "mcp_call":
-        told = ("name", "server_label", "error")
+        stored = ("name", "server_label", "error")
         output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
-        said = {name: getattr(item, name) for name in told}
+        values = {name: getattr(item, name) for name in stored}
         arguments = arguments_text(item.arguments)
-        return {"type": item.type, "output": output, "arguments": arguments} | said
+        return {"type": item.type, "output": output, "arguments": arguments} | values
     if item.type == "reasoning":
         summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
         return {"type": item.type, "summary": summary, "content": [*_parts(item.content or ())]}
-    text = own.OutputText if item.role == "assistant" else own.InputText
+    text = responses.OutputText if item.role == "assistant" else responses.InputText
     content = [text(text=item.content)] if isinstance(item.content, str) else item.content or ()
     return {"type": "message", "role": item.role, "content": [*_parts(content)]}
 
 
-def _parts(parts: str | Sequence[own.Part]) -> Iterator[dict[str, Any]]:
+def _parts(parts: str | Sequence[responses.Part]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        if isinstance(part, own.InputImage):
-            shown = {"type": "input_image", "image_url": part.image_url, "file_id": part.file_id}
-            sized = {"max_image_tokens": part.max_image_tokens} if part.max_image_tokens else {}
-            yield shown | {"detail": part.detail or "auto"} | sized
-        elif isinstance(part, own.InputFile):
-            said = {name: getattr(part, name) for name in part.__struct_fields__}
-            given = {name: value for name, value in said.items() if value is not None}
+        if isinstance(part, responses.InputImage):
+            image = {"type": "input_image", "image_url": part.image_url, "file_id": part.file_id}
+            size = {"max_image_tokens": part.max_image_tokens} if part.max_image_tokens else {}
+            yield image | {"detail": part.detail or "auto"} | size
+        elif isinstance(part, responses.InputFile):
+            values = {name: getattr(part, name) for name in part.__struct_fields__}
+            given = {name: value for name, value in values.items() if value is not None}
             yield {"type": "input_file"} | given
-        elif isinstance(part, own.OutputText):
+        elif isinstance(part, responses.OutputText):
             yield {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
-        elif isinstance(part, own.InputText):
+        elif isinstance(part, responses.InputText):
             yield {"type": "input_text", "text": part.text}
-        elif isinstance(part, own.ReasoningText):
+        elif isinstance(part, responses.ReasoningText):
             yield {"type": "reasoning_text", "text": part.text}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.openai_responses import wire as own
+from vlmkit_server.apis.openai_responses import wire as responses
 
 MAX_FUNCTIONS = 128
 
@@ -26,17 +26,17 @@ def full_name(namespace: str | None, name: str) -> str:
     return f"{namespace}.{name}" if namespace else name
 
 
-def names_of(tools: Iterable[own.AnyTool] | None) -> Mapping[str, Named]:
+def names_of(tools: Iterable[responses.AnyTool] | None) -> Mapping[str, Named]:
     """Return the parts of the full names of all functions in namespaces."""
     return {
         full_name(tool.name, function.name): Named(tool.name, function.name)
         for tool in tools or ()
-        if isinstance(tool, own.NamespaceTool)
-        for function in own.functions_of(tool.tools)
+        if isinstance(tool, responses.NamespaceTool)
+        for function in responses.functions_of(tool.tools)
     }
 
 
-def shown_functions(tools: Iterable[own.AnyTool] | None) -> list[own.FunctionTool]:
+def shown_functions(tools: Iterable[responses.AnyTool] | None) -> list[responses.FunctionTool]:
     """Return the functions that the model is shown, by full names.
 
     The description of a namespace stands before that of its first function.
@@ -44,12 +44,12 @@ def shown_functions(tools: Iterable[own.AnyTool] | None) -> list[own.FunctionToo
     Raises:
         RequestError: there are too many, or two of one full name, of which one is in a namespace.
     """
-    found: dict[str, own.FunctionTool] = {}
-    plain: list[own.FunctionTool] = []
+    found: dict[str, responses.FunctionTool] = {}
+    plain: list[responses.FunctionTool] = []
     for number, tool in enumerate(tools or ()):
-        if isinstance(tool, own.FunctionTool):
+        if isinstance(tool, responses.FunctionTool):
             plain.append(tool)
-        elif isinstance(tool, own.NamespaceTool):
+        elif isinstance(tool, responses.NamespaceTool):
             for function in _described(tool):
                 if function.name in found:
                     place = f"tools[{number}].tools"
@@ -63,22 +63,24 @@ def shown_functions(tools: Iterable[own.AnyTool] | None) -> list[own.FunctionToo
 
 
 def response_tools(
-    tools: Iterable[own.AnyTool] | None,
-) -> list[own.FunctionTool | own.NamespaceTool]:
+    tools: Iterable[responses.AnyTool] | None,
+) -> list[responses.FunctionTool | responses.NamespaceTool]:
     """Return the tools that a response repeats: those that the model is shown."""
     return [
-        replace(tool, description=tool.description or "", tools=[*own.functions_of(tool.tools)])
-        if isinstance(tool, own.NamespaceTool)
+        replace(
+            tool, description=tool.description or "", tools=[*responses.functions_of(tool.tools)]
+        )
+        if isinstance(tool, responses.NamespaceTool)
         else tool
         for tool in tools or ()
-        if isinstance(tool, own.FunctionTool | own.NamespaceTool)
+        if isinstance(tool, responses.FunctionTool | responses.NamespaceTool)
     ]
 
 
-def _described(namespace: own.NamespaceTool) -> Iterable[own.FunctionTool]:
+def _described(namespace: responses.NamespaceTool) -> Iterable[responses.FunctionTool]:
     """Yield a namespace's functions by their full names."""
     before = namespace.description
-    for function in own.functions_of(namespace.tools):
+    for function in responses.functions_of(namespace.tools):
         texts = [text for text in (before, function.description) if text]
         described = "\n\n".join(texts) or None
         yield replace(

@@ -28,7 +28,7 @@ class ItemsPage(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def listed(items: Sequence[StoredItem], query: Mapping[str, str]) -> bytes:
+def items_page(items: Sequence[StoredItem], query: Mapping[str, str]) -> bytes:
     """Encode a page of items.
 
     Args:
@@ -38,15 +38,15 @@ def listed(items: Sequence[StoredItem], query: Mapping[str, str]) -> bytes:
     Raises:
         RequestError: one of them is wrong.
     """
-    wanted = _wanted(query)
-    ordered = [*items] if wanted.order == "asc" else [*reversed(items)]
+    parsed = _parsed(query)
+    ordered = [*items] if parsed.order == "asc" else [*reversed(items)]
     begin = 0
-    if wanted.after is not None:
+    if parsed.after is not None:
         ids = [item.id for item in ordered]
-        if wanted.after not in ids:
+        if parsed.after not in ids:
             raise RequestError("after names no item of this response", param="after")
-        begin = ids.index(wanted.after) + 1
-    page = ordered[begin : begin + wanted.limit]
+        begin = ids.index(parsed.after) + 1
+    page = ordered[begin : begin + parsed.limit]
     return msgspec.json.encode(
         ItemsPage(
             [msgspec.Raw(item.content) for item in page],
@@ -57,7 +57,7 @@ def listed(items: Sequence[StoredItem], query: Mapping[str, str]) -> bytes:
     )
 
 
-def _wanted(query: Mapping[str, str]) -> ItemsQuery:
+def _parsed(query: Mapping[str, str]) -> ItemsQuery:
     try:
         return msgspec.convert(query, ItemsQuery, strict=False)
     except msgspec.ValidationError as error:

@@ -17,7 +17,7 @@ from vlmkit.errors import RequestError
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_responses.answer import ResponseBody
 from vlmkit_server.apis.openai_responses.calls import CountCall, CreateCall
-from vlmkit_server.apis.openai_responses.pages import ItemsPage, ItemsQuery, listed
+from vlmkit_server.apis.openai_responses.pages import ItemsPage, ItemsQuery, items_page
 from vlmkit_server.apis.openai_responses.retrieval import RetrieveQuery, retrieve_query
 from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
 from vlmkit_server.apis.openai_responses.store import ResponseStore
@@ -107,9 +107,9 @@ class ResponsesController(Controller):
             responses.delete(response_id, owner)
             return ASGIResponse(body=msgspec.json.encode(DeletedResponse(response_id)))
         found = responses.find(response_id, owner)
-        wanted = retrieve_query(dict(request.query_params.multi_items()))
+        query = retrieve_query(dict(request.query_params.multi_items()))
         is_head = request.method == HttpMethod.HEAD
-        if not wanted.stream or is_head:
+        if not query.stream or is_head:
             return ASGIResponse(body=found.body, is_head_response=is_head)
         if found.log is None:
             raise RequestError(
@@ -117,10 +117,10 @@ class ResponsesController(Controller):
                 param="stream",
                 code="unsupported_value",
             )
-        number = -1 if wanted.starting_after is None else wanted.starting_after
-        hides = bool(wanted.include_obfuscation)
-        followed = SseReplay(found.log, number, service, {}, hides_sizes=hides)
-        return _admitted(followed, service, caller_of(request).account)
+        number = -1 if query.starting_after is None else query.starting_after
+        hides_sizes = bool(query.include_obfuscation)
+        replay = SseReplay(found.log, number, service, {}, hides_sizes=hides_sizes)
+        return _with_admission(replay, service, caller_of(request).account)
 
     @route(
         "/{response_id:str}/input_items",
@@ -135,9 +135,9 @@ class ResponsesController(Controller):
     ) -> Response[bytes]:
         """List what a stored response answers: all of the conversation before it."""
         turn = responses.find(response_id, caller_of(request).owner).turn
-        before = turn.before.items() if turn.before else []
+        previous = turn.previous.items() if turn.previous else []
         query = dict(request.query_params.multi_items())
-        return _json(listed([*before, *turn.said], query))
+        return _json(items_page([*previous, *turn.input_items], query))
 
     @post("/{response_id:str}/cancel", status_code=200, operation=Operation(ResponseBody))
     async def cancel(
@@ -150,7 +150,7 @@ class ResponsesController(Controller):
         return _json(responses.cancel(response_id, caller_of(request).owner))
 
 
-def _admitted(app: ASGIApp, service: Service, account: str) -> ASGIApp:
+def _with_admission(app: ASGIApp, service: Service, account: str) -> ASGIApp:
     """Return a response that has a place in the server, since it may last."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,9 +57,14 @@ class SseReplay(ByteStream):
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the event that says why there are no more; the answer may go on."""
         fault = fault_of(error, scope)
-        said = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
-        told = msgspec.json.encode(said | {"sequence_number": self._number + 1})
-        return b"event: error\ndata: %b\n\n" % told
+        fields = {
+            "type": "error",
+            "code": fault.code,
+            "message": fault.message,
+            "param": fault.param,
+        }
+        data = msgspec.json.encode(fields | {"sequence_number": self._number + 1})
+        return b"event: error\ndata: %b\n\n" % data
 
     def abort(self) -> None:
         """Do nothing: others may follow."""

@@ -35,30 +35,32 @@ class Turn:
     def __init__(
         self,
         owner: bytes,
-        said: Sequence[StoredItem],
-        before: "Turn | None",
+        input_items: Sequence[StoredItem],
+        previous: "Turn | None",
         account: str = "",
     ) -> None:
         self.owner = owner
         self.account = account
-        self.before = before
-        self.said = said
-        self.answered: Sequence[StoredItem] = ()
+        self.previous = previous
+        self.input_items = input_items
+        self.output_items: Sequence[StoredItem] = ()
         self.num_uses = 0  # by a stored response, and by turns that follow
-        self.num_bytes = _num_bytes(said)  # its own
-        self._num_bytes_before = before.num_whole_bytes if before else 0
+        self.num_bytes = _num_bytes(input_items)  # its own
+        self._num_previous_bytes = previous.num_whole_bytes if previous else 0
 
     def items(self) -> list[StoredItem]:
         """Return everything from the beginning of the conversation to the end of this turn."""
         turns = [self]
-        while (before := turns[-1].before) is not None:
-            turns.append(before)
-        return [item for turn in reversed(turns) for item in (*turn.said, *turn.answered)]
+        while (previous := turns[-1].previous) is not None:
+            turns.append(previous)
+        return [
+            item for turn in reversed(turns) for item in (*turn.input_items, *turn.output_items)
+        ]
 
     @property
     def num_whole_bytes(self) -> int:
         """The bytes of everything from the beginning of the conversation."""
-        return self._num_bytes_before + self.num_bytes
+        return self._num_previous_bytes + self.num_bytes
 
 
 class StoredResponse(NamedTuple):
@@ -127,13 +129,13 @@ class ResponseStore:
         Raises:
             Overloaded: what else its account keeps is not over yet, and others keep less.
         """
-        begun = StoredResponse(
+        stored = StoredResponse(
             body, turn, is_over=False, is_in_background=stop is not None, stop=stop, log=log
         )
-        if self._is_too_large(begun):
+        if self._is_too_large(stored):
             return False
         with self._lock:
-            self._responses[response_id] = begun
+            self._responses[response_id] = stored
             self._holdings.add(turn.account, 1, len(body))
             self._use(turn)
             if not self._make_room(turn.account):
@@ -141,19 +143,21 @@ class ResponseStore:
                 raise Overloaded("as many of your responses as are kept are still being answered")
             return True
 
-    def finish(self, response_id: str, body: bytes, answered: Sequence[StoredItem]) -> None:
+    def finish(self, response_id: str, body: bytes, output_items: Sequence[StoredItem]) -> None:
         """Keep what became of an answer, unless it was cancelled or forgotten meanwhile."""
         with self._lock:
-            begun = self._responses.get(response_id)
-            if begun is None or begun.is_over:
+            stored = self._responses.get(response_id)
+            if stored is None or stored.is_over:
                 return
-            num_answered_bytes = _num_bytes(answered)
-            begun.turn.num_bytes += num_answered_bytes
-            begun.turn.answered = answered
-            self._answered |= _by_id(begun.turn)
-            num_more = num_answered_bytes + len(body) - len(begun.body)
-            self._holdings.add(begun.turn.account, 0, num_more)
-            over = self._responses[response_id] = begun._replace(body=body, is_over=True, stop=None)
+            num_answered_bytes = _num_bytes(output_items)
+            stored.turn.num_bytes += num_answered_bytes
+            stored.turn.output_items = output_items
+            self._answered |= _by_id(stored.turn)
+            num_more = num_answered_bytes + len(body) - len(stored.body)
+            self._holdings.add(stored.turn.account, 0, num_more)
+            over = self._responses[response_id] = stored._replace(
+                body=body, is_over=True, stop=None
+            )
             self._responses.move_to_end(response_id)
             if self._is_too_large(over):  # it alone is forgotten, and not all others before it
                 self._forget(response_id)
@@ -206,7 +210,7 @@ class ResponseStore:
                 code="previous_response_not_found",
                 hint="it was not stored, was deleted or forgotten; send the whole conversation",
             ) from None
-        if not found.turn.answered:
+        if not found.turn.output_items:
             raise RequestError("the previous response has no answer", param="previous_response_id")
         return found.turn
 
@@ -289,9 +293,9 @@ class ResponseStore:
             if turn.num_uses:
                 break
             self._holdings.add(turn.account, 0, -turn.num_bytes)
-            for item in turn.answered:
+            for item in turn.output_items:
                 del self._answered[item.id]
-            turn = turn.before
+            turn = turn.previous
         return response
 
     def _use(self, used: Turn) -> None:
@@ -302,11 +306,11 @@ class ResponseStore:
                 return
             self._holdings.add(turn.account, 0, turn.num_bytes)
             self._answered |= _by_id(turn)
-            turn = turn.before
+            turn = turn.previous
 
 
 def _by_id(turn: Turn) -> dict[str, tuple[Turn, StoredItem]]:
-    return {item.id: (turn, item) for item in turn.answered}
+    return {item.id: (turn, item) for item in turn.output_items}
 
 
 def _num_bytes(items: Sequence[StoredItem]) -> int:

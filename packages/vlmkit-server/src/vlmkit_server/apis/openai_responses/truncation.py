@@ -32,7 +32,7 @@ class Truncated(NamedTuple):
     request: Request
     left_out: frozenset[int] = frozenset()
 
-    def blame(self, error: RequestError, whole: Request) -> None:
+    def restore_index(self, error: RequestError, whole: Request) -> None:
         """Let an error about an image or a file name it by its number in the whole conversation."""
         if self.left_out and isinstance(error, MediaError) and error.index is not None:
             owners = [
@@ -45,7 +45,7 @@ class Truncated(NamedTuple):
             error.index = kept[error.index]
 
 
-async def truncated(request: Request, runner: Runner) -> Truncated | None:
+async def truncate(request: Request, runner: Runner) -> Truncated | None:
     """Return a request of which as little is left out as lets its prompt fit, and the answer.
 
     Its tokens are counted a few times: once for each halving of what may be left out.
@@ -57,20 +57,20 @@ async def truncated(request: Request, runner: Runner) -> Truncated | None:
     Returns:
         None where not even the newest turn fits.
     """
-    parts = droppable(request.messages)
-    fewest, most = 1, len(parts)
+    parts = removable_parts(request.messages)
+    min_removed, max_removed = 1, len(parts)
     if not (parts and await _fits(_without(request, parts).request, runner)):
         return None
-    while fewest < most:
-        middle = (fewest + most) // 2
+    while min_removed < max_removed:
+        middle = (min_removed + max_removed) // 2
         if await _fits(_without(request, parts[:middle]).request, runner):
-            most = middle
+            max_removed = middle
         else:
-            fewest = middle + 1
-    return _without(request, parts[:most])
+            min_removed = middle + 1
+    return _without(request, parts[:max_removed])
 
 
-def with_whole_answer(request: Request, runner: Runner) -> Request:
+def without_clamping(request: Request, runner: Runner) -> Request:
     """Return a request that is too long rather than clamped, if its answer can ever be so long."""
     params, bound = request.params or runner.facts.defaults, runner.facts.bounds.max_output_tokens
     if params.max_tokens is None or not request.clamp_max_tokens:
@@ -86,44 +86,47 @@ def check_fits(request: Request, found: PromptTokens, runner: Runner) -> None:
     Raises:
         PromptTooLong: it is one.
     """
-    params, most = request.params or runner.facts.defaults, runner.facts.limits.max_sequence_tokens
+    params, max_removed = (
+        request.params or runner.facts.defaults,
+        runner.facts.limits.max_sequence_tokens,
+    )
     num_tokens = len(found.token_ids)
     num_least = 1 if request.clamp_max_tokens else params.max_tokens or 1
-    if num_tokens + num_least > most:
-        raise PromptTooLong(most, f"your messages resulted in {num_tokens} tokens")
+    if num_tokens + num_least > max_removed:
+        raise PromptTooLong(max_removed, f"your messages resulted in {num_tokens} tokens")
 
 
-def droppable(messages: Sequence[Message]) -> list[frozenset[int]]:
+def removable_parts(messages: Sequence[Message]) -> list[frozenset[int]]:
     """Return the parts of a conversation that may be left out, oldest first, as message numbers."""
     users = [number for number, message in enumerate(messages) if message.role == "user"]
     newest = users[-1] if users else -1
     before: list[list[int]] = []
-    behind: list[list[int]] = []
+    after: list[list[int]] = []
     for number, message in enumerate(messages):
         if message.role == "system" or number == newest:
             continue
         parts, begins = (
-            (before, message.role == "user")
-            if number < newest
-            else (behind, message.role != "tool")
+            (before, message.role == "user") if number < newest else (after, message.role != "tool")
         )
         if begins or not parts:
             parts.append([])
         parts[-1].append(number)
-    found = [frozenset(part) for part in (*before, *behind[:-1])]
+    found = [frozenset(part) for part in (*before, *after[:-1])]
     pairs = _pairs(messages)
-    return [part for part in found if all((call in part) == (own in part) for call, own in pairs)]
+    return [
+        part for part in found if all((call in part) == (result in part) for call, result in pairs)
+    ]
 
 
 def _pairs(messages: Sequence[Message]) -> list[tuple[int, int]]:
     """Return the numbers of messages that call, each with that of a result."""
-    callers: dict[str, int] = {}
+    call_messages: dict[str, int] = {}
     pairs = []
     for number, message in enumerate(messages):
         calls = (part.id for part in message.parts if isinstance(part, ToolCallPart))
-        callers |= dict.fromkeys(calls, number)
-        if message.call_id in callers:
-            pairs.append((callers[message.call_id], number))
+        call_messages |= dict.fromkeys(calls, number)
+        if message.call_id in call_messages:
+            pairs.append((call_messages[message.call_id], number))
     return pairs
 
 

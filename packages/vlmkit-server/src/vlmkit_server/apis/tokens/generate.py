@@ -15,7 +15,7 @@ from vlmkit.errors import ImageError, PromptTooLong, RequestError
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.types.placed_image import PlacedImage
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
@@ -47,9 +47,9 @@ from vlmkit_server.wire.answer_forms import Formed, RequestedForm, requested_for
 from vlmkit_server.wire.plain_prompts import check_plain_size
 from vlmkit_server.wire.sampling import parameter_values
 
-URLS = "features.image_urls"
-DIGESTS = "features.mm_hashes.image"
-PLACES = "features.mm_placeholders.image"
+IMAGE_URLS = "features.image_urls"
+IMAGE_HASHES = "features.mm_hashes.image"
+PLACEHOLDERS = "features.mm_placeholders.image"
 
 
 class GenerateController(Controller):
@@ -85,19 +85,19 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         head = answer_head("generate", self.model, runner)
         if body.request_id is not None:
             head = AnswerHead(body.request_id, head.created, head.model, head.system_fingerprint)
-        asked = await self._asked(body, runner.facts, head.id)
+        request = await self._runner_request(body, runner.facts, head.id)
         num_top = body.sampling_params.prompt_logprobs if body.sampling_params else None
         scores: list[Sample] = []
         try:
             check_not_streamed(num_top, body.stream)
             if num_top is not None:
-                scores = await PromptScorer(runner, num_top, "prompt_logprobs").scored(asked)
-            stream = await runner.asubmit(asked)
+                scores = await PromptScorer(runner, num_top, "prompt_logprobs").score(request)
+            stream = await runner.asubmit(request)
         except RequestError as error:
             error.param = _field_of(error, body)
             raise
-        answer = naming_media(stream, media_names(asked, lambda error: _field_of(error, body)))
-        has_logprobs = asked.params is not None and asked.params.logprobs
+        answer = naming_media(stream, media_names(request, lambda error: _field_of(error, body)))
+        has_logprobs = request.params is not None and request.params.logprobs
         events = GeneratedEvents(
             head,
             runner.token_bytes if has_logprobs else None,
@@ -105,12 +105,14 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             usage=UsageEvents(options, lambda: stream.usage),
         )
         if body.stream:
-            hides = bool(options and options.include_obfuscation)
-            told = Obfuscated(events) if hides else events
-            return EventStream(answer, told, self.service, self.headers)
-        return WholeAnswer(answer, events.whole, self.service, self.headers)
+            hides_sizes = bool(options and options.include_obfuscation)
+            sent_events = Obfuscated(events) if hides_sizes else events
+            return EventStream(answer, sent_events, self.service, self.headers)
+        return WholeAnswer(answer, events.encode_whole, self.service, self.headers)
 
-    async def _asked(self, body: GenerateRequest, facts: RunnerFacts, request_id: str) -> Asked:
+    async def _runner_request(
+        self, body: GenerateRequest, facts: RunnerFacts, request_id: str
+    ) -> RunnerRequest:
         """Return what a body asks of the runner."""
         given = body.sampling_params or GenerateParams()
         try:
@@ -120,12 +122,12 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             error.param = _field_of(error, body)
             raise
         images = await self._images(body.features, body.images, facts) if body.features else []
-        return Asked(
+        return RunnerRequest(
             token_ids=tuple(body.token_ids),
             images=images,
             params=params,
             clamp_max_tokens=self.service.settings.clamps_max_tokens,
-            fields=self.added,
+            fields=self.plugin_fields,
             constraint=form.constraint if form else None,
             tenant=self.caller.tenant,
             account=self.caller.account,
@@ -136,27 +138,27 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         )
 
     async def _images(
-        self, features: GenerateFeatures, shown: Seq[ShownImage] | None, facts: RunnerFacts
+        self, features: GenerateFeatures, sizes: Seq[ShownImage] | None, facts: RunnerFacts
     ) -> list[PlacedImage]:
         """Fetch and check the pictures, and put each to the place that it is said to have."""
-        places, urls = features.mm_placeholders.image, features.image_urls or []
+        ranges, urls = features.mm_placeholders.image, features.image_urls or []
         digests = features.mm_hashes.image if features.mm_hashes else None
-        check_num_images(len(places), facts, URLS)
-        for given, name in ((urls, URLS), (digests, DIGESTS), (shown, "images")):
-            if given is not None and len(given) != len(places):
+        check_num_images(len(ranges), facts, IMAGE_URLS)
+        for given, name in ((urls, IMAGE_URLS), (digests, IMAGE_HASHES), (sizes, "images")):
+            if given is not None and len(given) != len(ranges):
                 raise RequestError(f"{name} has not one for each image", param=name)
-        named = [(f"{URLS}[{number}]", url) for number, url in enumerate(urls)]
-        images = await self.converter.images.opened(named, facts, self.caller.account)
+        sources = [(f"{IMAGE_URLS}[{number}]", url) for number, url in enumerate(urls)]
+        images = await self.converter.images.open_images(sources, facts, self.caller.account)
         return [
             PlacedImage(
                 opened.image,
-                place.offset,
-                place.offset + place.length,
+                tokens.offset,
+                tokens.offset + tokens.length,
                 bytes.fromhex(digests[number]) if digests else None,
-                _options(shown[number]) if shown else PLAIN_IMAGE,
+                _options(sizes[number]) if sizes else PLAIN_IMAGE,
                 opened.fetch,
             )
-            for number, (opened, place) in enumerate(zip(images, places, strict=True))
+            for number, (opened, tokens) in enumerate(zip(images, ranges, strict=True))
         ]
 
 
@@ -170,12 +172,12 @@ def _params(given: GenerateParams, facts: RunnerFacts) -> SamplingParams:
     return facts.defaults.replaced(values)
 
 
-def _options(shown: ShownImage) -> ImageOptions:
+def _options(sizes: ShownImage) -> ImageOptions:
     """Return how large an image was shown."""
     return ImageOptions(
-        detail=shown.detail or "auto",
-        max_tokens=shown.max_image_tokens,
-        processor=shown.mm_processor_kwargs or {},
+        detail=sizes.detail or "auto",
+        max_tokens=sizes.max_image_tokens,
+        processor=sizes.mm_processor_kwargs or {},
     )
 
 
@@ -187,12 +189,12 @@ def _field_of(error: RequestError, body: GenerateRequest) -> str | None:
     """Return which field of a body an error is about."""
     field = error.param or ""
     if isinstance(error, ImageError) and error.index is not None:
-        return f"{URLS}[{error.index}]"
+        return f"{IMAGE_URLS}[{error.index}]"
     if field.startswith("images["):
-        return PLACES + field.removeprefix("images")
+        return PLACEHOLDERS + field.removeprefix("images")
     if field == "messages":  # those that show the images, unless the prompt is too long
         is_long = isinstance(error, PromptTooLong) or body.features is None
-        return "token_ids" if is_long else URLS
+        return "token_ids" if is_long else IMAGE_URLS
     if field.partition(".")[0] in ShownImage.__struct_fields__:
         return "images"
     if field == "constraint" and (form := _form(body.sampling_params or GenerateParams())):

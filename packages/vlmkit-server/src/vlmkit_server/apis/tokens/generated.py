@@ -7,7 +7,7 @@ import msgspec
 from vlmkit.types.completion import Chunk, Completion, Usage
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import (
-    NUM_EACH,
+    LOGPROBS_PER_PIECE,
     AnswerHead,
     Logprobs,
     PromptLogprobs,
@@ -69,11 +69,11 @@ class GeneratedEvents(DataEvents):
         self._usage = usage
         self._start = b'data: {"request_id":%b,"choices":[' % _encode(head.id)
 
-    def whole(self, completion: Completion) -> Iterator[bytes]:
+    def encode_whole(self, completion: Completion) -> Iterator[bytes]:
         """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
         choices, fillings = [], []
         for index, choice in enumerate(completion.choices):
-            made = GeneratedChoice(index, choice.token_ids, None, choice.finish_reason)
+            generated = GeneratedChoice(index, choice.token_ids, None, choice.finish_reason)
             if self._token_bytes is not None:
                 made.logprobs = Logprobs(HOLE)
                 fillings.append(listed(map(self._logprob, drained(choice.samples)), NUM_EACH))
@@ -82,7 +82,7 @@ class GeneratedEvents(DataEvents):
         body = Generated(head.id, head.model, head.created, choices, usage)
         if self._prompt_logprobs is not None:
             body.prompt_logprobs = HOLE
-            fillings.append(listed(self._prompt_logprobs, NUM_EACH))
+            fillings.append(listed(self._prompt_logprobs, LOGPROBS_PER_PIECE))
         return filled(body, fillings)
 
     def opening(self) -> bytes:
@@ -102,8 +102,8 @@ class GeneratedEvents(DataEvents):
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
-        told = self._usage.last(usage)
-        return self._start + b"]" + told + b"}\n\n" + DONE if told else DONE
+        fields = self._usage.last(usage)
+        return self._start + b"]" + fields + b"}\n\n" + DONE if fields else DONE
 
     def _choice(self, index: int, samples: Seq[Sample], reason: str | None) -> GeneratedChoice:
         ids = [sample.token_id for sample in samples]
@@ -117,17 +117,17 @@ class GeneratedEvents(DataEvents):
 
     def _logprob(self, sample: Sample) -> TokenLogprob:
         likeliest = [
-            TopLogprob(name_of(each.token_id), finite(each.logprob), self._bytes(each.token_id))
+            TopLogprob(token_name(each.token_id), finite(each.logprob), self._bytes(each.token_id))
             for each in sample.top
         ]
-        told = finite(sample.logprob if sample.logprob is not None else 0.0)
-        name = name_of(sample.token_id)
-        return TokenLogprob(name, told, self._bytes(sample.token_id), likeliest)
+        logprob = finite(sample.logprob if sample.logprob is not None else 0.0)
+        name = token_name(sample.token_id)
+        return TokenLogprob(name, logprob, self._bytes(sample.token_id), likeliest)
 
     def _bytes(self, token_id: int) -> list[int]:
         return list(self._token_bytes(token_id)) if self._token_bytes else []
 
 
-def name_of(token_id: int) -> str:
+def token_name(token_id: int) -> str:
     """Return a token's name, by which vLLM's clients know it."""
     return f"token_id:{token_id}"

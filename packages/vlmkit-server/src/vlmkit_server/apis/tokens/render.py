@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner
-from vlmkit.types.request import Request as Asked
-from vlmkit_server.apis.anthropic_messages.route import OWN_EFFORT, field_of_messages
+from vlmkit.types.request import Request as RunnerRequest
+from vlmkit_server.apis.anthropic_messages.route import EFFORT_FIELD, field_of_messages
 from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall, answer_head
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
@@ -120,15 +120,15 @@ class _ConversationCall(MessagesCall[B]):
         self, chat: ChatRequest, kind: str, *, light: bool | None, effort: str = EFFORT
     ) -> ASGIApp:
         """Let the runner read the prompt; nothing is computed."""
-        check_no_rounds(chat)
+        check_no_server_tools(chat)
         runner = await self.runner(chat.model)
         request_id = answer_head(kind, self.model, runner).id
-        request, _ = await self.asked(
+        request, _ = await self.prepare_request(
             chat, runner.facts, request_id, effort=effort, light=bool(light)
         )
-        found = await runner.atokenize(request)
-        made = rendered(chat, self.model, request, found, runner.facts)
-        return PiecedAnswer(partial(_one, made, runner), self.service, self.headers)
+        tokens = await runner.atokenize(request)
+        prompt = rendered(chat, self.model, request, tokens, runner.facts)
+        return PiecedAnswer(partial(_encode, prompt, runner), self.service, self.headers)
 
 
 class _RenderChatCall(_ConversationCall[RenderChatRequest]):
@@ -148,11 +148,13 @@ class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
 
     async def start(self, body: RenderMessagesRequest) -> ASGIApp:
         """Render the turns."""
-        said = as_chat(body)
+        translation = as_chat(body)
         try:
-            return await self.rendered(said.chat, "msg", light=body.light, effort=OWN_EFFORT)
+            return await self.rendered(
+                translation.chat, "msg", light=body.light, effort=EFFORT_FIELD
+            )
         except RequestError as error:
-            error.param = field_of_messages(error, said)
+            error.param = field_of_messages(error, translation)
             raise
 
 
@@ -163,17 +165,17 @@ class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):
         """Render the items, and all that they build upon."""
         runner = await self.runner(body.model)
 
-        async def made(asked: Asked, chat: ChatRequest) -> Rendered:
-            check_no_rounds(chat)
-            found = await runner.atokenize(asked)
+        async def prompt(request: RunnerRequest, chat: ChatRequest) -> Rendered:
+            check_no_server_tools(chat)
+            tokens = await runner.atokenize(request)
             if body.truncation == "auto":
-                check_fits(asked, found, runner)
-            return rendered(chat, self.model, asked, found, runner.facts)
+                check_fits(request, tokens, runner)
+            return rendered(chat, self.model, request, tokens, runner.facts)
 
         request_id = answer_head("resp", self.model, runner).id
         light = bool(body.light)
-        done = await self.ask(body, runner, request_id, made, answers=False, light=light)
-        return PiecedAnswer(partial(_one, done.result, runner), self.service, self.headers)
+        processed = await self.process(body, runner, request_id, prompt, answers=False, light=light)
+        return PiecedAnswer(partial(_encode, processed.result, runner), self.service, self.headers)
 
 
 class _RenderTextsCall(Call[RenderCompletionRequest]):
@@ -186,9 +188,9 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
         form = requested_form(body)
 
-        async def one(named: tuple[str, Plain]) -> Rendered:
+        async def render(named: tuple[str, Plain]) -> Rendered:
             name, text = named
-            request = Asked(
+            request = RunnerRequest(
                 **plain_fields(text),
                 adds_special=body.add_special_tokens is not False,
                 params=params,
@@ -200,18 +202,18 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
                 id=answer_head("cmpl", self.model, runner).id,
             )
             try:
-                found = await runner.atokenize(request)
+                tokens = await runner.atokenize(request)
             except RequestError as error:
                 rename_param(error, name)
                 raise
-            return rendered(body, self.model, request, found, runner.facts)
+            return rendered(body, self.model, request, tokens, runner.facts)
 
         named = zip(plain_names(texts, "prompt"), texts, strict=True)
-        made = await in_order(one, named, runner.facts.bounds.num_workers)
-        return PiecedAnswer(partial(_several, made, runner), self.service, self.headers)
+        prompts = await in_order(render, named, runner.facts.bounds.num_workers)
+        return PiecedAnswer(partial(_encode_all, prompts, runner), self.service, self.headers)
 
 
-def check_no_rounds(chat: ChatRequest) -> None:
+def check_no_server_tools(chat: ChatRequest) -> None:
     """Refuse tools of the server.
 
     Raises:
@@ -223,10 +225,10 @@ def check_no_rounds(chat: ChatRequest) -> None:
         )
 
 
-def _one(made: Rendered, runner: Runner) -> Iterator[bytes]:
+def _encode(prompt: Rendered, runner: Runner) -> Iterator[bytes]:
     """Encode a prompt, in pieces: there can be many tokens."""
-    text = _text(made.token_ids, runner)
-    return filled(replace(made, token_ids=HOLE), [text, listed(made.token_ids, MANY_EACH)])
+    text = _text(prompt.token_ids, runner)
+    return filled(replace(prompt, token_ids=HOLE), [text, listed(prompt.token_ids, MANY_EACH)])
 
 
 def _text(token_ids: Seq[int], runner: Runner) -> Iterator[bytes]:
@@ -239,9 +241,9 @@ def _text(token_ids: Seq[int], runner: Runner) -> Iterator[bytes]:
     yield msgspec.json.encode(decoder.decode(b"", final=True))[1:-1] + b'"'
 
 
-def _several(made: Seq[Rendered], runner: Runner) -> Iterator[bytes]:
+def _encode_all(prompts: Seq[Rendered], runner: Runner) -> Iterator[bytes]:
     """Encode prompts, in pieces."""
-    for number, each in enumerate(made):
+    for number, each in enumerate(prompts):
         yield b"," if number else b"["
-        yield from _one(each, runner)
+        yield from _encode(each, runner)
     yield b"]"

@@ -16,15 +16,15 @@ from vlmkit.types.sampling import OF_MODELS, SamplingParams
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_completions.wire import CompletionRequest
 from vlmkit_server.apis.tokens.wire_render import (
-    PlacedTokens,
     Rendered,
     RenderedFeatures,
     RenderedImage,
+    TokenRange,
 )
 from vlmkit_server.exchange.json_pieces import HOLE
 
 _PLAIN = SamplingParams()
-_OURS = (  # vLLM has no such parameters
+_EXTENSIONS = (  # vLLM has no such parameters
     "typical_p",
     "xtc_probability",
     "xtc_threshold",
@@ -41,7 +41,7 @@ def rendered(
     body: ChatRequest | CompletionRequest,
     model: str,
     request: Request,
-    found: PromptTokens,
+    tokens: PromptTokens,
     facts: RunnerFacts,
 ) -> Rendered:
     """Return one prompt but for its text, and how its answer would be made.
@@ -50,42 +50,42 @@ def rendered(
         body: what was sent.
         model: what the model was asked for by.
         request: what it comes to.
-        found: the tokens of its prompt.
+        tokens: the tokens of its prompt.
         facts: of the model.
     """
     return Rendered(
         request_id=request.id,
         model=model,
         prompt=HOLE,
-        token_ids=found.token_ids,
-        features=_features(found.media) if found.media else None,
+        token_ids=tokens.token_ids,
+        features=_features(tokens.media) if tokens.media else None,
         sampling_params=_params(request.params or facts.defaults, request.constraint)
         | {"prompt_logprobs": body.prompt_logprobs},
         stream=bool(body.stream),
         stream_options=body.stream_options,
         cache_salt=request.cache_salt or None,
         priority=request.priority,
-        num_tokens=len(found.token_ids),
+        num_tokens=len(tokens.token_ids),
         max_model_len=facts.limits.max_sequence_tokens,
-        images=_images(found.images, request),
+        images=_images(tokens.images, request),
     )
 
 
 def _features(media: Seq[PromptMedium]) -> RenderedFeatures:
-    places: dict[str, list[PlacedTokens]] = {}
+    ranges: dict[str, list[TokenRange]] = {}
     digests: dict[str, list[str]] = {}
     for medium in media:
-        place = PlacedTokens(medium.start, medium.stop - medium.start)
-        places.setdefault(medium.kind, []).append(place)
+        token_range = TokenRange(medium.start, medium.stop - medium.start)
+        ranges.setdefault(medium.kind, []).append(token_range)
         digests.setdefault(medium.kind, []).append(medium.digest.hex())
-    return RenderedFeatures(places, digests if media[0].digest else None)
+    return RenderedFeatures(ranges, digests if media[0].digest else None)
 
 
 def _images(images: Seq[PromptMedium], request: Request) -> list[RenderedImage]:
-    shown = [part.options for part in image_parts_of(request.messages)]
-    if len(shown) != len(images):  # those of files are shown in the model's own way
-        shown = [PLAIN_IMAGE] * len(images)
-    return [_image(image, options) for image, options in zip(images, shown, strict=True)]
+    sizes = [part.options for part in image_parts_of(request.messages)]
+    if len(sizes) != len(images):  # those of files are shown in the model's own way
+        sizes = [PLAIN_IMAGE] * len(images)
+    return [_image(image, options) for image, options in zip(images, sizes, strict=True)]
 
 
 def _image(image: PromptMedium, options: ImageOptions) -> RenderedImage:
@@ -106,14 +106,14 @@ def _image(image: PromptMedium, options: ImageOptions) -> RenderedImage:
 
 def _params(params: SamplingParams, constraint: Constraint | None) -> dict[str, Any]:
     """Return how an answer is made, by vLLM's names."""
-    told: dict[str, Any] = msgspec.to_builtins(params)
+    fields: dict[str, Any] = msgspec.to_builtins(params)
     for name in OF_MODELS:
-        del told[name]
-    for name in _OURS:
+        del fields[name]
+    for name in _EXTENSIONS:
         if getattr(params, name) == getattr(_PLAIN, name):
-            del told[name]
-    num_top = told.pop("top_logprobs")
-    return told | {
+            del fields[name]
+    num_top = fields.pop("top_logprobs")
+    return fields | {
         "logprobs": num_top if params.logprobs else None,
         "logit_bias": params.logit_bias or None,
         "bad_words": params.bad_words or None,

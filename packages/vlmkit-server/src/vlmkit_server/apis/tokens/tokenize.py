@@ -14,12 +14,12 @@ from litestar.types import ASGIApp
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit.types.prompt_tokens import PromptTokens
-from vlmkit.types.request import Request as Asked
+from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatMessage, ChatRequest
 from vlmkit_server.apis.openai_responses.wire import InputTokens
-from vlmkit_server.apis.tokens.render import check_no_rounds
+from vlmkit_server.apis.tokens.render import check_no_server_tools
 from vlmkit_server.apis.tokens.wire_tokenize import (
     DETOKENIZE,
     TOKENIZE,
@@ -35,7 +35,7 @@ from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.plain_prompts import check_plain_size, rename_param
 
-_OF_MESSAGES = sorted(
+_MESSAGE_FIELDS = sorted(
     {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}
 )
 """The fields that a chat has, too, and that say how messages are written."""
@@ -97,7 +97,7 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
         else:
             found = await self._conversation(_chat(body, name, body.messages), runner)
         make = partial(
-            _told,
+            _encode,
             found,
             runner,
             has_texts=bool(body.return_token_strs),
@@ -105,16 +105,18 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
         )
         return PiecedAnswer(make, self.service, self.headers)
 
-    def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> Asked:
+    def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> RunnerRequest:
         """Return the request for a text, which no chat template writes."""
-        if given := [field for field in _OF_MESSAGES if getattr(body, field) not in (None, [], {})]:
+        if given := [
+            field for field in _MESSAGE_FIELDS if getattr(body, field) not in (None, [], {})
+        ]:
             raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
         if body.content is None:
             text, adds_special = body.prompt or "", body.add_special_tokens is not False
         else:
             text, adds_special = body.content, bool(body.add_special)
         check_plain_size([text], self.service.settings.max_text_chars, facts)
-        return Asked(
+        return RunnerRequest(
             text=text,
             adds_special=adds_special,
             account=self.caller.account,
@@ -123,7 +125,7 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
     async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
         """Return what a chat's prompt comes to."""
         try:
-            request, _ = await self.asked(chat, runner.facts, "")
+            request, _ = await self.prepare_request(chat, runner.facts, "")
             return await runner.atokenize(request)
         except RequestError as error:
             error.param = field_of_chat(error, chat)
@@ -135,16 +137,16 @@ class _CountCall(MessagesCall[ChatRequest]):
 
     async def start(self, body: ChatRequest) -> ASGIApp:
         """Let the runner read the prompt."""
-        check_no_rounds(body)
+        check_no_server_tools(body)
         runner = await self.runner(body.model)
         try:
-            request, _ = await self.asked(body, runner.facts, "")
+            request, _ = await self.prepare_request(body, runner.facts, "")
             found = await runner.atokenize(request)
         except RequestError as error:
             error.param = field_of_chat(error, body)
             raise
-        counted = msgspec.json.encode(InputTokens(len(found.token_ids)))
-        return ASGIResponse(body=counted, headers=self.headers)
+        content = msgspec.json.encode(InputTokens(len(found.token_ids)))
+        return ASGIResponse(body=content, headers=self.headers)
 
 
 class _DetokenizeCall(Call[DetokenizeRequest]):
@@ -159,8 +161,8 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
         except RequestError as error:
             rename_param(error, "tokens")
             raise
-        said = Detokenized(text, text)
-        return ASGIResponse(body=msgspec.json.encode(said), headers=self.headers)
+        detokenized = Detokenized(text, text)
+        return ASGIResponse(body=msgspec.json.encode(detokenized), headers=self.headers)
 
 
 def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> ChatRequest:
@@ -171,7 +173,7 @@ def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> Cha
             param="add_special_tokens",
             code="unsupported_parameter",
         )
-    fields = {field: getattr(body, field) for field in _OF_MESSAGES}
+    fields = {field: getattr(body, field) for field in _MESSAGE_FIELDS}
     return ChatRequest(model=model, messages=messages, **fields)
 
 
@@ -182,11 +184,11 @@ def _piece(token_id: int, content: bytes) -> TokenPiece:
         return TokenPiece(token_id, [*content])
 
 
-def _told(
+def _encode(
     found: PromptTokens, runner: Runner, *, has_texts: bool, has_pieces: bool
 ) -> Iterator[bytes]:
     """Encode an answer, in pieces."""
-    ids, most = found.token_ids, runner.facts.limits.max_sequence_tokens
+    ids, max_tokens = found.token_ids, runner.facts.limits.max_sequence_tokens
     tokens: Iterable[int | TokenPiece] = ids
     if has_pieces:
         tokens = (_piece(token_id, runner.token_bytes(token_id)) for token_id in ids)
@@ -194,5 +196,5 @@ def _told(
     if has_texts:
         texts = (runner.token_bytes(i).decode(errors="replace") for i in ids)
         fillings.append(listed(texts, MANY_EACH))
-    told = Tokens(len(ids), most, HOLE, HOLE if has_texts else None, found.image_tokens)
-    return filled(told, fillings)
+    body = Tokens(len(ids), max_tokens, HOLE, HOLE if has_texts else None, found.image_tokens)
+    return filled(body, fillings)

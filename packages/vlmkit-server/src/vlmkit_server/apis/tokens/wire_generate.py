@@ -36,7 +36,7 @@ from vlmkit.types.sampling import (
     TypicalP,
 )
 from vlmkit_server.apis.openai_chat.wire import ImageLimits, MaxImageTokens, NotSupported
-from vlmkit_server.apis.tokens.wire_render import PlacedTokens
+from vlmkit_server.apis.tokens.wire_render import TokenRange
 from vlmkit_server.wire.answer_forms import StructuredOutputs
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.plain_prompts import TokenIds
@@ -84,15 +84,15 @@ class GenerateParams(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
 
-class Places(msgspec.Struct, kw_only=True):
+class Placeholders(msgspec.Struct, kw_only=True):
     """Where the images are, in order."""
 
-    image: Annotated[list[PlacedTokens], Meta(max_length=MAX_IMAGES)]
+    image: Annotated[list[TokenRange], Meta(max_length=MAX_IMAGES)]
     audio: NotSupported = None
     video: NotSupported = None
 
 
-class Digests(msgspec.Struct, kw_only=True):
+class MediaHashes(msgspec.Struct, kw_only=True):
     """What the images were when they were rendered."""
 
     image: Annotated[list[Digest], Meta(max_length=MAX_IMAGES)]
@@ -103,8 +103,8 @@ class Digests(msgspec.Struct, kw_only=True):
 class GenerateFeatures(msgspec.Struct, kw_only=True):
     """The images among the tokens, in order, each by its own file or address."""
 
-    mm_placeholders: Places
-    mm_hashes: Digests | None = None
+    mm_placeholders: Placeholders
+    mm_hashes: MediaHashes | None = None
     image_urls: Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None = None  # ours
     kwargs_data: NotSupported = None
     mm_metadata: NotSupported = None
@@ -149,7 +149,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     kv_transfer_params: NotSupported = None
 
 
-_SHAPES = (GenerateRequest, GenerateParams, GenerateFeatures, Places)
+_SHAPES = (GenerateRequest, GenerateParams, GenerateFeatures, Placeholders)
 GENERATE = BodyReader(
     GenerateRequest,
     {f.name for shape in _SHAPES for f in fields(shape) if f.type == NotSupported},

@@ -16,7 +16,7 @@ from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRe
 from vlmkit_server.apis.openai_responses.wire import RESPONSES, ResponsesRequest
 from vlmkit_server.wire.sampling_fields import StreamOptions
 
-Place = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenIndex = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class RenderChatRequest(ChatRequest, kw_only=True):
@@ -43,17 +43,17 @@ class RenderResponsesRequest(ResponsesRequest, kw_only=True):
     light: bool | None = None
 
 
-class PlacedTokens(msgspec.Struct):
+class TokenRange(msgspec.Struct):
     """Where the tokens of an image are."""
 
-    offset: Place
-    length: Place
+    offset: TokenIndex
+    length: TokenIndex
 
 
 class RenderedFeatures(msgspec.Struct):
     """The images of a prompt, in order; ``mm_hashes`` is null where no pixel was decoded."""
 
-    mm_placeholders: dict[str, list[PlacedTokens]]
+    mm_placeholders: dict[str, list[TokenRange]]
     mm_hashes: dict[str, list[str]] | None
 
 
