@@ -3,6 +3,7 @@
 How a body is answered is each route's own business.
 """
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, ExitStack
@@ -14,13 +15,13 @@ import msgspec
 from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from vlmkit._version import __version__
 from vlmkit.errors import QueueFull
 from vlmkit.interfaces.runner import CONSTRAINT, Runner, RunnerFacts
 from vlmkit.running.prompting.request_fields import refusal
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import AnswerHead
 from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.fingerprint import fingerprint
 from vlmkit_server.apis.openai_chat.image_options import DETAIL_FIELD, ignored_details
 from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
@@ -278,4 +279,15 @@ async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:
 
 def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:
     """Return what every object of a new answer says about it; its id begins with its kind."""
-    return AnswerHead(f"{kind}-{token_hex(12)}", int(time.time()), model, fingerprint(runner.facts))
+    return AnswerHead(
+        f"{kind}-{token_hex(12)}", int(time.time()), model, _fingerprint(runner.facts)
+    )
+
+
+def _fingerprint(facts: RunnerFacts) -> str:
+    """Return OpenAI's ``system_fingerprint``, a short digest of what made the answer.
+
+    It changes with the version, the model's name or its limits.
+    """
+    subject = f"{__version__} {facts.name} {facts.limits}"
+    return f"fp_{hashlib.sha256(subject.encode()).hexdigest()[:12]}"

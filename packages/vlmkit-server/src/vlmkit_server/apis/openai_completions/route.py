@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.types.completion import Choice, Chunk, Completion, Timings, Usage
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import MAX_CHOICES, SamplingParams
@@ -24,7 +25,6 @@ from vlmkit_server.apis.openai_completions.answer import (
     TextAnswers,
     TextCompletion,
 )
-from vlmkit_server.apis.openai_completions.empty_stream import EmptyStream
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.obfuscation import Obfuscated
@@ -79,9 +79,9 @@ class CompletionCall(Call[CompletionRequest]):
         head = answer_head("cmpl", self.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
-        stream: AnswerStream | MergedStream | EmptyStream
+        stream: AnswerStream | MergedStream | _EmptyStream
         if body.echo and body.max_tokens == 0:
-            stream = EmptyStream(
+            stream = _EmptyStream(
                 len(echoes) * params.n, sum(len(each.token_ids) for each in echoes)
             )
             ids: list[Seq[int]] = [each.token_ids for each in echoes]
@@ -107,6 +107,36 @@ class CompletionCall(Call[CompletionRequest]):
             events = Obfuscated(answers) if hides_sizes else answers
             return EventStream(stream, events, self.service, self.headers)
         return WholeAnswer(stream, answers.encode_whole, self.service, self.headers)
+
+
+class _EmptyStream:
+    """Says nothing, for each choice, and is over at once.
+
+    Args:
+        num_choices: how many.
+        prompt_tokens: of the prompts.
+    """
+
+    def __init__(self, num_choices: int, prompt_tokens: int) -> None:
+        self.usage = Usage(prompt_tokens)
+        self.timings = Timings()
+        self._num_choices = num_choices
+        self._is_read = False
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Return the end of every choice, and then nothing more."""
+        if self._is_read:
+            return []
+        self._is_read = True
+        return [Chunk(index, finish_reason="length") for index in range(self._num_choices)]
+
+    async def aresult(self) -> Completion:
+        """Return choices without text."""
+        choices = [Choice(finish_reason="length") for _ in range(self._num_choices)]
+        return Completion(choices, self.usage, self.timings)
+
+    def abort(self) -> None:
+        """Do nothing: it is over."""
 
 
 class _Prompts:

@@ -36,8 +36,7 @@ from vlmkit_server.apis.openai_responses.answer import (
 from vlmkit_server.apis.openai_responses.background import run_in_background
 from vlmkit_server.apis.openai_responses.conversation import ConversationCall
 from vlmkit_server.apis.openai_responses.event_log import EventLog
-from vlmkit_server.apis.openai_responses.events import ResponseEvents
-from vlmkit_server.apis.openai_responses.executed_call_events import ExecutedCallEvents
+from vlmkit_server.apis.openai_responses.events import ExecutedCallEvents, ResponseEvents
 from vlmkit_server.apis.openai_responses.items import (
     OutputItem,
     new_id,

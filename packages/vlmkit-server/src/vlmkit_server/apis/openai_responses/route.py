@@ -17,8 +17,13 @@ from vlmkit.errors import RequestError
 from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_responses.answer import ResponseBody
 from vlmkit_server.apis.openai_responses.calls import CountCall, CreateCall
-from vlmkit_server.apis.openai_responses.pages import ItemsPage, ItemsQuery, items_page
-from vlmkit_server.apis.openai_responses.retrieval import RetrieveQuery, retrieve_query
+from vlmkit_server.apis.openai_responses.queries import (
+    ItemsPage,
+    ItemsQuery,
+    RetrieveQuery,
+    items_page,
+    retrieve_query,
+)
 from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
 from vlmkit_server.apis.openai_responses.store import ResponseStore
 from vlmkit_server.apis.openai_responses.wire import (

@@ -1,4 +1,4 @@
-"""Pages of a stored response's items, as a query asks for them."""
+"""Queries about a stored response: pages of its items, and which of its events to stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -64,3 +64,31 @@ def _parsed(query: Mapping[str, str]) -> ItemsQuery:
         name = "order" if "$.order" in str(error) else "limit"
         expected = "asc or desc" if name == "order" else "1 to 100"
         raise RequestError(f"{name} must be {expected}", param=name) from None
+
+
+class RetrieveQuery(msgspec.Struct):
+    """Whether, and from where on, events are wanted; all else of OpenAI's is told anyway."""
+
+    stream: bool | None = None
+    starting_after: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    include_obfuscation: bool | None = None
+
+
+_EXPECTED = {"starting_after": "the number of an event", "stream": "true or false"}
+
+
+def retrieve_query(query: Mapping[str, str]) -> RetrieveQuery:
+    """Return what a query asks for.
+
+    Raises:
+        RequestError: a parameter makes no sense.
+    """
+    try:
+        found = msgspec.convert(query, RetrieveQuery, strict=False)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")
+        expected = _EXPECTED.get(name, "true or false")
+        raise RequestError(f"{name} must be {expected}", param=name) from None
+    if found.starting_after is not None and not found.stream:
+        raise RequestError("starting_after needs stream to be true", param="starting_after")
+    return found
