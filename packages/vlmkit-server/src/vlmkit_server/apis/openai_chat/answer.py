@@ -219,7 +219,7 @@ def completion_pieces(
 def logprob_pieces(logprobs: LogprobsOf, samples: list[Sample]) -> Iterator[bytes]:
     """Encode the log-probabilities of samples, in pieces, and let the samples go."""
     contents = (logprobs((sample,)).content for sample in drained(samples))
-    return listed(chain.from_iterable(contents), NUM_EACH)
+    return listed(chain.from_iterable(contents), LOGPROBS_PER_PIECE)
 
 
 def _choices(

@@ -118,7 +118,7 @@ class Call(ABC, Generic[B]):
             del content
             self.report_ignored(ignored)
             self._sent = sent
-            if self.keeps_answers or not getattr(body, "stream", None):
+            if self.stores_streamed_answers or not getattr(body, "stream", None):
                 self._whole = ResponseBuffer(
                     self.service.resource_limits.logprob_bytes, self.caller.account
                 )

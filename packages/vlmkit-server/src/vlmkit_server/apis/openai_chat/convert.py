@@ -142,7 +142,7 @@ class Converter:
         messages: Sequence[wire.ChatMessage],
         facts: RunnerFacts,
         caller: Caller = ANONYMOUS,
-        shown: ImageOptions = PLAIN_IMAGE,
+        default_options: ImageOptions = PLAIN_IMAGE,
         *,
         may_go_on: bool = False,
         light: bool = False,

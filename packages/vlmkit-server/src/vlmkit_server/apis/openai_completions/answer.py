@@ -249,7 +249,7 @@ class _Columns:
             listed(map(_logprob, samples), MANY_EACH),
         ]
         if self._has_top:
-            fillings.append(listed(map(self._top, samples), NUM_EACH))
+            fillings.append(listed(map(self._top, samples), LOGPROBS_PER_PIECE))
         return columns, [*fillings, listed(self._offsets(drained(samples)), MANY_EACH)]
 
     def _tokens(self, samples: Iterable[Sample]) -> Iterator[str]:

@@ -42,14 +42,14 @@ async def run_in_background(
     async def read_answer() -> None:
         log.add(events.opening())
         while chunks := await stream.next_chunks():
-            if told := events.chunks(chunks):
-                log.add(told)
-                grown(log.num_bytes)
+            if data := events.chunks(chunks):
+                log.add(data)
+                on_growth(log.num_bytes)
             check_not_aborted(chunks)
 
     try:
-        async with lease:
-            await service.active.attend(read(), _never, scope)
+        async with leases:
+            await service.active.attend(read_answer(), _never_disconnects, scope)
             last = await service.offload.run(
                 partial(events.closing, stream.usage), tenant_or_network(scope)
             )

@@ -75,9 +75,11 @@ class GeneratedEvents(DataEvents):
         for index, choice in enumerate(completion.choices):
             generated = GeneratedChoice(index, choice.token_ids, None, choice.finish_reason)
             if self._token_bytes is not None:
-                made.logprobs = Logprobs(HOLE)
-                fillings.append(listed(map(self._logprob, drained(choice.samples)), NUM_EACH))
-            choices.append(made)
+                generated.logprobs = Logprobs(HOLE)
+                fillings.append(
+                    listed(map(self._logprob, drained(choice.samples)), LOGPROBS_PER_PIECE)
+                )
+            choices.append(generated)
         head, usage = self._head, UsageBody.of(completion.usage)
         body = Generated(head.id, head.model, head.created, choices, usage)
         if self._prompt_logprobs is not None:
