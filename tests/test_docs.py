@@ -366,7 +366,7 @@ def test_the_index_lists_every_decision_once_with_its_title_and_its_status():
     assert {file: (title, status) for _, file, title, status in rows} == stated
 
 
-def test_every_status_of_a_decision_is_one_of_three_and_names_a_later_one_that_agrees():
+def test_a_status_is_one_of_three_and_the_records_that_it_names_name_the_decision():
     stated = decisions()
     assert [file for file, (_, status) in stated.items() if not STATUS.fullmatch(status)] == []
     for file, (_, status) in stated.items():
