@@ -370,7 +370,11 @@ def test_the_store_is_bounded_and_counts_what_it_holds(actions, most, most_bytes
     for name in names:
         with contextlib.suppress(RequestError):
             store.delete(name, OWNER)
-    assert (store._holdings.num_bytes, store._responses, store._answered) == (0, {}, {})
+    assert (store._held.num_bytes, store._responses, list(store._turns.output_item_ids)) == (
+        0,
+        {},
+        [],
+    )
 
 
 def check(store, most, most_bytes):
@@ -384,10 +388,10 @@ def check(store, most, most_bytes):
             turn = turn.previous
     bodies = sum(len(response.body) for response in store._responses.values())
     events = sum(store._num_event_bytes.values())
-    assert store._holdings.num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
+    assert store._held.num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
     assert store._num_event_bytes.keys() <= store._responses.keys()
-    assert store._holdings.num_bytes <= most_bytes
-    assert store._answered.keys() == {each.id for turn in turns for each in turn.output_items}
+    assert store._held.num_bytes <= most_bytes
+    assert store._turns.output_item_ids == {each.id for turn in turns for each in turn.output_items}
 
 
 def test_a_long_chain_of_turns_is_let_go_without_recursion():
@@ -399,7 +403,7 @@ def test_a_long_chain_of_turns_is_let_go_without_recursion():
         store.finish(f"r{number}", b"", (item(f"o{number}"),))
     assert len(turn.items()) == 10_000
     store.delete("r4999", OWNER)
-    assert (store._holdings.num_bytes, store._answered) == (0, {})
+    assert (store._held.num_bytes, list(store._turns.output_item_ids)) == (0, [])
 
 
 def test_an_answer_that_is_too_large_is_forgotten_alone():
@@ -454,5 +458,5 @@ def test_events_that_find_no_room_are_let_go_and_nothing_else():
     for _ in range(100):
         log.add(b"x" * 98 + b"\n\n")
         store.grow("theirs", log.num_bytes)
-        assert store._holdings.num_bytes <= 4000
+        assert store._held.num_bytes <= 4000
     assert list(store._responses) == ["theirs", "mine"]

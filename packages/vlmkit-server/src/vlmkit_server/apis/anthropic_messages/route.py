@@ -11,11 +11,10 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream
 from vlmkit_server.apis.anthropic_messages.answer import MessageBody, message_body
 from vlmkit_server.apis.anthropic_messages.events import MessageEvents
-from vlmkit_server.apis.anthropic_messages.to_chat import Translation, as_chat
+from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
 from vlmkit_server.apis.anthropic_messages.wire import (
     COUNT,
     MESSAGES,
@@ -24,16 +23,16 @@ from vlmkit_server.apis.anthropic_messages.wire import (
     MessagesRequest,
 )
 from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
-from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
+from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.tool_loop import (
     ToolLoop,
     check_server_tool_conflicts,
     start_tool_loop,
 )
+from vlmkit_server.apis.openai_chat.translation import naming_fields
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.named_errors import media_names, naming_media
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import EventStream
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.message_errors import MessageErrorBody, message_error
 from vlmkit_server.http.operation import Operation
@@ -89,7 +88,7 @@ class _CreateCall(MessagesCall[MessagesRequest]):
         runner = await self.runner(body.model)
         head = answer_head("msg", self.model, runner)
         translation = as_chat(body)
-        try:
+        with naming_fields(translation.field_of):
             request, images_s = await self.prepare_request(
                 translation.chat, runner.facts, head.id, effort=EFFORT_FIELD
             )
@@ -102,11 +101,7 @@ class _CreateCall(MessagesCall[MessagesRequest]):
                 )
             else:
                 stream = await runner.asubmit(request)
-        except RequestError as error:
-            error.param = field_of_messages(error, translation)
-            raise
-        names = media_names(request, lambda error: field_of_messages(error, translation))
-        answer = naming_media(stream, names)
+        answer = naming_media(stream, media_names(request, translation.field_of))
         options = {
             "has_transforms": bool(body.return_image_transforms),
             "has_places": bool(body.return_places),
@@ -115,7 +110,7 @@ class _CreateCall(MessagesCall[MessagesRequest]):
             events = MessageEvents(
                 head, len(stream.prompt_token_ids), runs_calls=bool(body.server_tools), **options
             )
-            return EventStream(answer, events, self.service, self.headers, images_s)
+            return self.stream_events(answer, events, hides_sizes=False, images_s=images_s)
         return WholeAnswer(
             answer,
             lambda completion: [
@@ -139,19 +134,10 @@ class _CountCall(MessagesCall[CountRequest]):
         """Let the runner read the prompt that the messages would be."""
         runner = await self.runner(body.model)
         translation = as_chat(body)
-        try:
+        with naming_fields(translation.field_of):
             request, _ = await self.prepare_request(
                 translation.chat, runner.facts, "", effort=EFFORT_FIELD
             )
             tokens = await runner.atokenize(request)
-        except RequestError as error:
-            error.param = field_of_messages(error, translation)
-            raise
         content = msgspec.json.encode(CountedTokens(len(tokens.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
-
-
-def field_of_messages(error: RequestError, translation: Translation) -> str | None:
-    """Return which field of what was sent an error is about."""
-    field = field_of_chat(error, translation.chat)
-    return translation.paths.get(field, field) if field else None

@@ -14,6 +14,7 @@ from vlmkit_server.apis.anthropic_messages import wire as anthropic
 from vlmkit_server.apis.anthropic_messages.answer import SERVER_TOOL_ID_PREFIX
 from vlmkit_server.apis.anthropic_messages.wire_tools import chat_tools
 from vlmkit_server.apis.openai_chat import wire
+from vlmkit_server.apis.openai_chat.translation import Translation
 from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema
 from vlmkit_server.wire.sampling_fields import AnswerFields
 from vlmkit_server.wire.translation import set_field
@@ -28,18 +29,6 @@ _SENT_PATHS = {
     "chat_template_kwargs.enable_thinking": "thinking",
     "chat_template_kwargs.thinking": "thinking",
 }
-
-
-class Translation(NamedTuple):
-    """A body of the chat API.
-
-    Attributes:
-        chat: the body.
-        places: what errors are to call its fields that have another name in what was sent.
-    """
-
-    chat: wire.ChatRequest
-    paths: dict[str, str]
 
 
 class _SentBlock(NamedTuple):

@@ -4,64 +4,61 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import fields
 
 from vlmkit.types.sampling import NumTokens
 from vlmkit_server.apis.anthropic_messages.wire_tools import AnthropicTools, ToolChoice
 from vlmkit_server.apis.openai_chat.wire import (
+    ClientStruct,
     ImageLimits,
     MaxImageTokens,
     NotSupported,
     ServerTools,
     Text,
+    refused_names,
 )
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.sampling_fields import AnswerFields, Label, ModelName
 
 
-class _Wire(msgspec.Struct, kw_only=True):
-    """Something a client sends."""
-
-
-class TextBlock(_Wire, tag_field="type", tag="text"):
+class TextBlock(ClientStruct, tag_field="type", tag="text"):
     """Text at this place of a turn."""
 
     text: Text
 
 
-class Base64Source(_Wire, tag_field="type", tag="base64"):
+class Base64Source(ClientStruct, tag_field="type", tag="base64"):
     """A file of an image."""
 
     media_type: Literal["image/jpeg", "image/jpg", "image/png", "image/gif", "image/webp"]
     data: str
 
 
-class UrlSource(_Wire, tag_field="type", tag="url"):
+class UrlSource(ClientStruct, tag_field="type", tag="url"):
     """Where an image is; http(s) where the server fetches."""
 
     url: str
 
 
-class FileSource(_Wire, tag_field="type", tag="file"):
+class FileSource(ClientStruct, tag_field="type", tag="file"):
     """A file that was sent to ``/v1/files`` before."""
 
     file_id: Label
 
 
-class ImageBlock(_Wire, tag_field="type", tag="image"):
+class ImageBlock(ClientStruct, tag_field="type", tag="image"):
     """An image at this place of a turn."""
 
     source: Base64Source | UrlSource | FileSource
 
 
-class PdfSource(_Wire, tag_field="type", tag="base64"):
+class PdfSource(ClientStruct, tag_field="type", tag="base64"):
     """A file of a document."""
 
     media_type: Literal["application/pdf"]
     data: str
 
 
-class TextSource(_Wire, tag_field="type", tag="text"):
+class TextSource(ClientStruct, tag_field="type", tag="text"):
     """A document that is text."""
 
     media_type: Literal["text/plain"]
@@ -71,19 +68,19 @@ class TextSource(_Wire, tag_field="type", tag="text"):
 Contents = Annotated[list[TextBlock | ImageBlock], Meta(max_length=1024)]
 
 
-class ContentSource(_Wire, tag_field="type", tag="content"):
+class ContentSource(ClientStruct, tag_field="type", tag="content"):
     """A document that is made of texts and images."""
 
     content: Text | Contents
 
 
-class Citations(_Wire):
+class Citations(ClientStruct):
     """Whether the answer says what it is taken from, which nothing here does."""
 
     enabled: Literal[False] | None = None
 
 
-class DocumentBlock(_Wire, tag_field="type", tag="document"):
+class DocumentBlock(ClientStruct, tag_field="type", tag="document"):
     """A document at this place of a turn; which of its pages are shown, and how large."""
 
     source: PdfSource | TextSource | ContentSource | UrlSource | FileSource
@@ -97,18 +94,18 @@ class DocumentBlock(_Wire, tag_field="type", tag="document"):
     pages: Label | None = None
 
 
-class ThinkingBlock(_Wire, tag_field="type", tag="thinking"):
+class ThinkingBlock(ClientStruct, tag_field="type", tag="thinking"):
     """What the model thought before; nothing here is signed."""
 
     thinking: Text
     signature: str = ""
 
 
-class RedactedThinkingBlock(_Wire, tag_field="type", tag="redacted_thinking"):
+class RedactedThinkingBlock(ClientStruct, tag_field="type", tag="redacted_thinking"):
     """Thinking that another server encrypted; its data is reported as ignored."""
 
 
-class ToolUseBlock(_Wire, tag_field="type", tag="tool_use"):
+class ToolUseBlock(ClientStruct, tag_field="type", tag="tool_use"):
     """A call that the model made before; its input is kept as it is written."""
 
     id: Label
@@ -116,7 +113,7 @@ class ToolUseBlock(_Wire, tag_field="type", tag="tool_use"):
     input: msgspec.Raw
 
 
-class ServerToolUseBlock(_Wire, tag_field="type", tag="mcp_tool_use"):
+class ServerToolUseBlock(ClientStruct, tag_field="type", tag="mcp_tool_use"):
     """A call that this server ran."""
 
     id: Label
@@ -128,7 +125,7 @@ class ServerToolUseBlock(_Wire, tag_field="type", tag="mcp_tool_use"):
 Blocks = Annotated[list[TextBlock | ImageBlock | DocumentBlock], Meta(max_length=1024)]
 
 
-class ToolResultBlock(_Wire, tag_field="type", tag="tool_result"):
+class ToolResultBlock(ClientStruct, tag_field="type", tag="tool_result"):
     """What a tool returned; may show images."""
 
     tool_use_id: Label
@@ -138,7 +135,7 @@ class ToolResultBlock(_Wire, tag_field="type", tag="tool_result"):
 Texts = Annotated[list[TextBlock], Meta(min_length=1, max_length=1024)]
 
 
-class ServerToolResultBlock(_Wire, tag_field="type", tag="mcp_tool_result"):
+class ServerToolResultBlock(ClientStruct, tag_field="type", tag="mcp_tool_result"):
     """What came of it; whether that is an error is said in the text."""
 
     tool_use_id: Label
@@ -157,19 +154,19 @@ AssistantBlock = (
 )
 
 
-class SystemTurn(_Wire, tag_field="role", tag="system"):
+class SystemTurn(ClientStruct, tag_field="role", tag="system"):
     """Instructions on the way."""
 
     content: Text | Texts
 
 
-class UserTurn(_Wire, tag_field="role", tag="user"):
+class UserTurn(ClientStruct, tag_field="role", tag="user"):
     """What a user says and shows, and what tools returned."""
 
     content: Text | Annotated[list[UserBlock], Meta(min_length=1, max_length=1024)]
 
 
-class AssistantTurn(_Wire, tag_field="role", tag="assistant"):
+class AssistantTurn(ClientStruct, tag_field="role", tag="assistant"):
     """What the model thought, said and called; an answer of this server fits as it is."""
 
     content: Text | Annotated[list[AssistantBlock], Meta(max_length=1024)] | None = None
@@ -179,37 +176,37 @@ Turn = SystemTurn | UserTurn | AssistantTurn
 Turns = Annotated[list[Turn], Meta(min_length=1, max_length=2048)]
 
 
-class ThinkingEnabled(_Wire, tag_field="type", tag="enabled"):
+class ThinkingEnabled(ClientStruct, tag_field="type", tag="enabled"):
     """The model is to think first, and about so many tokens at most."""
 
     budget_tokens: NumTokens | None = None
 
 
-class ThinkingAdaptive(_Wire, tag_field="type", tag="adaptive"):
+class ThinkingAdaptive(ClientStruct, tag_field="type", tag="adaptive"):
     """The model decides, as it is the case anyway."""
 
 
-class ThinkingDisabled(_Wire, tag_field="type", tag="disabled"):
+class ThinkingDisabled(ClientStruct, tag_field="type", tag="disabled"):
     """The model is not to think first."""
 
 
 Thinking = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled
 
 
-class SchemaFormat(_Wire, tag_field="type", tag="json_schema"):
+class SchemaFormat(ClientStruct, tag_field="type", tag="json_schema"):
     """JSON that a schema describes; it is not decoded before it is known to be short."""
 
     schema: msgspec.Raw
 
 
-class OutputConfig(_Wire):
+class OutputConfig(ClientStruct):
     """What the answer is to be like."""
 
     format: SchemaFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class Metadata(_Wire):
+class Metadata(ClientStruct):
     """Who asks; without effect by its own definition."""
 
     user_id: Label | None = None
@@ -253,7 +250,7 @@ class MessagesRequest(AnswerFields, kw_only=True):
     top_logprobs: NotSupported = None
 
 
-class CountRequest(_Wire):
+class CountRequest(ClientStruct):
     """The body of ``POST /v1/messages/count_tokens``."""
 
     messages: Turns
@@ -282,11 +279,11 @@ class CountedTokens(msgspec.Struct):
 
 MESSAGES = BodyReader(
     MessagesRequest,
-    {"thread"}.union(f.name for f in fields(MessagesRequest) if f.type == NotSupported),
+    {"thread"} | refused_names(MessagesRequest),
     takes_added=True,
 )
 COUNT = BodyReader(
     CountRequest,
-    {f.name for f in fields(CountRequest) if f.type == NotSupported},
+    refused_names(CountRequest),
     about=frozenset({"prompt"}),
 )

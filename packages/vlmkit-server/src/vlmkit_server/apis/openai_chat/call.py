@@ -28,9 +28,11 @@ from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.exchange.bodies import Body
 from vlmkit_server.exchange.deadline import TooLate
 from vlmkit_server.exchange.metered_runner import MeteredRunner
+from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.output_limit import OutputLimit
 from vlmkit_server.exchange.response_buffer import ResponseBuffer
 from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.streaming import Chunks, Events, EventStream
 from vlmkit_server.exchange.unenforced_schemas import (
     HEADER as UNCONSTRAINED_HEADER,
     UnenforcedSchemas,
@@ -150,6 +152,20 @@ class Call(ABC, Generic[B]):
         return MeteredRunner(
             runner, clamped, unconstrained, self._charge, self._record, self._whole
         )
+
+    def stream_events(
+        self, stream: Chunks, events: Events, *, hides_sizes: bool, images_s: float = 0.0
+    ) -> ASGIApp:
+        """Return a response that streams an answer.
+
+        Args:
+            stream: an answer that was accepted.
+            events: encodes it.
+            hides_sizes: whether to pad events, so that their sizes do not reveal their text.
+            images_s: how long fetching and checking the images took, in seconds.
+        """
+        encoder = Obfuscated(events) if hides_sizes else events
+        return EventStream(stream, encoder, self.service, self.headers, images_s)
 
     def count_bytes(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.

@@ -1,12 +1,12 @@
 """``POST /v1/chat/completions``: from a body to an answer, whole or streamed."""
 
+from functools import partial
 from typing import Any
 
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
-from vlmkit.errors import RequestError
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import ChatCompletion, completion_pieces, logprobs_of
 from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
@@ -18,13 +18,12 @@ from vlmkit_server.apis.openai_chat.prompt_logprobs import (
     prompt_logprobs,
 )
 from vlmkit_server.apis.openai_chat.tool_loop import check_server_tool_conflicts, start_tool_loop
+from vlmkit_server.apis.openai_chat.translation import naming_fields
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatRequest
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.json_pieces import drained
 from vlmkit_server.exchange.named_errors import media_names, naming_media
-from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import EventStream
 from vlmkit_server.http.operation import Operation
 
 
@@ -55,7 +54,8 @@ class ChatCall(MessagesCall[ChatRequest]):
         check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
         head = answer_head("chatcmpl", self.model, runner)
-        try:
+        field_of = partial(field_of_chat, body=body)
+        with naming_fields(field_of):
             request, images_s = await self.prepare_request(body, runner.facts, head.id)
             self.report_unenforced_tools(body, runner.facts)
             check_server_tool_conflicts(body, request)
@@ -68,11 +68,7 @@ class ChatCall(MessagesCall[ChatRequest]):
                 if body.server_tools
                 else await runner.asubmit(request)
             )
-        except RequestError as error:
-            error.param = field_of_chat(error, body)
-            raise
-        names = media_names(request, lambda error: field_of_chat(error, body))
-        answer = naming_media(stream, names)
+        answer = naming_media(stream, media_names(request, field_of))
         logprobs = logprobs_of(runner, request.params) if body.logprobs else None
         has_token_ids = bool(body.return_token_ids)
         has_transforms = bool(body.return_image_transforms)
@@ -104,5 +100,4 @@ class ChatCall(MessagesCall[ChatRequest]):
             has_places=has_places,
         )
         hides_sizes = bool(options and options.include_obfuscation)
-        sent_events = Obfuscated(events) if hides_sizes else events
-        return EventStream(answer, sent_events, self.service, self.headers, images_s)
+        return self.stream_events(answer, events, hides_sizes=hides_sizes, images_s=images_s)

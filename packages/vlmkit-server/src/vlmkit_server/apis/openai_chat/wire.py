@@ -30,17 +30,22 @@ Detail = Literal["", "auto", "low", "high", "original"]
 """Some clients send an empty text for ``auto``."""
 
 
-class _Wire(msgspec.Struct, kw_only=True):
+class ClientStruct(msgspec.Struct, kw_only=True):
     """Something a client sends."""
 
 
-class TextPart(_Wire, tag_field="type", tag="text"):
+def refused_names(*shapes: type[msgspec.Struct]) -> set[str]:
+    """Return the names of the fields that structs refuse."""
+    return {f.name for shape in shapes for f in fields(shape) if f.type == NotSupported}
+
+
+class TextPart(ClientStruct, tag_field="type", tag="text"):
     """Text at this place of a message."""
 
     text: Text
 
 
-class ImageUrl(_Wire):
+class ImageUrl(ClientStruct):
     """Where an image is: a ``data:`` URL, or http(s) where the server fetches; how it is shown."""
 
     url: str | None = None
@@ -49,7 +54,7 @@ class ImageUrl(_Wire):
     max_image_tokens: MaxImageTokens = None
 
 
-class ImagePart(_Wire, tag_field="type", tag="image_url"):
+class ImagePart(ClientStruct, tag_field="type", tag="image_url"):
     """An image at this place of a message; some clients send its URL alone.
 
     One without an image, as vLLM takes it with a ``uuid``, is refused with what to send.
@@ -65,7 +70,7 @@ class ImagePart(_Wire, tag_field="type", tag="image_url"):
         return self.image_url or ImageUrl()
 
 
-class NamedFile(_Wire):
+class NamedFile(ClientStruct):
     """A file, in one of three ways; which of its pages are shown, and how large."""
 
     file_data: str | None = None
@@ -80,7 +85,7 @@ class NamedFile(_Wire):
     pages: Label | None = None
 
 
-class FilePart(_Wire, tag_field="type", tag="file"):
+class FilePart(ClientStruct, tag_field="type", tag="file"):
     """A file at this place of a message."""
 
     file: NamedFile
@@ -91,26 +96,26 @@ ShownPart = TextPart | ImagePart | FilePart
 Parts = Annotated[list[ShownPart], Meta(min_length=1, max_length=1024)]
 
 
-class SystemMessage(_Wire, tag_field="role", tag="system"):
+class SystemMessage(ClientStruct, tag_field="role", tag="system"):
     """Instructions."""
 
     content: Text | Texts
 
 
-class DeveloperMessage(_Wire, tag_field="role", tag="developer"):
+class DeveloperMessage(ClientStruct, tag_field="role", tag="developer"):
     """Instructions, by their newer name."""
 
     content: Text | Texts
 
 
-class UserMessage(_Wire, tag_field="role", tag="user"):
+class UserMessage(ClientStruct, tag_field="role", tag="user"):
     """What a user says and shows; ``images`` is Ollama's field, of files in base64."""
 
     content: Text | Parts
     images: Annotated[list[str], Meta(max_length=1024)] | None = None
 
 
-class CalledFunction(_Wire):
+class CalledFunction(ClientStruct):
     """What a call calls, and with what."""
 
     name: Label
@@ -122,14 +127,14 @@ class CalledFunction(_Wire):
         return arguments_text(self.arguments)
 
 
-class ToolCall(_Wire, tag_field="type", tag="function"):
+class ToolCall(ClientStruct, tag_field="type", tag="function"):
     """A call that the model made before."""
 
     id: Label
     function: CalledFunction
 
 
-class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
+class AssistantMessage(ClientStruct, tag_field="role", tag="assistant"):
     """What the model said, thought and called before; an answer of this server fits as it is."""
 
     content: Text | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
@@ -148,7 +153,7 @@ class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
         return self.reasoning or self.reasoning_content or ""
 
 
-class ToolMessage(_Wire, tag_field="role", tag="tool"):
+class ToolMessage(ClientStruct, tag_field="role", tag="tool"):
     """What a tool returned, which may be nothing; may show images."""
 
     tool_call_id: Label
@@ -214,7 +219,7 @@ EXTENSION_FIELDS = (
 )
 """Fields that bodies of other APIs have by the same names."""
 
-REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotSupported)
+REFUSED_FIELDS = frozenset(refused_names(ChatRequest))
 """What OpenAI's chat API has and this server refuses."""
 
 _HINTS = (
@@ -225,8 +230,7 @@ _HINTS = (
     "store",
     "verbosity",
 )
-_REFUSED_NAMES = REFUSED_FIELDS.union(
-    f.name for f in fields(AssistantMessage) if f.type == NotSupported
+CHAT = BodyReader(
+    ChatRequest, refused_names(ChatRequest, AssistantMessage), _HINTS, takes_added=True
 )
-CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, _HINTS, takes_added=True)
 """Reads bodies of the chat API."""

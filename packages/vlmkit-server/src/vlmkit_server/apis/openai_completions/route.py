@@ -27,9 +27,7 @@ from vlmkit_server.apis.openai_completions.answer import (
 )
 from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
 from vlmkit_server.exchange.full_response import WholeAnswer
-from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import EventStream
 from vlmkit_server.gather import in_order
 from vlmkit_server.http.caller import Caller
 from vlmkit_server.http.operation import Operation
@@ -104,8 +102,7 @@ class CompletionCall(Call[CompletionRequest]):
             # In a thread: a long prompt with likeliest tokens takes seconds.
             await asyncio.to_thread(answers.encode_prompts)
             hides_sizes = bool(options and options.include_obfuscation)
-            events = Obfuscated(answers) if hides_sizes else answers
-            return EventStream(stream, events, self.service, self.headers)
+            return self.stream_events(stream, answers, hides_sizes=hides_sizes)
         return WholeAnswer(stream, answers.encode_whole, self.service, self.headers)
 
 

@@ -3,10 +3,9 @@
 from typing import Annotated
 
 from msgspec import Meta
-from msgspec.structs import fields
 
 from vlmkit.types.sampling import NumChoices, NumTop
-from vlmkit_server.apis.openai_chat.wire import NotSupported
+from vlmkit_server.apis.openai_chat.wire import NotSupported, refused_names
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.plain_prompts import PlainInput
 from vlmkit_server.wire.sampling_fields import SamplingFields
@@ -28,6 +27,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     top_logprobs: NotSupported = None
 
 
-_REFUSED = {"suffix"}.union(f.name for f in fields(CompletionRequest) if f.type == NotSupported)
+_REFUSED = {"suffix"} | refused_names(CompletionRequest)
 _HINTS = ("thinking_token_budget",)  # a plain text has no reasoning apart
 COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, _HINTS, takes_added=True)

@@ -57,9 +57,7 @@ from vlmkit_server.apis.openai_responses.wire import (
 from vlmkit_server.exchange.background import BackgroundWork
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.named_errors import AnswerReader, naming_media
-from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import EventStream
 from vlmkit_server.http.errors import Overloaded
 
 
@@ -165,9 +163,8 @@ class CreateCall(ConversationCall[ResponsesRequest]):
                 )
             return ASGIResponse(body=answer.bodies.initial(), headers=self.headers)
         if body.stream:
-            sent_events = Obfuscated(events) if hides_sizes else events
-            app: ASGIApp = EventStream(
-                named, sent_events, self.service, self.headers, processed.images_s
+            app = self.stream_events(
+                named, events, hides_sizes=hides_sizes, images_s=processed.images_s
             )
         else:
             app = WholeAnswer(named, encode_whole, self.service, self.headers, processed.images_s)

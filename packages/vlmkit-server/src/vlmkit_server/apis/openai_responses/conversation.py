@@ -11,6 +11,7 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.call import MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.translation import naming_fields
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
@@ -108,10 +109,10 @@ class ConversationCall(MessagesCall[B]):
         _check_size(num_bytes, max_bytes, runner)
         resolve(body, find)
         self.count_bytes(num_bytes)
-        said = as_chat(body, previous.items() if previous else ())
-        try:
+        translation = as_chat(body, previous.items() if previous else ())
+        with naming_fields(translation.field_of):
             request, images_s = await self.prepare_request(
-                said.chat,
+                translation.chat,
                 runner.facts,
                 request_id,
                 effort=EFFORT_FIELD,
@@ -119,13 +120,13 @@ class ConversationCall(MessagesCall[B]):
                 light=light,
             )
             if answers:
-                self.report_unenforced_tools(said.chat, runner.facts)
+                self.report_unenforced_tools(translation.chat, runner.facts)
             full_request = (
                 without_clamping(request, runner) if body.truncation == "auto" else request
             )
             truncated = Truncated(full_request)
             try:
-                result = await work(full_request, said.chat)
+                result = await work(full_request, translation.chat)
             except PromptTooLong:
                 shortened = (
                     await truncate(full_request, runner) if body.truncation == "auto" else None
@@ -134,18 +135,15 @@ class ConversationCall(MessagesCall[B]):
                     raise
                 truncated = shortened or Truncated(request)
                 result = await _with_original_indices(
-                    truncated, request, work(truncated.request, said.chat)
+                    truncated, request, work(truncated.request, translation.chat)
                 )
-        except RequestError as error:
-            error.param = said.field_of(error)
-            raise
 
         def field_of(error: RequestError) -> str | None:
             truncated.restore_index(error, request)
-            return said.field_of(error)
+            return translation.field_of(error)
 
         names = media_names(truncated.request, field_of)
-        num_truncated = sum(said.num_items[number] for number in truncated.left_out)
+        num_truncated = sum(translation.num_items[number] for number in truncated.left_out)
         return Processed(result, truncated.request, previous, images_s, num_truncated, names)
 
 

@@ -39,6 +39,45 @@ _encode = msgspec.json.encode
 _TEXT, _REASONING = -1, -2  # items by what they are of; a call's is its index
 
 
+class _TextLogprobs:
+    """Holds samples until their text is sent, and encodes their log-probabilities.
+
+    Args:
+        logprobs: puts samples into OpenAI's shape.
+        num_reasoning_tokens: returns how many tokens of the answer are reasoning so far.
+    """
+
+    def __init__(self, logprobs: LogprobsOf, num_reasoning_tokens: Callable[[], int]) -> None:
+        self._logprobs = logprobs
+        self._num_reasoning_tokens = num_reasoning_tokens
+        self._num_samples = 0
+        self._held: list[Sample] = []  # their text is not sent yet
+        self._sent: list[bytes] = []  # JSON of the open item's tokens, without brackets
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Hold samples until their text is sent, except those of reasoning, which come first."""
+        num_reasoning = self._num_reasoning_tokens() - self._num_samples
+        self._num_samples += len(samples)
+        self._held += samples[max(0, num_reasoning) :]
+
+    def drop_held(self) -> None:
+        """Drop samples whose text is not sent."""
+        self._held.clear()
+
+    def take_delta(self) -> bytes:
+        """Return the JSON list for the text that is sent now."""
+        tokens = _encode(self._logprobs(self._held).content)
+        self._held.clear()
+        if entries := tokens[1:-1]:
+            self._sent.append(entries)
+        return tokens
+
+    def take_item(self) -> Any:
+        """Return the JSON list for the whole text of the item that ends."""
+        sent, self._sent = self._sent, []
+        return in_json((b"[", b",".join(sent), b"]"))
+
+
 class ResponseEvents:
     """Encodes one answer.
 
@@ -66,8 +105,7 @@ class ResponseEvents:
         names: Mapping[str, Named] = MappingProxyType({}),
     ) -> None:
         self._bodies = bodies
-        self._logprobs = logprobs
-        self._num_reasoning_tokens = num_reasoning_tokens
+        self._logprobs = None if logprobs is None else _TextLogprobs(logprobs, num_reasoning_tokens)
         self._store = store
         self._names = names
         self.body = b""
@@ -75,9 +113,6 @@ class ResponseEvents:
         self._output: list[OutputItem] = []
         self._open: int | None = None
         self._pieces: list[str] = []  # of the open item
-        self._tokens: list[bytes] = []  # of which each is JSON
-        self._held_samples: list[Sample] = []  # of text that was not told yet
-        self._num_samples = 0
         self._delta_start = self._delta_end = b""
         self._finish_reason: FinishReason | None = None
         self._places: Sequence[GroundedRegion] = ()
@@ -94,7 +129,7 @@ class ResponseEvents:
         events: list[bytes] = []
         for chunk in chunks:
             if self._logprobs is not None:
-                self._hold_samples(chunk.samples)
+                self._logprobs.add(chunk.samples)
             events += [self._delta(delta) for delta in chunk.deltas]
             if chunk.finish_reason is not None:
                 self._finish_reason, self._places = chunk.finish_reason, chunk.places
@@ -143,7 +178,8 @@ class ResponseEvents:
         self._open = key
         item: OutputItem
         if isinstance(delta, ToolCallDelta):
-            self._held_samples.clear()
+            if self._logprobs is not None:
+                self._logprobs.drop_held()
             item, kind = self._call_item(delta)
         elif isinstance(delta, ReasoningDelta):
             item, kind = ReasoningItem(new_id("rs")), "response.reasoning_text.delta"
@@ -200,8 +236,9 @@ class ResponseEvents:
         position = self._item_position(content_index=0)
         part: OutputTextContent | ReasoningTextContent
         if isinstance(item, MessageItem):
-            part = OutputTextContent(text, logprobs=in_json((b"[", b",".join(self._tokens), b"]")))
-            item.content, self._tokens = (part,), []
+            logprobs = in_json((b"[]",)) if self._logprobs is None else self._logprobs.take_item()
+            part = OutputTextContent(text, logprobs=logprobs)
+            item.content = (part,)
             values = {"text": text, "logprobs": part.logprobs}
             done = self._event("response.output_text.done", **position, **values)
         else:
@@ -210,21 +247,9 @@ class ResponseEvents:
             done = self._event("response.reasoning_text.done", **position, text=text)
         return done + self._event("response.content_part.done", **position, part=part)
 
-    def _hold_samples(self, samples: Sequence[Sample]) -> None:
-        """Hold samples, but for those of reasoning, which come first, until their text is told."""
-        num_thought = self._num_reasoning_tokens() - self._num_samples
-        self._num_samples += len(samples)
-        self._held_samples += samples[max(0, num_thought) :]
-
     def _logprobs_field(self) -> bytes:
-        """Return the field with the log-probabilities of text that is told now, if asked for."""
-        if self._logprobs is None:
-            return b""
-        tokens = _encode(self._logprobs(self._held_samples).content)
-        self._held_samples.clear()
-        if inside := tokens[1:-1]:
-            self._tokens.append(inside)
-        return b',"logprobs":' + tokens
+        """Return the field with the log-probabilities of text that is sent now, if requested."""
+        return b"" if self._logprobs is None else b',"logprobs":' + self._logprobs.take_delta()
 
     @property
     def _index(self) -> int:

@@ -8,7 +8,7 @@ and counted once.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
@@ -63,6 +63,61 @@ class Turn:
         return self._num_previous_bytes + self.num_bytes
 
 
+class _Turns:
+    """Turns that stored responses use: counts their bytes, and finds the items of their answers.
+
+    A turn that several responses use is counted once. The store holds its lock during each call.
+
+    Args:
+        held: counts what each tenant holds.
+    """
+
+    def __init__(self, held: EvictionPolicy) -> None:
+        self._held = held
+        self._output_items: dict[str, tuple[Turn, StoredItem]] = {}
+
+    @property
+    def output_item_ids(self) -> KeysView[str]:
+        """The ids of the items that :meth:`output_item` finds."""
+        return self._output_items.keys()
+
+    def use(self, newest: Turn) -> None:
+        """Count a use of a turn, and on its first use those of the turns before it."""
+        turn: Turn | None = newest
+        while turn is not None:
+            turn.num_uses += 1
+            if turn.num_uses > 1:
+                return
+            self._held.add(turn.account, 0, turn.num_bytes)
+            self._output_items |= _by_id(turn)
+            turn = turn.previous
+
+    def release(self, newest: Turn) -> None:
+        """End a use of a turn, and on its last use those of the turns before it."""
+        turn: Turn | None = newest
+        while turn is not None:
+            turn.num_uses -= 1
+            if turn.num_uses:
+                break
+            self._held.add(turn.account, 0, -turn.num_bytes)
+            for item in turn.output_items:
+                del self._output_items[item.id]
+            turn = turn.previous
+
+    def finish(self, turn: Turn, output_items: Sequence[StoredItem]) -> None:
+        """Add the answer to a turn in use."""
+        num_bytes = _num_bytes(output_items)
+        turn.num_bytes += num_bytes
+        turn.output_items = output_items
+        self._output_items |= _by_id(turn)
+        self._held.add(turn.account, 0, num_bytes)
+
+    def output_item(self, item_id: str, owner: bytes) -> StoredItem | None:
+        """Return an item of an answer, or None if the owner has none of this id."""
+        turn, item = self._output_items.get(item_id, (None, None))
+        return item if turn is not None and turn.owner == owner else None
+
+
 class StoredResponse(NamedTuple):
     """A response, as far as it is there.
 
@@ -95,9 +150,9 @@ class ResponseStore:
         self._settings = settings
         self._lock = threading.Lock()
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._answered: dict[str, tuple[Turn, StoredItem]] = {}
         self._num_event_bytes: dict[str, int] = {}  # of answers in the background
-        self._holdings = EvictionPolicy(settings.max_stored, settings.max_stored_bytes)
+        self._held = EvictionPolicy(settings.max_stored, settings.max_stored_bytes)
+        self._turns = _Turns(self._held)
 
     @property
     def max_event_bytes(self) -> int:
@@ -136,8 +191,8 @@ class ResponseStore:
             return False
         with self._lock:
             self._responses[response_id] = stored
-            self._holdings.add(turn.account, 1, len(body))
-            self._use(turn)
+            self._held.add(turn.account, 1, len(body))
+            self._turns.use(turn)
             if not self._make_room(turn.account):
                 self._remove(response_id)
                 raise Overloaded("as many of your responses as are kept are still being answered")
@@ -149,12 +204,8 @@ class ResponseStore:
             stored = self._responses.get(response_id)
             if stored is None or stored.is_over:
                 return
-            num_answered_bytes = _num_bytes(output_items)
-            stored.turn.num_bytes += num_answered_bytes
-            stored.turn.output_items = output_items
-            self._answered |= _by_id(stored.turn)
-            num_more = num_answered_bytes + len(body) - len(stored.body)
-            self._holdings.add(stored.turn.account, 0, num_more)
+            self._turns.finish(stored.turn, output_items)
+            self._held.add(stored.turn.account, 0, len(body) - len(stored.body))
             over = self._responses[response_id] = stored._replace(
                 body=body, is_over=True, stop=None
             )
@@ -221,8 +272,8 @@ class ResponseStore:
             NotStored: there is none, or not of this owner.
         """
         with self._lock:
-            turn, item = self._answered.get(item_id, (None, None))
-            if turn is None or item is None or turn.owner != owner:
+            item = self._turns.output_item(item_id, owner)
+            if item is None:
                 raise NotStored("no item of this id is stored here", code="item_not_found")
             return item
 
@@ -259,13 +310,13 @@ class ResponseStore:
     # With the lock held.
 
     def _count_events(self, response_id: str, account: str, num_bytes: int) -> None:
-        self._holdings.add(account, 0, num_bytes - self._num_event_bytes.get(response_id, 0))
+        self._held.add(account, 0, num_bytes - self._num_event_bytes.get(response_id, 0))
         self._num_event_bytes[response_id] = num_bytes
 
     def _make_room(self, account: str) -> bool:
         """Forget what there is no room for beside what an account keeps; False if that may stay."""
-        while not self._holdings.fits():
-            accounts = self._holdings.tenants_to_evict(account)
+        while not self._held.fits():
+            accounts = self._held.tenants_to_evict(account)
             oldest = (self._oldest_of(each) for each in accounts)
             if (response_id := next(filter(None, oldest), None)) is None:
                 return False
@@ -286,27 +337,9 @@ class ResponseStore:
     def _remove(self, response_id: str) -> StoredResponse:
         response = self._responses.pop(response_id)
         num_event_bytes = self._num_event_bytes.pop(response_id, 0)
-        self._holdings.add(response.turn.account, -1, -len(response.body) - num_event_bytes)
-        turn: Turn | None = response.turn
-        while turn is not None:
-            turn.num_uses -= 1
-            if turn.num_uses:
-                break
-            self._holdings.add(turn.account, 0, -turn.num_bytes)
-            for item in turn.output_items:
-                del self._answered[item.id]
-            turn = turn.previous
+        self._held.add(response.turn.account, -1, -len(response.body) - num_event_bytes)
+        self._turns.release(response.turn)
         return response
-
-    def _use(self, used: Turn) -> None:
-        turn: Turn | None = used
-        while turn is not None:
-            turn.num_uses += 1
-            if turn.num_uses > 1:
-                return
-            self._holdings.add(turn.account, 0, turn.num_bytes)
-            self._answered |= _by_id(turn)
-            turn = turn.previous
 
 
 def _by_id(turn: Turn) -> dict[str, tuple[Turn, StoredItem]]:

@@ -5,15 +5,16 @@ What can be said, and how much of it, is checked where that of all chats is.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from vlmkit.errors import RequestError
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_chat import wire
-from vlmkit_server.apis.openai_chat.convert import field_of_chat
 from vlmkit_server.apis.openai_chat.tool_executor import with_valid_arguments
+from vlmkit_server.apis.openai_chat.translation import Translation
 from vlmkit_server.apis.openai_responses import wire as responses
 from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.apis.openai_responses.namespaces import full_name, shown_functions
@@ -52,23 +53,15 @@ _item = msgspec.json.Decoder(responses.Item)
 Body = responses.ResponsesRequest | responses.InputTokensRequest
 
 
-class Translation(NamedTuple):
-    """A body of the chat API.
+@dataclass(frozen=True, slots=True)
+class ItemTranslation(Translation):
+    """A body of the Responses API as a body of the chat API.
 
     Attributes:
-        chat: the body.
-        places: what errors are to call its fields that have another name in what was sent.
-        num_items: of how many items each message is made.
+        num_items: the number of items that each message of the chat is made of.
     """
 
-    chat: wire.ChatRequest
-    paths: dict[str, str]
     num_items: Counter[int]
-
-    def field_of(self, error: RequestError) -> str | None:
-        """Return which field of what was sent an error is about."""
-        field = field_of_chat(error, self.chat)
-        return self.paths.get(field, field) if field else None
 
 
 def resolve(body: Body, find: Callable[[str], StoredItem]) -> None:
@@ -95,7 +88,7 @@ def resolve(body: Body, find: Callable[[str], StoredItem]) -> None:
         items[number] = found[item.id]
 
 
-def as_chat(body: Body, earlier: Sequence[StoredItem]) -> Translation:
+def as_chat(body: Body, earlier: Sequence[StoredItem]) -> ItemTranslation:
     """Return what a body says as a body of the chat API.
 
     Args:
@@ -126,7 +119,7 @@ def as_chat(body: Body, earlier: Sequence[StoredItem]) -> Translation:
     paths = dict(_SENT_PATHS)
     fields = _fields(body, paths)
     chat = wire.ChatRequest(messages=conversation.messages, **fields)
-    return Translation(chat, paths | conversation.paths, conversation.num_items)
+    return ItemTranslation(chat, paths | conversation.paths, conversation.num_items)
 
 
 def _fields(body: Body, paths: dict[str, str]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import fields
 
 from vlmkit.types.sampling import NumTokens, NumTop, StopString, StopStrings
 from vlmkit_server.apis.openai_chat.wire import (
+    ClientStruct,
     Detail,
     Effort,
     ImageLimits,
@@ -18,6 +18,7 @@ from vlmkit_server.apis.openai_chat.wire import (
     ServerTools,
     TemplateValues,
     Text,
+    refused_names,
 )
 from vlmkit_server.wire.answer_forms import JsonObjectForm, TextForm
 from vlmkit_server.wire.body import BodyReader
@@ -29,17 +30,13 @@ MAX_ITEMS = 2048
 """Of one conversation, those included that are stored here."""
 
 
-class _Wire(msgspec.Struct, kw_only=True):
-    """Something a client sends."""
-
-
-class InputText(_Wire, tag_field="type", tag="input_text"):
+class InputText(ClientStruct, tag_field="type", tag="input_text"):
     """Text at this place of an item."""
 
     text: Text
 
 
-class InputImage(_Wire, tag_field="type", tag="input_image"):
+class InputImage(ClientStruct, tag_field="type", tag="input_image"):
     """An image at this place of an item: a ``data:`` URL, or http(s) where the server fetches."""
 
     image_url: str | None = None
@@ -52,19 +49,19 @@ class InputFile(NamedFile, tag_field="type", tag="input_file"):
     """A file at this place of an item; ``file_url`` and ``detail`` are OpenAI's here."""
 
 
-class OutputText(_Wire, tag_field="type", tag="output_text"):
+class OutputText(ClientStruct, tag_field="type", tag="output_text"):
     """Text of an earlier answer."""
 
     text: Text
 
 
-class ReasoningText(_Wire, tag_field="type", tag="reasoning_text"):
+class ReasoningText(ClientStruct, tag_field="type", tag="reasoning_text"):
     """What the model thought before."""
 
     text: Text
 
 
-class SummaryText(_Wire, tag_field="type", tag="summary_text"):
+class SummaryText(ClientStruct, tag_field="type", tag="summary_text"):
     """What was told of its thoughts."""
 
     text: Text
@@ -84,7 +81,7 @@ ItemType = Literal[
 ]
 
 
-class Item(_Wire):
+class Item(ClientStruct):
     """One item of a conversation; its type, which some leave out, says which fields it has."""
 
     type: ItemType | None = None
@@ -102,7 +99,7 @@ class Item(_Wire):
     error: Any = None  # is said in the output, too
 
 
-class FunctionTool(_Wire, tag_field="type", tag="function"):
+class FunctionTool(ClientStruct, tag_field="type", tag="function"):
     """A function, which the client runs."""
 
     name: FunctionName
@@ -128,7 +125,7 @@ else:
     Member = FunctionTool | _CustomTool
 
 
-class NamespaceTool(_Wire, tag_field="type", tag="namespace"):
+class NamespaceTool(ClientStruct, tag_field="type", tag="namespace"):
     """Functions with a common name, which stands before theirs."""
 
     name: FunctionName
@@ -142,20 +139,20 @@ else:
     AnyTool = Union[FunctionTool, NamespaceTool, *_OTHERS.values()]
 
 
-class ChosenFunction(_Wire, tag_field="type", tag="function"):
+class ChosenFunction(ClientStruct, tag_field="type", tag="function"):
     """The function that must be called."""
 
     name: Label
 
 
-class AllowedTools(_Wire, tag_field="type", tag="allowed_tools"):
+class AllowedTools(ClientStruct, tag_field="type", tag="allowed_tools"):
     """The only functions that may, or must, be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenFunction], Meta(min_length=1, max_length=128)]
 
 
-class SchemaForm(_Wire, tag_field="type", tag="json_schema"):
+class SchemaForm(ClientStruct, tag_field="type", tag="json_schema"):
     """JSON that a schema describes; it is not decoded before it is known to be short."""
 
     name: Annotated[str, Meta(max_length=512)]
@@ -164,13 +161,13 @@ class SchemaForm(_Wire, tag_field="type", tag="json_schema"):
     strict: bool | None = None
 
 
-class TextConfig(_Wire):
+class TextConfig(ClientStruct):
     """What the answer's text is to be like; its ``verbosity`` is known to have no effect."""
 
     format: TextForm | JsonObjectForm | SchemaForm | None = None
 
 
-class Reasoning(_Wire):
+class Reasoning(ClientStruct):
     """How much the model is to think first; all but the effort is what is the case anyway."""
 
     effort: Effort | None = None
@@ -178,13 +175,13 @@ class Reasoning(_Wire):
     mode: Literal["standard"] | None = None
 
 
-class ResponseStreamOptions(_Wire):
+class ResponseStreamOptions(ClientStruct):
     """Options of a stream."""
 
     include_obfuscation: bool | None = None
 
 
-class RequestImages(_Wire):
+class RequestImages(ClientStruct):
     """What is done about all images."""
 
     context_compression: Literal["auto", "disabled"] | None = None  # what is the case anyway
@@ -266,7 +263,7 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     reasoning_effort: NotSupported = None
 
 
-class InputTokensRequest(_Wire):
+class InputTokensRequest(ClientStruct):
     """The body of ``POST /v1/responses/input_tokens``: what adds tokens, or could."""
 
     model: ModelName | None = None
@@ -299,16 +296,12 @@ def functions_of(tools: Iterable[AnyTool] | None) -> list[FunctionTool]:
     return [tool for tool in tools or () if isinstance(tool, FunctionTool)]
 
 
-def _refused(shape: type[msgspec.Struct]) -> set[str]:
-    return {f.name for f in fields(shape) if f.type == NotSupported}
-
-
 RESPONSES = BodyReader(
     ResponsesRequest,
-    _refused(ResponsesRequest),
+    refused_names(ResponsesRequest),
     {"prompt_cache_options", "prompt_cache_retention", "service_tier"},
     takes_added=True,
 )
 INPUT_TOKENS = BodyReader(
-    InputTokensRequest, _refused(InputTokensRequest), about=frozenset({"prompt"})
+    InputTokensRequest, refused_names(InputTokensRequest), about=frozenset({"prompt"})
 )

@@ -5,6 +5,7 @@ the operator opens it: tokens are taken as they are, so a prompt may hold any co
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 from litestar import Controller, Request, post
@@ -28,6 +29,7 @@ from vlmkit_server.apis.openai_chat.prompt_logprobs import (
     check_not_streamed,
     prompt_logprobs,
 )
+from vlmkit_server.apis.openai_chat.translation import naming_fields
 from vlmkit_server.apis.tokens.generated import Generated, GeneratedEvents
 from vlmkit_server.apis.tokens.wire_generate import (
     GENERATE,
@@ -39,9 +41,7 @@ from vlmkit_server.apis.tokens.wire_generate import (
 from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.json_pieces import drained
 from vlmkit_server.exchange.named_errors import media_names, naming_media
-from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.exchange.streaming import EventStream
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.answer_forms import Formed, RequestedForm, requested_form
 from vlmkit_server.wire.plain_prompts import check_plain_size
@@ -88,15 +88,13 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         request = await self._runner_request(body, runner.facts, head.id)
         num_top = body.sampling_params.prompt_logprobs if body.sampling_params else None
         scores: list[Sample] = []
-        try:
+        field_of = partial(_field_of, body=body)
+        with naming_fields(field_of):
             check_not_streamed(num_top, body.stream)
             if num_top is not None:
                 scores = await PromptScorer(runner, num_top, "prompt_logprobs").score(request)
             stream = await runner.asubmit(request)
-        except RequestError as error:
-            error.param = _field_of(error, body)
-            raise
-        answer = naming_media(stream, media_names(request, lambda error: _field_of(error, body)))
+        answer = naming_media(stream, media_names(request, field_of))
         has_logprobs = request.params is not None and request.params.logprobs
         events = GeneratedEvents(
             head,
@@ -106,8 +104,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         )
         if body.stream:
             hides_sizes = bool(options and options.include_obfuscation)
-            sent_events = Obfuscated(events) if hides_sizes else events
-            return EventStream(answer, sent_events, self.service, self.headers)
+            return self.stream_events(answer, events, hides_sizes=hides_sizes)
         return WholeAnswer(answer, events.encode_whole, self.service, self.headers)
 
     async def _runner_request(
@@ -115,12 +112,9 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
     ) -> RunnerRequest:
         """Return what a body asks of the runner."""
         given = body.sampling_params or GenerateParams()
-        try:
+        with naming_fields(partial(_field_of, body=body)):
             check_plain_size([body.token_ids], self.service.settings.max_text_chars, facts)
             params, form = _params(given, facts), _form(given)
-        except RequestError as error:
-            error.param = _field_of(error, body)
-            raise
         images = await self._images(body.features, body.images, facts) if body.features else []
         return RunnerRequest(
             token_ids=tuple(body.token_ids),

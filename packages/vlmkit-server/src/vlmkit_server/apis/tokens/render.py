@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.types.request import Request as RunnerRequest
-from vlmkit_server.apis.anthropic_messages.route import EFFORT_FIELD, field_of_messages
+from vlmkit_server.apis.anthropic_messages.route import EFFORT_FIELD
 from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall, answer_head
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
 from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
+from vlmkit_server.apis.openai_chat.translation import naming_fields
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_completions.route import completion_params, completion_texts
 from vlmkit_server.apis.openai_responses.conversation import ConversationCall
@@ -136,11 +137,8 @@ class _RenderChatCall(_ConversationCall[RenderChatRequest]):
 
     async def start(self, body: RenderChatRequest) -> ASGIApp:
         """Render the messages."""
-        try:
+        with naming_fields(partial(field_of_chat, body=body)):
             return await self.rendered(body, "chatcmpl", light=body.light)
-        except RequestError as error:
-            error.param = field_of_chat(error, body)
-            raise
 
 
 class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
@@ -149,13 +147,10 @@ class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
     async def start(self, body: RenderMessagesRequest) -> ASGIApp:
         """Render the turns."""
         translation = as_chat(body)
-        try:
+        with naming_fields(translation.field_of):
             return await self.rendered(
                 translation.chat, "msg", light=body.light, effort=EFFORT_FIELD
             )
-        except RequestError as error:
-            error.param = field_of_messages(error, translation)
-            raise
 
 
 class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):

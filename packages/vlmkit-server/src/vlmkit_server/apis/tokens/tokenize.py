@@ -17,6 +17,7 @@ from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall
 from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
+from vlmkit_server.apis.openai_chat.translation import naming_fields
 from vlmkit_server.apis.openai_chat.wire import CHAT, ChatMessage, ChatRequest
 from vlmkit_server.apis.openai_responses.wire import InputTokens
 from vlmkit_server.apis.tokens.render import check_no_server_tools
@@ -124,12 +125,9 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
 
     async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
         """Return what a chat's prompt comes to."""
-        try:
+        with naming_fields(partial(field_of_chat, body=chat)):
             request, _ = await self.prepare_request(chat, runner.facts, "")
             return await runner.atokenize(request)
-        except RequestError as error:
-            error.param = field_of_chat(error, chat)
-            raise
 
 
 class _CountCall(MessagesCall[ChatRequest]):
@@ -139,12 +137,9 @@ class _CountCall(MessagesCall[ChatRequest]):
         """Let the runner read the prompt."""
         check_no_server_tools(body)
         runner = await self.runner(body.model)
-        try:
+        with naming_fields(partial(field_of_chat, body=body)):
             request, _ = await self.prepare_request(body, runner.facts, "")
             found = await runner.atokenize(request)
-        except RequestError as error:
-            error.param = field_of_chat(error, body)
-            raise
         content = msgspec.json.encode(InputTokens(len(found.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import fields
 
 from vlmkit.types.image_options import Detail
 from vlmkit.types.sampling import (
@@ -35,7 +34,12 @@ from vlmkit.types.sampling import (
     TopP,
     TypicalP,
 )
-from vlmkit_server.apis.openai_chat.wire import ImageLimits, MaxImageTokens, NotSupported
+from vlmkit_server.apis.openai_chat.wire import (
+    ImageLimits,
+    MaxImageTokens,
+    NotSupported,
+    refused_names,
+)
 from vlmkit_server.apis.tokens.wire_render import TokenRange
 from vlmkit_server.wire.answer_forms import StructuredOutputs
 from vlmkit_server.wire.body import BodyReader
@@ -149,10 +153,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     kv_transfer_params: NotSupported = None
 
 
-_SHAPES = (GenerateRequest, GenerateParams, GenerateFeatures, Placeholders)
 GENERATE = BodyReader(
     GenerateRequest,
-    {f.name for shape in _SHAPES for f in fields(shape) if f.type == NotSupported},
+    refused_names(GenerateRequest, GenerateParams, GenerateFeatures, Placeholders),
     takes_added=True,
     inner="sampling_params.",
 )
