@@ -1,1 +1,1 @@
-"""``/v1/chat/completions``, and what every API is translated into and from."""
+"""``/v1/chat/completions``, and the form of requests that the other APIs are translated into."""

@@ -1,4 +1,7 @@
-"""What the chat API answers: OpenAI's objects, and how a completion becomes one."""
+"""Answers of the chat API: OpenAI's objects, and their encoding as JSON.
+
+Streamed answers are encoded in :mod:`vlmkit_server.apis.openai_chat.events`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from itertools import chain
@@ -14,7 +17,7 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.exchange.json_pieces import HOLE, drained, filled, listed
 
-LOGPROBS_PER_PIECE = 16  # tokens in a piece of their log-probabilities
+LOGPROBS_PER_PIECE = 16  # tokens whose log-probabilities are encoded at once
 
 
 class TopLogprob(msgspec.Struct):
@@ -26,7 +29,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """One chosen token and what else was likely."""
+    """One sampled token and the likeliest alternatives."""
 
     token: str
     logprob: float
@@ -42,7 +45,7 @@ class Logprobs(msgspec.Struct):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Where prompt tokens come from; ``image_tokens_each`` is ours, one number for each image."""
+    """Kinds of prompt tokens; ``image_tokens_each`` is an extension with one number per image."""
 
     cached_tokens: int
     image_tokens: int
@@ -50,13 +53,13 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """What tokens of the answer are for."""
+    """Kinds of tokens in the answer."""
 
     reasoning_tokens: int
 
 
 class UsageBody(msgspec.Struct):
-    """What a request took."""
+    """The tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -66,7 +69,7 @@ class UsageBody(msgspec.Struct):
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
-        """Put a stream's usage into OpenAI's shape."""
+        """Return the usage of a stream in OpenAI's shape."""
         return cls(
             usage.prompt_tokens,
             usage.completion_tokens,
@@ -77,14 +80,14 @@ class UsageBody(msgspec.Struct):
 
 
 class CalledFunctionBody(msgspec.Struct):
-    """What is called, and with what: JSON as the model wrote it."""
+    """A function and its arguments, which are JSON as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class ToolCallBody(msgspec.Struct):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     function: CalledFunctionBody
@@ -92,11 +95,11 @@ class ToolCallBody(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """What the model says and calls, and what it thought before where it thinks aloud."""
+    """The text and tool calls of the model, and its reasoning if it has any."""
 
     content: str | None
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # the same by its older name
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # an older name of ``reasoning``
     tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
     places: tuple[GroundedRegion, ...] | msgspec.UnsetType = msgspec.UNSET
     role: Literal["assistant"] = "assistant"
@@ -114,7 +117,7 @@ class AnswerChoice(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """How likely a prompt's token is, as vLLM tells it, and how many are likelier, and it."""
+    """The log-probability, rank and text of one candidate for a prompt token, in vLLM's shape."""
 
     logprob: float
     rank: int | None
@@ -122,10 +125,10 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobsOfToken = dict[str, PromptLogprob] | None
-"""Of a token of a prompt, by id: it, and the likeliest in its place; None is not scored."""
+"""The prompt token and the likeliest alternatives, by token id; None if it is not scored."""
 
 PromptLogprobs = list[PromptLogprobsOfToken]
-"""Those of each token of a prompt."""
+"""One entry for each token of a prompt."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -144,7 +147,7 @@ class ChatCompletion(msgspec.Struct):
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
-    """What every object of one answer says about it."""
+    """The fields that every object of one answer repeats."""
 
     id: str
     created: int
@@ -156,11 +159,11 @@ LogprobsOf = Callable[[Iterable[Sample]], Logprobs]
 
 
 def logprobs_of(runner: Runner, params: SamplingParams | None = None) -> LogprobsOf:
-    """Return a function that puts samples into OpenAI's shape, but for those that end an answer.
+    """Return a function that encodes samples, without the tokens that end an answer.
 
     Args:
-        runner: knows its tokens.
-        params: what the answer was asked with.
+        runner: decodes token ids to bytes.
+        params: the sampling parameters of the answer.
     """
     ends = runner.facts.eos_ids
     if params is not None and not params.include_stop_str_in_output:
@@ -197,7 +200,7 @@ def completion_pieces(
     has_transforms: bool = False,
     has_places: bool = False,
 ) -> Iterator[bytes]:
-    """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
+    """Encode a whole answer in pieces; samples are removed from it as they are encoded."""
     choices = completion.choices
     body = ChatCompletion(
         head.id,
@@ -217,7 +220,7 @@ def completion_pieces(
 
 
 def logprob_pieces(logprobs: LogprobsOf, samples: list[Sample]) -> Iterator[bytes]:
-    """Encode the log-probabilities of samples, in pieces, and let the samples go."""
+    """Encode the log-probabilities of samples in pieces; removes the samples from the list."""
     contents = (logprobs((sample,)).content for sample in drained(samples))
     return listed(chain.from_iterable(contents), LOGPROBS_PER_PIECE)
 
@@ -252,10 +255,10 @@ def _message(choice: Choice, *, has_places: bool) -> AnswerMessage:
 
 
 def finish_reason(reason: str | None, *, calls: bool) -> str | None:
-    """Return why an answer ended, in OpenAI's words: one that calls ended to have that done."""
+    """Return OpenAI's finish reason; an answer that stops with calls has ``tool_calls``."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def finite(logprob: float) -> float:
-    """Return a number that JSON has; OpenAI's API says -9999.0 for what never happens."""
+    """Return a finite number for JSON; OpenAI's API uses -9999.0 for a probability of zero."""
     return max(logprob, -9999.0)

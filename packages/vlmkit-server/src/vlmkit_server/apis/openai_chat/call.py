@@ -1,6 +1,6 @@
-"""What every request with a body has in common: a place in the server, a body, and who is told.
+"""The life cycle that all requests with a body share: admission, decoding, leases and reports.
 
-How a body is answered is each route's own business.
+Each route implements how a body is answered.
 """
 
 import hashlib
@@ -49,21 +49,21 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class Call(ABC, Generic[B]):
-    """One call, as the ASGI application that makes its response.
+    """Handles one request, as the ASGI application of its response.
 
-    All of it runs here and not in the handler, so that one scope holds the request's place in the
-    server until the last byte is sent.
+    The work runs here and not in the route handler, so that the request counts as admitted until
+    the last byte is sent.
 
     Args:
-        request: what was sent.
-        service: the models, and whether work is taken.
-        reader: reads the body.
+        request: the HTTP request.
+        service: the models and the admission of requests.
+        reader: decodes the body.
 
     Attributes:
-        added: what the body says by fields that plugins added: those that the model takes, once
-            that is known.
-        model: the name by which the runner was asked for.
-        content: the body, where it was read before the call was made.
+        plugin_fields: the values of fields that plugins added. Once the model is known, those that
+            it does not support are removed.
+        model: the name of the model that the body requests.
+        content: the body, if it was read before this object was created.
     """
 
     def __init__(
@@ -85,17 +85,18 @@ class Call(ABC, Generic[B]):
         self._charge = None if usage is None else UsageCharge(usage)
         self._record: RequestRecord | None = request.scope["state"].get(RECORD)
 
-    stores_streamed_answers = False  # also those that are streamed
+    stores_streamed_answers = False  # a streamed answer then counts as buffered, too
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
-        """Start to answer a body, and return the response; nothing was sent yet.
+        """Start to answer a body and return the response; nothing is sent before.
 
-        Is cancelled when the client goes away. An error has its own status.
+        The task is cancelled when the client disconnects. Errors become responses with their own
+        status.
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, start the request, and answer."""
+        """Read the body, start the request and send the answer."""
         self.service.check_admission(self.caller.account)
         with ExitStack() as place:
             async with self._leases:
@@ -103,7 +104,7 @@ class Call(ABC, Generic[B]):
                     self._leases.callback(self._charge.close)
                 try:
                     await self._answer(place, scope, receive, send)
-                except QueueFull as error:  # a runner does not know how fast requests end
+                except QueueFull as error:  # a runner does not know the drain rate
                     if error.retry_after_s is None:
                         error.retry_after_s = self.service.retry_after_s(self.caller.account)
                     raise
@@ -114,7 +115,7 @@ class Call(ABC, Generic[B]):
     async def _answer(self, place: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         with self.service.bodies.opened(self._request) as sent:
             content = await self._read_content(sent)
-            # What never comes whole takes no place.
+            # A body that never arrives completely is not admitted.
             place.enter_context(self.service.admitted(self.caller.account))
             body, ignored = await self._read(content)
             del content
@@ -126,19 +127,19 @@ class Call(ABC, Generic[B]):
                 )
                 self._leases.callback(self._whole.close)
             response = await self.service.active.attend(self.start(body), receive, scope)
-            del body  # what was sent need not wait for the answer: it can be large
+            del body  # it can be large and is not needed while the answer is generated
         await response(scope, receive, send)
 
     async def runner(self, name: str | None) -> Runner:
-        """Return who answers for a model, once it can; it stays until this call is answered.
+        """Lease a model's runner until this call ends, and wait until it is loaded.
 
         Args:
-            name: None takes the only model.
+            name: the model; None means the only model of the server.
 
         Raises:
-            RequestError: there is no such model, or none is named and there are several; or the
-                model does not take a field that changes answers.
-            Unavailable: it can answer nothing now, or was not loaded in time.
+            RequestError: the model does not exist, or no name is given and there are several
+                models; or the model does not support a field that changes answers.
+            Unavailable: the model cannot answer now, or was not loaded in time.
             Overloaded: too many requests wait for their models.
         """
         fleet = self.service.fleet
@@ -148,10 +149,8 @@ class Call(ABC, Generic[B]):
         if self.plugin_fields:
             self._drop_ignored_plugin_fields(runner.facts)
         clamped = OutputLimit(runner.facts, self.headers)
-        unconstrained = UnenforcedSchemas(self.headers, self.service.count_unenforced)
-        return MeteredRunner(
-            runner, clamped, unconstrained, self._charge, self._record, self._whole
-        )
+        unenforced = UnenforcedSchemas(self.headers, self.service.count_unenforced)
+        return MeteredRunner(runner, clamped, unenforced, self._charge, self._record, self._whole)
 
     def stream_events(
         self, stream: Chunks, events: Events, *, hides_sizes: bool, images_s: float = 0.0
@@ -168,29 +167,29 @@ class Call(ABC, Generic[B]):
         return EventStream(stream, encoder, self.service, self.headers, images_s)
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count what belongs to the body though it was not sent with it, such as what it names.
+        """Count bytes that the body refers to, such as stored items, as if they were part of it.
 
         Raises:
-            Overloaded: there is no room for it.
+            Overloaded: the limit of body bytes in memory is reached.
         """
         if self._sent is not None:
             self._sent.count(num_bytes)
 
     def transfer_leases(self) -> AsyncExitStack:
-        """Give away this call's runner, and what it is charged, to work that outlives the call."""
+        """Transfer the runner's lease and the usage charge to work that outlives this call."""
         return self._leases.pop_all()
 
     def report_ignored(self, ignored: frozenset[str]) -> None:
-        """Tell the client and the operator which keys of the body are ignored, besides others.
+        """Report more ignored fields of the body to the client and the operator.
 
         Raises:
-            RequestError: there are some, and one of the two wants none ignored.
+            RequestError: the client or the operator rejects requests with ignored fields.
         """
         self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
         self._ignored |= ignored
 
     def _drop_ignored_plugin_fields(self, facts: RunnerFacts) -> None:
-        """Keep fields that plugins added if the model takes them; note those without effect."""
+        """Remove and report the plugin fields that the model does not support."""
         idle = frozenset(self.plugin_fields.keys() - facts.request_fields.keys())
         for name in sorted(idle):
             del self.plugin_fields[name]
@@ -199,7 +198,7 @@ class Call(ABC, Generic[B]):
         self.report_ignored(idle)
 
     async def _read(self, content: bytes) -> tuple[B, frozenset[str]]:
-        """Decode a body, a large one beside the event loop."""
+        """Decode a body; a large one outside the event loop."""
         if is_light(content):
             return self._decoded(content)
         return await self.service.offload.run(partial(self._decoded, content), self.caller.account)
@@ -220,13 +219,13 @@ class Call(ABC, Generic[B]):
 
 
 class MessagesCall(Call[B]):
-    """A call whose body may hold messages.
+    """A call whose body may have messages.
 
     Args:
-        request: what was sent.
-        service: the models, and whether work is taken.
-        reader: reads the body.
-        converter: makes what a runner takes of messages.
+        request: the HTTP request.
+        service: the models and the admission of requests.
+        reader: decodes the body.
+        converter: converts messages for a runner.
     """
 
     def __init__(
@@ -249,18 +248,21 @@ class MessagesCall(Call[B]):
         detail: str = DETAIL_FIELD,
         light: bool = False,
     ) -> tuple[RunnerRequest, float]:
-        """Return the request of a chat, and how long its images took; note what has no effect.
+        """Convert a chat to a request for the runner, and report its fields without effect.
 
         Args:
-            chat: the body, or what it comes to.
-            facts: of the model.
-            request_id: what it is called.
-            effort: how the body calls the effort.
-            detail: how it calls the detail of an image.
-            light: whether no more of images is wanted than their sizes.
+            chat: the body, or its translation.
+            facts: describes the model.
+            request_id: the id of the request.
+            effort: the body's name for the reasoning effort.
+            detail: the body's name for the detail of an image.
+            light: whether to read only the sizes of images.
+
+        Returns:
+            The request, and how long fetching and checking its images took, in seconds.
 
         Raises:
-            RequestError: names the field that is wrong.
+            RequestError: a field is wrong; the error names it.
         """
         idle = ignored_details(chat.messages, facts, detail)
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
@@ -271,7 +273,7 @@ class MessagesCall(Call[B]):
         )
 
     def report_unenforced_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
-        """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
+        """Report to the client and the operator that nothing enforces the schemas of tools."""
         offers = chat.shown_functions or chat.server_tools
         if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
             self.headers[UNCONSTRAINED_HEADER] = "tools"
@@ -279,10 +281,13 @@ class MessagesCall(Call[B]):
 
 
 async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:
-    """Read a body of JSON; a page in a browser cannot announce JSON without asking first.
+    """Read a JSON body.
+
+    The media type is required as a protection: a page in a browser cannot send it to another
+    origin without a preflight request.
 
     Raises:
-        WrongMediaType: it is announced as something else.
+        WrongMediaType: the request has another media type.
     """
     if request.content_type[0] != "application/json":
         raise WrongMediaType(
@@ -294,7 +299,7 @@ async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:
 
 
 def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:
-    """Return what every object of a new answer says about it; its id begins with its kind."""
+    """Return the fields that every object of a new answer repeats; the id starts with the kind."""
     return AnswerHead(
         f"{kind}-{token_hex(12)}", int(time.time()), model, _fingerprint(runner.facts)
     )

@@ -1,4 +1,4 @@
-"""The parts of a conversation, and what errors call those that show something."""
+"""The content parts of messages, and the paths by which errors name images and files."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,14 +8,14 @@ from vlmkit_server.apis.openai_chat.files import NamedFile
 
 
 class ListedImage(wire.ImagePart, tag_field="type", tag="listed_image"):
-    """An image of a message's list of images, which Ollama's API has in place of parts.
+    """An image of the ``images`` list of a message, which Ollama's API has instead of parts.
 
-    ``image_url`` may be base64 alone.
+    ``image_url`` may be base64 without a ``data:`` prefix.
     """
 
 
 def parts_of(message: wire.ChatMessage) -> Sequence[wire.ShownPart]:
-    """Return the parts of a message; a text is one, and listed images come first."""
+    """Return the parts of a message: a plain text is one part, and listed images come first."""
     content = message.content
     parts = [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
     if isinstance(message, wire.UserMessage) and message.images:
@@ -26,7 +26,7 @@ def parts_of(message: wire.ChatMessage) -> Sequence[wire.ShownPart]:
 def media_parts(
     messages: Sequence[wire.ChatMessage],
 ) -> Iterator[tuple[str, wire.ImagePart | wire.FilePart]]:
-    """Yield the place of every image and file, and itself, in order."""
+    """Yield every image and file with the path of its part, in order."""
     for number, message in enumerate(messages):
         parts = parts_of(message)
         num_listed = sum(isinstance(part, ListedImage) for part in parts)
@@ -38,7 +38,12 @@ def media_parts(
 
 
 def path_of(path: str, part: wire.ImagePart | wire.FilePart) -> str:
-    """Return the place that an error of a part names."""
+    """Return the path that errors about a part name.
+
+    Args:
+        path: the path of the part.
+        part: the image or file.
+    """
     if isinstance(part, wire.FilePart):
         return f"{path}.file"
     if isinstance(part, ListedImage):
@@ -49,7 +54,7 @@ def path_of(path: str, part: wire.ImagePart | wire.FilePart) -> str:
 
 
 def images_in(messages: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.ImageUrl]]:
-    """Yield every image of a body by its URL or file, with the place that its errors name."""
+    """Yield every image of a conversation with the path that its errors name."""
     for path, part in media_parts(messages):
         if isinstance(part, wire.ImagePart):
             image = part.image
@@ -59,7 +64,7 @@ def images_in(messages: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.
 
 
 def files_in(messages: Sequence[wire.ChatMessage]) -> Iterator[NamedFile]:
-    """Yield every file of a body, with its place."""
+    """Yield every file of a conversation with the path that its errors name."""
     for path, part in media_parts(messages):
         if isinstance(part, wire.FilePart):
             yield NamedFile(path_of(path, part), part.file)

@@ -1,4 +1,7 @@
-"""From a body of the chat API to a request for a runner: messages, checked images, parameters."""
+"""Converts a body of the chat API to a request for a runner.
+
+Opens and checks images and files. Does not write the prompt.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,16 +56,16 @@ _ROLES: dict[type[wire.ChatMessage], Role] = {
 
 
 class Converter:
-    """Turns bodies into requests.
+    """Converts bodies to requests.
 
     Args:
-        settings: bounds of one request.
-        fetcher: fetches images and files by URL; None where that is off.
-        files: those that were sent before; none when None.
-        offload: decodes large images and files; one of its own when None.
+        settings: the limits of one request.
+        fetcher: fetches images and files by URL; None if fetching is off.
+        files: the uploaded files; None means an empty store.
+        offload: decodes large images and files; None creates one.
 
     Attributes:
-        images: gets the images that bodies name.
+        images: opens the images of bodies.
     """
 
     def __init__(
@@ -89,25 +92,25 @@ class Converter:
         added: Mapping[str, Any] = MappingProxyType({}),
         light: bool = False,
     ) -> tuple[Request, float]:
-        """Return a request, and how many seconds fetching and checking its images took.
+        """Return a request, and how long fetching and checking its images took, in seconds.
 
         Args:
             chat: the body.
-            facts: bounds of the model.
-            request_id: how logs call it.
-            caller: who asks, and whose stored files may be named.
-            added: what the body says by fields that plugins added.
-            light: whether no more of images is wanted than their sizes.
+            facts: describes the model and its limits.
+            request_id: the id of the request, which logs show.
+            caller: the caller, whose uploaded files the body may name.
+            added: the values of fields that plugins added.
+            light: whether to read only the sizes of images.
 
         Raises:
-            RequestError: names the field that is wrong.
+            RequestError: a field is wrong; the error names it.
         """
         params, form = sampling_params(chat, facts), requested_form(chat)
         started = time.perf_counter()
         self._check_tools(chat, facts)
         default_options = image_options(chat)
         messages = await self.messages(
-            chat.messages, facts, caller, default_options, may_go_on=True, light=light
+            chat.messages, facts, caller, default_options, allows_continuation=True, light=light
         )
         request = Request(
             messages=messages,
@@ -128,7 +131,7 @@ class Converter:
         return request, time.perf_counter() - started
 
     def _check_tools(self, chat: wire.ChatRequest, facts: RunnerFacts) -> None:
-        """Refuse tools of wrong types, and definitions that are longer than any text may be."""
+        """Refuse unsupported types of tools, and definitions over the limit of a text."""
         check_tool_types(chat)
         if len(msgspec.json.encode(chat.tools)) > self._settings.max_text_chars:
             raise PromptTooLong(
@@ -144,23 +147,23 @@ class Converter:
         caller: Caller = ANONYMOUS,
         default_options: ImageOptions = PLAIN_IMAGE,
         *,
-        may_go_on: bool = False,
+        allows_continuation: bool = False,
         light: bool = False,
     ) -> list[Message]:
-        """Return messages with their images.
+        """Convert messages, and open their images and files.
 
         Args:
-            messages: the messages.
-            facts: bounds of the model.
-            caller: who asks, and whose stored files they may name.
-            default_options: how images are shown that set no options themselves.
-            may_go_on: whether an answer may go on with the last of them.
-            light: whether no more of images is wanted than their sizes.
+            messages: the messages of the body.
+            facts: describes the model and its limits.
+            caller: the caller, whose uploaded files the messages may name.
+            default_options: the options of images that set none themselves.
+            allows_continuation: whether the answer may continue the last message.
+            light: whether to read only the sizes of images.
 
         Raises:
-            RequestError: names the field that is wrong.
+            RequestError: a field is wrong; the error names it.
         """
-        if continues_last_message(messages) and not may_go_on:
+        if continues_last_message(messages) and not allows_continuation:
             path = f"messages[{len(messages) - 1}]"
             raise RequestError(f"{path} cannot go on: nothing is answered here", param=path)
         self._check_size(messages, facts)
@@ -184,7 +187,7 @@ class Converter:
     async def _source(
         self, path: str, image: wire.ImageUrl, owner: bytes
     ) -> tuple[str, str | bytes]:
-        """Return the place of an image, and its URL or file."""
+        """Return the path of an image, and its URL or the content of its file."""
         if (image.url is None) == (image.file_id is None):
             image_path = path.removesuffix(".url").removesuffix(".file_id")
             raise RequestError(
@@ -198,7 +201,7 @@ class Converter:
         return path, image.url or ""
 
     def _check_size(self, messages: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
-        """Refuse what would only cost time, before an image is opened or a text tokenized."""
+        """Refuse oversized conversations before an image is opened or a text is tokenized."""
         num_chars = num_images = 0
         for message in messages:
             num_chars += _num_extra_chars(message)
@@ -217,10 +220,10 @@ class Converter:
 
 
 def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:
-    """Return a body's sampling parameters on top of the model's own defaults.
+    """Return the sampling parameters of a body; the model's defaults fill the gaps.
 
     Raises:
-        RequestError: names the field that is wrong.
+        RequestError: a field is wrong; the error names it.
     """
     values = sampling_values(chat)
     values |= {"logprobs": bool(chat.logprobs), "top_logprobs": chat.top_logprobs or 0}
@@ -236,14 +239,14 @@ def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParam
 
 
 def field_of(error: RequestError, messages: Sequence[wire.ChatMessage]) -> str | None:
-    """Return which field of a body an error is about that the runner raised of its messages."""
+    """Return the field of a body that a runner's error about its messages concerns."""
     if isinstance(error, MediaError) and error.index is not None:
         return [path_of(path, part) for path, part in media_parts(messages)][error.index]
     return error.param
 
 
 def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
-    """Return which field of a body of the chat API an error is about."""
+    """Return the field of a chat body that an error concerns."""
     field = field_of(error, body.messages)
     if field == "max_tokens" and body.max_tokens is None:
         return "max_completion_tokens"
@@ -261,7 +264,7 @@ def _message(
     files: Iterator[FilePart],
     default_options: ImageOptions,
 ) -> Message:
-    """Return a message with the next images and files in their places."""
+    """Convert a message; takes its images and files from the iterators, in order."""
     parts: list[Part] = []
     for part in parts_of(message):
         if isinstance(part, wire.TextPart):
@@ -279,7 +282,7 @@ def _message(
 
 
 def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart]:
-    """Yield the calls of an earlier answer, whose arguments must be what templates can write."""
+    """Yield the calls of an earlier answer; their arguments must be valid for chat templates."""
     for index, call in enumerate(message.tool_calls or ()):
         try:
             part = ToolCallPart(call.id, call.function.name, call.function.arguments_json)
@@ -291,9 +294,9 @@ def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart
 
 
 def _check_arguments(messages: Sequence[wire.ChatMessage]) -> None:
-    """Refuse arguments of calls that take long to decode, which the body had as mere text.
+    """Refuse arguments of calls that take long to decode; the body holds them as plain text.
 
-    If one of them is no JSON, what is counted after it may be wrong, but is not decoded, either.
+    After an argument that is not JSON the count may be wrong, but then nothing is decoded.
     """
     calls = (
         call.function.arguments_json
@@ -305,7 +308,7 @@ def _check_arguments(messages: Sequence[wire.ChatMessage]) -> None:
 
 
 def _num_extra_chars(message: wire.ChatMessage) -> int:
-    """Return how many characters a message says besides its content."""
+    """Return the number of characters that a message has besides its content."""
     if isinstance(message, wire.ToolMessage):
         return len(message.tool_call_id)
     if not isinstance(message, wire.AssistantMessage):

@@ -1,7 +1,7 @@
 """Server-sent events of one streamed answer, encoded so that a token costs microseconds.
 
-Everything that is the same in each event of an answer is encoded once; an event is then three
-byte strings joined. Events that are there at the same time leave as one piece.
+The parts that repeat in every event of an answer are encoded once. An event is then three joined
+byte strings. Events that are ready at the same time are sent together.
 """
 
 from collections.abc import Callable, Iterable, Sequence as Seq
@@ -21,21 +21,21 @@ from vlmkit_server.wire.sampling_fields import StreamOptions
 DONE = b"data: [DONE]\n\n"
 
 _OLDER_REASONING = b',"reasoning_content":'
-"""The same text by the name that vLLM and SGLang had first, and clients still read."""
+"""An older name of ``reasoning`` in vLLM and SGLang, which clients still read."""
 
 _encode = msgspec.json.encode
 
 
 class UsageEvents:
-    """Says which events of a stream have usage, and encodes it.
+    """Encodes the usage of a stream's events, and decides which events have it.
 
     Args:
-        options: of the stream; None where the client gave none.
-        usage: returns what the request took so far.
+        options: the stream options of the body, if it has any.
+        usage: returns the tokens of the request so far.
 
     Attributes:
-        is_wanted: whether the last event has usage, which all others then mention.
-        is_continuous: whether all events have it.
+        is_wanted: whether the last event has usage; the other events then have ``null`` or usage.
+        is_continuous: whether all events have usage.
     """
 
     def __init__(self, options: StreamOptions | None, usage: Callable[[], Usage]) -> None:
@@ -45,24 +45,24 @@ class UsageEvents:
 
     @property
     def field(self) -> bytes:
-        """The field of an event that is not the last; empty where usage is not wanted."""
+        """The field of an event before the last one; empty if no usage is requested."""
         if not self.is_wanted:
             return b""
         return self.last(self._usage()) if self.is_continuous else b',"usage":null'
 
     def last(self, usage: Usage) -> bytes:
-        """Return the field of the last event; empty where usage is not wanted."""
+        """Return the field of the last event; empty if no usage is requested."""
         return b',"usage":' + _encode(UsageBody.of(usage)) if self.is_wanted else b""
 
 
 class DataEvents:
-    """What streams of OpenAI's APIs have in common: how they live and how they fail."""
+    """The keep-alive comment and the error event that streams of OpenAI's APIs share."""
 
     ping = b": ping\n\n"
     repeats_answer = False
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the event that ends an answer which failed; OpenAI's clients raise it."""
+        """Return the event that ends a failed answer; OpenAI's clients raise it as an exception."""
         return b"data: " + _encode(ErrorBody(fault_of(error, scope))) + b"\n\n"
 
 
@@ -70,14 +70,14 @@ class AnswerEvents(DataEvents):
     """Encodes one answer.
 
     Args:
-        head: what every event says.
-        num_choices: how many choices there are.
-        usage: which events have usage.
-        logprobs: puts samples into shape; None where the client asked for none.
-        prompt_token_ids: of the prompt, where the client asked for tokens; then each event tells
-            those of the answer that it stands for.
-        has_transforms: whether the client asked how its images were shown.
-        has_places: whether it asked for places; the end of a choice has them.
+        head: the fields that every event repeats.
+        num_choices: the number of choices.
+        usage: encodes the usage of events.
+        logprobs: encodes samples; None if the client requests no log-probabilities.
+        prompt_token_ids: the tokens of the prompt, if the client requests token ids; each event
+            then has the token ids of its text.
+        has_transforms: whether the client requests the transforms of its images.
+        has_places: whether it requests grounded regions; the end of a choice has them.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class AnswerEvents(DataEvents):
         self._has_token_ids = prompt_token_ids is not None
 
     def _set_tail(self) -> None:
-        """Encode the end of events, which has the usage so far where the client wants that."""
+        """Encode the end of events, with the usage so far if the client requests it."""
         self._tail = self._usage.field + b"}\n\n"
         self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def opening(self) -> bytes:
-        """Return the first event of every choice: who speaks."""
+        """Return the first event of every choice: its role."""
         delta = b'{"role":"assistant","content":"","refusal":null'
         events = b"".join(start + delta + self._text_end for start in self._starts)
         if self._prompt_token_ids is None:
@@ -122,7 +122,7 @@ class AnswerEvents(DataEvents):
         return self._head + prompt_ids + events.removeprefix(self._head)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
-        """Return the events of some chunks; empty while their text is held back."""
+        """Return the events of chunks; empty while their text is held back."""
         if self._usage.is_continuous:
             self._set_tail()
         events = []
@@ -144,10 +144,10 @@ class AnswerEvents(DataEvents):
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        """Return the last events: usage, if it was asked for, and the mark of a whole answer.
+        """Return the last events: usage, if requested, and the end marker.
 
-        How images were shown is told beside the usage, since only then it is known which of them
-        were there already.
+        The transforms of images are beside the usage, since only then it is known which images
+        were cached.
         """
         fields = self._usage.last(usage)
         if self._has_transforms:
@@ -155,7 +155,7 @@ class AnswerEvents(DataEvents):
         return self._head + b',"choices":[]' + fields + b"}\n\n" + DONE if fields else DONE
 
     def _call_event(self, index: int, delta: ToolCallDelta) -> bytes:
-        """Return the event of more of a call."""
+        """Return the event of a piece of a tool call."""
         call = self._call_body(index, delta)
         return self._starts[index] + b'{"tool_calls":' + _encode([call]) + self._text_end
 
@@ -171,7 +171,7 @@ class AnswerEvents(DataEvents):
         return [self._call_body(index, d) for d in deltas if isinstance(d, ToolCallDelta)]
 
     def _token_event(self, chunk: Chunk) -> bytes:
-        """Return the event of one chunk; what is told of a token needs one even without text."""
+        """Return the event of a chunk with token data, which is sent even without text."""
         content = self._logprobs_field(chunk.samples)
         token_ids = self._token_ids(chunk.samples)
         text, reasoning = chunk.text, reasoning_of(chunk.deltas)

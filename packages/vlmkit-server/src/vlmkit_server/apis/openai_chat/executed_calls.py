@@ -1,6 +1,6 @@
-"""Calls of tools that the server runs, as APIs tell them that show them: what came of each.
+"""Tool calls that the server executed and their results, for the APIs that report them.
 
-How they are run is :mod:`vlmkit_server.apis.openai_chat.tool_loop`' business.
+:mod:`vlmkit_server.apis.openai_chat.tool_loop` executes them.
 """
 
 from collections.abc import Iterable, Sequence as Seq
@@ -14,16 +14,16 @@ from vlmkit.types.message import ImagePart, Part, TextPart
 from vlmkit.types.tool_call import ToolCallPart
 
 SERVER_LABEL = "server_tools"
-"""Whose tools they are, where an API has a name for that: the field by which they are asked for."""
+"""The name of the tools' server, in APIs that have one: the field that requests the tools."""
 
 _IMAGE = "[image]"
 
 
 class CallResult(NamedTuple):
-    """What came of one call.
+    """The result of one call.
 
     Attributes:
-        text: what the model reads of it, with a word in the place of each picture.
+        text: the text that the model reads, with a placeholder for each picture.
         is_error: whether the tool failed.
     """
 
@@ -32,7 +32,7 @@ class CallResult(NamedTuple):
 
 
 class ResultDelta(ToolCallDelta, frozen=True, gc=False, kw_only=True):
-    """The end of a call: what came of it."""
+    """The end of a call, with its result."""
 
     text: str
     is_error: bool
@@ -40,11 +40,11 @@ class ResultDelta(ToolCallDelta, frozen=True, gc=False, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One of the answers that are read as one.
+    """One answer of the runner within a tool loop.
 
     Attributes:
-        choice: what was thought, said and called.
-        results: of the calls, in their order; none where nothing was run.
+        choice: the reasoning, text and calls of the answer.
+        results: the results of its calls, in order; empty if none was executed.
     """
 
     choice: Choice
@@ -52,12 +52,12 @@ class Round:
 
     @property
     def calls(self) -> Iterable[tuple[ToolCallPart, CallResult | None]]:
-        """Each call with what came of it, if it was run."""
+        """Each call with its result, or None if it was not executed."""
         return zip_longest(self.choice.tool_calls, self.results)
 
 
 def result_text(parts: Iterable[Part]) -> str:
-    """Return what a result says, with a word in the place of each picture."""
+    """Return the text of a result, with a placeholder for each picture."""
     texts = (part.text if isinstance(part, TextPart) else _IMAGE for part in parts
             if isinstance(part, TextPart | ImagePart))  # fmt: skip
     return "\n".join(texts)

@@ -1,6 +1,6 @@
-"""From parts that name files to files: decoded, fetched or found, and bounded together.
+"""Opens the files that content parts name: decodes, fetches or looks them up, within shared limits.
 
-What a file holds is told where prompts are read: see :mod:`vlmkit.running.prompting.files`.
+:mod:`vlmkit.running.prompting.files` interprets their content when it reads the prompt.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from vlmkit_server.http.caller import Caller
 
 
 class NamedFile(NamedTuple):
-    """A part of a body: where it is, and what it says."""
+    """A file part of a body, and the path that its errors name."""
 
     path: str
     file: wire.NamedFile
 
 
 class Files:
-    """Gets the files that bodies name.
+    """Opens the files that bodies name.
 
     Args:
-        kept: files that were sent before.
-        fetcher: fetches files by URL; None where that is off.
-        max_bytes: of one that was sent before.
-        offload: decodes large ones.
+        storage: the uploaded files.
+        fetcher: fetches files by URL; None if fetching is off.
+        max_bytes: the largest size of an uploaded file that is read.
+        offload: decodes large files.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Files:
         self._offload = offload
 
     async def content(self, file_id: str, owner: bytes, path: str) -> bytes:
-        """Return what a file holds that was sent before.
+        """Return the content of an uploaded file.
 
         Raises:
-            RequestError: there is none, or not of this owner, or too large; names the place.
+            RequestError: the owner has no such file, or it is too large; the error names the path.
         """
         try:
             return await whole(self._storage, file_id, owner, self._max_bytes)
@@ -70,16 +70,16 @@ class Files:
         caller: Caller,
         default_options: ImageOptions,
     ) -> list[FilePart]:
-        """Get files, a few at a time.
+        """Open files, a few at a time.
 
         Args:
             files: the files.
-            facts: bounds of the model.
-            caller: who asks.
-            default_options: how pictures are shown where a file sets no options.
+            facts: describes the model and its limits.
+            caller: the caller, whose uploaded files may be named.
+            default_options: the options of pictures where a file sets none.
 
         Raises:
-            RequestError: names the place of the first that fails.
+            RequestError: a file cannot be opened; the error names the path of the first one.
         """
         max_media = facts.bounds.max_media
         if len(files) > max_media:
@@ -139,7 +139,7 @@ class Files:
 
 
 def _decoded(text: str, max_bytes: int) -> bytes:
-    """Return what a ``data:`` URL holds, or base64 alone."""
+    """Decode a ``data:`` URL, or base64 without its prefix."""
     start = text.find(",") + 1 if is_data_url(text) else 0
     if start and not text[:start].lower().endswith(";base64,"):
         raise MediaError("a file's data: URL must read data:application/pdf;base64,...")

@@ -1,4 +1,7 @@
-"""How large a body wants its images shown: fields of the body, and of each image over them."""
+"""The fields that set how large images are shown: those of a body, and those of each image.
+
+An image's own fields override those of the body.
+"""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -12,34 +15,34 @@ DETAIL: Option = "image_detail"
 DETAIL_FIELD = "messages.content.image_url.detail"
 
 _DETAILS: dict[str | None, Detail] = {"low": "low", "high": "high", "original": "high"}
-"""All but ``auto``; no picture is ever shown larger than the model was made for."""
+"""All values except ``auto``; no image is shown larger than the model supports."""
 
 
 class ImageSizeFields(Protocol):
-    """A body that says how large images are shown."""
+    """A body with fields for the size of images."""
 
     @property
     def max_image_tokens(self) -> int | None:
-        """Tokens of each image, at most."""
+        """The largest number of tokens per image."""
         ...
 
     @property
     def mm_processor_kwargs(self) -> dict[str, Any] | None:
-        """Limits by the names of the model's own processor."""
+        """Limits by the parameter names of the model's image processor."""
         ...
 
 
 def image_options(body: ImageSizeFields) -> ImageOptions:
-    """Return how a body wants its images shown that say nothing themselves."""
+    """Return the options of a body for images that set none themselves."""
     return ImageOptions(max_tokens=body.max_image_tokens, processor=body.mm_processor_kwargs or {})
 
 
 def options_of(image: wire.ImageUrl | wire.NamedFile, common: ImageOptions) -> ImageOptions:
-    """Return how one image is shown.
+    """Return the options of one image.
 
     Args:
-        image: what it, or the file that it is in, says itself.
-        common: what the body says of all.
+        image: the image, or the file that it is in.
+        common: the options of the body.
     """
     if image.detail is None and image.max_image_tokens is None:
         return common
@@ -53,7 +56,7 @@ def options_of(image: wire.ImageUrl | wire.NamedFile, common: ImageOptions) -> I
 def ignored_details(
     messages: Iterable[wire.ChatMessage], facts: RunnerFacts, name: str = DETAIL_FIELD
 ) -> frozenset[str]:
-    """Return the name of the field that tells a detail, if one is told to a model without any."""
+    """Return the name of the detail field if it is set and the model ignores it."""
     if DETAIL in facts.options:
         return frozenset()
     shown = (

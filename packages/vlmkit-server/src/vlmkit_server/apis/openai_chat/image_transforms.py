@@ -1,4 +1,4 @@
-"""How images were shown, as answers tell it to who asks: sizes and places in pixels, x before y."""
+"""The transforms of images, which answers report on request; in pixels, x before y."""
 
 from collections.abc import Iterable
 
@@ -12,10 +12,11 @@ Edges = tuple[int, int, int, int]
 
 
 class TransformBody(msgspec.Struct):
-    """What was done to a picture, in the order in which it was done.
+    """The steps that transform an image, in order.
 
-    A point of the upright picture is at ``scale`` times that in the used one; ``crop`` is what of
-    the used one was kept, and ``pad`` what was put around it, each as left, top, right and bottom.
+    A point of the upright image times ``scale`` is its position in the used image. ``crop`` is the
+    part of the used image that is kept, and ``pad`` the margins added around it. Both are left,
+    top, right and bottom.
     """
 
     source_size: Pair
@@ -29,9 +30,9 @@ class TransformBody(msgspec.Struct):
 
 
 class ImageTransform(msgspec.Struct):
-    """One image; ``transform`` is null where the model's processor does not say.
+    """One image; ``transform`` is null if the model's processor does not report it.
 
-    ``page`` is that of a document, from 1, and is null for any other image.
+    ``page`` is the page of a document, from 1, and null for any other image.
     """
 
     num_tokens: int
@@ -41,7 +42,7 @@ class ImageTransform(msgspec.Struct):
 
 
 def image_transforms(images: Iterable[ShownImage]) -> list[ImageTransform]:
-    """Return how images were shown, in order."""
+    """Return the transforms of images, in order."""
     return [
         ImageTransform(
             image.num_tokens,

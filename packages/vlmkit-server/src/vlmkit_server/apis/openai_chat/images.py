@@ -1,4 +1,4 @@
-"""From URLs to images that were checked: fetched, opened side by side, and bounded together."""
+"""Opens the images that bodies name: fetches, decodes and checks them, within shared limits."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,12 +22,12 @@ from vlmkit_server.settings.server import ServerSettings
 
 SIZE = "size:"
 NamedSource = tuple[str, str | bytes]
-"""The place of an image in a body, and its URL or file."""
+"""The path of an image in a body, and its URL or the content of its file."""
 OpenSource = Callable[[str | bytes, ImageLimits, str], Awaitable[ImagePart | FilePart]]
 
 
 class OpenedImage(NamedTuple):
-    """An image that was checked, and getting its file."""
+    """A checked image, and the time of fetching its file."""
 
     image: Image
     fetch: Stage
@@ -35,7 +35,7 @@ class OpenedImage(NamedTuple):
 
 @dataclass(slots=True)
 class ImageBudget:
-    """What is left for the images of one request."""
+    """The pixels that remain for the images of one request."""
 
     num_pixels_left: int
 
@@ -43,7 +43,7 @@ class ImageBudget:
         """Count an image.
 
         Raises:
-            ImageError: all images together have too many pixels.
+            ImageError: the images together have too many pixels.
         """
         self.num_pixels_left -= num_pixels
         if self.num_pixels_left < 0:
@@ -53,12 +53,12 @@ class ImageBudget:
 
 
 class Images:
-    """Gets the images that bodies name.
+    """Opens the images that bodies name.
 
     Args:
-        settings: bounds of one request.
-        fetcher: fetches images by URL; None where that is off.
-        offload: decodes large ones.
+        settings: the limits of one request.
+        fetcher: fetches images by URL; None if fetching is off.
+        offload: decodes large images.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Images:
     async def open_images(
         self, sources: Sequence[NamedSource], facts: RunnerFacts, account: str
     ) -> list[OpenedImage]:
-        """Fetch and check images side by side, as many at once as the runner will decode at once.
+        """Fetch and check images concurrently, as many at once as the runner decodes at once.
 
         Args:
-            sources: those that a body names; few enough.
-            facts: bounds of the model.
-            account: the tenant that asks.
+            sources: the images of a body, whose number is already checked.
+            facts: describes the model and its limits.
+            account: the account that the offload executor counts the work to.
 
         Raises:
-            RequestError: names the place of the first that fails.
+            RequestError: an image cannot be opened; the error names the path of the first one.
         """
         parts = await self._each(sources, facts, account, self._image)
         return [
@@ -94,15 +94,18 @@ class Images:
         *,
         light: bool = False,
     ) -> list[ImagePart | FilePart]:
-        """Return what is shown in the places of images; arguments and errors as for :meth:`opened`.
+        """Return the message part of each image, which is a file part if a media loader decodes it.
 
-        A file that is not decoded here, or has pages, is for a media loader.
+        Media loaders decode files with pages, and formats that are not decoded here.
 
         Args:
-            sources: as there.
-            facts: as there.
-            account: as there.
-            light: whether no more of images is wanted than their sizes.
+            sources: the images of a body, whose number is already checked.
+            facts: describes the model and its limits.
+            account: the account that the offload executor counts the work to.
+            light: whether to read only the sizes of images.
+
+        Raises:
+            RequestError: an image cannot be opened; the error names the path of the first one.
         """
         return await self._each(sources, facts, account, self._header if light else self._part)
 
@@ -118,7 +121,7 @@ class Images:
         async def part(named: NamedSource) -> ImagePart | FilePart:
             path, source = named
             began_s = time.time()
-            budget.count()  # raises where it is spent, before the image costs anything
+            budget.count()  # raises if no pixels remain, before the image costs anything
             try:
                 part = await open_source(source, facts.bounds.images, account)
             except ImageError as error:
@@ -133,7 +136,7 @@ class Images:
         return await in_order(part, sources, num_at_once)
 
     async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
-        """Check an image; no text but URLs is taken, so no path of this disk."""
+        """Open an image; a string must be a URL, so paths of local files are refused."""
         source = await self._content(source)
         work = partial(Image.open, source, limits)
         return ImagePart(await self._offload.decode(work, len(source), account))
@@ -146,7 +149,7 @@ class Images:
         return await self._offload.decode(work, len(source), account)
 
     async def _header(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
-        """Read an image's sizes; of a file elsewhere no more than its beginning."""
+        """Read an image's size; fetches only the beginning of a remote file."""
         if isinstance(source, str) and source.startswith(SIZE):
             return ImagePart(Image.of_size(_size(source), limits))
         source = await self._content(source, partial(_is_enough, limits=limits))
@@ -156,7 +159,7 @@ class Images:
     async def _content(
         self, source: str | bytes, is_enough: Callable[[bytes], bool] | None = None
     ) -> str | bytes:
-        """Return a file, or a ``data:`` URL, that a body has or names."""
+        """Return the content of a file or a ``data:`` URL; fetches other URLs."""
         if isinstance(source, bytes) or is_data_url(source):
             return source
         if not source.lower().startswith(WEB):
@@ -182,7 +185,7 @@ def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
     """Refuse more images than a request may have.
 
     Raises:
-        RequestError: the model takes none, or fewer.
+        RequestError: the model supports no images, or fewer.
     """
     if num and not facts.takes_images:
         raise RequestError("this model takes no images", param=param)
@@ -195,7 +198,7 @@ def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
 
 
 def _is_enough(content: bytes, limits: ImageLimits) -> bool:
-    """Tell whether the beginning of a file says all that is wanted, or why it is refused."""
+    """Return whether the beginning of a file determines its size, or why it is refused."""
     try:
         Image.of_header(content, limits)
     except ImageError as error:
@@ -204,7 +207,7 @@ def _is_enough(content: bytes, limits: ImageLimits) -> bool:
 
 
 def _size(url: str) -> tuple[int, int]:
-    """Return the width and height that stand in place of a picture."""
+    """Return the width and height of a ``size:`` URL, which replaces an image."""
     width, _, height = url.removeprefix(SIZE).partition("x")
     if not all(side.isascii() and side.isdecimal() and len(side) < 10 for side in (width, height)):
         raise ImageError(f"a size in place of a picture must read {SIZE}WIDTHxHEIGHT")

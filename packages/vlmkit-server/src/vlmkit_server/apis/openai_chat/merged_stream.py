@@ -1,4 +1,4 @@
-"""The answers to several requests as one: their choices in a row, their usage together."""
+"""Merges the answers to several requests into one, with the choices and the usage of all."""
 
 import asyncio
 from collections.abc import Sequence as Seq
@@ -11,10 +11,10 @@ from vlmkit_server.gather import gather
 
 
 class MergedStream:
-    """Reads several answers at once.
+    """Reads several answers concurrently.
 
     Args:
-        streams: answers that were accepted, each to the same number of choices.
+        streams: accepted answers, each with the same number of choices.
     """
 
     def __init__(self, streams: Seq[AnswerStream]) -> None:
@@ -24,19 +24,19 @@ class MergedStream:
 
     @property
     def usage(self) -> Usage:
-        """What all of them took so far."""
+        """The tokens of all answers so far."""
         return total_usage([stream.usage for stream in self._streams])
 
     @property
     def timings(self) -> Timings:
-        """Where the time of the longest of them went so far."""
+        """The timings so far; each is the longest of all answers."""
         return _longest([stream.timings for stream in self._streams])
 
     async def next_chunks(self) -> list[Chunk]:
-        """Wait for, and return, what has come of any; empty when all are over.
+        """Wait for new chunks of any answer and return them; empty when all answers have ended.
 
         Raises:
-            VlmkitError: one failed.
+            VlmkitError: an answer failed.
         """
         if self._pending_reads is None:
             self._pending_reads = {
@@ -55,10 +55,10 @@ class MergedStream:
         return []
 
     async def aresult(self) -> Completion:
-        """Wait for the end of all and return everything.
+        """Wait for the end of all answers and return them as one.
 
         Raises:
-            VlmkitError: one failed.
+            VlmkitError: an answer failed.
         """
         done = await gather(_result, self._streams, len(self._streams))
         return Completion(
@@ -68,7 +68,7 @@ class MergedStream:
         )
 
     def abort(self) -> None:
-        """Stop them all; harmless when they are over already."""
+        """Stop all answers; has no effect on those that have ended."""
         for task in self._pending_reads or ():
             task.cancel()
         for stream in self._streams:
@@ -81,7 +81,7 @@ class MergedStream:
 
 
 def _retrieve_exception(task: "asyncio.Task[list[Chunk]]") -> None:
-    """Let a failure pass that nobody reads, because another came first."""
+    """Mark an exception as retrieved; it is not reported if another answer failed first."""
     if not task.cancelled():
         task.exception()
 
@@ -91,7 +91,7 @@ async def _result(stream: AnswerStream) -> Completion:
 
 
 def total_usage(usages: Seq[Usage]) -> Usage:
-    """Return what several answers took together."""
+    """Return the usage of several answers together."""
     return Usage(
         sum(each.prompt_tokens for each in usages),
         sum(each.completion_tokens for each in usages),

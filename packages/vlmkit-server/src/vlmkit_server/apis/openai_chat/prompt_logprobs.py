@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt are: for completions' ``echo``, and ``prompt_logprobs``."""
+"""Log-probabilities of prompt tokens, for ``echo`` of completions and ``prompt_logprobs``."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,16 +12,16 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.answer import PromptLogprob, PromptLogprobsOfToken, finite
 from vlmkit_server.http.errors import Unavailable
 
-MAX_LOGPROBS = 2**20  # of one body: each is some hundred bytes until the answer is written
+MAX_LOGPROBS = 2**20  # per body: each takes some hundred bytes until the answer is written
 
 
 class PromptScorer:
-    """Finds how likely the tokens of one body's prompts are.
+    """Scores the tokens of the prompts of one body.
 
     Args:
-        runner: reads them.
-        num_top: how many likeliest tokens are told of each.
-        field: of the body, that asks for it.
+        runner: computes the log-probabilities.
+        num_top: the number of likeliest alternatives reported for each token.
+        field: the field of the body that requests the scores, for errors.
     """
 
     def __init__(self, runner: Runner, num_top: int, field: str) -> None:
@@ -31,13 +31,13 @@ class PromptScorer:
         self._num_left = MAX_LOGPROBS
 
     async def score(self, request: Request) -> list[Sample]:
-        """Return every token of a prompt, with its log-probability where a text has it.
+        """Return every token of a prompt, with its log-probability if it is part of a text.
 
         Args:
-            request: whose prompt it is.
+            request: the request that has the prompt.
 
         Raises:
-            RequestError: the request is wrong, or this would be too much.
+            RequestError: the request is wrong, or the body has too many log-probabilities.
         """
         prompt = await self._runner.atokenize(request)
         self._num_left -= len(prompt.token_ids) * (self._params.top_logprobs + 1)
@@ -59,7 +59,7 @@ class PromptScorer:
 
 
 def prompt_logprobs(runner: Runner, samples: Iterable[Sample]) -> Iterator[PromptLogprobsOfToken]:
-    """Yield a prompt's samples in vLLM's shape."""
+    """Yield the samples of a prompt in vLLM's shape."""
 
     @cache
     def text(token_id: int) -> str:
@@ -78,10 +78,10 @@ def prompt_logprobs(runner: Runner, samples: Iterable[Sample]) -> Iterator[Promp
 
 
 def check_not_streamed(num_top: int | None, stream: bool | None) -> None:
-    """Refuse a stream that is to tell a prompt's log-probabilities, as vLLM does.
+    """Refuse log-probabilities of a prompt in a stream, as vLLM does.
 
     Raises:
-        RequestError: it is.
+        RequestError: both are requested.
     """
     if num_top is not None and stream:
         raise RequestError("prompt_logprobs is not told in a stream", param="prompt_logprobs")

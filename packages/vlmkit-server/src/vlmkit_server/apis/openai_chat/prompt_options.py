@@ -1,4 +1,4 @@
-"""How a body wants its conversation written, within what the operator allows."""
+"""The options of a chat body for writing its prompt, within the operator's limits."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -15,7 +15,7 @@ _KINDS: Mapping[str, TemplateKind] = {"bool": bool, "int": int}
 
 
 def template_kinds(variables: Iterable[str]) -> dict[str, TemplateKind]:
-    """Return what clients may set a template's variables to, as the settings say it."""
+    """Return the allowed types or values of a template's variables, from their settings."""
     pairs = (variable.split(":", 1) for variable in variables)
     return {name: _KINDS.get(kind) or tuple(kind.split("|")) for name, kind in pairs}
 
@@ -27,15 +27,15 @@ _EFFORTS: Mapping[str, ReasoningEffort] = {"minimal": "low", "xhigh": "high", "m
 def prompt_options(
     chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind], supported: Container[str]
 ) -> PromptOptions:
-    """Return how a conversation is to be written.
+    """Return the options for writing a conversation.
 
     Args:
         chat: the body.
-        allowed: variables of chat templates that clients may set, and to what.
+        allowed: the chat template variables that clients may set, with their types or values.
         supported: options of the model; without ``reasoning_effort``, an effort has no effect.
 
     Raises:
-        RequestError: names the field that is wrong.
+        RequestError: a field is wrong; the error names it.
     """
     continues = bool(chat.continue_final_message) or continues_last_message(chat.messages)
     if continues and chat.add_generation_prompt:
@@ -52,15 +52,15 @@ def prompt_options(
 
 
 def _effort(effort: wire.Effort | None) -> ReasoningEffort | None:
-    """Return the nearest effort that templates know."""
+    """Return the nearest effort that chat templates support."""
     return None if effort is None else _EFFORTS.get(effort) or cast("ReasoningEffort", effort)
 
 
 def continues_last_message(messages: Sequence[wire.ChatMessage]) -> bool:
-    """Tell whether the last message says of itself that the answer goes on with it.
+    """Return whether the last message is marked as one that the answer continues.
 
     Raises:
-        RequestError: an earlier one says so.
+        RequestError: an earlier message is marked.
     """
     *earlier, last = (
         isinstance(message, wire.AssistantMessage) and bool(message.prefix or message.partial)
@@ -95,7 +95,7 @@ def _values(
 
 
 def _matches(kind: TemplateKind, value: object) -> bool:
-    """Tell whether a value is of a kind; texts are listed: a template writes them as its own."""
+    """Return whether a value is allowed; strings only from a list, as templates insert them."""
     if isinstance(kind, tuple):
         return isinstance(value, str) and value in kind
     return type(value) is kind and -MAX_INT <= value < MAX_INT

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: from a body to an answer, whole or streamed."""
+"""``POST /v1/chat/completions``: answers a conversation, whole or streamed."""
 
 from functools import partial
 from typing import Any
@@ -50,7 +50,7 @@ class ChatCall(MessagesCall[ChatRequest]):
     """Answers one conversation."""
 
     async def start(self, body: ChatRequest) -> ASGIApp:
-        """Submit the request; its answer is streamed or waited for."""
+        """Submit the request, and return its answer or a stream of it."""
         check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
         head = answer_head("chatcmpl", self.model, runner)
@@ -72,7 +72,8 @@ class ChatCall(MessagesCall[ChatRequest]):
         logprobs = logprobs_of(runner, request.params) if body.logprobs else None
         has_token_ids = bool(body.return_token_ids)
         has_transforms = bool(body.return_image_transforms)
-        has_places = request.places  # what is sent later holds neither the request nor its images
+        # The response must not keep the request and its images in memory.
+        has_places = request.places
         if not body.stream:
             return WholeAnswer(
                 answer,

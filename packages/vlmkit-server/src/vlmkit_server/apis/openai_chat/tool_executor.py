@@ -1,4 +1,4 @@
-"""Runs the tools that the rounds of one answer call, within the bounds of its request."""
+"""Executes the tool calls of one answer's rounds, within the limits of its request."""
 
 import asyncio
 import math
@@ -18,20 +18,20 @@ from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.tools.tool_results import fitted
 from vlmkit_server.tools.toolbox import MAX_AT_ONCE, ToolResult, failure
 
-MAX_CALLS = 16  # of one round
+MAX_CALLS = 16  # per round
 
 
 class ToolExecutor:
-    """Runs calls, a round's side by side.
+    """Executes calls; those of one round concurrently.
 
     Args:
-        request: asks for the tools.
-        facts: of the model.
-        service: has the tools and the bounds.
-        max_calls: how many are run at most; None bounds those of each round alone.
+        request: the request, with the definitions of its tools.
+        facts: describes the model.
+        service: has the tools and their limits.
+        max_calls: the largest number of calls; None limits only those of each round.
 
     Attributes:
-        results: what came of the calls of each round.
+        results: the results of the calls of each round.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class ToolExecutor:
 
     @property
     def are_exhausted(self) -> bool:
-        """Whether no more calls are run."""
+        """Whether the limit of calls is reached."""
         return not self._num_left
 
     def cancel(self) -> None:
-        """Stop what runs, and run nothing more; from any thread."""
+        """Stop running calls and execute no more; may be called from any thread."""
         self._is_cancelled = True
         if (running := self._running) is not None:
             self._loop.call_soon_threadsafe(running.cancel)
 
     async def run(self, calls: Seq[ToolCallPart], history: Seq[Message]) -> list[Message]:
-        """Run the calls of a round, and return a turn for each.
+        """Execute the calls of a round, and return a tool message for each.
 
         Args:
-            calls: as the model wrote them.
+            calls: the calls as the model wrote them.
             history: the conversation before the calls; bounds the size of the results.
 
         Raises:
-            Unavailable: this was cancelled.
+            Unavailable: :meth:`cancel` was called.
         """
         num_run = int(min(len(calls), MAX_CALLS, self._num_left))
         self._num_left -= num_run
@@ -105,7 +105,7 @@ class ToolExecutor:
 
 
 def with_valid_arguments(calls: Iterable[ToolCallPart]) -> list[ToolCallPart]:
-    """Return calls that a template can write: broken arguments are left out."""
+    """Return calls that a chat template can write: invalid arguments become an empty object."""
     return [call if _has_valid_arguments(call) else replace(call, arguments="{}") for call in calls]
 
 

@@ -1,8 +1,8 @@
-"""The answer to a request that asks for tools of the server: several answers in a row, read as one.
+"""The tool loop: answers a request for tools of the server in rounds, which are read as one answer.
 
-A round is an answer of the runner. Where it calls tools, they are run, what they return is added to
-the conversation, and the next round answers that. The reader sees what is said and thought in all
-of them, and calls and their results where its API has a place for them.
+A round is one answer of the runner. If it calls tools, the server executes them and adds their
+results to the conversation, and the next round answers it. The reader gets the text and reasoning
+of all rounds, and the calls and results if its API can report them.
 """
 
 from collections.abc import Sequence as Seq
@@ -31,14 +31,14 @@ from vlmkit_server.apis.openai_chat.tool_executor import ToolExecutor, with_vali
 from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.exchange.service import Service
 
-ROUND_SEPARATOR = "\n\n"  # what one round says and what the next one does
+ROUND_SEPARATOR = "\n\n"  # between the texts of two rounds
 
 
 def check_server_tool_conflicts(body: ChatRequest, request: Request) -> None:
-    """Refuse what does not go with tools of the server, where a body asks for them.
+    """Refuse fields that exclude tools of the server, if a body requests these.
 
     Raises:
-        RequestError: it asks for both.
+        RequestError: the body has both.
     """
     if not body.server_tools:
         return
@@ -66,42 +66,42 @@ async def start_tool_loop(
     shows_calls: bool = False,
     max_calls: int | None = None,
 ) -> "ToolLoop":
-    """Submit the first round of a request that asks for tools of the server.
+    """Submit the first round of a request for tools of the server.
 
     Args:
-        body: what was sent, or what it comes to.
-        request: the same for the runner.
+        body: the body, or its translation.
+        request: the body as a request for the runner.
         runner: answers each round.
-        service: has the tools and the bounds.
-        shows_calls: whether calls and their results are told.
-        max_calls: how many calls are run at most, in all rounds.
+        service: has the tools and their limits.
+        shows_calls: whether the stream reports calls and their results.
+        max_calls: the largest number of calls in all rounds.
 
     Raises:
-        RequestError: there is no such tool, or the request is wrong, too long, or the queue full.
-        Unavailable: a tool cannot be had now.
+        RequestError: a tool does not exist; or the request is wrong, too long, or the queue full.
+        Unavailable: a tool is not available now.
     """
     tools = await service.toolbox.described(body.server_tools or ())
     is_parallel = body.parallel_tool_calls is not False
     first_request = replace(
         request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel
     )
-    rounds = ToolLoop(runner, first_request, service, shows_calls=shows_calls, max_calls=max_calls)
-    await rounds.submit()
-    return rounds
+    loop = ToolLoop(runner, first_request, service, shows_calls=shows_calls, max_calls=max_calls)
+    await loop.submit()
+    return loop
 
 
 class ToolLoop:
-    """An answer of one choice, which is read as it comes or whole, by one reader.
+    """An answer of one choice in several rounds; one reader streams it or reads it whole.
 
     Args:
         runner: answers each round.
-        request: the first of them, with the definitions of the tools.
-        service: has the tools and the bounds.
-        shows_calls: whether calls and their results are told.
-        max_calls: how many calls are run at most; None bounds the rounds alone.
+        request: the request of the first round, with the definitions of the tools.
+        service: has the tools and their limits.
+        shows_calls: whether the stream reports calls and their results.
+        max_calls: the largest number of calls; None limits only the rounds.
 
     Attributes:
-        rounds: what was answered in each, once all is over; of an answer that is read whole.
+        rounds: all rounds, once :meth:`aresult` has returned.
     """
 
     num_choices = 1
@@ -124,17 +124,17 @@ class ToolLoop:
         self.rounds: list[Round] = []
         self._past_usages: list[Usage] = []
         self._past_timings: list[Timings] = []
-        self._regions: list[GroundedRegion] = []  # that past rounds named
+        self._regions: list[GroundedRegion] = []  # of past rounds
         self._num_past_calls = 0
         self._deltas: list[Delta] = []  # of this round
         self._has_calls = False
         self._seen_types: set[type[Delta]] = set()  # in any round
-        self._pending_separators: set[type[Delta]] = set()  # owed before more of these
+        self._pending_separators: set[type[Delta]] = set()  # due before more text of these
         self._stream: AnswerStream
         self._is_aborted = False
 
     async def submit(self) -> None:
-        """Submit the next round; the last one cannot call.
+        """Submit the next round; the last one must not call tools.
 
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
@@ -149,21 +149,21 @@ class ToolLoop:
 
     @property
     def prompt_token_ids(self) -> Seq[int]:
-        """The tokens of the newest round's prompt."""
+        """The prompt's tokens in the newest round."""
         return self._stream.prompt_token_ids
 
     @property
     def usage(self) -> Usage:
-        """What all rounds took so far."""
+        """The tokens of all rounds so far."""
         return total_usage([*self._past_usages, self._stream.usage])
 
     @property
     def timings(self) -> Timings:
-        """Where the time of all rounds went so far."""
+        """The timings of all rounds so far."""
         return _timings([*self._past_timings, self._stream.timings])
 
     async def next_chunks(self) -> list[Chunk]:
-        """Run what was called, if anything, and return what has come; empty when all is over.
+        """Execute pending calls, and return new chunks; empty when the answer has ended.
 
         Raises:
             VlmkitError: a round failed.
@@ -181,7 +181,7 @@ class ToolLoop:
         return [self._visible(chunk) for chunk in await self._stream.next_chunks()]
 
     async def aresult(self) -> Completion:
-        """Wait for the end and return everything.
+        """Wait for the end of all rounds and return them as one completion.
 
         Raises:
             VlmkitError: a round failed.
@@ -193,7 +193,7 @@ class ToolLoop:
                 break
             done.append(await self._stream.aresult())
         rounds = [each.choices[0] for each in done]
-        results = [*self._tools.results, ()]  # the last round called nothing, or had none run
+        results = [*self._tools.results, ()]  # no call of the last round was executed
         self.rounds = [
             Round(choice, executed) for choice, executed in zip(rounds, results, strict=True)
         ]
@@ -207,13 +207,13 @@ class ToolLoop:
         return Completion([merged], self.usage, _timings([each.timings for each in done]))
 
     def abort(self) -> None:
-        """Stop, from any thread; harmless when it is over already."""
+        """Stop the answer; may be called from any thread, and after its end."""
         self._is_aborted = True
         self._stream.abort()
         self._tools.cancel()
 
     def _visible(self, chunk: Chunk) -> Chunk:
-        """Return what the reader sees of a chunk, and note what was called."""
+        """Return the part of a chunk that the reader gets, and record its calls."""
         self._deltas += chunk.deltas
         visible: list[Delta] = []
         for delta in chunk.deltas:
@@ -237,7 +237,7 @@ class ToolLoop:
         return structs.replace(chunk, deltas=tuple(visible), finish_reason=reason, places=places)
 
     async def _start_next_round(self, text: str, reasoning: str, calls: Seq[ToolCallPart]) -> bool:
-        """Run the calls and submit the next round; tell whether there are tokens left for one."""
+        """Execute the calls and submit the next round; False if no tokens remain for one."""
         usage = self._stream.usage
         params = self._request.params or self._runner.facts.defaults
         if params.max_tokens is not None:
@@ -263,14 +263,14 @@ class ToolLoop:
 
 
 def _round_message(text: str, reasoning: str, calls: Seq[ToolCallPart]) -> Message:
-    """Return a round as a turn of the conversation."""
+    """Return a round as an assistant message of the conversation."""
     parts: list[Part] = [ReasoningPart(reasoning)] if reasoning else []
     parts += [TextPart(text)] if text else []
     return Message("assistant", (*parts, *with_valid_arguments(calls)))
 
 
 def _timings(timings: Seq[Timings]) -> Timings:
-    """Return where the time of all rounds went."""
+    """Return the timings of all rounds together."""
     fields: dict[str, Any] = {
         name: sum(getattr(each, name) for each in timings)
         for name in ("prompt_s", "queue_s", "first_token_s", "decode_s")

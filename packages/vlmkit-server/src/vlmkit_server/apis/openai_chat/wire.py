@@ -1,7 +1,7 @@
-"""The chat API's bodies: what may be sent, and what comes back. Shapes and bounds, no behaviour.
+"""Bodies of requests to the chat API: shapes and limits, no behaviour.
 
-Nothing is ignored in silence: a field that OpenAI defines but this server cannot honour is refused
-by name, and a key that is not listed here is told, or refused where it would change the answer.
+No field is ignored silently. Fields of OpenAI that this server does not support are refused by
+name. Unknown keys are reported, or refused if they would change the answer.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -40,44 +40,44 @@ def refused_names(*shapes: type[msgspec.Struct]) -> set[str]:
 
 
 class TextPart(ClientStruct, tag_field="type", tag="text"):
-    """Text at this place of a message."""
+    """Text of a message."""
 
     text: Text
 
 
 class ImageUrl(ClientStruct):
-    """Where an image is: a ``data:`` URL, or http(s) where the server fetches; how it is shown."""
+    """The source of an image and its size: a ``data:`` URL, or http(s) if the server fetches."""
 
     url: str | None = None
     detail: Detail | None = None
-    file_id: Label | None = None  # ours, and the next
+    file_id: Label | None = None  # an extension, as is the next field
     max_image_tokens: MaxImageTokens = None
 
 
 class ImagePart(ClientStruct, tag_field="type", tag="image_url"):
-    """An image at this place of a message; some clients send its URL alone.
+    """An image of a message; some clients send only its URL.
 
-    One without an image, as vLLM takes it with a ``uuid``, is refused with what to send.
+    A part with only a ``uuid``, which vLLM accepts, is refused with a hint.
     """
 
     image_url: ImageUrl | str | None = None
 
     @property
     def image(self) -> ImageUrl:
-        """The image, in the form that OpenAI defines."""
+        """The image as the object that OpenAI defines."""
         if isinstance(self.image_url, str):
             return ImageUrl(url=self.image_url)
         return self.image_url or ImageUrl()
 
 
 class NamedFile(ClientStruct):
-    """A file, in one of three ways; which of its pages are shown, and how large."""
+    """A file from one of three sources, its pages to show and their size."""
 
     file_data: str | None = None
     file_id: Label | None = None
     filename: Label | None = None  # without effect: a label
 
-    # Ours.
+    # Extensions.
     file_url: str | None = None
     detail: Detail | None = None
     max_image_tokens: MaxImageTokens = None
@@ -86,7 +86,7 @@ class NamedFile(ClientStruct):
 
 
 class FilePart(ClientStruct, tag_field="type", tag="file"):
-    """A file at this place of a message."""
+    """A file of a message."""
 
     file: NamedFile
 
@@ -109,37 +109,37 @@ class DeveloperMessage(ClientStruct, tag_field="role", tag="developer"):
 
 
 class UserMessage(ClientStruct, tag_field="role", tag="user"):
-    """What a user says and shows; ``images`` is Ollama's field, of files in base64."""
+    """The text, images and files of a user; ``images`` is Ollama's field of base64 files."""
 
     content: Text | Parts
     images: Annotated[list[str], Meta(max_length=1024)] | None = None
 
 
 class CalledFunction(ClientStruct):
-    """What a call calls, and with what."""
+    """The function and the arguments of a call."""
 
     name: Label
     arguments: Arguments = None
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as text."""
+        """The arguments as JSON text."""
         return arguments_text(self.arguments)
 
 
 class ToolCall(ClientStruct, tag_field="type", tag="function"):
-    """A call that the model made before."""
+    """A tool call of an earlier answer."""
 
     id: Label
     function: CalledFunction
 
 
 class AssistantMessage(ClientStruct, tag_field="role", tag="assistant"):
-    """What the model said, thought and called before; an answer of this server fits as it is."""
+    """An earlier answer of the model; an answer of this server can be sent back unchanged."""
 
     content: Text | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
     reasoning: Text | None = None
-    reasoning_content: Text | None = None  # the same by its older name
+    reasoning_content: Text | None = None  # an older name of ``reasoning``
     prefix: bool | None = None
     partial: bool | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
@@ -149,12 +149,12 @@ class AssistantMessage(ClientStruct, tag_field="role", tag="assistant"):
 
     @property
     def reasoning_text(self) -> str:
-        """What the model thought, by either name."""
+        """The reasoning, from either field."""
         return self.reasoning or self.reasoning_content or ""
 
 
 class ToolMessage(ClientStruct, tag_field="role", tag="tool"):
-    """What a tool returned, which may be nothing; may show images."""
+    """The result of a tool, which may be empty and may have images."""
 
     tool_call_id: Label
     content: Text | Annotated[list[ShownPart], Meta(max_length=1024)] | None = None
@@ -177,7 +177,7 @@ class ChatRequest(ToolFields, kw_only=True):
     top_logprobs: NumTop | None = None
     reasoning_effort: Effort | None = None
 
-    # Ours.
+    # Extensions.
     prompt_logprobs: NumTop | None = None
     server_tools: ServerTools = None
     add_generation_prompt: bool | None = None
@@ -188,13 +188,13 @@ class ChatRequest(ToolFields, kw_only=True):
     return_image_transforms: bool | None = None
     return_places: bool | None = None
 
-    # Taken, and without effect by their own definition: labels, and what is the case anyway.
+    # Accepted without effect, by definition: labels, and values that describe the default.
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
 
-    # Ignored, and told: they change no answer.
+    # Ignored and reported: they change no answer.
     verbosity: Verbosity | None = None
     prediction: Any = None
     prompt_cache_options: Any = None
@@ -217,10 +217,10 @@ EXTENSION_FIELDS = (
     "return_places",
     "server_tools",
 )
-"""Fields that bodies of other APIs have by the same names."""
+"""Extensions that bodies of other APIs have by the same names."""
 
 REFUSED_FIELDS = frozenset(refused_names(ChatRequest))
-"""What OpenAI's chat API has and this server refuses."""
+"""Fields of OpenAI's chat API that this server refuses."""
 
 _HINTS = (
     "prediction",

@@ -1,1 +1,1 @@
-"""``/v1/completions``: plain texts go on."""
+"""``/v1/completions``: completes plain texts."""

@@ -1,4 +1,4 @@
-"""What the completions API answers: OpenAI's older objects, whole or as server-sent events."""
+"""Answers of the completions API: OpenAI's older objects, whole or as server-sent events."""
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence as Seq
@@ -25,9 +25,10 @@ _encode = msgspec.json.encode
 
 
 class TextLogprobs(msgspec.Struct):
-    """Log-probabilities of the tokens of one choice or chunk, a column each.
+    """Log-probabilities of the tokens of one choice or chunk, one list per field.
 
-    The first token of a prompt has none. ``text_offset`` counts characters of the tokens before.
+    The first token of a prompt has none. ``text_offset`` is the number of characters before a
+    token.
     """
 
     tokens: list[str]
@@ -37,7 +38,7 @@ class TextLogprobs(msgspec.Struct):
 
 
 class TextChoice(msgspec.Struct):
-    """One of the answers, or what is new of it; the tokens are told where they are asked for."""
+    """One of the answers, or its next piece; token ids only if they are requested."""
 
     index: int
     text: str
@@ -62,12 +63,12 @@ class TextCompletion(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that stands before its answers.
+    """A prompt that is repeated before its answers.
 
     Attributes:
-        text: what it says.
+        text: the text of the prompt.
         token_ids: its tokens.
-        samples: its tokens with their log-probabilities, where these are asked for.
+        samples: its tokens with their log-probabilities, if these are requested.
     """
 
     text: str
@@ -77,15 +78,15 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class TextAnswerOptions:
-    """What a client wants to see of its answers.
+    """The parts of answers that a client requests.
 
     Attributes:
-        ends: tokens that end an answer and are no part of it.
-        echoes: of each prompt, if they are wanted.
-        num_each: how many answers each prompt has.
-        prompts: the tokens of each prompt, where tokens are asked for.
-        num_top: how many likeliest tokens are told of each; None tells no log-probabilities.
-        scores: the tokens of each prompt with their log-probabilities, where they are asked for.
+        end_token_ids: tokens that end an answer and are not part of it.
+        echoes: the echo of each prompt; empty if none is requested.
+        num_each: the number of answers to each prompt.
+        prompts: the tokens of each prompt, if token ids are requested.
+        num_top: the number of likeliest tokens per position; None for no log-probabilities.
+        scores: the scored tokens of each prompt, if ``prompt_logprobs`` is requested.
     """
 
     end_token_ids: frozenset[int]
@@ -103,11 +104,11 @@ class TextAnswers(DataEvents):
     """Encodes the answers to one body, whole or event by event.
 
     Args:
-        head: what every object says.
-        runner: knows its tokens.
-        num_choices: how many answers there are.
-        wishes: what is told of each.
-        usage: which events have usage.
+        head: the fields that every object repeats.
+        runner: decodes token ids to bytes.
+        num_choices: the number of answers.
+        options: the parts of answers that the client requests.
+        usage: encodes the usage of events.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class TextAnswers(DataEvents):
         self._columns = [_Columns(runner, options) for _ in range(num_choices)]
 
     def encode_whole(self, completion: Completion) -> Iterator[bytes]:
-        """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
+        """Encode a whole answer in pieces; samples are removed from it as they are encoded."""
         choices = []
         fillings: list[Iterable[bytes]] = []
         for index, choice in enumerate(completion.choices):
@@ -155,11 +156,11 @@ class TextAnswers(DataEvents):
         return filled(body, fillings)
 
     def opening(self) -> bytes:
-        """Return the events of the prompts, which :meth:`open` encoded."""
+        """Return the events of the prompts, which :meth:`encode_prompts` encoded."""
         return self._opening
 
     def encode_prompts(self) -> None:
-        """Encode the prompts, if they are echoed or their tokens are told; may take long."""
+        """Encode the prompts if they are echoed or their token ids are requested; can be slow."""
         events = []
         for index in range(len(self._columns)):
             content = self._echo(index)
@@ -171,7 +172,7 @@ class TextAnswers(DataEvents):
         self._opening = b"".join(events)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
-        """Return the events of some chunks; empty while their text is held back."""
+        """Return the events of chunks; empty while their text is held back."""
         events = []
         for chunk in chunks:
             text_choice = self._choice(chunk.index, chunk.text, chunk.samples, chunk.finish_reason)
@@ -186,7 +187,7 @@ class TextAnswers(DataEvents):
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
+        """Return the last events: usage, if requested, and the end marker."""
         content = self._usage.last(usage)
         return self._start + b',"choices":[]' + content + b"}\n\n" + DONE if content else DONE
 
@@ -215,7 +216,7 @@ class TextAnswers(DataEvents):
         return text_choice
 
     def _without_end_tokens(self, samples: Iterable[Sample]) -> list[Sample]:
-        """Return samples but for those that end an answer."""
+        """Return samples without the tokens that end an answer."""
         return [sample for sample in samples if sample.token_id not in self._options.end_token_ids]
 
     @property
@@ -224,7 +225,7 @@ class TextAnswers(DataEvents):
 
 
 class _Columns:
-    """Puts one choice's samples into columns; knows how much of its text was told."""
+    """Encodes the samples of one choice as lists, and counts the characters of its text so far."""
 
     def __init__(self, runner: Runner, options: TextAnswerOptions) -> None:
         self._runner = runner
@@ -233,7 +234,7 @@ class _Columns:
         self._num_chars = 0
 
     def of(self, samples: Seq[Sample]) -> TextLogprobs:
-        """Return the columns of more samples."""
+        """Return the lists for the next samples."""
         return TextLogprobs(
             list(self._tokens(samples)),
             list(map(_logprob, samples)),
@@ -242,7 +243,7 @@ class _Columns:
         )
 
     def holes(self, samples: list[Sample]) -> tuple[TextLogprobs, list[Iterable[bytes]]]:
-        """Return the columns of samples to be filled in, and them; the last lets samples go."""
+        """Return lists with holes and their fillings; the last filling removes the samples."""
         columns = TextLogprobs(HOLE, HOLE, HOLE if self._has_top else None, HOLE)
         fillings: list[Iterable[bytes]] = [
             listed(self._tokens(samples), MANY_EACH),
@@ -256,7 +257,7 @@ class _Columns:
         return (self._token(sample.token_id) for sample in samples)
 
     def _offsets(self, samples: Iterable[Sample]) -> Iterator[int]:
-        """Yield where each sample's text begins."""
+        """Yield the character offset of each sample's text."""
         for sample in samples:
             yield self._num_chars
             content = self._runner.token_bytes(sample.token_id)
@@ -266,12 +267,14 @@ class _Columns:
         if sample.logprob is None:
             return None
         top: dict[str, float] = {}
-        for entry in sample.top:  # of several tokens with one text, such as none, the likeliest
+        for (
+            entry
+        ) in sample.top:  # the likeliest of several tokens with the same text, such as an empty one
             top.setdefault(self._token(entry.token_id), finite(entry.logprob))
         return top | {self._token(sample.token_id): finite(sample.logprob)}
 
     def _token(self, token_id: int) -> str:
-        """Return a token's text, or its bytes, as OpenAI writes them, of part of a character."""
+        """Return the text of a token; the bytes of an incomplete character in OpenAI's notation."""
         content = self._runner.token_bytes(token_id)
         try:
             return content.decode()

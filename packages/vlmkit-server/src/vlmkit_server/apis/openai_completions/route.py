@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: plain texts go on, whole or streamed, with their prompts if wished."""
+"""``POST /v1/completions``: completes plain texts, whole or streamed, with an optional echo."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence as Seq
@@ -57,15 +57,15 @@ class CompletionsController(Controller):
     async def create(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:
-        """Go on with texts."""
+        """Complete texts."""
         return CompletionCall(request, service, COMPLETIONS)
 
 
 class CompletionCall(Call[CompletionRequest]):
-    """Goes on with the texts of one body."""
+    """Completes the texts of one body."""
 
     async def start(self, body: CompletionRequest) -> ASGIApp:
-        """Submit a request for each text; their answers are streamed or waited for as one."""
+        """Submit a request for each text, and merge their answers into one response."""
         check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)
@@ -99,7 +99,7 @@ class CompletionCall(Call[CompletionRequest]):
         usage = UsageEvents(options, lambda: stream.usage)
         answers = TextAnswers(head, runner, len(ids) * params.n, answer_options, usage=usage)
         if body.stream:
-            # In a thread: a long prompt with likeliest tokens takes seconds.
+            # In a thread, since a long prompt with its likeliest tokens takes seconds.
             await asyncio.to_thread(answers.encode_prompts)
             hides_sizes = bool(options and options.include_obfuscation)
             return self.stream_events(stream, answers, hides_sizes=hides_sizes)
@@ -107,11 +107,11 @@ class CompletionCall(Call[CompletionRequest]):
 
 
 class _EmptyStream:
-    """Says nothing, for each choice, and is over at once.
+    """The answer without tokens if a prompt is only echoed; each choice ends at once.
 
     Args:
-        num_choices: how many.
-        prompt_tokens: of the prompts.
+        num_choices: the number of choices.
+        prompt_tokens: the number of tokens of all prompts.
     """
 
     def __init__(self, num_choices: int, prompt_tokens: int) -> None:
@@ -121,7 +121,7 @@ class _EmptyStream:
         self._is_read = False
 
     async def next_chunks(self) -> list[Chunk]:
-        """Return the end of every choice, and then nothing more."""
+        """Return the end of every choice, and an empty list after that."""
         if self._is_read:
             return []
         self._is_read = True
@@ -133,11 +133,11 @@ class _EmptyStream:
         return Completion(choices, self.usage, self.timings)
 
     def abort(self) -> None:
-        """Do nothing: it is over."""
+        """Do nothing, since the answer has ended."""
 
 
 class _Prompts:
-    """The texts of one body, and what is asked of each."""
+    """Requests for the texts of one body: their echoes, their scores and their answers."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Prompts:
         self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
     async def submit(self) -> list[AnswerStream]:
-        """Submit a request for each; those that began end where another is refused."""
+        """Submit a request for each text; abort the others if one is refused."""
         streams: list[AnswerStream] = []
         constraint = self._form.constraint if self._form else None
         try:
@@ -181,7 +181,7 @@ class _Prompts:
         return streams
 
     async def echoes(self) -> list[Echo]:
-        """Return what stands before each answer, side by side as far as the engine has room."""
+        """Return the echo of each prompt; as many are read at once as the engine has slots."""
         num_top = self._body.logprobs
         scorer = None if num_top is None else PromptScorer(self._runner, num_top, "logprobs")
 
@@ -196,7 +196,7 @@ class _Prompts:
         return await in_order(echo, self._named, self._runner.facts.limits.max_sequences)
 
     async def scores(self) -> list[list[Sample]]:
-        """Return how likely the tokens of each prompt are, if that is asked for."""
+        """Return the scored tokens of each prompt, if ``prompt_logprobs`` is requested."""
         if (num_top := self._body.prompt_logprobs) is None:
             return []
         scorer = PromptScorer(self._runner, num_top, "prompt_logprobs")
@@ -204,7 +204,7 @@ class _Prompts:
         return await in_order(lambda named: self._samples(named, scorer), self._named, max_at_once)
 
     async def _samples(self, named: tuple[str, Plain], scorer: PromptScorer | None) -> list[Sample]:
-        """Return the tokens of a prompt, with their log-probabilities if somebody scores them."""
+        """Return the tokens of a prompt, with log-probabilities if there is a scorer."""
         name, text = named
         request = self._request(**self._prompt_fields(text))
         with self._naming_field(name):
@@ -215,7 +215,7 @@ class _Prompts:
 
     @contextmanager
     def _naming_field(self, name: str) -> Iterator[None]:
-        """Let errors that the runner raises name the field of the body."""
+        """Set ``param`` of errors of the runner to the field of the body."""
         try:
             yield
         except RequestError as error:
@@ -242,10 +242,12 @@ class _Prompts:
 def completion_texts(
     body: CompletionRequest, params: SamplingParams, facts: RunnerFacts, max_chars: int
 ) -> list[Plain]:
-    """Return the prompts, of which there are few: each is answered at once.
+    """Return the prompts of a body.
+
+    All answers are generated at once, so their number is limited.
 
     Raises:
-        RequestError: there are too many, or too much of them.
+        RequestError: there are too many prompts, or they are too long together.
     """
     texts = plain_texts(body.prompt, "prompt")
     if len(texts) * params.n > MAX_CHOICES:
@@ -261,13 +263,13 @@ def completion_texts(
 
 
 def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingParams:
-    """Return a body's sampling parameters on top of the model's own defaults."""
+    """Return the sampling parameters of a body; the model's defaults fill the gaps."""
     values = {"max_tokens": DEFAULT_MAX_TOKENS} | sampling_values(body)
-    values.pop("thinking_token_budget", None)  # a plain text has no reasoning apart
+    values.pop("thinking_token_budget", None)  # plain texts have no separate reasoning
     if body.logprobs is not None:
         values |= {"logprobs": True, "top_logprobs": body.logprobs}
     if body.echo and body.max_tokens == 0:
-        values["max_tokens"] = 1  # none is made
+        values["max_tokens"] = 1  # no token is generated
     params = facts.defaults.replaced(values)
     if body.best_of not in (None, params.n):
         raise RequestError(
@@ -279,5 +281,5 @@ def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingPa
 
 
 def _end_token_ids(params: SamplingParams, facts: RunnerFacts) -> frozenset[int]:
-    """Return the tokens that end an answer and are no part of it."""
+    """Return the tokens that end an answer and are not part of it."""
     return facts.eos_ids.union(() if params.include_stop_str_in_output else params.stop_token_ids)

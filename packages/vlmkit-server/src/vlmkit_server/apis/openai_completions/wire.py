@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/completions``: shapes and bounds, no behaviour."""
+"""Bodies of requests to ``/v1/completions``: shapes and limits, no behaviour."""
 
 from typing import Annotated
 
@@ -17,16 +17,16 @@ class CompletionRequest(SamplingFields, kw_only=True):
     prompt: PlainInput
     echo: bool | None = None
     logprobs: NumTop | None = None
-    prompt_logprobs: NumTop | None = None  # ours
+    prompt_logprobs: NumTop | None = None  # an extension
     best_of: NumChoices | None = None
     add_special_tokens: bool | None = None
 
-    # Refused: the API has no such thing here, or chats alone have it.
+    # Refused: not supported here, or a field of the chat API only.
     suffix: Annotated[str, Meta(max_length=0)] | None = None
     max_completion_tokens: NotSupported = None
     top_logprobs: NotSupported = None
 
 
 _REFUSED = {"suffix"} | refused_names(CompletionRequest)
-_HINTS = ("thinking_token_budget",)  # a plain text has no reasoning apart
+_HINTS = ("thinking_token_budget",)  # plain texts have no separate reasoning
 COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, _HINTS, takes_added=True)

@@ -1,1 +1,1 @@
-"""``/v1/embeddings``: texts and pictures as vectors."""
+"""``/v1/embeddings``: computes vectors of texts and images."""

@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``: a vector for each text, or for one conversation with its pictures."""
+"""``POST /v1/embeddings``: a vector for each text, or for one conversation with its images."""
 
 import base64
 import math
@@ -56,15 +56,15 @@ class EmbeddingsController(Controller):
         service: NamedDependency[Service],
         converter: NamedDependency[Converter],
     ) -> ASGIApp:
-        """Return vectors."""
+        """Return embedding vectors."""
         return EmbeddingsCall(request, service, EMBEDDINGS, converter)
 
 
 class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
-    """Embeds what one body holds."""
+    """Embeds the texts or the conversation of one body."""
 
     async def start(self, body: EmbeddingRequest) -> ASGIApp:
-        """Embed everything, side by side as far as the engine has room; nothing is sent before."""
+        """Embed all inputs, as many at once as the engine has slots, and return the response."""
         runner = await self.runner(body.model)
         _check_dimensions(body.dimensions, runner.facts)
         is_scaled = _is_scaled(body)
@@ -113,7 +113,7 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
 
 
 def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
-    """Refuse another length than the vectors have: a part of one means nothing."""
+    """Refuse any other length than that of the vectors, since a part of a vector has no meaning."""
     if num is not None and num != facts.limits.hidden_size:
         raise RequestError(
             "dimensions has a value that this model does not support",
@@ -124,10 +124,10 @@ def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
 
 
 def _is_scaled(body: EmbeddingRequest) -> bool:
-    """Tell whether vectors are to be scaled to length one, whatever the model does.
+    """Return whether to scale vectors to length one, even if the model does not.
 
     Raises:
-        RequestError: they are to be scaled in another way, or are not to be.
+        RequestError: the body requests another scaling, or vectors without scaling.
     """
     for field, given, supported in (
         ("normalize", body.normalize, True),
@@ -147,7 +147,7 @@ def _is_scaled(body: EmbeddingRequest) -> bool:
 def _encoded(
     completions: Seq[Completion], model: str, *, is_base64: bool, is_scaled: bool
 ) -> Iterator[bytes]:
-    """Encode an answer, in pieces."""
+    """Encode an answer in pieces."""
     vectors = [_scaled(_vector(each)) if is_scaled else _vector(each) for each in completions]
     images = tuple(num for each in completions for num in each.usage.image_tokens)
     num_tokens = sum(each.usage.prompt_tokens for each in completions)
@@ -169,7 +169,7 @@ def _vector(completions: Completion) -> Vector:
 
 
 def _scaled(vector: Vector) -> Vector:
-    """Return a vector of length one; one that is of this length already stays as it is."""
+    """Return a vector scaled to length one; unchanged if it has this length already."""
     length = max(float(np.linalg.norm(vector.astype(np.float64))), 1e-12)
     if math.isclose(length, 1, rel_tol=1e-5):
         return vector

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/embeddings``: shapes and bounds, no behaviour."""
+"""Bodies of requests to ``/v1/embeddings`` and of its answers: shapes and limits, no behaviour."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ EUCLIDEAN = 2
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """The body of ``POST /v1/embeddings``: texts, or, as vLLM takes it, one conversation."""
+    """The body of ``POST /v1/embeddings``: texts, or one conversation as in vLLM."""
 
     model: ModelName | None = None
     input: PlainInput | None = None
@@ -40,7 +40,7 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """What the texts took together."""
+    """The tokens of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -48,7 +48,7 @@ class EmbeddingUsage(msgspec.Struct):
 
 
 class Embeddings(msgspec.Struct):
-    """What ``/v1/embeddings`` answers."""
+    """The answer of ``/v1/embeddings``."""
 
     data: list[Embedding]
     model: str
