@@ -1,6 +1,6 @@
-"""Whether a request was cancelled, for work that takes long; it cancels nothing by itself.
+"""The cancellation state of a request, for long-running work; cancels nothing by itself.
 
-A request is cancelled when its client disconnects, its time is over, or its runner closes. Every
+A request is cancelled when its client disconnects, its deadline passes, or its runner closes. Every
 method may be called from any thread.
 """
 
@@ -13,13 +13,13 @@ from vlmkit.errors import RequestCancelled
 
 
 class Cancellation:
-    """The cancellation of one request.
+    """The cancellation state of one request.
 
-    Work in steps calls :meth:`check` between them. Work that cannot be interrupted that way, such
-    as a subprocess, registers by :meth:`calling` what ends it.
+    Work that proceeds in steps calls :meth:`check` between them. Work that cannot be interrupted
+    that way, such as a subprocess, registers a callback that stops it: see :meth:`calling`.
 
     Attributes:
-        cancelled_s: when it was cancelled, by the monotonic clock; None while it is not.
+        cancelled_s: time of the cancellation in seconds of the monotonic clock; None before.
     """
 
     __slots__ = ("_callbacks", "_lock", "cancelled_s")
@@ -31,20 +31,20 @@ class Cancellation:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the result is not wanted any more."""
+        """Whether the request was cancelled, so that its result is not needed."""
         return self.cancelled_s is not None
 
     def check(self) -> None:
-        """Return if the result is still wanted.
+        """Return if the request was not cancelled.
 
         Raises:
-            RequestCancelled: it is not.
+            RequestCancelled: the request was cancelled.
         """
         if self.is_cancelled:
             raise RequestCancelled
 
     def cancel(self) -> None:
-        """Cancel, and call what was registered; harmless when done twice."""
+        """Cancel the request and run the registered callbacks; a second call does nothing."""
         with self._lock:
             if self.cancelled_s is not None:
                 return
@@ -55,11 +55,13 @@ class Cancellation:
 
     @contextmanager
     def calling(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call a function on cancellation, as long as the context is open; at once if it was.
+        """Call a function if the request is cancelled while the context is open.
+
+        If the request was cancelled before, the function is called at once.
 
         Args:
-            callback: runs in the thread that cancels, often the event loop's: it returns at once
-                and raises nothing. A call may still be under way when the context closes.
+            callback: runs in the thread that cancels, often the event loop's. It must return at
+                once and raise nothing. It may still be running when the context closes.
         """
         key = object()
         with self._lock:

@@ -1,9 +1,8 @@
-"""How a model writes its answers, and calls of tools in them: data, and no behaviour.
+"""The formats of a model's answers and of the tool calls in them: data without behaviour.
 
-From the same data comes what reads an answer and the grammar that holds one to it: see
-:mod:`vlmkit.kit.tool_call_parser`, :mod:`vlmkit.kit.harmony_parser` and
-:mod:`vlmkit.formats.tool_call_grammar`.
-White space at the ends of a text here is how a call is usually written; a reader minds none.
+Parsers and grammars are built from the same data: see :mod:`vlmkit.kit.tool_call_parser`,
+:mod:`vlmkit.kit.harmony_parser` and :mod:`vlmkit.formats.tool_call_grammar`.
+White space at the ends of a text here shows how models usually write it; a parser accepts any.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -12,11 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Mark(NamedTuple):
-    """What begins or ends reasoning, or calls.
+    """A delimiter that begins or ends reasoning or tool calls.
 
     Attributes:
-        text: how it is written.
-        token_id: the token that it is; its spelling by other tokens is then no mark.
+        text: its spelling.
+        token_id: the token that it is. The same spelling by other tokens is then no delimiter.
+            None if only the spelling counts.
     """
 
     text: str
@@ -28,11 +28,11 @@ NO_MARK = Mark("")
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """A call is a JSON object.
+    """A call format: a JSON object.
 
     Attributes:
-        name: the key of the tool's name.
-        arguments: the key of its arguments.
+        name: the key that holds the tool's name.
+        arguments: the key that holds the arguments.
     """
 
     name: str = "name"
@@ -41,10 +41,10 @@ class JsonCall:
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A call is a tool's name, and its arguments as a JSON object.
+    """A call format: a tool's name, then its arguments as a JSON object.
 
     Attributes:
-        between: stands between them.
+        between: separates the name from the arguments.
     """
 
     between: str
@@ -52,16 +52,18 @@ class NamedCall:
 
 @dataclass(frozen=True, slots=True)
 class TaggedCall:
-    """A call is a tool's name, and each argument between tags: strings as they are, else JSON.
+    """A call format: a tool's name, then each argument between tags.
+
+    Strings are written verbatim, other values as JSON.
 
     Attributes:
-        before_name: stands before the tool's name.
-        after_name: stands behind it.
-        before_key: stands before an argument's name.
-        after_key: stands behind it.
-        before_value: stands before its value.
-        after_value: stands behind the value.
-        end: stands behind the last one.
+        before_name: precedes the tool's name.
+        after_name: follows the tool's name.
+        before_key: precedes an argument's name.
+        after_key: follows an argument's name.
+        before_value: precedes an argument's value.
+        after_value: follows an argument's value.
+        end: follows the last argument.
     """
 
     before_name: str
@@ -75,17 +77,17 @@ class TaggedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How calls are written: ``open before call after close``, once more for each.
+    """The format of tool calls: ``open before call after close``, repeated for each call.
 
     Attributes:
-        call: one call.
-        open: begins a call. Without a text, an answer that begins with a call calls.
-        close: ends it; without a text, its own end does.
-        before: stands between ``open`` and the call.
-        after: stands between the call and ``close``.
-        between: stands between two calls.
+        call: the format of one call.
+        open: begins a call. If its text is empty, only a call at the start of an answer counts.
+        close: ends a call. If its text is empty, the call's own end does.
+        before: written between ``open`` and the call.
+        after: written between the call and ``close``.
+        between: written between two calls.
         is_list: whether calls are items of one JSON list between ``open`` and ``close``.
-        inner: other tokens that stand in calls, each with its text.
+        inner: other special tokens that occur inside calls, each with its text.
     """
 
     call: JsonCall | NamedCall | TaggedCall
@@ -100,31 +102,31 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFormat:
-    """An answer is messages, each with a head that says what it is: ``start head body text end``.
+    """The format of an answer that consists of messages, each ``start header body text end``.
 
-    A head is ``role channel NAME``. That of a call names the tool behind ``recipient``, before the
-    channel or behind it, and may say of what kind its text is, behind ``kind``. A call is a message
-    whose text is its arguments. The head of the first message is begun by the prompt, which ends
-    with ``start role`` or goes on to the text.
+    A header is ``role channel NAME``. The header of a call also names the tool after
+    ``recipient``, before or after the channel. It may state the content type after ``kind``. A call
+    is a message whose text is the arguments. The prompt begins the header of the first message: it
+    ends with ``start role``, or includes the whole header.
 
-    Marks are tokens, or else no marks: they are not looked for by their spelling.
+    Delimiters count as tokens only: parsers do not search for their spelling.
 
     Attributes:
         start: begins a message.
-        channel: stands before the channel's name.
-        kind: stands before the kind of a text.
-        body: stands between the head and the text.
+        channel: precedes the channel's name.
+        kind: precedes the content type of a message.
+        body: separates the header from the text.
         end: ends a message.
-        last: ends the last one of an answer.
-        call: ends one that calls, and the answer with it.
-        role: who speaks.
-        reasoning: the channel of what is thought.
+        last: ends the last message of an answer.
+        call: ends a message that is a call, and the answer with it.
+        role: the role of the speaker.
+        reasoning: the channel of reasoning.
         said: the channel of the answer itself.
-        calls: the channel of calls, and of what is said before the last message.
-        recipient: stands before who is called.
-        namespace: stands before a tool's name.
-        json: what the kind of arguments is called.
-        opens: the channel of the first message, if the prompt wrote its whole head.
+        calls: the channel of calls, and of text before the last message.
+        recipient: precedes the recipient of a call.
+        namespace: precedes a tool's name.
+        json: the name of the content type of arguments.
+        opens: the channel of the first message, if the prompt contains its whole header.
     """
 
     start: Mark
@@ -146,11 +148,11 @@ class ChannelFormat:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """What an answer may call, and how.
+    """The tools that an answer may call, and the format of the calls.
 
     Attributes:
-        format: how calls are written.
-        tools: their definitions, in OpenAI's form.
+        format: the format of the calls.
+        tools: the definitions of the tools, in OpenAI's form.
     """
 
     format: CallFormat | ChannelFormat

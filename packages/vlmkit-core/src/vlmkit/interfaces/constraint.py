@@ -1,9 +1,8 @@
-"""What a constraint compiler must do: say which tokens may follow. No implementation.
+"""The interface of constraint compilers, which say what tokens may follow; no implementation.
 
-A compiler is built for the vocabulary of the model, when the first request asks for a constraint;
-for a server before that is ready, since building may let no other thread run.
-The tokens that end an answer are not its business: the pipeline allows them where the text may end,
-and nowhere else.
+A compiler is built for the vocabulary of a model when the first request has a constraint. A server
+builds it before it is ready, because building may hold the GIL. Compilers do not handle tokens that
+end an answer: the pipeline allows those exactly where the text may end.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What an answer is made of.
+    """The vocabulary that an answer consists of.
 
     Attributes:
-        token_bytes: what each token adds to the text, by its id; nothing for those that may not be
-            chosen, end the answer or are not shown.
-        encode: returns the tokens that the model's tokenizer makes of a text. Some put a space
-            before it.
+        token_bytes: the bytes that each token adds to the text, by token id. Empty for tokens that
+            must not be chosen, end the answer or are not shown.
+        encode: returns the token ids of a text by the model's tokenizer. Some tokenizers put a
+            space before the text.
     """
 
     token_bytes: Seq[bytes]
@@ -33,81 +32,85 @@ class Vocabulary:
 
 
 class Matcher(Protocol):
-    """Follows one answer and knows how it may go on.
+    """Tracks the grammar state of one answer, and computes the mask of its next tokens.
 
-    Its methods run in the loop's thread: what they take, every answer waits for. One that can go
-    no further than this raises; the request then ends with an error, never without its constraint.
+    Its methods run in the engine loop's thread, so every answer waits for them. A matcher that
+    cannot continue must raise: the request then ends with an error, never without its constraint.
     """
 
     def fill(self, mask: "NDArray[np.int32]") -> None:
-        """Set the bits of the tokens that may follow, in ``[ceil(vocab / 32)]`` zeros.
+        """Set the bits of the tokens that may follow.
 
-        Token ``i`` is bit ``i % 32`` of word ``i // 32``. Which they are depends on the tokens that
-        were accepted, and on nothing else. A token that adds nothing to the text follows
-        only where a grammar names it; where only one text can, its usual tokens will do.
+        The set must depend only on the accepted tokens. A token that adds nothing to the text is
+        allowed only where a grammar names it. Where only one text can follow, allowing its usual
+        tokens is enough.
+
+        Args:
+            mask: ``[ceil(vocab / 32)]`` zeros; token ``i`` is bit ``i % 32`` of word ``i // 32``.
         """
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; where the constraint does not allow it, stay and return False."""
+        """Advance by a token and return True; if it is not allowed, return False unchanged."""
         ...
 
     def roll_back(self, num_tokens: int) -> None:
-        """Take the newest tokens back, at most as many as were accepted."""
+        """Undo the newest accepted tokens; never more than were accepted."""
         ...
 
     def forced(self) -> Seq[int]:
-        """Return the tokens with which the text goes on wherever there is but one text.
+        """Return the next tokens where the constraint allows only one text.
 
-        They are computed as drafts: the sampler still chooses. None is always an answer.
+        The engine computes them as drafts, and the sampler still chooses. A matcher may always
+        return an empty sequence.
         """
         ...
 
     @property
     def may_end(self) -> bool:
-        """Whether the text is whole as it is."""
+        """Whether the text so far is complete."""
         ...
 
 
 @runtime_checkable
 class Resettable(Protocol):
-    """An optional part of a matcher: it returns to the beginning.
+    """An optional method of a matcher: it can return to the beginning.
 
-    A matcher whose method raised an error while it looked ahead of the answer is reset and follows
-    the answer again. Without it, another matcher is made, in the loop's thread.
+    If a method raises while the matcher looks ahead of the answer, the matcher is reset and accepts
+    the answer's tokens again. Without this method, a new matcher is created in the loop's thread.
     """
 
     def reset(self) -> None:
-        """Return to the beginning of the answer, also after a method raised an error."""
+        """Return to the beginning of the answer; works also after a method raised an error."""
         ...
 
 
 MakeMatcher = Callable[[], Matcher]
-"""Makes a matcher that has seen nothing yet, for one answer. Called in several threads at once."""
+"""Creates a fresh matcher for one answer. Called from several threads at once."""
 
 
 class ConstraintCompiler(Protocol):
     """Compiles constraints for one vocabulary."""
 
     def compile(self, constraint: Constraint) -> MakeMatcher:
-        """Compile a constraint; runs in several worker threads at once, and takes bounded time.
+        """Compile a constraint in bounded time; called from several worker threads at once.
 
         Raises:
-            ConstraintError: it makes no sense, is too large, or of a form that this one does not
-                take.
+            ConstraintError: the constraint is invalid, too large, or of a kind that this compiler
+                does not support.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaSupport:
-    """Which parts of JSON Schema a compiler enforces.
+    """The parts of JSON Schema that a compiler enforces.
 
     Attributes:
         unsupported: keywords that it refuses.
-        formats: values of ``format`` that it enforces; None where it takes any.
-        takes_pattern: returns whether it takes a regular expression, as far as its syntax tells;
-            called with up to 65,536 characters, it takes time proportional to them.
+        formats: values of ``format`` that it enforces; None if it accepts any.
+        takes_pattern: returns whether it supports the syntax of a regular expression. It is called
+            with up to 65,536 characters, and must take time linear in their number.
     """
 
     unsupported: frozenset[str] = frozenset()
@@ -117,14 +120,14 @@ class SchemaSupport:
 
 @runtime_checkable
 class DeclaresSchemaSupport(Protocol):
-    """An optional part of a compiler: it declares which schemas it takes.
+    """An optional property of a compiler: it declares the schemas that it supports.
 
-    Keywords that it does not take are then left out of schemas that are not strict, each at its
-    place, before anything is compiled. Without it, the ``keyword`` of the ``ConstraintError`` that
-    the compiler raises says what to leave out; without that, a schema is left out as a whole.
+    Unsupported keywords are then removed from schemas that are not strict, each where it occurs,
+    before anything is compiled. Without this property, the ``keyword`` of the compiler's
+    ``ConstraintError`` says what to remove. Without a keyword, the whole schema is dropped.
     """
 
     @property
     def schema_support(self) -> SchemaSupport:
-        """What it takes; never changes."""
+        """The supported parts of JSON Schema; constant."""
         ...

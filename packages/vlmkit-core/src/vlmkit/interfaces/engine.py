@@ -1,7 +1,7 @@
-"""What an engine must do: keep sequences' tokens and compute the next. No implementation.
+"""The interface of engines, which cache sequences and compute their tokens; no implementation.
 
-Its methods run in the loop's thread, but for two: ``read`` runs in several worker threads at once,
-and ``close`` after the loop's end in the thread that closes.
+Methods run in the engine loop's thread, with two exceptions: ``read`` runs in several worker
+threads at once, and ``close`` in the closing thread after the loop's end.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,25 +16,28 @@ from vlmkit.interfaces.view import SequenceView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What an engine can do. A capability is off unless it is claimed.
+    """The limits and capabilities of an engine. A capability is off unless the engine claims it.
 
     Attributes:
         vocab_size: columns of the logits.
-        max_sequence_tokens: longest sequence, prompt and answer together. All but its last token
-            are computed.
-        max_sequences: most sequences admitted at once.
+        max_sequence_tokens: length of the longest sequence, prompt and answer together. All but its
+            last token are computed.
+        max_sequences: maximum number of sequences admitted at once.
         capacity_tokens: tokens that the cache holds, over all sequences.
-        max_chunk_tokens: most tokens of one sequence in one work item.
-        mixes_prefill_and_decode: one step may hold chunks of prompts beside tokens of answers, in
-            less time than one after the other. Without that gain answers would wait for chunks in
-            vain: do not claim it, and a step is of answers, or one chunk.
-        prefix_block_tokens: a cached prefix is shared in multiples of this; 0 shares nothing.
-        is_batch_invariant: what else is in a step never changes a row of logits, bit for bit.
-        max_item_rows: most rows of logits of one work item.
-        max_draft_tokens: most drafts of one work item; each wants a row.
-        hidden_size: columns of hidden states, of which every token may have a row; 0 gives none.
-        precision: what it computes with, such as ``bfloat16``, for people to read; empty where it
-            does not say.
+        max_chunk_tokens: maximum number of tokens of one sequence in one work item.
+        mixes_prefill_and_decode: whether one step may mix prompt chunks with tokens of answers. An
+            engine should claim it only if a mixed step is faster than separate ones; otherwise
+            answers wait for chunks for no gain. Without it, a step holds either tokens of answers
+            or one chunk.
+        prefix_block_tokens: cached prefixes are shared in multiples of this; 0 disables sharing.
+        is_batch_invariant: whether a row of logits is independent of the rest of the step, bit for
+            bit.
+        max_item_rows: maximum number of logit rows of one work item.
+        max_draft_tokens: maximum number of drafts of one work item; each needs a row.
+        hidden_size: columns of the hidden states, which any token may request; 0 if the engine
+            returns none.
+        precision: the precision of the computation, such as ``bfloat16``, for display; empty if
+            unknown.
     """
 
     vocab_size: int
@@ -52,73 +55,75 @@ class EngineLimits:
 
 
 class Admission(NamedTuple):
-    """A sequence has room.
+    """The result of admitting a sequence to the cache.
 
     Attributes:
-        num_cached: how many of its first tokens are in the cache already, never more than come
-            before the sequence's ``first_row`` and never inside an atomic span.
+        num_cached: number of its first tokens that the cache holds already. They end before the
+            sequence's ``first_row``, and never inside an atomic span.
     """
 
     num_cached: int
 
 
 class Cache(Protocol):
-    """The part of an engine that a scheduler talks to: whose tokens have room."""
+    """The part of an engine that a scheduler uses: the allocation of cache memory."""
 
     @property
     def limits(self) -> EngineLimits:
-        """What this engine can do; constant."""
+        """The limits and capabilities of this engine; constant."""
         ...
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for all present tokens of a sequence and one more; None if there is none.
+        """Allocate room for all present tokens of a sequence and one more; None if full.
 
-        Who is refused changes nothing and is not kept: it may be given up while it waits.
+        A refused sequence changes nothing, and the engine must not keep it: it may be aborted while
+        it waits.
         """
         ...
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens`` of an admitted sequence; False if full.
+        """Allocate room for the first ``num_tokens`` of an admitted sequence; False if full.
 
-        Then nothing changed; nor where there is room for as many already.
+        If full, nothing changes. If the room is allocated already, the call has no effect.
         """
         ...
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Take the first ``num_tokens`` of an admitted sequence as computed and its own.
+        """Mark the first ``num_tokens`` of an admitted sequence as computed and final.
 
-        They may be shared from now on; what was computed and is not committed is nobody else's. Is
-        called when another ``prefix_block_tokens`` of them are whole; never, where that is 0.
+        Other sequences may share them from now on, but never computed tokens that are not
+        committed. The scheduler calls it whenever another ``prefix_block_tokens`` tokens are
+        complete; never if that is 0.
         """
         ...
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget what was computed of an admitted sequence after its first ``num_tokens``.
+        """Discard the computed tokens of an admitted sequence after its first ``num_tokens``.
 
-        These are drafts that were not accepted: never fewer are kept than were committed, and never
-        more go than the last step computed.
+        These are rejected drafts: committed tokens are never discarded, nor more tokens than the
+        last step computed.
         """
         ...
 
     def release(self, sequence: SequenceView) -> None:
-        """Give up an admitted sequence's room and state; it may be admitted again later.
+        """Free the room and state of an admitted sequence; it may be admitted again later.
 
-        What was committed may be found by others as long as nobody needs its room. Nothing is kept
-        of the sequence itself, of its prompt and of its features.
+        Committed tokens may stay in the cache for other sequences until their room is needed. The
+        engine must not keep the sequence itself, its prompt or its features.
         """
         ...
 
 
 class Engine(Cache, Protocol):
-    """The language model: owns weights and cache memory, and never decides who runs.
+    """The language model: owns weights and cache memory, and never decides which sequence runs.
 
     The tokens of images and other media get their embeddings from ``sequence.features[i]``, which
-    is present for every slot that a work item touches. Merging them is the engine's own business,
-    as are positions, so that the core knows no model family.
+    is present for every slot that a work item touches. The engine merges the embeddings and assigns
+    positions, so the core has no code for a model family.
     """
 
     def read(self, prompt: Prompt) -> PromptPlan:
-        """Look at a prompt before its turn comes: what may not be cut, and what is worth keeping.
+        """Analyse a prompt before it is scheduled: its atomic spans, and state worth keeping.
 
         Raises:
             RequestError: this engine cannot run such a prompt.
@@ -126,50 +131,52 @@ class Engine(Cache, Protocol):
         ...
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
-        """Compute the items and return the rows that they want, in their order.
+        """Compute the items and return the rows that they request, in their order.
 
-        Room was reserved. Until the next step the same items may be given again, alone or together,
-        with the same result: that is how a member that makes its batch fail is found.
+        Room is already reserved. Before the next step the same items may be passed again, alone or
+        together, and must give the same result: the loop isolates a sequence that makes its batch
+        fail in this way.
         """
         ...
 
     def close(self) -> None:
-        """Free all memory; no call follows."""
+        """Free all memory; no other call follows."""
         ...
 
 
 @runtime_checkable
 class CountsRoom(Protocol):
-    """What an engine may say besides: how much room its cache has."""
+    """An optional property of an engine: the free room of its cache."""
 
     @property
     def num_free_tokens(self) -> int:
-        """Tokens that no admitted sequence has room for; asked for from any thread, at any time."""
+        """Tokens of the cache that are not allocated; read from any thread, at any time."""
         ...
 
 
 @runtime_checkable
 class VisionSelfCheck(Protocol):
-    """What an engine may have besides: a trial with media, when the whole model was loaded.
+    """An optional part of an engine: a self-check with media after the whole model is loaded.
 
-    Only then is there a tokenizer that prepares media, and an encoder of them.
+    It runs last because it needs a tokenizer that prepares media, and an encoder of them.
     """
 
     @property
     def trial_name(self) -> str | None:
-        """Says what is tried, such as device and precision; None where nothing is to be tried.
+        """Names what the self-check covers, such as device and precision; None to skip it.
 
-        A model is tried once under a name, until its files, its settings or the packages change.
+        A passed check is recorded under this name. It is repeated when the model's files, its
+        settings or the installed packages change.
         """
         ...
 
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
-        """Answer prompts with one medium each, and hold that against what is known to be right.
+        """Answer prompts with one medium each, and compare the answers with known correct ones.
 
-        It is done where nobody else uses engine or encoder yet, and leaves nothing in the cache.
+        It runs before anything else uses engine or encoder, and must leave nothing in the cache.
 
         Raises:
             CheckpointError: the answers are wrong.
-            VlmkitError: there is none.
+            VlmkitError: the prompts cannot be answered.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a media encoder makes of one medium, and an engine takes in its place."""
+"""The features of a medium: an encoder's output, which an engine inserts for its tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from vlmkit.interfaces.prompt import Array
 
 @dataclass(frozen=True, slots=True)
 class MediaFeatures:
-    """What an encoder knows about one medium.
+    """The encoder's output for one medium.
 
     Attributes:
         num_tokens: rows of ``embeddings``; equals the slot's ``num_features``.
         embeddings: ``[num_tokens, hidden]`` float, projected to the width of the engine.
-        extra: further arrays by name (deepstack rows, say); opaque to the core, understood by
-            engines of the same model family.
-        num_bytes: memory that the arrays take, for the feature cache.
+        extra: further arrays by name, such as deepstack rows; opaque to the core, used by engines
+            of the same model family.
+        num_bytes: memory of the arrays in bytes, for the feature cache.
     """
 
     num_tokens: int

@@ -1,6 +1,6 @@
-"""How a model writes places in pictures: data, of which a finder is made.
+"""The formats in which models write boxes and points: data from which a finder is built.
 
-A place is two numbers, a point, or four, a box. What they count is the format's to say.
+A point is two numbers, a box four. The format defines their unit and order.
 """
 
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MarkedGrounding:
-    """Places between marks of the model's own.
+    """Boxes or points between special tokens of the model.
 
     Attributes:
-        pattern: a regular expression of one thing and its places, linear in the text. Its group
-            ``label`` is what the thing is called, if it is there, and ``places`` has the numbers.
-        num_each: how many numbers make a place.
-        extent: what numbers count at the right and lower edge of a picture; None where they are
-            pixels of the picture that the model looked at.
-        is_row_first: whether the way down comes before the way across.
+        pattern: a regular expression for one object and its boxes or points, linear in the text.
+            Its optional group ``label`` is the object's name, and ``places`` holds the numbers.
+        num_each: numbers of one region: 2 for points, 4 for boxes.
+        extent: the coordinate of the right and lower edges of the image; None if coordinates are
+            pixels of the resized image that the model receives.
+        is_row_first: whether the vertical coordinate comes before the horizontal one.
     """
 
     pattern: str
@@ -27,13 +27,13 @@ class MarkedGrounding:
 
 @dataclass(frozen=True, slots=True)
 class JsonGrounding:
-    """Places as flat JSON objects, wherever they stand in a text.
+    """Boxes and points as flat JSON objects, anywhere in a text.
 
     Attributes:
         box: the key of a box's four numbers.
-        point: the key of a point's two.
-        label: the key of what the thing is called.
-        extent: as above.
+        point: the key of a point's two numbers.
+        label: the key of the object's name.
+        extent: as in :class:`MarkedGrounding`.
     """
 
     box: str = "bbox_2d"

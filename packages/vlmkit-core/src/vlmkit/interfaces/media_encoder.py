@@ -1,4 +1,7 @@
-"""What a media encoder must do: preprocessed media to embeddings. No implementation."""
+"""The interface of media encoders, which turn preprocessed media into embeddings.
+
+Holds no implementation.
+"""
 
 from collections.abc import Sequence as Seq
 from typing import Protocol, runtime_checkable
@@ -12,38 +15,41 @@ class MediaEncoder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Says what computes the features: weights, precision, code; for caches that outlive it.
+        """Identifies what computes the features, for caches that outlive the encoder.
 
-        Never empty, and constant.
+        Covers weights, precision and code. Never empty; constant.
         """
         ...
 
     @property
     def media_kinds(self) -> frozenset[str]:
-        """The kinds of media that it encodes, such as ``image``; constant."""
+        """The supported kinds of media, such as ``image``; constant."""
         ...
 
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
-        """Return the features of each medium, in order; batched where that is faster.
+        """Return the features of each medium, in order; may compute them as a batch.
 
-        They are a function of a slot's ``inputs`` alone, which are not written, and belong to who
-        asked: their memory is not used again, and nothing of slots or features is kept.
+        Features must depend only on a slot's ``inputs``, which must not be modified. The caller
+        owns the features: the encoder must not reuse their memory, nor keep slots or features.
 
-        ``encode`` runs in a thread of its own, at the same time as the engine's methods, and never
-        twice at once. What it shares with the engine, such as weights, must stand that.
+        ``encode`` runs in its own thread, concurrently with the engine's methods, and never twice
+        at once. State shared with the engine, such as weights, must be safe for that.
         """
         ...
 
     def close(self) -> None:
-        """Free all memory; no call follows."""
+        """Free all memory; no other call follows."""
         ...
 
 
 @runtime_checkable
 class StatesPrecision(Protocol):
-    """What a media encoder may say besides: its precision."""
+    """An optional property of a media encoder: its precision."""
 
     @property
     def precision(self) -> str:
-        """What it computes with, such as ``bfloat16`` or ``w8a8``, for people to read; constant."""
+        """The precision of its computation, such as ``bfloat16`` or ``w8a8``, for display.
+
+        Constant.
+        """
         ...

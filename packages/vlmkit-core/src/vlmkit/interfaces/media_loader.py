@@ -1,6 +1,6 @@
-"""What a media loader must do: a file's bytes to parts of a message. No implementation.
+"""The interface of media loaders, which turn files into parts of a message; no implementation.
 
-Its methods are called from several worker threads at once.
+Methods are called from several worker threads at once.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,32 +16,32 @@ class MediaLoader(Protocol):
     """Opens files of some formats."""
 
     def recognises(self, data: bytes) -> bool:
-        """Tell from its first bytes whether a file is of one of these formats; opens nothing."""
+        """Return whether the first bytes of a file show a supported format; opens nothing."""
         ...
 
     def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
-        """Return what a recognised file holds: an image, a sound, pages with text between them.
+        """Return the content of a recognised file: an image, a sound, pages with text between.
 
         Args:
-            data: the file; whoever sent it may have made it to do harm.
-            bounds: what is refused of one request, to be looked at before memory is taken;
-                ``max_media_bytes`` and ``max_images`` are what the rest of it has left.
+            data: the file's content, which may be malicious.
+            bounds: the limits of one request, to be checked before memory is allocated. Its
+                ``max_media_bytes`` and ``max_images`` are what the rest of the request leaves.
 
         Raises:
-            MediaError: it is broken, or holds more than the bounds allow.
+            MediaError: the file is broken, or exceeds the bounds.
         """
         ...
 
 
 @runtime_checkable
 class PagedMediaLoader(MediaLoader, Protocol):
-    """Opens files that have pages, of which a request may name some."""
+    """Opens files that have pages, of which a request may select some."""
 
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
-        """Return what some pages of a recognised file hold, as :meth:`load` does for all.
+        """Return the content of the selected pages of a recognised file; otherwise as ``load``.
 
         Raises:
-            MediaError: as there, or the file has no such page.
+            MediaError: the file is broken, exceeds the bounds, or lacks a selected page.
         """
         ...
 
@@ -50,22 +50,21 @@ class PagedMediaLoader(MediaLoader, Protocol):
 class CancellableMediaLoader(MediaLoader, Protocol):
     """Opens files that can take longer than a second, and stops when their request is cancelled.
 
-    A loader that is not cancellable opens any file that its bounds allow well within a second, or
-    the operator runs it in renderer processes, which are killed.
+    A loader that is not cancellable must open any file within its bounds in well under a second.
+    Otherwise the operator runs it in renderer processes, which can be killed.
     """
 
     def for_request(self, cancellation: Cancellation) -> MediaLoader:
-        """Return a loader for the files of one request; one of pages, if this is one.
+        """Return a loader of the same formats for one request; paged if this one is.
 
-        It opens what this one opens. Once the request is cancelled, its methods, also those that
-        run in another thread, return or raise within a second, and every thread and process that
-        they started has ended then.
+        Within a second of the cancellation, all its methods must return or raise, in any thread.
+        Every thread and process that they started must have ended by then.
 
         Args:
-            cancellation: of the request.
+            cancellation: the cancellation state of the request.
 
         Raises:
-            RequestCancelled: by the returned loader's ``load`` and ``load_pages``: the request was
-                cancelled, before or meanwhile.
+            RequestCancelled: raised by ``load`` and ``load_pages`` of the returned loader if the
+                request is cancelled before or during the call.
         """
         ...

@@ -1,9 +1,10 @@
-"""What an observer may do: look on while requests are served, and change nothing.
+"""The interface of observers, which receive events of requests and steps and change nothing.
 
-Inherit :class:`Observer` and write the methods that you need; what is left out is never called.
-They run in a thread of the observer's own, soon after what they tell of and in its order, so none
-needs a lock. An observer that raises is switched off; one that is too slow loses events, but no end
-of a request whose acceptance it was told, if it has methods for all three.
+Inherit :class:`Observer` and implement the methods that you need; the others are never called.
+Methods run in the observer's own thread, shortly after the events and in their order, so they need
+no locks. An observer that raises is disabled. A slow observer loses events, but always receives
+the end of a request whose acceptance it received. For that it must implement ``accepted``,
+``finished`` and ``failed``.
 """
 
 from collections.abc import Mapping
@@ -18,19 +19,19 @@ from vlmkit.types.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class RequestFacts:
-    """What is known of a request when it is accepted; compared by identity.
+    """The properties of a request when it is accepted; compared by identity.
 
     Attributes:
-        id: how logs and answers call it.
+        id: its id in logs and answers.
         model: the name of the runner that serves it.
-        tenant: whose request it is.
-        params: how its tokens are chosen.
-        prompt_tokens: tokens of the prompt, images included.
-        image_tokens: placeholder tokens of each image, in order.
-        task: what is wanted.
-        is_chat: whether the prompt is a conversation, and no text or tokens as they are.
-        prompt_s: how long making the prompt took.
-        trace: what the request belongs to, as W3C Trace Context writes that; empty for nothing.
+        tenant: the tenant that sent it.
+        params: its sampling parameters.
+        prompt_tokens: number of tokens of the prompt, images included.
+        image_tokens: number of placeholder tokens of each image, in order.
+        task: the kind of result: an answer, a vector or scores.
+        is_chat: whether the prompt is a conversation, not plain text or tokens.
+        prompt_s: time in seconds that preparing the prompt took.
+        trace: the trace that it belongs to, in the format of W3C Trace Context; empty if none.
     """
 
     id: str
@@ -50,9 +51,9 @@ class RequestEnd:
     """How a request ended.
 
     Attributes:
-        reasons: why each of its choices ended, in the order of their ends.
-        usage: what it took.
-        timings: where its time went.
+        reasons: the finish reason of each choice, in the order in which they ended.
+        usage: the tokens that it used.
+        timings: the time that its stages took.
     """
 
     reasons: tuple[FinishReason, ...]
@@ -65,13 +66,13 @@ class StepFacts:
     """One step of the engine.
 
     Attributes:
-        num_sequences: sequences that it computed.
-        num_tokens: tokens that it computed.
-        num_sampled: tokens that were chosen.
-        num_preempted: sequences that lost their room.
-        num_running: sequences that have a place.
-        num_waiting: sequences that wait for one.
-        step_s: how long planning, computing and choosing took.
+        num_sequences: sequences computed in the step.
+        num_tokens: tokens computed in the step.
+        num_sampled: tokens sampled.
+        num_preempted: sequences preempted.
+        num_running: sequences admitted to the cache.
+        num_waiting: sequences in the queue.
+        step_s: time in seconds for planning, computing and sampling.
     """
 
     num_sequences: int
@@ -84,28 +85,28 @@ class StepFacts:
 
 
 class Observer(Protocol):
-    """Looks on. ``at_s`` is when it happened, in seconds since the epoch."""
+    """Receives events. ``at_s`` is the time of the event in seconds since the epoch."""
 
     def accepted(self, request: RequestFacts, at_s: float) -> None:
-        """The scheduler took a request. Exactly one of finished and failed will follow."""
+        """The scheduler accepted a request. Exactly one of ``finished`` and ``failed`` follows."""
         return
 
     def first_token(self, request: RequestFacts, at_s: float) -> None:
-        """The first token of a request's first answer was chosen."""
+        """The first token of a request's first answer was sampled."""
         return
 
     def tokens(self, request: RequestFacts, chunk: Chunk, at_s: float) -> None:
-        """A piece of an answer was handed out; called for nearly every token."""
+        """A chunk of an answer was delivered; called for nearly every token."""
         return
 
     def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
-        """Every choice of a request ended; those that were aborted say so."""
+        """Every choice of a request ended; aborted choices have the reason ``abort``."""
         return
 
     def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:
-        """A request ended with an error, also one that the scheduler refused.
+        """A request ended with an error, or the scheduler refused it.
 
-        One of which no prompt can be made, or that is too long, is not told of.
+        Not called for a request whose prompt cannot be built or is too long.
         """
         return
 
@@ -118,5 +119,5 @@ class Observer(Protocol):
         return {}
 
     def close(self) -> None:
-        """Let go of everything; no call follows, but of :meth:`stats`."""
+        """Release all resources; no other call follows, except :meth:`stats`."""
         return

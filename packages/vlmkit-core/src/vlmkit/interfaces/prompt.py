@@ -1,6 +1,7 @@
-"""What a tokenizer makes of a conversation: token ids, and the media that stand among them.
+"""Prompts: the token ids of a conversation, and the media among them.
 
-Token ranges are half-open, written ``[start, stop)``, and count from the start of the prompt.
+A tokenizer builds them, and an engine computes them. Token ranges are half-open, written ``[start,
+stop)``, and count from the start of the prompt.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from vlmkit.types.transform import Transform
 
 
 class Array(Protocol):
-    """Any array that can cross a library's border without a copy (DLPack)."""
+    """Any array that another library can use without a copy (DLPack)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,22 +36,22 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MediaSlot:
-    """The place in a prompt of one image, sound or other medium, and what its encoder needs.
+    """The position of one image, sound or other medium in a prompt, and its encoder inputs.
 
     Attributes:
         start: first token that belongs to the medium.
-        stop: one past the last. Families put row or tile markers inside, so the range may hold
-            more tokens than the medium has feature rows.
-        digest: sha256 over content, options and processor: equal digests mean that the encoder
+        stop: one past the last. Some model families put row or tile markers inside, so the range
+            may hold more tokens than the medium has feature rows.
+        digest: sha256 over content, options and processor. Equal digests mean that the encoder
             would compute the same features.
         inputs: the processor's arrays for this one medium, by the processor's own names.
-        num_features: how many tokens of the range are replaced by a feature row each; its
-            placeholders where a decoder looks at the medium beside the text.
-        kind: what it is, such as ``image``; chosen by who makes and who encodes it.
-        num_encoded: rows that its encoder computes, where a decoder looks at them beside the text;
-            0 is as many as ``num_features``.
-        transform: what was done to a picture; None where the processor does not say.
-        preprocess: making the inputs, for the request's timings; zeros where nobody says.
+        num_features: number of tokens of the range that a feature row each replaces. For a
+            cross-attention model, the number of placeholders.
+        kind: the kind of medium, such as ``image``; tokenizer and encoder must agree on it.
+        num_encoded: rows that the encoder computes for a cross-attention model; 0 means
+            ``num_features``.
+        transform: how an image was resized and cropped; None if the processor does not say.
+        preprocess: the stage of preparing the inputs, for the request's timings; zeros if unknown.
     """
 
     start: int
@@ -65,17 +66,17 @@ class MediaSlot:
 
     @property
     def encoder_tokens(self) -> int:
-        """What the medium counts for while it is encoded."""
+        """Tokens that the medium counts for in the encoder's budget."""
         return max(self.num_features, self.num_encoded)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """What an engine made of a prompt before its turn came.
+    """An engine's analysis of a prompt, made before the prompt is scheduled.
 
     Attributes:
-        spans: token ranges that must be computed in one work item; ordered, disjoint.
-        state: whatever the engine wants to keep for the sequence's life; opaque, never changed.
+        spans: token ranges that must each be computed in one work item; ordered, disjoint.
+        state: state that the engine keeps for the sequence's lifetime; opaque, never changed.
     """
 
     spans: tuple[Span, ...] = ()
@@ -89,16 +90,16 @@ class Prompt:
     Attributes:
         token_ids: ``[seq]`` with every medium expanded to its placeholder tokens.
         media: the slots of media, in order, never overlapping.
-        opens_reasoning: whether the template began the answer's reasoning, so that the answer goes
-            on inside it.
-        is_plain: whether it ends inside a text (it is no conversation, or its last message goes
-            on), so that what follows is more of it and text alone.
-        calling: how the answer may call the tools that the conversation offers; None where there
-            are none, or it is not known.
-        place_format: how the answer writes places in pictures; None where that is not known.
-        channels: how the messages are written that the answer consists of; None where it is one.
-        reasoning_marks: what begins and ends reasoning at the beginning of an answer; None for a
-            model that does not reason, or has a channel for it.
+        opens_reasoning: whether the template opened the answer's reasoning, so that the answer
+            starts inside it.
+        is_plain: whether the prompt ends inside a text: it is no conversation, or its last message
+            is continued. The answer is then plain text.
+        calling: the tools that the answer may call, and the format of calls; None if there are no
+            tools, or the format is unknown.
+        place_format: the format of boxes and points in the answer; None if unknown.
+        channels: the format of an answer that consists of messages; None if it is a single one.
+        reasoning_marks: the delimiters of reasoning at the start of an answer; None for a model
+            without reasoning, or with a channel for it.
     """
 
     token_ids: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""What a proposer must do: guess the tokens that follow an answer. No implementation.
+"""The interface of proposers, which draft tokens for speculative decoding; no implementation.
 
-Its methods run in the loop's thread, between steps: what they take, every answer waits for.
+Methods run in the engine loop's thread, between steps, so every answer waits for them.
 """
 
 from collections.abc import Sequence as Seq
@@ -10,23 +10,28 @@ from vlmkit.interfaces.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Guesses tokens, which the engine then computes beside the newest one of an answer.
+    """Drafts tokens, which the engine then verifies together with an answer's newest token.
 
-    A guess changes no answer: it stands if the sampler chooses the same token. Guessing well saves
-    steps, guessing badly costs what the engine takes to compute it in vain.
+    A draft never changes an answer: it is accepted only if the sampler chooses the same token. Good
+    drafts save steps; each rejected draft costs the engine's time for computing it.
     """
 
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
-        """Return up to ``num_tokens`` guesses of what follows a sequence's tokens; more are cut."""
+        """Return drafts of the tokens that follow a sequence.
+
+        Args:
+            sequence: the answer so far.
+            num_tokens: maximum number of drafts; the pipeline discards more.
+        """
         ...
 
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Learn how many drafts were computed in a step, and how many of them stand.
+        """Record how many drafts a step computed, and how many were accepted.
 
-        Fewer may be computed than were guessed; where none are, nothing is noted.
+        A step may compute fewer drafts than were proposed. It is not called if it computes none.
         """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a sequence, which ended; it may never have been shown."""
+        """Discard all state of a sequence that ended; it may never have been proposed for."""
         ...

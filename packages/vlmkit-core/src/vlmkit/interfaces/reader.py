@@ -1,6 +1,6 @@
-"""What must read an answer: tokens in, deltas out. No implementation.
+"""The interface of answer parsers, which turn tokens into deltas; no implementation.
 
-Its methods run in the loop's thread, once for each token: what they take, every answer waits for.
+Methods run in the engine loop's thread, once for each token, so every answer waits for them.
 """
 
 from typing import Protocol
@@ -9,22 +9,22 @@ from vlmkit.types.delta import Delta
 
 
 class AnswerReader(Protocol):
-    """Tells what the tokens of one answer say, while they come.
+    """Parses the tokens of one answer incrementally.
 
-    It sees ids, and so marks that are no text, such as those around what a model thinks. Nothing
-    that it told is taken back, so it never shows half a character. Stop strings are not its
-    business.
+    It reads token ids, so it sees special tokens that add no text, such as those around reasoning.
+    It never retracts a delta, so it never returns part of a character. It does not handle stop
+    strings.
     """
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many tokens so far are of reasoning, marks included; read from any thread."""
+        """Number of reasoning tokens so far, delimiters included; read from any thread."""
         ...
 
     def push(self, token_id: int) -> tuple[Delta, ...]:
-        """Return what this token adds: mostly one delta, none while something is held back."""
+        """Return what a token adds: usually one delta; none while text is held back."""
         ...
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back; the answer is over."""
+        """Return the text that was held back; called once, at the end of the answer."""
         ...

@@ -1,8 +1,8 @@
-"""Fields that plugins add to requests: ``extra_body={"dry": {...}}``. Values; no behaviour.
+"""Fields that plugins add to requests, such as ``extra_body={"dry": {...}}``; no behaviour.
 
-A plugin that registers a component with such a field has it checked before a request is admitted,
-told in the server's capabilities and its OpenAPI document, and given to the component with each
-sequence.
+A plugin registers a component with such a field. The pipeline checks the field's value before it
+admits a request, and passes it to the component with each sequence. The server lists the field in
+its capabilities and its OpenAPI document.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ Changes = Literal["nothing", "choices", "states"]
 
 
 class HasFields(Protocol):
-    """A sequence, or what an engine sees of one."""
+    """A sequence, or an engine's view of one."""
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """What the request says by such fields, by their names."""
+        """The values of plugins' request fields, by name."""
         ...
 
 
@@ -29,12 +29,12 @@ class RequestField(Generic[S]):
     """One field of requests.
 
     Attributes:
-        name: its key in a body, in small letters, digits and ``_``.
+        name: its key in a request body, in lower-case letters, digits and ``_``.
         shape: a frozen struct that forbids unknown fields; its bounds are checked.
-        changes: what it does to an answer: ``choices``, which tokens are chosen; ``states``, what
-            an engine computes of a token, so that caches are kept apart by it; ``nothing``, which
-            holds of what a scheduler or a proposer takes. What changes an answer is refused by a
-            model that does not take it, and the rest ignored there and told.
+        changes: its effect on an answer. ``choices`` changes the tokens that are chosen.
+            ``states`` changes what an engine computes for a token, so it is part of cache keys.
+            ``nothing`` is for fields of schedulers and proposers. A model without the component
+            refuses a field that changes answers. It ignores other fields and reports that.
     """
 
     name: str
@@ -42,18 +42,18 @@ class RequestField(Generic[S]):
     changes: Changes = "choices"
 
     def of(self, sequence: HasFields) -> S | None:
-        """Return what a sequence's request says by it; None where it does not say it."""
+        """Return the value in a sequence's request; None if the request does not set it."""
         said: S | None = sequence.fields.get(self.name)
         return said
 
 
 @dataclass(frozen=True, slots=True)
 class FieldFacts:
-    """What is known of such a field where its struct need not be.
+    """The description of a request field for processes that lack its struct.
 
     Attributes:
         schema: the JSON schema of its value.
-        changes: what it does to an answer.
+        changes: its effect on an answer; see :class:`RequestField`.
     """
 
     schema: Mapping[str, Any]

@@ -1,8 +1,8 @@
-"""Who answers requests, seen from outside: what a server, a command or a Python program holds.
+"""The interface of runners, which answer requests; used by servers, commands and Python programs.
 
-A :class:`vlmkit.Pipeline` is one, on an engine in this process. Another may forward requests to
-other runners, or to another process: whoever holds it cannot tell. How a request is scheduled and
-computed is no part of this interface.
+A :class:`vlmkit.Pipeline` is a runner on an engine in this process. Other runners may forward
+requests to further runners or to another process; their callers see no difference. The interface
+does not cover how a request is scheduled and computed.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence as Seq
@@ -20,27 +20,27 @@ from vlmkit.types.runner_stats import RunnerStats
 from vlmkit.types.sampling import SamplingParams
 
 CONSTRAINT = "constraint"
-"""The option that an answer can be kept within a constraint."""
+"""The option of models that can constrain an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
-    """What is known of a runner before it is asked anything; never changes, and can be pickled.
+    """The constant properties of a runner, known before any request; can be pickled.
 
     Attributes:
-        name: how the model is called.
-        limits: what its engine can take.
-        modalities: what a message may hold, ``text`` first.
+        name: the name of the model.
+        limits: the limits and capabilities of its engine.
+        modalities: the kinds of content that a message may hold, ``text`` first.
         eos_ids: tokens that end an answer.
-        defaults: how tokens are chosen for a request that does not say.
-        bounds: what is refused of one request, and how many threads read prompts.
-        options: what may be asked that not every model has: options that its tokenizer honours, and
-            :data:`CONSTRAINT`.
-        media_loaders: what opens files, by name.
-        sampler: what its sampler does not follow.
+        defaults: sampling parameters of a request that does not set them.
+        bounds: limits of one request, and the number of threads that prepare prompts.
+        options: optional features that requests may use: the options that its tokenizer honours,
+            and :data:`CONSTRAINT`.
+        media_loaders: names of the media loaders that open files.
+        sampler: the parameters that its sampler does not follow.
         request_fields: fields that its plugins added to requests, by name.
-        encoder_precision: what its media encoder computes with; empty where that does not say. The
-            engine's is in ``limits``.
+        encoder_precision: the precision of its media encoder; empty if unknown. The engine's is in
+            ``limits``.
     """
 
     name: str
@@ -57,44 +57,44 @@ class RunnerFacts:
 
     @property
     def takes_images(self) -> bool:
-        """Whether a message may show images."""
+        """Whether a message may contain images."""
         return "image" in self.modalities
 
 
 class AnswerStream(Protocol):
-    """The answer to one request, while it comes; whoever drops it aborts the request.
+    """The answer to one request while it is generated; dropping the object aborts the request.
 
-    It is read once, by one reader, in one of four ways: by iteration, by asynchronous iteration, in
-    lots (:meth:`next_chunks`) or whole.
+    One reader may read it once, in one of four ways: by iteration, by asynchronous iteration, in
+    batches (:meth:`next_chunks`) or as a whole.
     """
 
     @property
     def num_choices(self) -> int:
-        """How many answers were asked for."""
+        """Number of answers that the request asks for."""
         ...
 
     @property
     def prompt_token_ids(self) -> Seq[int]:
-        """The tokens of the prompt, images expanded; its completion has them, too."""
+        """The tokens of the prompt, images expanded; the same as in the completion."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What the request took so far."""
+        """The tokens that the request used so far."""
         ...
 
     @property
     def timings(self) -> Timings:
-        """Where its time went so far."""
+        """The time of the request's stages so far, in seconds."""
         ...
 
     @property
     def reasons(self) -> Seq[FinishReason]:
-        """Why those of its choices ended that have, in the order of their ends."""
+        """The finish reasons of the choices that ended, in the order in which they ended."""
         ...
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield chunks as they come.
+        """Yield chunks as they arrive.
 
         Raises:
             VlmkitError: the request failed.
@@ -102,11 +102,11 @@ class AnswerStream(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Yield chunks as they come; the asynchronous form of iteration."""
+        """Yield chunks as they arrive; the asynchronous form of iteration."""
         ...
 
     async def next_chunks(self) -> list[Chunk]:
-        """Wait for, and return, everything that has come; empty when the answer is over.
+        """Wait for chunks and return all that arrived; empty at the end of the answer.
 
         Raises:
             VlmkitError: the request failed.
@@ -114,7 +114,7 @@ class AnswerStream(Protocol):
         ...
 
     def result(self) -> Completion:
-        """Wait for the end and return everything.
+        """Wait for the end and return the whole completion.
 
         Raises:
             VlmkitError: the request failed.
@@ -122,11 +122,11 @@ class AnswerStream(Protocol):
         ...
 
     async def aresult(self) -> Completion:
-        """Wait for the end and return everything; the asynchronous form of :meth:`result`."""
+        """Wait for the end and return the completion; the asynchronous form of ``result``."""
         ...
 
     def abort(self) -> None:
-        """Stop generating and free everything; harmless when it is over already."""
+        """Stop generating and free all resources; no effect if the answer has ended."""
         ...
 
 
@@ -136,64 +136,68 @@ class Runner(Protocol):
 
     @property
     def facts(self) -> RunnerFacts:
-        """What is known of it."""
+        """The constant properties of this runner."""
         ...
 
     def submit(self, request: Request) -> AnswerStream:
-        """Start a request; its answer comes through the stream.
+        """Start a request and return the stream of its answer.
+
+        Errors that are found later are raised when the stream is read.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full. An answer that is
-                read raises what was found out later.
-            EngineError: nothing can be answered now, or any more.
+            RequestError: the request is invalid or too long, or the queue is full.
+            EngineError: the runner cannot answer now, or has failed.
         """
         ...
 
     async def asubmit(self, request: Request) -> AnswerStream:
-        """Start a request without holding up the event loop; returns when it was accepted.
+        """Start a request without blocking the event loop; return when it is accepted.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full.
-            EngineError: nothing can be answered now, or any more.
+            RequestError: the request is invalid or too long, or the queue is full.
+            EngineError: the runner cannot answer now, or has failed.
         """
         ...
 
     async def atokenize(self, request: Request) -> PromptTokens:
-        """Return what a request's prompt comes to; it may be longer than what can be answered.
+        """Return the tokens of a request's prompt, which may exceed the context.
 
         Raises:
-            RequestError: the request is wrong.
-            EngineError: nothing can be read any more.
+            RequestError: the request is invalid.
+            EngineError: the runner has failed.
         """
         ...
 
     def detokenize(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens, without special tokens; takes time where they are many.
+        """Return the text of tokens, without special tokens; slow for many tokens.
 
         Raises:
-            RequestError: one is not in the vocabulary: it has neither a text nor a logit.
+            RequestError: a token is not in the vocabulary: it has neither a text nor a logit.
         """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token stands for; may be part of a character."""
+        """Return the bytes of one token, which may be part of a character."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be answered."""
+        """Whether the runner can answer requests."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether a request would be refused now because too many wait."""
+        """Whether a request would be refused now because the queue is full."""
         ...
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
-        """Call a function with the reason when no request can be answered any more.
+        """Register a function to be called with the error when the runner fails for good.
 
-        Every request has its error by then. The function is called in any thread, which it must not
-        hold up; at once where that has happened already.
+        By then every request has received its error. If the runner has failed already, the function
+        is called at once.
+
+        Args:
+            tell: called in any thread, which it must not block.
         """
         ...
 
@@ -202,9 +206,13 @@ class Runner(Protocol):
         ...
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the present ones; tell whether all ended in time."""
+        """Refuse new requests and wait for the running ones.
+
+        Returns:
+            Whether all ended within ``timeout_s`` seconds.
+        """
         ...
 
     def close(self) -> None:
-        """Abort what runs and free everything; harmless when done twice."""
+        """Abort all requests and free all resources; a second call does nothing."""
         ...

@@ -1,6 +1,6 @@
-"""What a sampler must do: choose the next tokens of a step. No implementation.
+"""The interface of samplers, which choose the next tokens of a step; no implementation.
 
-Its methods run in the loop's thread.
+Methods run in the engine loop's thread.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -14,12 +14,12 @@ from vlmkit.interfaces.sequence import Sequence
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row of logits: whose token is to be chosen, and after what.
+    """One row of logits, and the context in which its token is chosen.
 
     Attributes:
-        sequence: its tokens, parameters and seed say how to choose.
-        ahead: tokens that come after the sequence's own and are not in it: drafts. The choice is
-            the one that the sequence would have if they were.
+        sequence: the answer, with its tokens, parameters and seed.
+        ahead: drafts that precede the token to choose and are not in the sequence yet. The choice
+            must be the same as if the sequence held them.
     """
 
     sequence: Sequence
@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def num_output(self) -> int:
-        """Tokens of the answer that come before the one to choose."""
+        """Number of tokens of the answer before the one to choose."""
         return len(self.sequence.output_ids) + len(self.ahead)
 
 
@@ -59,21 +59,21 @@ FOLLOWED = frozenset(
         "min_tokens",
     }
 )
-"""The fields of :class:`vlmkit.types.sampling.SamplingParams` that are a sampler's to follow.
+"""The fields of :class:`vlmkit.types.sampling.SamplingParams` that a sampler must follow.
 
-``xtc_threshold`` goes with ``xtc_probability``, and all of DRY with ``dry_multiplier``.
+``xtc_probability`` includes ``xtc_threshold``, and ``dry_multiplier`` all fields of DRY.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerClaims:
-    """What a sampler says of itself.
+    """The properties that a sampler declares.
 
     Attributes:
-        ignores: which of :data:`FOLLOWED` it does not follow. A request that asks for one of them
-            is refused, and the model's own default of it has no effect.
-        is_exact: whether plain sampling follows the softmax of the logits at the temperature. It
-            does not where a sampler filters or lowers tokens of its own accord.
+        ignores: the fields of :data:`FOLLOWED` that it does not follow. A request that sets one is
+            refused, and the model's own default for it has no effect.
+        is_exact: whether plain sampling follows the softmax of the logits at the temperature. False
+            for a sampler that filters or penalises tokens by itself.
     """
 
     ignores: frozenset[str] = frozenset()
@@ -83,24 +83,25 @@ class SamplerClaims:
 class Sampler(Protocol):
     """Chooses the next tokens of a step.
 
-    A simple one prepares nothing: ``return lambda logits: logits.argmax(-1)``. One that does not
-    follow all of :data:`FOLLOWED`, or does more, says so by attributes ``ignores`` and ``is_exact``
-    as :class:`SamplerClaims` has them; without them it claims to follow all, and to be exact.
+    A simple sampler prepares nothing: ``return lambda logits: logits.argmax(-1)``. A sampler that
+    does not follow all of :data:`FOLLOWED`, or is not exact, must declare that. It has the
+    attributes ``ignores`` and ``is_exact`` of :class:`SamplerClaims`. Without them it claims to
+    follow all fields and to be exact.
     """
 
     def prepare(self, rows: Seq[Row]) -> Pick:
-        """Do what can be done before the logits are there, and return what then picks the tokens.
+        """Prepare a step before its logits exist, and return a function that chooses the tokens.
 
-        The choice is a function of the logits, the sequence's tokens, those that are ahead, its
-        parameters and its seed: what else is in the batch never changes it. What is ahead leaves no
-        trace: other tokens may take its place.
+        The choice must depend only on the logits, the sequence's tokens, the drafts ahead, the
+        parameters and the seed. The rest of the batch must not change it. Drafts ahead must leave
+        no state behind: other tokens may replace them.
 
-        The pick is called once, with float32 logits, which it leaves as they are: a NumPy array, or
-        an array on the engine's device. There it starts work and waits for none: an array that the
-        host reads makes everybody wait. A row without a finite value gets any token: the pipeline
-        fails its request.
+        The function is called once with float32 logits, a NumPy array or an array on the engine's
+        device, which it must not modify. On a device it must start work without waiting for it: a
+        read by the host blocks all requests. A row without a finite value may get any token; the
+        pipeline fails its request.
 
         Args:
-            rows: at least one; the logits come in their order.
+            rows: at least one row; the logits have the same order.
         """
         ...

@@ -1,6 +1,6 @@
-"""What a scheduler must do: decide which tokens run next. No implementation.
+"""The interface of schedulers, which decide what tokens run next; no implementation.
 
-Its methods run in the loop's thread.
+Methods run in the engine loop's thread.
 """
 
 from typing import Protocol
@@ -11,62 +11,63 @@ from vlmkit.interfaces.step import Step
 
 
 class Scheduler(Protocol):
-    """Decides which tokens run next. Pure: no clock, no I/O, no tokenizer, no arrays.
+    """Decides what tokens run next. Pure: uses no clock, I/O, tokenizer or arrays.
 
-    It keeps the books of its sequences: ``num_computed_tokens`` at admission, commit and
-    preemption, ``num_cached_tokens`` at the first admission, and empty ``features`` after a
-    preemption. It leaves a sequence alone that ``is_held``, and admits none whose beginning another
-    one computes at this moment where the engine shares prefixes: it would compute it twice.
+    It maintains the counters of its sequences. It sets ``num_computed_tokens`` at admission, commit
+    and preemption, and ``num_cached_tokens`` at the first admission. It empties ``features`` at a
+    preemption. It must not run a sequence that ``is_held``. If the engine shares prefixes, it must
+    not admit a sequence while another one computes the same prefix, which would be computed twice.
 
-    Smaller priorities are served first, and of equals the first to come. A scheduler of another
-    order says so: its attribute ``ignores`` is a frozenset that names ``priority``, ``arrival`` or
-    both. In any order, answers go on while prompts come, and newcomers join while answers go on.
+    Sequences run by ascending priority, then in order of arrival. A scheduler with another order
+    must declare it: its attribute ``ignores`` is a frozenset with ``priority``, ``arrival`` or
+    both. In any order, answers must progress while prompts arrive, and new sequences must join
+    while answers progress.
 
-    Of a sequence that it queues it may set the priority; it changes nothing else but its books, and
-    keeps no sequence that was removed or refused.
+    It may set the priority of a sequence that it queues. Otherwise it changes only the counters
+    above. It must not keep a sequence that was removed or refused.
 
-    Media are encoded beside the loop. A step may name a slot and hold the item that needs it: the
-    item runs at once if the features are kept, and is otherwise left out of the commit. While
-    ``sequence.encoding`` names a slot, a step has better use for the room of what touches it.
+    Media are encoded outside the loop. A step may list a slot to encode together with the item that
+    needs it. The item runs at once if the features are cached, and is otherwise missing from the
+    commit. While ``sequence.encoding`` lists a slot, planning an item that touches it wastes room.
     """
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
 
         Raises:
-            QueueFull: the queue is at its bound.
+            QueueFull: the queue is at its limit.
         """
         ...
 
     def plan(self, cache: Cache) -> Step:
-        """Choose the next step; an empty one when nothing can run."""
+        """Return the next step; an empty step if nothing can run."""
         ...
 
     def commit(self, step: Step, duration_s: float) -> None:
-        """Note that a step was computed. New tokens are appended after this, by the loop.
+        """Record that a step was computed. The loop appends new tokens afterwards.
 
         Args:
-            step: its items are those that ran, as far as their tokens stand: one that failed or
-                waits for an image is not among them, and drafts that were not accepted are cut off.
-            duration_s: how long engine and sampler took. It is all that a scheduler knows of time.
+            step: the items that ran, without rejected drafts. Items that failed or wait for an
+                image are missing.
+            duration_s: time of engine and sampler in seconds; the only time that a scheduler sees.
         """
         ...
 
     def remove(self, sequence: Sequence, cache: Cache) -> None:
-        """Forget a sequence that ended for whatever reason, and release its room."""
+        """Remove a sequence that ended for any reason, and release its room in the cache."""
         ...
 
     @property
     def max_waiting(self) -> int:
-        """Sequences that the queue takes."""
+        """Maximum number of sequences in the queue."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
+        """Number of sequences in the queue."""
         ...
 
     @property
     def num_running(self) -> int:
-        """Sequences with room in the cache."""
+        """Number of sequences admitted to the cache."""
         ...

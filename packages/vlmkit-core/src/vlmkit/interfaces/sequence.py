@@ -1,7 +1,7 @@
-"""One answer in the making: its prompt, its tokens so far, and how far the cache has come.
+"""The state of one answer: its prompt, its tokens so far, and the progress of the cache.
 
-A sequence is state without behaviour of its own: the scheduler decides when it runs, the engine
-computes it, the sampler picks its tokens, the loop ends it.
+A sequence has no behaviour of its own. The scheduler decides when it runs, the engine computes it,
+the sampler chooses its tokens, and the loop ends it.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -16,50 +16,53 @@ if TYPE_CHECKING:
     from vlmkit.interfaces.features import MediaFeatures
 
 Task = Literal["generate", "embed", "score"]
-"""What a sequence is for: an answer, a vector, or the log-probabilities of an answer that is given.
+"""The purpose of a sequence: an answer, an embedding, or log-probabilities of given tokens.
 
-The last two end as soon as the rows that they want are computed.
+``embed`` and ``score`` end as soon as the rows that they request are computed.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's growing state; compared and hashed by identity.
+    """The changing state of one answer; compared and hashed by identity.
 
     Attributes:
         id: unique in its pipeline.
-        prompt: what it starts from.
-        params: how its tokens are chosen.
-        seed: the resolved seed: with the position it determines every random draw.
-        max_tokens: most tokens it may generate; always fits the context. Zero where it only reads.
+        prompt: the prompt.
+        params: the sampling parameters.
+        seed: the resolved seed; with the position it determines every random draw.
+        max_tokens: maximum number of tokens to generate; always fits the context. 0 for a sequence
+            that generates none.
         eos_ids: tokens that end it.
         banned_ids: tokens that must never be chosen, such as image placeholders.
-        dry_breakers: by tokens that begin what breaks runs of tokens the tokens that follow them in
-            it: an empty tuple where one breaks alone; see ``dry_sequence_breakers`` of the
-            parameters.
-        scope: keeps caches apart, of clients above all; part of every cache key.
+        dry_breakers: the token sequences that break runs of tokens. Maps the first token of each
+            to the tokens that follow it; an empty tuple for a sequence of one token. See
+            ``dry_sequence_breakers`` of the parameters.
+        scope: separates caches, mainly those of tenants; part of every cache key.
         priority: smaller runs first.
-        plan: what the engine made of the prompt; no chunk may cut its spans.
-        task: what it is for.
-        wanted: positions whose rows are wanted and were not taken yet; None wants the newest
-            token's, again and again.
-        given: the tokens that follow the wanted positions, if they are to be scored; all but the
-            last stand in ``output_ids``.
+        plan: the engine's analysis of the prompt; no chunk may cut its spans.
+        task: the purpose of the sequence.
+        wanted: positions whose rows are requested and not delivered yet; None requests the row of
+            the newest token at every step.
+        given: the tokens that follow the requested positions, if they are to be scored; all but the
+            last are in ``output_ids``.
         output_ids: the tokens chosen so far.
-        drafts: guesses of the tokens that follow them, to be computed with the newest one; the
-            scheduler may take fewer.
-        num_computed_tokens: how many of its tokens the engine's cache holds.
-        num_cached_tokens: how many of those were found in the cache when it was first admitted.
-        features: encoder results by index of their slot, while the engine still needs them.
-        encoding: indices of the slots that are being encoded; what touches them waits for it.
-        encoded: by indices of the slots whose features were not there when it first asked for them:
-            when they were encoded; zeros before.
-        is_held: its reader is behind, so it does not run, and gives its place to whoever needs it.
-        fields: what the request says by fields that plugins added, by their names; see
+        drafts: proposed next tokens, to be computed with the newest one; the scheduler may take
+            fewer.
+        num_computed_tokens: number of its tokens that the engine's cache holds.
+        num_cached_tokens: number of tokens that were in the cache when it was first admitted.
+        features: encoder outputs by slot index, while the engine needs them.
+        encoding: indices of slots that are being encoded; items that touch them wait.
+        encoded: the encoding stage of each slot that was not cached when it was first requested, by
+            slot index; zeros until it is encoded.
+        is_held: whether it is paused because its reader is too slow. It does not run, and its room
+            may be preempted first.
+        fields: the values of plugins' request fields, by name; see
             :class:`vlmkit.interfaces.request_field.RequestField`.
-        kept: what components keep for it between its steps, each under a key of its own: see
+        kept: state of components between steps, each under its own key; see
             :class:`vlmkit.kit.per_sequence.PerSequence`.
-        guide: what keeps the answer within a constraint, for the executor; None leaves it free.
+        guide: the grammar state that constrains the answer, for the executor; None if the answer is
+            unconstrained.
     """
 
     id: str
@@ -89,28 +92,28 @@ class Sequence:
     guide: Any = None
 
     def __len__(self) -> int:
-        """Return the number of tokens, of prompt and answer together."""
+        """Return the number of tokens of prompt and answer together."""
         return len(self.prompt.token_ids) + len(self.output_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.prompt.token_ids)
 
     @property
     def rows(self) -> Span:
-        """Positions whose rows of the output are wanted next."""
+        """The positions whose output rows are requested next."""
         return self.wanted or Span(len(self) - 1, len(self))
 
     @property
     def first_row(self) -> int:
-        """The first position whose row is wanted; a cache may stand for those before it only."""
+        """The first requested position; only tokens before it may come from a cache."""
         return self.rows.start
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the newest token is still to be computed."""
-        num_output = len(self.output_ids)  # spelled out: asked for each answer at each step
+        """Whether tokens other than the newest one are still to be computed."""
+        num_output = len(self.output_ids)  # inlined: called for each answer at each step
         num_tokens = len(self.prompt.token_ids) + num_output
         return not num_output or num_tokens - self.num_computed_tokens > 1
 

@@ -1,4 +1,7 @@
-"""One step of the loop: which tokens of which sequences run together, and what comes of them."""
+"""One step of the engine loop: the tokens that run together, and their output.
+
+Values only: the scheduler plans a step, and the engine computes it.
+"""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,18 +14,18 @@ from vlmkit.interfaces.sequence import Sequence
 
 
 class WorkItem(msgspec.Struct, frozen=True):
-    """The next ``num_tokens`` tokens of one sequence, from position ``start`` on, to be computed.
+    """The next tokens of one sequence to compute, from position ``start`` on.
 
-    One is made for nearly every token, in a fraction of a dataclass's time; another one with other
-    values by ``msgspec.structs.replace``.
+    A struct, because one is created for nearly every token, in a fraction of a dataclass's time.
+    Copy it with ``msgspec.structs.replace``.
 
     Attributes:
-        sequence: whose tokens; an engine reads no more of it than :class:`SequenceView` says.
-        start: position of the first.
-        num_tokens: how many, drafts included.
-        num_rows: how many of the last tokens get a row of the output each.
-        drafts: guesses of the tokens that follow the sequence's own; the last of ``num_tokens``.
-        output: what the rows are: unnormalised logits, or the last layer's hidden states.
+        sequence: the sequence; an engine reads only the attributes of :class:`SequenceView`.
+        start: position of the first token.
+        num_tokens: number of tokens, drafts included.
+        num_rows: number of output rows, one for each of the last tokens.
+        drafts: proposed tokens after the sequence's own; the last of the ``num_tokens``.
+        output: the content of the rows: unnormalised logits, or hidden states of the last layer.
     """
 
     sequence: Sequence
@@ -34,7 +37,7 @@ class WorkItem(msgspec.Struct, frozen=True):
 
     @property
     def stop(self) -> int:
-        """One past the last token."""
+        """The position after the last token."""
         return self.start + self.num_tokens
 
     @property
@@ -46,11 +49,11 @@ class WorkItem(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The rows of a step, in the order of its items, and within an item of its tokens.
+    """The output rows of a step, ordered by item, and within an item by token.
 
     Attributes:
-        logits: ``[rows, vocab]`` float, unnormalised, for items that want logits; None if none do.
-        hidden: ``[rows, hidden]`` float, for items that want hidden states; None if none do.
+        logits: ``[rows, vocab]`` float, unnormalised, of items that request logits; None if none.
+        hidden: ``[rows, hidden]`` float, of items that request hidden states; None if none.
     """
 
     logits: Array | None = None
@@ -59,7 +62,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """One medium whose features the engine will need, by its sequence and its slot's index."""
+    """One medium to encode, given by its sequence and the index of its slot."""
 
     sequence: Sequence
     index: int
@@ -67,15 +70,15 @@ class EncodeItem:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What runs now: tokens to compute, and media to encode for what comes next.
+    """One step: tokens to compute now, and media to encode for later steps.
 
     Attributes:
         encodes: media whose tokens are about to enter the cache for the first time. They are
-            encoded beside the loop; those whose features are kept are there at once.
-        items: at most one for each sequence. One that touches a medium which is still being encoded
-            does not run in this step: it is left out of the commit, and planned again. In the
-            commit an item is as long as its tokens stand: without drafts that were not accepted.
-        preempted: sequences whose cache was given up to make room; they wait again.
+            encoded outside the loop, unless their features are cached.
+        items: at most one for each sequence. An item that touches a medium still being encoded
+            does not run: it is missing from the commit and must be planned again. In the commit,
+            items lack rejected drafts.
+        preempted: sequences whose cache was released to make room; they are queued again.
     """
 
     encodes: tuple[EncodeItem, ...]
@@ -84,5 +87,5 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed by this step."""
+        """Number of tokens that the step computes."""
         return sum(item.num_tokens for item in self.items)

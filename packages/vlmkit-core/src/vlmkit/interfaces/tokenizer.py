@@ -1,6 +1,6 @@
-"""What a tokenizer must do: conversations to tokens, tokens to text. No implementation.
+"""The interface of tokenizers: conversations to tokens, tokens to text; no implementation.
 
-Its methods are called from several worker threads at once.
+Methods are called from several worker threads at once.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -23,29 +23,29 @@ Option = Literal[
     "return_places",
     "skip_special_tokens",
 ]
-"""What a request may ask of a tokenizer and a simple one need not know.
+"""Options of requests that a tokenizer may support.
 
-Three are about ``ImagePart.options``: ``image_detail`` means that ``wanted_tokens`` makes pictures
-smaller, ``max_image_tokens`` that ``max_tokens`` is kept to or refused, and ``mm_processor_kwargs``
-that ``processor`` is looked at. One, ``return_places``, means that prompts with images have a
-``place_format``.
+Three concern ``ImagePart.options``. With ``image_detail``, ``wanted_tokens`` makes images smaller.
+With ``max_image_tokens``, ``max_tokens`` is enforced, or the image refused. With
+``mm_processor_kwargs``, ``processor`` takes effect. ``return_places`` means that prompts with
+images have a ``place_format``.
 """
 
 
 PLAIN = PromptOptions()
-"""A template's own way."""
+"""The defaults of a chat template."""
 
 
 class Tokenizer(Protocol):
-    """One model's text side: conversations to tokens, tokens to text.
+    """Converts the conversations of one model to tokens, and tokens to text.
 
-    Text that a user typed can never become a control token or a slot: it is encoded with
-    special-token parsing off, and media are placed by structure, not by searching for a string.
+    Text of a user must never become a control token or a media slot. It is encoded with
+    special-token parsing off. Media are placed by structure, not by searching for a string.
     """
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids can be decoded."""
+        """Number of token ids that can be decoded."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
 
     @property
     def honours(self) -> frozenset[Option]:
-        """Which options it honours; a request with another one is refused before it comes here."""
+        """The supported options; the pipeline refuses a request with any other."""
         ...
 
     def prompt(
@@ -70,19 +70,19 @@ class Tokenizer(Protocol):
         tools: Seq[Mapping[str, Any]] | None = None,
         options: PromptOptions = PLAIN,
     ) -> Prompt:
-        """Render the chat template, expand media to placeholders, preprocess what they hold.
+        """Render the chat template, expand media to placeholders and preprocess the media.
 
-        Of images that are shown in several sizes, each size has a digest of its own.
+        An image that is shown in several sizes has a different digest for each size.
 
         Args:
             messages: the conversation.
-            tools: what the model may call.
-            options: how it is to be written; none but those that are honoured.
+            tools: definitions of the tools that the model may call.
+            options: options of the chat template; only those in ``honours``.
 
         Raises:
-            RequestError: the template refuses these roles, or the model takes no such media; see
-                :func:`vlmkit.types.message.refuse_other_media`.
-            ImageError: the processor refuses an image, or cannot make it as small as is asked for.
+            RequestError: the template refuses these roles, or the model does not take such media;
+                see :func:`vlmkit.types.message.refuse_other_media`.
+            ImageError: the processor refuses an image, or cannot make it as small as requested.
         """
         ...
 
@@ -91,8 +91,8 @@ class Tokenizer(Protocol):
 
         Args:
             text: any text.
-            adds_special: whether the tokens are there that this tokenizer puts around a text which
-                is read as a whole, such as one for its beginning.
+            adds_special: whether to add the special tokens that this tokenizer puts around a whole
+                text, such as a beginning-of-sequence token.
         """
         ...
 
@@ -101,14 +101,15 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token stands for; may be part of a character."""
+        """Return the bytes of one token, which may be part of a character."""
         ...
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
-        """Return a fresh reader of an answer to this prompt; takes no time.
+        """Return a fresh parser of an answer to this prompt; returns at once.
 
         Args:
-            prompt: what it answers.
-            shows_special: whether special tokens, but for marks of reasoning, are part of the text.
+            prompt: the prompt of the answer.
+            shows_special: whether special tokens other than reasoning delimiters are part of the
+                text.
         """
         ...

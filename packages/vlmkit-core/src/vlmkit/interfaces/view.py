@@ -1,6 +1,6 @@
-"""What a component may read of a sequence; the scheduler's and the loop's own state is not in it.
+"""The attributes of a sequence that components may read; excludes state of scheduler and loop.
 
-A log could replay it in another process: it is made of values.
+It consists of values, so another process can reconstruct it from a log.
 """
 
 from collections.abc import Hashable, Mapping, Sequence as Seq
@@ -11,7 +11,7 @@ from vlmkit.interfaces.prompt import Prompt, PromptPlan
 
 
 class SequenceView(Hashable, Protocol):
-    """One answer in the making, as engines see it; compared and hashed by identity."""
+    """An engine's view of one sequence; compared and hashed by identity."""
 
     @property
     def id(self) -> str:
@@ -20,41 +20,41 @@ class SequenceView(Hashable, Protocol):
 
     @property
     def prompt(self) -> Prompt:
-        """What it starts from."""
+        """The prompt."""
         ...
 
     @property
     def plan(self) -> PromptPlan:
-        """What the engine made of the prompt when it read it."""
+        """The engine's analysis of the prompt, from ``Engine.read``."""
         ...
 
     @property
     def scope(self) -> bytes:
-        """Part of every cache key: what differs in it shares nothing."""
+        """Part of every cache key: sequences of different scopes share nothing."""
         ...
 
     @property
     def features(self) -> Mapping[int, MediaFeatures]:
-        """Encoder results by index of their slot, there while items touch that."""
+        """Encoder outputs by slot index, present while work items touch the slot."""
         ...
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """What the request says by fields that plugins added, by their names."""
+        """The values of plugins' request fields, by name."""
         ...
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         ...
 
     @property
     def first_row(self) -> int:
-        """The first position whose row is wanted; a cache may stand for those before it only."""
+        """The first requested position; only tokens before it may come from a cache."""
         ...
 
     def __len__(self) -> int:
-        """Return the number of tokens, of prompt and answer together."""
+        """Return the number of tokens of prompt and answer together."""
         ...
 
     def tokens(self, start: int, stop: int) -> Seq[int]:
