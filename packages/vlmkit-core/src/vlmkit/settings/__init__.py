@@ -1,4 +1,4 @@
-"""What an operator can set, as bounded values. Imports nothing that runs.
+"""The settings of the core, as structs with bounds. Imports no component.
 
-Public: a configuration reads these, and so may programs that assemble a pipeline by hand.
+Public. The configuration is decoded into these; programs that assemble a pipeline use them, too.
 """

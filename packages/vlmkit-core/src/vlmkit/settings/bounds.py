@@ -1,7 +1,7 @@
-"""Numbers that every setting may use; nothing else.
+"""Types of numbers in settings, with their bounds.
 
-A bound of what a client may send can be as large as any number that JSON carries. What takes memory
-or time by itself, such as threads, has a bound of its own.
+A limit on what clients may send can be as large as any number in JSON. A number that takes memory
+or time by itself, such as a number of threads, has a bound of its own.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Whether images are fetched by their URLs, and from where."""
+"""Settings of fetching images by URL."""
 
 from typing import Annotated
 
@@ -9,15 +9,15 @@ from vlmkit.settings.bounds import Positive, Seconds
 
 
 class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether, and from where, images are fetched that a request names by URL.
+    """Whether images in requests are fetched by URL, and from where.
 
     Attributes:
-        enabled: fetch at all; when off, only ``data:`` URLs are taken.
-        allowed_hosts: host names to fetch from, exact; empty allows every public host.
+        enabled: fetch images; when off, only ``data:`` URLs are accepted.
+        allowed_hosts: exact host names to fetch from; empty allows every public host.
         allow_http: also fetch without encryption.
-        max_redirects: redirects that are followed; each one is checked like the first address.
-        max_bytes: size of one image file.
-        timeout_s: time for one image, redirects included.
+        max_redirects: maximum number of redirects; each one is checked like the first address.
+        max_bytes: maximum size of one image file.
+        timeout_s: time limit for one image, redirects included.
     """
 
     enabled: bool = False

@@ -1,4 +1,4 @@
-"""How large pictures are shown."""
+"""Settings of the size in which models see images."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from vlmkit.settings.bounds import Positive
 
 
 class ImageTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens of one image, by the detail that a request asks for; null leaves them to the model.
+    """Maximum tokens of one image, by the requested level of detail; null leaves it to the model.
 
-    A picture that the model's processor cannot make so small is made as small as it can.
+    If the model's processor cannot reach the number, it makes the image as small as it can.
 
     Attributes:
-        low: tokens of an image that is looked at from afar.
-        auto: tokens of an image of which the request says nothing.
-        high: tokens of an image that is looked at closely.
+        low: tokens of an image in low detail.
+        auto: tokens of an image for which the request states no detail.
+        high: tokens of an image in high detail.
     """
 
     low: Positive = 256

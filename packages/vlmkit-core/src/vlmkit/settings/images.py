@@ -1,4 +1,4 @@
-"""Which pictures are refused."""
+"""Limits of image files."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ from vlmkit.settings.bounds import Positive
 
 
 class ImageLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is refused before it can cost memory or break a model.
+    """Limits that refuse an image before it takes memory or breaks a model.
 
     Attributes:
-        max_bytes: size of the encoded file.
-        max_pixels: width times height, read from the header.
-        min_side_pixels: shortest side that a model's processor is trusted with.
-        max_aspect_ratio: longest side divided by the shortest.
-        max_scans: times that a JPEG file may go over its pixels; 10 are usual in progressive ones.
+        max_bytes: maximum size of the encoded file.
+        max_pixels: maximum width times height, read from the header.
+        min_side_pixels: minimum length of the shortest side, to protect a model's processor.
+        max_aspect_ratio: maximum ratio of the longest side to the shortest.
+        max_scans: maximum number of scans of a JPEG file; progressive files usually have 10.
     """
 
     max_bytes: Positive = 32 * 2**20

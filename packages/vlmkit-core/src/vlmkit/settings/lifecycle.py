@@ -1,4 +1,4 @@
-"""Types of settings that say when a model is loaded and unloaded; nothing else."""
+"""Types of settings for the loading and unloading of models."""
 
 from typing import Annotated, Literal
 
@@ -7,6 +7,6 @@ from msgspec import Meta
 When = Literal["start", "use", "request"]
 """When a model is loaded."""
 OnFailure = Literal["exit", "restart"]
-"""What is done about a model whose engine failed for good."""
+"""What to do about a model whose engine failed for good."""
 IdleSeconds = Annotated[float, Meta(gt=0.0, le=31_536_000.0)]
-"""Time without a request after which a model is unloaded."""
+"""Time without requests after which a model is unloaded, in seconds."""

@@ -1,4 +1,4 @@
-"""How the built-in proposer guesses."""
+"""Settings of the built-in n-gram proposer."""
 
 import msgspec
 
@@ -6,12 +6,12 @@ from vlmkit.settings.bounds import Positive
 
 
 class NgramSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What counts as a repetition, and how far it is followed.
+    """What counts as a repetition, and how many tokens of it are drafted.
 
     Attributes:
-        match_tokens: newest tokens that must have stood together before.
-        first_depth_tokens: guesses of the first time; later times follow how well they did.
-        max_draft_tokens: most guesses at a time; the engine may take fewer.
+        match_tokens: number of newest tokens that must have occurred together before.
+        first_depth_tokens: number of drafts at first; it then adapts to how many are accepted.
+        max_draft_tokens: maximum number of drafts at a time; the engine may take fewer.
     """
 
     match_tokens: Positive = 3

@@ -1,9 +1,8 @@
-"""Types of settings that are paths; nothing else.
+"""Types of settings that are paths; plugins use them for their settings, too.
 
-In a config file a path is relative to the file's folder, in the environment and on the command line
-to the working directory, and ``~`` is the home of a user everywhere. A setting says by its type
-that it is a path, and ``vlmkit serve --check`` looks whether it can be used as the type says. A
-plugin uses these types for its settings in the same way.
+Paths in a config file are relative to the file's folder. Paths in the environment and on the
+command line are relative to the working directory. ``~`` is the user's home everywhere.
+``vlmkit serve --check`` checks that a path can be used as its type says.
 """
 
 from typing import Annotated, Literal
@@ -11,18 +10,22 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 PATH_USE = "path_use"
-"""Where the metadata of a type say how a path is used."""
+"""The key in a type's metadata that holds the use of a path."""
 
 PathUse = Literal["read", "append", "folder", "plugin", "model"]
-"""``read`` and ``append``: a file; ``folder``: one that is created where it is missing."""
+"""How a path is used.
+
+``read`` and ``append`` are for files. A ``folder`` is created if it is missing. ``plugin`` is for a
+Python file or package, and ``model`` for a model reference.
+"""
 
 InputFile = Annotated[str, Meta(extra={PATH_USE: "read"})]
-"""A file that is read; none when empty."""
+"""A file to read; empty for none."""
 OutputFile = Annotated[str, Meta(extra={PATH_USE: "append"})]
-"""A file that is written, and created where it is missing; none when empty."""
+"""A file to append to, created if it is missing; empty for none."""
 DataPath = Annotated[str, Meta(extra={PATH_USE: "folder"})]
-"""A folder for files of vlmkit's own; none when empty."""
+"""A folder for files that vlmkit writes; empty for none."""
 PluginPath = Annotated[str, Meta(extra={PATH_USE: "plugin"})]
 """A Python file, or a folder with an ``__init__.py``."""
 ModelReference = Annotated[str, Meta(extra={PATH_USE: "model"})]
-"""What a user calls a model; a path only where it begins with a dot or ``~``."""
+"""A reference to a model; a path only if it begins with a dot or ``~``."""

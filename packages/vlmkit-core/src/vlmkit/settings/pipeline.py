@@ -1,4 +1,4 @@
-"""Bounds of one pipeline."""
+"""Limits of one pipeline and its requests."""
 
 import msgspec
 
@@ -8,36 +8,36 @@ from vlmkit.settings.images import ImageLimits
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one pipeline.
+    """Limits of one pipeline and its requests.
 
     Attributes:
-        max_images: images of one request.
-        max_media: files and media of other kinds in one request.
-        max_media_bytes: size of these together, as files and as what they hold.
-        max_output_tokens: most tokens of one answer, whatever a request asks; null leaves that
-            to the context.
-        max_unread_tokens: chunks a slow reader may have unread before its request is held.
-        feature_cache_bytes: memory for features of media that were there before, of which each
-            counts 2 KiB besides its arrays; 0 keeps none.
-        constraint_cache_bytes: memory for compiled constraints that may be asked for again, each of
-            which counts 1 MiB and 64 bytes a character; 0 keeps none.
-        max_decoding_pixels: pixels of all images of one request, with those in its files; more are
-            refused.
-        max_decoding_bytes: memory that decoding images and making them ready takes at once, by what
-            each format was measured to take; requests that need more than is free wait, and one
-            that needs more than this is decoded alone.
-        max_prepared_bytes: what images come to that wait for an answer, above which no other is
-            decoded.
-        prepare_timeout_s: time that a request waits for this, and that a renderer has for its
-            prompt.
-        num_workers: threads that decode and preprocess images and tokenize long texts, 1,024 at
-            most; requests with files have as many of their own. One tenant uses all but one.
-        slow_step_s: time of one step, or of encoding one lot of media, after which the log says
-            what is being computed; ten times the longest that was seen, if that is more.
-        stuck_step_s: time after which the model counts as failed; thirty times the longest that
-            was seen, if that is more; never when null.
-        images: what pictures are refused.
-        image_tokens: how large pictures are shown, by the detail that a request asks for.
+        max_images: maximum number of images of one request.
+        max_media: maximum number of files and media of other kinds of one request.
+        max_media_bytes: maximum size of these together, as files and as their content.
+        max_output_tokens: maximum number of tokens of one answer, whatever a request sets; null
+            leaves it to the context.
+        max_unread_tokens: unread chunks of a slow reader above which its request is paused.
+        feature_cache_bytes: memory of the cache of media features; 0 disables it. Each entry counts
+            2 KiB besides its arrays.
+        constraint_cache_bytes: memory of the cache of compiled constraints; 0 disables it. Each
+            entry counts 1 MiB and 64 bytes per character.
+        max_decoding_pixels: maximum number of pixels of all images of one request, images in files
+            included.
+        max_decoding_bytes: memory for decoding and preprocessing images at the same time, by the
+            measured needs of each format. A request that needs more than is free waits; one that
+            needs more than this is decoded alone.
+        max_prepared_bytes: memory of preprocessed images that wait for an answer; above it, no
+            further image is decoded.
+        prepare_timeout_s: maximum time that a request waits for this memory, and that a renderer
+            takes for a prompt.
+        num_workers: threads that decode and preprocess images and tokenize long texts, up to 1,024.
+            Requests with files have as many threads of their own. One tenant uses all but one.
+        slow_step_s: time of one step, or of encoding one batch of media, after which the log says
+            what is being computed; ten times the longest so far, if that is more.
+        stuck_step_s: time after which the model counts as failed; thirty times the longest so far,
+            if that is more; null disables it.
+        images: limits of image files.
+        image_tokens: the size in which the model sees images, by the requested level of detail.
     """
 
     max_images: Positive = 16

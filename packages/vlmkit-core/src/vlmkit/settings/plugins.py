@@ -1,4 +1,4 @@
-"""Which plugins are loaded."""
+"""Settings that select the plugins to load."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ Distribution = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose code is run.
+    """The plugins whose code runs.
 
     Attributes:
-        only: distributions whose plugins are loaded, such as ``vlmkit-hf``; no other one is
-            imported. All that are installed when null.
-        files: Python files, and folders with an ``__init__.py``, that are plugins too.
-            ``plugins = [...]`` means the same.
+        only: distributions whose plugins are loaded, such as ``vlmkit-hf``; no other is imported.
+            null loads all that are installed.
+        files: Python files, and folders with an ``__init__.py``, to load as plugins.
+            ``plugins = [...]`` is a short form.
     """
 
     only: tuple[Distribution, ...] | None = None

@@ -1,4 +1,4 @@
-"""What the log of requests holds, and where it goes."""
+"""Settings of the request log."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from vlmkit.settings.paths import OutputFile
 
 
 class RequestLogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is written, and where to.
+    """The content and the destination of the request log.
 
     Attributes:
-        file: the file that lines are added to; null gives them to the logger ``vlmkit.requests``.
-        steps: also write a line for each step of the engine.
+        file: the file to append to; null writes to the logger ``vlmkit.requests``.
+        steps: also log a line for each step of the engine.
     """
 
     file: OutputFile | None = None

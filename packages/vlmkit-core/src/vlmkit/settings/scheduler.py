@@ -1,4 +1,4 @@
-"""How much the built-in scheduler runs together."""
+"""Settings of the built-in scheduler."""
 
 import msgspec
 
@@ -6,17 +6,17 @@ from vlmkit.settings.bounds import Positive
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much runs together.
+    """Limits of steps and queues.
 
     Attributes:
-        max_step_tokens: tokens computed in one step.
-        step_budget_ms: how long running answers may wait for prompts between two of their tokens;
-            smaller keeps them fluent while prompts are read, larger reads prompts faster. Twice
-            the engine's own step of answers comes on top of it.
-        max_running: sequences with room in the cache at once; the engine may allow fewer.
-        max_waiting: sequences in the queue before a request is refused.
-        encoder_budget_tokens: image tokens that are being encoded at once, but always at least one
-            image.
+        max_step_tokens: maximum number of tokens computed in one step.
+        step_budget_ms: time that prefill may delay running answers between two of their tokens, in
+            addition to twice the engine's own decode step. A smaller value keeps answers fluent
+            during prefill; a larger one speeds up prefill.
+        max_running: maximum number of sequences in the cache at once; the engine may allow fewer.
+        max_waiting: maximum number of sequences in the queue; further requests are refused.
+        encoder_budget_tokens: maximum number of image tokens being encoded at once, but always at
+            least one image.
     """
 
     max_step_tokens: Positive = 1024

@@ -1,9 +1,12 @@
-"""What an API key may do, by name. Imports nothing: the command line lists them, too."""
+"""The scopes of API keys. Imports nothing, because the command line lists them, too."""
 
 from typing import Literal, get_args
 
 Scope = Literal["chat", "embed", "tokens", "metrics", "admin"]
-"""What a key may do: ask for answers, for embeddings, send prompts that are tokens as they are,
-read what monitors show, and load and unload models."""
+"""The permissions of a key.
+
+``chat`` permits answers, ``embed`` embeddings, ``tokens`` prompts as raw tokens, ``metrics``
+reading the output of monitors, and ``admin`` loading and unloading models.
+"""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -1,4 +1,4 @@
-"""What is asked and what is answered: messages, images, parameters, requests, completions.
+"""Types of requests and answers: messages, images, parameters, requests, completions.
 
-Public: values only. Nothing here computes, waits or knows a component.
+Public. Values only: nothing here runs a model, waits, or depends on a component.
 """

@@ -1,4 +1,4 @@
-"""Base64 of files, alone or in ``data:`` URLs, decoded so that other threads run meanwhile."""
+"""Decoding of base64, alone or in ``data:`` URLs, without blocking other threads for long."""
 
 import binascii
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ _STANDARD = str.maketrans("-_", "+/", " \t\r\n")
 
 
 def is_data_url(text: str) -> bool:
-    """Tell whether a text is a ``data:`` URL; schemes have no case (RFC 3986, section 3.1)."""
+    """Return whether a text is a ``data:`` URL; schemes ignore case (RFC 3986, section 3.1)."""
     return text[:5].lower() == "data:"
 
 
 def from_base64(text: str, start: int = 0) -> bytes:
-    """Decode the end of a text in pieces: the decoder lets no other thread run meanwhile.
+    """Decode a text from position ``start``, in pieces, because the decoder holds the GIL.
 
-    White space, a missing padding, and the alphabet that is safe in URLs are accepted (RFC 4648,
-    section 5): clients write them, and they mean one sequence of bytes only.
+    Accepts white space, missing padding and the URL-safe alphabet (RFC 4648, section 5): clients
+    send them, and they are unambiguous.
 
     Raises:
-        ValueError: it is no base64.
+        ValueError: the text is not base64.
     """
     try:
         return _strict(text, start)

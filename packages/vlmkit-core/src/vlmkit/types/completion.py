@@ -1,6 +1,6 @@
-"""What a request gives: chunks while it runs, a completion when it is over, usage and timings.
+"""The results of a request: chunks while it runs, then a completion with usage and timings.
 
-Plain values; how they travel is the channel's and the stream's business.
+Plain values; channel and stream deliver them.
 """
 
 from dataclasses import dataclass, field
@@ -23,16 +23,18 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """A piece of one choice; made for nearly every token, in half of a dataclass's time.
+    """A piece of one choice.
+
+    A struct, because one is created for nearly every token, in half of a dataclass's time.
 
     Attributes:
-        index: which choice.
-        deltas: what is new; empty while something is held back.
-        samples: the tokens that were chosen, or scored, since the last chunk.
-        finish_reason: why the choice ended; None while it goes on.
-        embedding: ``[hidden]`` float32, with the last chunk of a text that is embedded.
-        stop_string: with the last chunk of a choice that a stop string ended: which.
-        places: with the last chunk of a choice: those that it names, where they were asked for.
+        index: the index of the choice.
+        deltas: the new parts of the answer; empty while text is held back.
+        samples: the tokens that were chosen or scored since the last chunk.
+        finish_reason: why the choice ended; None in all but the last chunk.
+        embedding: ``[hidden]`` float32, in the last chunk of an embedded text.
+        stop_string: the stop string that ended the choice, in its last chunk.
+        places: the boxes and points that the choice names, in its last chunk, if requested.
     """
 
     index: int
@@ -45,21 +47,21 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """What is new of the text."""
+        """The new text."""
         return text_of(self.deltas)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request took.
+    """The tokens that a request used.
 
     Attributes:
-        prompt_tokens: tokens of the prompt, images included.
-        completion_tokens: tokens chosen or scored, over all choices.
-        cached_tokens: prompt tokens that were found in the cache, for the first choice.
-        image_tokens: placeholder tokens of each image, in order.
-        reasoning_tokens: how many of the completion's tokens are reasoning, marks included.
-        images: how each image was shown, in order; cached or not for the first choice.
+        prompt_tokens: number of tokens of the prompt, images included.
+        completion_tokens: number of tokens chosen or scored, over all choices.
+        cached_tokens: number of prompt tokens found in the cache, for the first choice.
+        image_tokens: number of placeholder tokens of each image, in order.
+        reasoning_tokens: number of completion tokens that are reasoning, delimiters included.
+        images: how the model saw each image, in order; ``is_cached`` is that of the first choice.
     """
 
     prompt_tokens: int = 0
@@ -72,15 +74,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went, in seconds.
+    """The time that the stages of a request took, in seconds.
 
     Attributes:
-        prompt_s: template, image preprocessing and tokenising.
-        queue_s: from submission to the first step that computed any of it.
+        prompt_s: chat template, image preprocessing and tokenising.
+        queue_s: from submission to the first step that computed a part of the request.
         first_token_s: from that step to the first token.
         decode_s: from the first token to the end.
-        began_s: when the prompt began to be made, in seconds since the epoch.
-        images: where the time of each image went, in order.
+        began_s: when the preparation of the prompt began, in seconds since the epoch.
+        images: the timings of each image, in order.
     """
 
     prompt_s: float = 0.0
@@ -96,14 +98,14 @@ class Choice:
     """One finished answer.
 
     Attributes:
-        text: what the model says.
-        reasoning: what it thought before; empty where it does not think aloud.
-        tool_calls: tools that it calls; its arguments may be anything.
-        finish_reason: why it ended. An answer of full length may have ended inside its reasoning.
-        samples: all of its tokens.
-        embedding: ``[hidden]`` float32 of a text that was embedded.
-        stop_string: the one that ended it, if one did.
-        places: those in the image that it names, where they were asked for.
+        text: the text of the answer.
+        reasoning: the reasoning before the text; empty for a model without reasoning.
+        tool_calls: the tool calls; a model may write anything as their arguments.
+        finish_reason: why the answer ended. With ``length`` it may have ended inside the reasoning.
+        samples: all tokens of the answer.
+        embedding: ``[hidden]`` float32 of an embedded text.
+        stop_string: the stop string that ended the answer, if any.
+        places: the boxes and points that the answer names, if requested.
     """
 
     text: str = ""
@@ -117,13 +119,13 @@ class Choice:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens that were chosen or scored, the ending one included."""
+        """The tokens that were chosen or scored, including one that ended the answer."""
         return [sample.token_id for sample in self.samples]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """Everything that a request gave, and the tokens of its prompt, images expanded."""
+    """The complete result of a request, with the tokens of its prompt, images expanded."""
 
     choices: list[Choice]
     usage: Usage
@@ -131,7 +133,7 @@ class Completion:
     prompt_token_ids: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        """Return the beginning of the answer, why it ended, and its numbers of tokens."""
+        """Return the start of the answer, its finish reason and its token counts."""
         first, others = self.choices[0], len(self.choices) - 1
         text = first.text[:MAX_SHOWN_CHARS] + "..." * (len(first.text) > MAX_SHOWN_CHARS)
         more = f" and {others} more" if others else ""

@@ -1,7 +1,7 @@
-"""What an answer may be asked to keep to: a JSON schema, a pattern, a list of texts, a grammar.
+"""Constraints of answers: a JSON schema, a regular expression, a list of texts or a grammar.
 
-Plain values, bounded in size and compared by what they say. Whether a constraint makes sense is for
-who compiles it to find out; what an answer has become when its length ends it is not promised here.
+Plain values, bounded in size and compared by content. They are not validated in full: the
+constraint compiler does that. An answer that ends at its maximum length may be incomplete.
 """
 
 import json
@@ -17,15 +17,15 @@ MAX_TEXTS = 4096  # of one choice
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """A JSON value that a schema describes, its properties in the schema's order.
+    """Constrains an answer to a JSON value that matches a schema, properties in schema order.
 
     Attributes:
-        text: the schema, as JSON; :meth:`of` makes it of Python's values.
-        is_strict: whether each of its keywords must be enforced. Otherwise, those that cannot be
-            and only narrow a value are left out.
-        tool: whose arguments it describes; empty for an answer. The arguments of a tool are left
-            free where a schema that is not strict cannot be enforced at all.
-        place: where in the tool's schema it stands, as a JSON pointer.
+        text: the schema as JSON; :meth:`of` creates it from Python values.
+        is_strict: whether every keyword must be enforced. If not, the compiler drops keywords that
+            it cannot enforce, if they only narrow a value.
+        tool: the tool whose arguments it describes; empty for an answer. If a schema is not strict
+            and cannot be enforced at all, the tool's arguments are unconstrained.
+        place: the JSON pointer of this schema in the tool's schema.
     """
 
     text: str
@@ -51,16 +51,16 @@ class JsonSchema:
         tool: str = "",
         place: str = "",
     ) -> "JsonSchema":
-        """Make one of a schema in Python's values; properties are answered in their order.
+        """Return the constraint of a schema; answers keep the order of its properties.
 
         Args:
-            schema: in Python's values.
-            is_strict: whether each of its keywords must be enforced.
-            tool: whose arguments it describes.
-            place: where in the tool's schema it stands.
+            schema: the schema as Python values.
+            is_strict: whether every keyword must be enforced.
+            tool: the tool whose arguments it describes; empty for an answer.
+            place: the JSON pointer of this schema in the tool's schema.
 
         Raises:
-            ConstraintError: JSON cannot say it.
+            ConstraintError: the schema cannot be written as JSON, or is too large.
         """
         try:
             text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
@@ -71,15 +71,15 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """Any JSON object."""
+    """Constrains an answer to any JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A text that a regular expression matches as a whole.
+    """Constrains an answer to a text that a regular expression matches as a whole.
 
     Attributes:
-        pattern: without look-around and back-references.
+        pattern: the expression, without look-around and back-references.
     """
 
     pattern: str
@@ -90,10 +90,10 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of several texts.
+    """Constrains an answer to one of several texts.
 
     Attributes:
-        texts: at least one.
+        texts: the texts; at least one.
     """
 
     texts: tuple[str, ...]
@@ -111,14 +111,14 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """A text of a context-free grammar.
+    """Constrains an answer to a context-free grammar.
 
     Attributes:
-        rules: in Lark's notation; ``start`` is the whole text.
-        schemas: more rules, by name: each is a JSON value that a schema describes.
-        tokens: more rules, by name: each is one token, also one that adds nothing to the text.
-        unconstrained: what whoever wrote the rules left free though a schema narrows it: tools with
-            paths in their schemas, such as ``search#/properties/word/pattern``.
+        rules: the rules in Lark's notation; ``start`` matches the whole text.
+        schemas: further rules by name, each a JSON value that matches a schema.
+        tokens: further rules by name, each one token, which may add nothing to the text.
+        unconstrained: keywords of schemas that the rules do not enforce, each as a tool and a path
+            in its schema, such as ``search#/properties/word/pattern``.
     """
 
     rules: str
@@ -134,10 +134,10 @@ Constraint = JsonSchema | JsonObject | Regex | OneOf | Lark
 
 
 def check_constraint(constraint: object) -> None:
-    """Refuse what somebody passed as a constraint and is none.
+    """Raise an error for a value that is neither a constraint nor None.
 
     Raises:
-        ConstraintError: it is none.
+        ConstraintError: the value is not a constraint.
     """
     if constraint is not None and not isinstance(constraint, Constraint):
         raise ConstraintError(

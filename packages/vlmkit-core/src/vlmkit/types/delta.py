@@ -1,7 +1,7 @@
-"""What one piece of an answer adds to it: text, reasoning, or part of a call of a tool.
+"""Deltas: what a piece of an answer adds to it: text, reasoning, or part of a tool call.
 
-One is made for nearly every token, so these are the cheapest values there are. Pieces of one kind
-are joined in the order in which they come; between kinds, order says nothing.
+Structs without garbage collection, because one is created for nearly every token. Deltas of one
+kind are concatenated in order; the order between kinds has no meaning.
 """
 
 from collections.abc import Iterable
@@ -13,25 +13,25 @@ from vlmkit.types.tool_call import ToolCallPart
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """More of what the model says."""
+    """More text of the answer."""
 
     text: str
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
-    """More of what the model thinks before it says anything."""
+    """More of the reasoning before the answer."""
 
     text: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
-    """More of a call of a tool.
+    """More of a tool call.
 
     Attributes:
-        index: which of the answer's calls.
-        id: how the tool's result will name the call; with the first piece of a call alone.
-        name: of the tool; with the first piece alone.
-        arguments: more of the arguments' JSON text.
+        index: the index of the call in the answer.
+        id: the id of the call, which the tool's result refers to; only in the call's first delta.
+        name: the name of the tool; only in the call's first delta.
+        arguments: more of the JSON text of the arguments.
     """
 
     index: int
@@ -44,26 +44,26 @@ Delta: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 def text_of(deltas: Iterable[Delta]) -> str:
-    """Return what is said, without what is thought."""
+    """Return the concatenated text, without reasoning."""
     return "".join([delta.text for delta in deltas if isinstance(delta, TextDelta)])
 
 
 def reasoning_of(deltas: Iterable[Delta]) -> str:
-    """Return what is thought."""
+    """Return the concatenated reasoning."""
     return "".join([delta.text for delta in deltas if isinstance(delta, ReasoningDelta)])
 
 
 def tool_calls_of(deltas: Iterable[Delta]) -> list[ToolCallPart]:
-    """Return the calls of tools, in the order of their indices."""
+    """Return the tool calls in the order of their indices."""
     pieces: dict[int, list[ToolCallDelta]] = {}
     for delta in deltas:
         if isinstance(delta, ToolCallDelta):
             pieces.setdefault(delta.index, []).append(delta)
     return [
         ToolCallPart(
-            "".join(piece.id for piece in own),
-            "".join(piece.name for piece in own),
-            "".join(piece.arguments for piece in own),
+            "".join(piece.id for piece in call),
+            "".join(piece.name for piece in call),
+            "".join(piece.arguments for piece in call),
         )
-        for _, own in sorted(pieces.items())
+        for _, call in sorted(pieces.items())
     ]

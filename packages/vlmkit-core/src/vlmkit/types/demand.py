@@ -1,20 +1,20 @@
-"""What a request comes to, told to whoever decides whether it may be answered now."""
+"""The resources that a request needs, for admission control; makes no decision itself."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one request takes at most, known when its prompt is made.
+    """The maximum resources of one request, known when its prompt is built.
 
     Attributes:
-        prompt_tokens: tokens of the prompt, images included.
-        image_tokens: placeholder tokens of each image, in order.
-        answer_tokens: tokens that all of its answers together may have; 0 where none is made.
-        num_choices: how many answers, vectors or scored texts it has.
-        unconstrained: parts of schemas that its answers are not held to, such as
-            ``search#/properties/word/pattern``: a tool's name, empty for the answer's own schema,
-            and a path.
+        prompt_tokens: number of tokens of the prompt, images included.
+        image_tokens: number of placeholder tokens of each image, in order.
+        answer_tokens: maximum number of tokens of all answers together; 0 if none is generated.
+        num_choices: number of answers, vectors or scored texts.
+        unconstrained: keywords of schemas that the answers need not match, such as
+            ``search#/properties/word/pattern``. Each is a tool's name, empty for the schema of the
+            answer, and a path.
     """
 
     prompt_tokens: int
@@ -25,5 +25,5 @@ class Demand:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the prompt that no image takes."""
+        """Number of tokens of the prompt outside images."""
         return self.prompt_tokens - sum(self.image_tokens)

@@ -1,16 +1,16 @@
-"""Where in a picture something is that an answer speaks of."""
+"""Grounding: the position in an image of an object that an answer names."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class GroundedRegion:
-    """A box or a point, in pixels of the upright picture, from its left and its top.
+    """A box or a point, in pixels of the upright image, from its top left corner.
 
     Attributes:
-        label: what the answer calls it; may be anything, also nothing.
+        label: the object's name in the answer; may be any text, or empty.
         box: left, top, right and bottom; None for a point.
-        point: across and down; None for a box.
+        point: horizontal and vertical coordinate; None for a box.
     """
 
     label: str

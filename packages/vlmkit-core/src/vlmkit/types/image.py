@@ -1,8 +1,8 @@
-"""A picture that was checked, and is decoded when it is wanted.
+"""Images that are checked when they are opened, and decoded when their pixels are needed.
 
-Everything hostile about picture files ends here: size and scans are read from the file before a
-pixel is decoded, only listed formats are opened, and no text of the decoder's errors leaves it.
-Resizing and normalising for a model is the tokenizer's business; fetching by URL is that of
+This module defends against hostile image files. It reads size and scans from the file before any
+pixel is decoded, opens only listed formats, and never passes on the text of a decoder's error. It
+does not resize or normalise for a model, which tokenizers do, nor fetch URLs, for which see
 :mod:`vlmkit.kit.image_fetcher`.
 """
 
@@ -30,18 +30,18 @@ ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image
 
 
 class Image:
-    """A picture that was checked, and whose pixels are decoded when they are first wanted.
+    """A checked image, whose pixels are decoded when they are first needed.
 
-    Make one with :meth:`open`. The object never changes, and can be pickled. It keeps the file that
-    it came from, and what it learnt of the pixels: size and digest. Pixels themselves stay only as
-    long as somebody holds what :meth:`to_pil` gave, and are decoded again after that.
+    Create one with :meth:`open`. The object is immutable and can be pickled. It keeps its file, and
+    the size and digest of its pixels once they are known. The pixels stay in memory only while a
+    result of :meth:`to_pil` is referenced, and are decoded again later.
 
     Args:
         source_size: width and height in pixels, before turning upright.
-        content: the file; empty for a picture that was none.
-        pixels: what such a picture was; they stay.
-        cost: the memory that decoding takes; none for a picture that was no file.
-        decoder: what decodes the file in a process of its own; see :meth:`of_decoder`.
+        content: the file; empty for an image that did not come from a file.
+        pixels: the pixels of an image without a file; they stay in memory.
+        cost: the memory that decoding takes; none for an image without a file.
+        decoder: the function that decodes the file in its own process; see :meth:`of_decoder`.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class Image:
         return f"Image({self.source_size[0]}x{self.source_size[1]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = (self.source_size, self._content, self._pixels, self.cost, self._decoder)
-        return Image, made, {"_size": self._size, "_is_turned": self._is_turned}
+        args = (self.source_size, self._content, self._pixels, self.cost, self._decoder)
+        return Image, args, {"_size": self._size, "_is_turned": self._is_turned}
 
     def __setstate__(self, known: dict[str, Any]) -> None:
         self.__dict__.update(known)
 
     @property
     def content(self) -> bytes:
-        """The file; empty for a picture that was none."""
+        """The file; empty for an image that did not come from a file."""
         return self._content
 
     @property
     def decoder(self) -> str:
-        """What a plugin named to decode the file; empty where this package knows its format."""
+        """The decoder function of a plugin, as ``module:name``; empty for built-in formats."""
         return self._decoder
 
     @property
@@ -93,12 +93,12 @@ class Image:
 
     @property
     def turned(self) -> bool:
-        """Whether an orientation tag turned it."""
+        """Whether an orientation tag rotates or mirrors the image."""
         return self._decoded().turned if self._is_turned is None else self._is_turned
 
     @cached_property
     def digest(self) -> bytes:
-        """Sha256 of the size and every pixel: equal pictures have equal digests."""
+        """Sha256 of the size and every pixel: equal images have equal digests."""
         picture = self.to_pil()
         width, height = picture.size
         digest = hashlib.sha256(f"RGB {width}x{height}\0".encode())
@@ -107,22 +107,22 @@ class Image:
         return digest.digest()
 
     def to_pil(self, calling: Calling | None = None) -> "PIL.Image.Image":
-        """Return the picture as a PIL image in mode RGB; do not modify it.
+        """Return the upright image as a PIL image in mode RGB, which must not be modified.
 
         Args:
-            calling: registers what ends a decoder early that runs in a process of its own, such as
+            calling: registers a callback that stops a decoder process early, such as
                 :meth:`vlmkit.interfaces.cancellation.Cancellation.calling`.
 
         Raises:
-            ImageError: its pixels cannot be decoded.
-            OutOfMemory: this machine has no room for them now.
+            ImageError: the pixels cannot be decoded.
+            OutOfMemory: this machine has too little free memory for them.
         """
         seen = None if self._seen is None else self._seen()
         return self._decoded(calling).picture if seen is None else seen
 
     def _decoded(self, calling: Calling | None = None) -> Pixels:
         pixels = self._pixels or self._decode(calling)
-        if not self._decoder:  # of others the header says more: they may be turned by decoding
+        if not self._decoder:  # otherwise only the header is right: decoding may turn the image
             self._size, self._is_turned = pixels.picture.size, pixels.turned
         self._seen = weakref.ref(pixels.picture)
         return pixels
@@ -137,20 +137,21 @@ class Image:
 
     @classmethod
     def open(cls, source: ImageSource, limits: ImageLimits | None = None) -> "Image":
-        """Check a picture: what it is, and how large. A file is decoded later.
+        """Open an image and check its format and size. A file is decoded later.
 
-        Animations give their first frame, TIFF files the first page that is no thumbnail;
-        transparency is laid on white; 16-bit, palette, grey and CMYK pictures become 8-bit RGB.
+        Uses the first frame of an animation, and the first page of a TIFF file that is not a
+        thumbnail. Transparent pixels are composited on white. 16-bit, palette, grey and CMYK images
+        become 8-bit RGB. Errors that only the decoder can find are raised later, when the pixels
+        are first needed.
 
         Args:
             source: a path, the bytes of a file, a ``data:`` URL, a PIL image, a uint8 array
-                ``[height, width, 3]``, or an Image, which is returned as it is.
-            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+                ``[height, width, 3]``, or an Image, which is returned unchanged.
+            limits: limits of file and size; the defaults of :class:`ImageLimits` when None.
 
         Raises:
-            ImageError: the source is not a picture that may be decoded. What only the decoder finds
-                is raised by whoever wants the pixels first: the model that is shown the picture.
-            OutOfMemory: this machine has no room for it now.
+            ImageError: the source is not an image that may be decoded.
+            OutOfMemory: this machine has too little free memory for it.
         """
         if isinstance(source, Image):
             return source
@@ -161,18 +162,19 @@ class Image:
 
     @classmethod
     def of_header(cls, source: str | bytes, limits: ImageLimits | None = None) -> "Image":
-        """Check what a file says of a picture before its pixels: how large it is, upright.
+        """Check the header of a file and return an image with its upright size, without pixels.
 
         Args:
             source: a ``data:`` URL, or the beginning of a file.
-            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+            limits: limits of file and size; the defaults of :class:`ImageLimits` when None.
 
         Returns:
-            An image that knows its sizes; who wants its pixels gets an error.
+            An image with known sizes; accessing its pixels raises an error.
 
         Raises:
-            ImageError: the source is not a picture that may be decoded, or breaks off too early.
-            OutOfMemory: this machine has no room for it now.
+            ImageError: the source is not an image that may be decoded, or is truncated before the
+                size.
+            OutOfMemory: this machine has too little free memory for it.
         """
         limits = limits or ImageLimits()
         try:
@@ -191,19 +193,19 @@ class Image:
         cost: DecodeCost,
         limits: ImageLimits | None = None,
     ) -> "Image":
-        """Return an image of a file whose format a plugin knows.
+        """Return an image of a file whose format a plugin decodes.
 
         Args:
-            decoder: the module and name of a function, as ``module:name``, from a file's content to
-                a Pillow image. It runs in a process of its own, with limits of memory and time,
-                whenever pixels are wanted; an orientation that the image has as EXIF is applied.
+            decoder: the function that turns a file's content into a Pillow image, as
+                ``module:name``. It runs in its own process with limits of memory and time, whenever
+                pixels are needed. An EXIF orientation of its result is applied.
             content: the file.
-            header: its sizes; a picture of another size is refused.
+            header: the sizes; a decoded image of another size is refused.
             cost: the memory that decoding takes.
-            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+            limits: limits of file and size; the defaults of :class:`ImageLimits` when None.
 
         Raises:
-            ImageError: it is too large.
+            ImageError: the file or image exceeds the limits.
         """
         limits = limits or ImageLimits()
         if len(content) > limits.max_bytes:
@@ -215,13 +217,13 @@ class Image:
 
     @classmethod
     def of_size(cls, size: tuple[int, int], limits: ImageLimits | None = None) -> "Image":
-        """Return an image of which only width and height are known; bounds as :meth:`open`."""
+        """Return an image without pixels, of a given size; applies limits as :meth:`open`."""
         _check_size(size, limits or ImageLimits())
         return cls._sized(Header(size, size, turned=False))
 
     @classmethod
     def stand_in(cls, size: tuple[int, int]) -> "Image":
-        """Return what stands for an upright picture that was looked at elsewhere."""
+        """Return a placeholder for an upright image that another process has checked."""
         return cls._sized(Header(size, size, turned=False))
 
     @classmethod
@@ -270,13 +272,13 @@ class Image:
 
 
 def _described(source: object, shape: tuple[int, ...], dtype: str) -> str:
-    """Return what something is that is no image: its type, and of an array its shape, too."""
+    """Describe a value that is not an image: its type, and the dtype and shape of an array."""
     kind = type(source).__name__
     return f"{kind} of {dtype} {list(shape)}" if shape else kind
 
 
 def _opened(content: bytes, limits: ImageLimits) -> Beginning:
-    """Return what stands before a file's pixels, with its size checked."""
+    """Return the header data of a file, after checking its structure and size."""
     from PIL.Image import DecompressionBombError, DecompressionBombWarning
 
     if len(content) > limits.max_bytes:
@@ -317,7 +319,7 @@ def _too_large(limits: ImageLimits) -> ImageError:
 
 
 def _not_decoded(content: bytes) -> ImageError:
-    """Return the refusal of a file that is no image of a format that is decoded here."""
+    """Return the error for a file that is not an image of a supported format."""
     found = file_type(content)
     what = "image file is empty" if found is EMPTY else f"image is {found.name}: it is not decoded"
     error = ImageError(what, hint=found.hint)
@@ -348,10 +350,10 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
 
 
 def data_url_bytes(url: str, limits: ImageLimits) -> bytes:
-    """Return what a ``data:`` URL holds.
+    """Return the content of a ``data:`` URL.
 
     Raises:
-        ImageError: it is not base64, or too long.
+        ImageError: the URL is not base64, or too long.
     """
     start = url.find(",") + 1
     if not url[:start].lower().endswith(";base64,"):

@@ -1,6 +1,6 @@
-"""How large an image is shown to a model, where a request asks for more than the model's own way.
+"""Options of a request for the size in which a model sees an image.
 
-Says what is wanted. How a picture is made smaller is the business of the model's own processor.
+They state a goal; the model's own processor resizes the image.
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,24 @@ from typing import Any, Literal, get_args
 from vlmkit.errors import RequestError
 
 Detail = Literal["auto", "low", "high"]
-"""How closely to look, without numbers."""
+"""The level of detail in which a model sees an image."""
 
 MAX_PROCESSOR_OPTIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """How large one image is shown.
+    """The size in which a model sees one image.
 
     Attributes:
-        detail: how closely to look; ``pipeline.image_tokens`` says what that is in tokens. A wish:
-            a model that shows all images in one size has one detail.
-        max_tokens: placeholder tokens that the image may take; it is refused where the model's
-            processor cannot make it so small.
-        wanted_tokens: the same as a wish: what cannot be made so small is made as small as it can.
-        processor: limits by the names that the model's own processor has for them, such as
-            ``max_pixels``; never over what the model was made for.
+        detail: the level of detail; ``pipeline.image_tokens`` sets its number of tokens. It has no
+            effect on a model that sees all images in one size.
+        max_tokens: maximum number of placeholder tokens of the image. The image is refused if the
+            model's processor cannot make it so small.
+        wanted_tokens: desired maximum number of placeholder tokens. If the processor cannot reach
+            it, it makes the image as small as it can.
+        processor: limits by the names of the model's own processor, such as ``max_pixels``; never
+            above what the model was trained for.
     """
 
     detail: Detail = "auto"
@@ -50,9 +51,9 @@ class ImageOptions:
 
     @property
     def most_tokens(self) -> int | None:
-        """How many tokens the image is to take at most, wish or bound; None says nothing."""
+        """The smaller of ``max_tokens`` and ``wanted_tokens``; None if neither is set."""
         return min((n for n in (self.max_tokens, self.wanted_tokens) if n), default=None)
 
 
 PLAIN_IMAGE = ImageOptions()
-"""The model's own way."""
+"""The model's own size."""

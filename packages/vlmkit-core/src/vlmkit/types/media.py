@@ -1,7 +1,7 @@
-"""What a message may hold besides text and images: media of other kinds, and files not yet opened.
+"""Parts of messages besides text and images: media of other kinds, and unopened files.
 
-A medium is a value of whoever knows its kind: who makes it, who lays it out in a prompt and who
-encodes it agree on what it is. The core asks only what tells it apart and how large it is.
+The media loader, the tokenizer and the encoder of a kind agree on the type of its media. The core
+uses only a medium's digest and size.
 """
 
 from dataclasses import dataclass, field
@@ -14,29 +14,29 @@ from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.types.pages import Pages
 
 OWN_KINDS = frozenset({"text", "image"})
-"""Kinds that have parts of their own."""
+"""Kinds with part types of their own, which ``MediaPart`` does not accept."""
 
 
 class Media(Protocol):
-    """A sound, say, ready for a model's processor; never changes."""
+    """A medium, such as a sound, ready for a model's processor; immutable."""
 
     @property
     def digest(self) -> bytes:
-        """Sha256 of all that it holds: equal media have equal digests, and no others."""
+        """Sha256 of its whole content: media have equal digests exactly if they are equal."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Size in memory, in bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A medium of another kind than text or image at this place of the message.
+    """A medium in a message, of a kind other than text or image.
 
     Attributes:
-        kind: what it is, such as ``audio``; a model takes it if its encoder names the kind.
+        kind: the kind, such as ``audio``; a model accepts it if its encoder lists the kind.
         media: the medium.
     """
 
@@ -58,16 +58,16 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file at this place of the message; a media loader makes parts of it in a worker.
+    """A file in a message; a media loader turns it into parts in a worker thread.
 
     Attributes:
-        data: what the file holds.
-        pages: those that are shown; all of them when None. Of a file without pages it is refused.
-        options: how large each of its pictures is shown.
-        max_tokens: placeholder tokens that its pictures may take together, each as many as the
-            others; it is refused where they cannot be made so small.
-        name: what errors call it, such as its path; never a text of a client.
-        is_image: whether it was sent in the place of an image, which errors then are about.
+        data: the content of the file.
+        pages: the selected pages; None for all. Refused for a file without pages.
+        options: the size in which the model sees each of its images.
+        max_tokens: maximum number of placeholder tokens of all its images together, divided
+            equally. The file is refused if its images cannot be made so small.
+        name: its name in errors, such as its path; never text from a client.
+        is_image: whether it was sent as an image, so that errors call it an image.
     """
 
     data: bytes
@@ -78,8 +78,8 @@ class FilePart:
     is_image: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        most = self.max_tokens
-        if most is not None and (type(most) is not int or most < 1):
+        limit = self.max_tokens
+        if limit is not None and (type(limit) is not int or limit < 1):
             raise RequestError("a file's max_tokens must be a number from 1", param="max_tokens")
 
 
@@ -87,11 +87,11 @@ MediaSource = MediaPart | FilePart | bytes | str | PathLike[str]
 
 
 def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
-    """Return the part of what somebody passed to Python: a part, a file's path or its content.
+    """Return a part of a message for a part, the path of a file or its content.
 
     Raises:
-        MediaError: the file cannot be read, or has more than ``max_bytes``.
-        RequestError: it is none of these.
+        MediaError: the file cannot be read, or is larger than ``max_bytes``.
+        RequestError: the source has another type.
     """
     if isinstance(source, MediaPart | FilePart):
         return source
@@ -107,14 +107,14 @@ def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
 
 
 def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
-    """Return what a file holds that somebody named to Python or on the command line.
+    """Return the content of a file that a Python program or a command names.
 
     Args:
-        path: of the file, or its ``file:`` URL.
-        max_bytes: most that it may have.
+        path: the path of the file, or its ``file:`` URL.
+        max_bytes: maximum size.
 
     Raises:
-        MediaError: it cannot be read, or has more than ``max_bytes``.
+        MediaError: the file cannot be read, or is larger than ``max_bytes``.
     """
     if isinstance(path, str) and is_file_url(path):
         path = path_of(path)
@@ -134,15 +134,15 @@ def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
 
 
 def is_file_url(source: str) -> bool:
-    """Tell whether somebody names a file of this machine by its URL."""
+    """Return whether a text is a ``file:`` URL."""
     return source[:5].lower() == "file:"
 
 
 def path_of(url: str) -> str:
-    """Return the path that a ``file:`` URL names.
+    """Return the path of a ``file:`` URL.
 
     Raises:
-        MediaError: it is a path on another machine, or not a whole one.
+        MediaError: the path is on another machine, or not absolute.
     """
     from urllib.request import url2pathname
 
@@ -160,7 +160,7 @@ def path_of(url: str) -> str:
 
 
 def _hint(path: str | PathLike[str]) -> str:
-    """Return what to do about a path that cannot be read."""
+    """Return a hint for a path that cannot be read."""
     try:
         is_folder = Path(path).is_dir()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""What is said in a conversation: messages, and the parts a message is made of.
+"""Messages of a conversation, and the parts of a message.
 
-Holds structure only. How a conversation becomes tokens is the tokenizer's business.
+Structure only: tokenizers turn a conversation into tokens.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -19,21 +19,21 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A run of plain text. No string in it is ever a control token or an image slot."""
+    """Plain text. No string in it ever becomes a control token or an image slot."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image at this place of the message.
+    """An image in a message.
 
     Attributes:
         image: the image.
-        options: how large it is shown.
-        page: the page of a document that it is, from 1; None of any other image.
-        fetch: getting its file, for the request's timings.
-        name: what errors call it, such as its path; never a text of a client.
+        options: the size in which the model sees it.
+        page: its page number in a document, from 1; None for other images.
+        fetch: the stage of getting its file, for the request's timings.
+        name: its name in errors, such as its path; never text from a client.
     """
 
     image: Image
@@ -45,7 +45,7 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """What the assistant thought before it said anything; a template may leave it out."""
+    """The reasoning of the assistant before its answer; a chat template may omit it."""
 
     text: str
 
@@ -56,12 +56,13 @@ OF_THE_ASSISTANT = ReasoningPart | ToolCallPart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn.
+    """One message of a conversation.
 
     Attributes:
-        role: who speaks.
-        parts: what is said, in order. Reasoning and calls of tools are the assistant's alone.
-        call_id: of a tool's turn: the call whose result it is.
+        role: the role of the speaker.
+        parts: the content, in order. Only the assistant's messages may hold reasoning and tool
+            calls.
+        call_id: the id of the tool call whose result the message holds; only for role ``tool``.
     """
 
     role: Role
@@ -88,49 +89,49 @@ class Message:
         images: Sequence[Image | ImagePart | FilePart] = (),
         media: Sequence[MediaPart | FilePart | ImagePart] = (),
     ) -> "Message":
-        """Make a message that shows ``images`` and other ``media`` first and then says ``text``."""
+        """Return a message with ``images`` first, then other ``media``, then ``text``."""
         shown = (ImagePart(each) if isinstance(each, Image) else each for each in images)
         return cls(role, (*shown, *media, TextPart(text)))
 
     @property
     def text(self) -> str:
-        """The text of all text parts, joined."""
+        """The concatenated text of all text parts."""
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
 
 def parts_of(messages: Sequence[Message]) -> Iterator[Part]:
-    """Yield every part of a conversation, in the order in which they appear."""
+    """Yield every part of a conversation in order."""
     for message in messages:
         yield from message.parts
 
 
 def image_parts_of(messages: Sequence[Message]) -> Iterator[ImagePart]:
-    """Yield every image of a conversation and how it is shown, in the order of appearance."""
+    """Yield every image part of a conversation in order."""
     return (part for part in parts_of(messages) if isinstance(part, ImagePart))
 
 
 def images_of(messages: Sequence[Message]) -> Iterator[Image]:
-    """Yield every image of a conversation, in the order in which they appear."""
+    """Yield every image of a conversation in order."""
     return (part.image for part in image_parts_of(messages))
 
 
 def num_pixels(images: Iterable[Image]) -> int:
-    """Return how many pixels there are to decode; an image that is shown twice has them once."""
+    """Return the number of pixels to decode; counts an image that occurs twice once."""
     return sum(width * height for width, height in (each.source_size for each in set(images)))
 
 
 def refuse_other_media(
     messages: Sequence[Message], taken: Container[str], who: str = "this model"
 ) -> None:
-    """Refuse a conversation that holds what somebody does not take; for tokenizers, too.
+    """Raise an error if a conversation holds unsupported media; for use by tokenizers, too.
 
     Args:
         messages: the conversation.
-        taken: the kinds of media that are taken, such as ``image``.
-        who: who takes them, for the error.
+        taken: the supported kinds of media, such as ``image``.
+        who: the subject of the error message.
 
     Raises:
-        RequestError: names the first kind of media that is not taken.
+        RequestError: names the first unsupported kind of media.
     """
     for part in parts_of(messages):
         if isinstance(part, MediaPart) and part.kind not in taken:

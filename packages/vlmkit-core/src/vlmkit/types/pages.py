@@ -1,4 +1,4 @@
-"""Which pages of a document are meant."""
+"""Selections of pages of a document; opens no document."""
 
 import re
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ _NUMBERS = re.compile(r"([1-9][0-9]{0,5})(?:-([1-9][0-9]{0,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages by their numbers, from 1, in their order.
+    """Page numbers from 1, in ascending order.
 
     Attributes:
-        runs: first and last of each run of pages; each begins behind the end of that before it.
+        runs: first and last page of each run; each run begins after the end of the previous one.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -31,10 +31,10 @@ class Pages:
 
     @classmethod
     def of(cls, text: str) -> "Pages":
-        """Read pages such as ``1-3,7``.
+        """Parse pages such as ``1-3,7``.
 
         Raises:
-            RequestError: it is something else.
+            RequestError: the text has another form, or its pages do not ascend.
         """
         found = [_NUMBERS.fullmatch(run) for run in text[: MAX_CHARS + 1].split(",")]
         if len(text) > MAX_CHARS or not all(found):
@@ -46,14 +46,14 @@ class Pages:
         return cls(tuple((int(first), int(last or first)) for first, last in runs))
 
     def within(self, num_pages: int, max_images: int) -> "Pages":
-        """Return these pages, if a document has them and they are not too many.
+        """Return these pages after checking them against a document and a limit.
 
         Args:
-            num_pages: of the document.
-            max_images: that a request may have.
+            num_pages: number of pages of the document.
+            max_images: maximum number of images of the request.
 
         Raises:
-            MediaError: it has fewer, or they are too many.
+            MediaError: the document has fewer pages, or the selection is over the limit.
         """
         if self.runs[-1][1] > num_pages:
             raise MediaError(

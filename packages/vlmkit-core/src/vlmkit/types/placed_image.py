@@ -1,4 +1,4 @@
-"""An image whose place in a prompt is known, because the prompt is tokens already."""
+"""Images with a known position in a prompt that consists of tokens already."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,17 @@ from vlmkit.types.stage import NO_STAGE, Stage
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image among tokens that somebody rendered before.
+    """An image at a position of an already rendered prompt.
 
     Attributes:
         image: the image.
-        start: the first of its tokens, which must be those that the model gives to it.
-        stop: one past the last of them, if that is known.
-        digest: what its slot must have as its digest, if that is known: sha256 over content,
-            options and processor.
-        options: how large it was shown there.
-        fetch: getting its file, for the request's timings.
+        start: the position of its first token. The tokens must equal those of the model's own
+            rendering.
+        stop: the position after its last token, if known.
+        digest: the expected digest of its slot, if known: sha256 over content, options and
+            processor.
+        options: the size in which it was rendered.
+        fetch: the stage of getting its file, for the request's timings.
     """
 
     image: Image

@@ -1,4 +1,4 @@
-"""How a conversation is to be written, where a request asks for more than a template's own way."""
+"""Options of chat templates; does not render anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,20 +21,19 @@ TemplateValue = bool | int | float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """How a chat template writes a conversation; the fields are called as in transformers.
+    """Options for rendering a conversation; the names are those of transformers.
 
     Attributes:
-        add_generation_prompt: end the prompt where an answer begins, and not behind the last
-            message.
-        continue_final_message: end it inside the last message, which is the assistant's, so that
-            the answer goes on with it; no answer begins then.
-        chat_template_kwargs: values of variables that a template asks for, such as
-            ``enable_thinking``; others have no effect. A template writes them as they are, so a
-            text must not come from whom you do not trust.
-        reasoning_effort: how much to think before the answer; None leaves it to the template.
-            What ``chat_template_kwargs`` says of the same goes before it.
-        light: make the prompt from the sizes of images alone: no pixel is looked at, its slots have
-            neither digests nor inputs, and nobody can answer it.
+        add_generation_prompt: end the prompt where an answer begins, not after the last message.
+        continue_final_message: end the prompt inside the last message, which must be the
+            assistant's, so that the answer continues it. No new answer begins.
+        chat_template_kwargs: values of the template's variables, such as ``enable_thinking``;
+            unknown names have no effect. Templates insert them unescaped, so text from untrusted
+            sources must not be passed.
+        reasoning_effort: amount of reasoning before the answer; None leaves it to the template.
+            An equivalent variable in ``chat_template_kwargs`` takes precedence.
+        light: build the prompt only from the sizes of images, without decoding pixels. Its slots
+            have neither digests nor inputs, so it cannot be answered.
     """
 
     add_generation_prompt: bool = True
@@ -57,12 +56,12 @@ class PromptOptions:
 
     @property
     def asked(self) -> list[PromptOption]:
-        """Which options are other than a template's own way."""
-        asked: dict[PromptOption, bool] = {
+        """The options with values other than the defaults."""
+        is_set: dict[PromptOption, bool] = {
             "add_generation_prompt": not self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
             "chat_template_kwargs": bool(self.chat_template_kwargs),
             "reasoning_effort": self.reasoning_effort is not None,
             "light": self.light,
         }
-        return [option for option, is_asked in asked.items() if is_asked]
+        return [option for option, differs in is_set.items() if differs]

@@ -1,4 +1,4 @@
-"""What a prompt comes to, told to those who only count."""
+"""The tokens of a prompt, for callers that count tokens and generate nothing."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,18 +9,19 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PromptMedium:
-    """Where an image, or another medium, stands among the tokens of a prompt.
+    """The position of an image or another medium among the tokens of a prompt.
 
     Attributes:
-        kind: what it is, such as ``image``.
-        start: its first token; families put marks inside, so not each of its tokens is one of
-            ``num_tokens``.
-        stop: one past its last token.
-        num_tokens: tokens whose place its features take.
+        kind: the kind of medium, such as ``image``.
+        start: position of its first token.
+        stop: position after its last token. Some model families put markers inside, so the range
+            may be longer than ``num_tokens``.
+        num_tokens: number of tokens that its features replace.
         digest: sha256 over content, options and processor; empty in a light prompt.
-        size: of an upright image; None of other media.
-        used_size: of the picture that the model looks at; None where the processor does not say.
-        page: the page of a document that an image is, from 1; None of all else.
+        size: size of an upright image; None for other media.
+        used_size: size of the resized image that the model receives; None if the processor does
+            not say.
+        page: page number of an image from a document, from 1; None for other media.
     """
 
     kind: str
@@ -38,8 +39,8 @@ class PromptTokens:
     """The tokens of a prompt.
 
     Attributes:
-        token_ids: all of them, with every image expanded to its placeholder tokens.
-        media: what stands among them, in order.
+        token_ids: all token ids, with every image expanded to its placeholder tokens.
+        media: the media among the tokens, in order.
     """
 
     token_ids: tuple[int, ...]
@@ -47,27 +48,27 @@ class PromptTokens:
 
     @property
     def texts(self) -> list[tuple[int, int]]:
-        """Where text stands whose tokens can be scored: ``start`` and ``stop``, in order."""
+        """The ranges of text whose tokens can be scored, as ``(start, stop)`` in order."""
         media = ((medium.start, medium.stop) for medium in self.media)
         return list(texts_between(len(self.token_ids), media))
 
     @property
     def images(self) -> tuple[PromptMedium, ...]:
-        """Those media that are images."""
+        """The media that are images."""
         return tuple(medium for medium in self.media if medium.kind == "image")
 
     @property
     def image_tokens(self) -> tuple[int, ...]:
-        """Placeholder tokens of each image, in order."""
+        """Number of placeholder tokens of each image, in order."""
         return tuple(image.num_tokens for image in self.images)
 
 
 def texts_between(num_tokens: int, media: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield where text stands in a prompt, but for its first token: nothing is before that.
+    """Yield the ranges of text in a prompt, without its first token, which nothing predicts.
 
     Args:
-        num_tokens: of the prompt.
-        media: where media stand, in order.
+        num_tokens: number of tokens of the prompt.
+        media: the ranges of media, in order.
     """
     start = 1
     for first, stop in (*media, (num_tokens, num_tokens)):

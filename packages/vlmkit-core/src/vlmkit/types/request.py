@@ -1,4 +1,4 @@
-"""What someone asks of a runner: a conversation and how to answer it."""
+"""Requests to a runner: a conversation, and how to answer it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit.types.tool_choice import NamedTool, ToolChoice, check_tool_choice
 
 BACKGROUND = 1001
-"""A priority of requests that nobody waits for: no account's turn puts those before others'."""
+"""The first priority of background requests, which run after the foreground requests of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,38 +24,38 @@ class Request:
 
     Attributes:
         messages: the conversation so far.
-        text: a plain text in place of messages, to be read as it is, without a chat template.
-        token_ids: the tokens of such a text, in its place.
-        images: what is shown among ``token_ids``, in order; a conversation has its own in messages.
-        adds_special: whether a plain text gets the tokens that the tokenizer puts around any.
-        task: what is wanted: an answer, a vector, or how likely given tokens are.
-        continuations: what is scored, texts or tokens, each by itself, as what follows the prompt;
-            with none, the prompt's own tokens are, a choice for each of its texts: see
+        text: a plain text instead of messages, used without a chat template.
+        token_ids: the tokens of a prompt, instead of messages or a text.
+        images: the images among ``token_ids``, in order; images of a conversation are in messages.
+        adds_special: whether the tokenizer adds its special tokens around a plain text.
+        task: the kind of result: an answer, a vector, or the likelihood of given tokens.
+        continuations: texts or tokens to score, each separately as a continuation of the prompt.
+            If empty, the prompt's own tokens are scored, with one choice for each of its texts: see
             :attr:`vlmkit.types.prompt_tokens.PromptTokens.texts`.
-        params: how to choose tokens; None takes the model's own defaults.
-        clamp_max_tokens: whether a ``max_tokens`` above what the context, or the operator's limit,
-            leaves is lowered to that; otherwise it is an error.
-        fields: what it says by fields that plugins added to requests, by their names; values as
-            JSON has them.
-        constraint: what the answer must keep to; None leaves it free.
-        tools: definitions of what the answer may call, in OpenAI's form.
-        tool_choice: whether it may, must or must not call, or the one that it must call.
-        parallel_tool_calls: whether it may call more than once.
-        strict_tools: names of tools whose schemas must be enforced in all their keywords, besides
-            those whose definitions say ``"strict": true``. Of other schemas, what cannot be
-            enforced is left out; ``admit`` is called with what that is.
-        options: how the template writes the conversation.
-        places: whether places that the answer names in its one image are told as numbers.
-        tenant: whose request it is; caches are never shared between tenants.
-        account: on whose account it is computed, where several share what there is; the tenant's
-            when empty.
-        cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
-        priority: smaller runs first; from :data:`BACKGROUND` on, after all that others ask, too.
-        trace: what it belongs to, as W3C Trace Context writes that, for those who trace; or empty.
-        id: how logs and answers call it; made up when empty.
-        admit: is called once, in any thread, with what the request comes to, when its prompt is
-            made and before it waits for its turn; what it raises refuses the request. It stays with
-            whoever asks: a request that travels has none.
+        params: sampling parameters; None uses the model's own defaults.
+        clamp_max_tokens: whether a too large ``max_tokens`` is lowered to what the context and the
+            operator's limit leave; otherwise it is an error.
+        fields: values of plugins' request fields, by name, as JSON values.
+        constraint: the constraint of the answer; None for none.
+        tools: definitions of the tools that the answer may call, in OpenAI's form.
+        tool_choice: whether the answer may, must or must not call tools, or the tool that it must
+            call.
+        parallel_tool_calls: whether the answer may call more than once.
+        strict_tools: names of tools whose schemas must be enforced in full, besides those defined
+            with ``"strict": true``. Keywords of other schemas are dropped if they cannot be
+            enforced; ``admit`` receives the list.
+        options: options of the chat template.
+        places: whether boxes and points that the answer names in its one image are returned as
+            numbers.
+        tenant: the tenant that sent the request; caches are never shared between tenants.
+        account: the tenant of the fair queue whose share the request uses; ``tenant`` when empty.
+        cache_salt: separates requests of one tenant in all caches; equal salts share.
+        priority: smaller runs first; from :data:`BACKGROUND` on, after all foreground requests.
+        trace: the trace that it belongs to, in the format of W3C Trace Context; empty if none.
+        id: its id in logs and answers; generated when empty.
+        admit: called once, in any thread, with the resources of the request, when its prompt is
+            built and before it is queued. An error that it raises refuses the request. It is not
+            sent to another process.
     """
 
     messages: Sequence[Message] = ()
@@ -84,19 +84,19 @@ class Request:
     admit: Callable[[Demand], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.priority, int):  # it would break the order of everybody's queue
+        if not isinstance(self.priority, int):  # it would break the order of the shared queue
             raise RequestError("priority must be a whole number", param="priority")
         check_constraint(self.constraint)
         check_tool_choice(self.tool_choice, self.tools)
 
     @property
     def decoded_images(self) -> list[Image]:
-        """Images that are decoded for it, but for those in files that are not opened yet."""
+        """The images to decode, without those in files that are not opened yet."""
         if self.options.light:
             return []
         return [*images_of(self.messages), *(placed.image for placed in self.images)]
 
     def __getstate__(self) -> list[Any]:
-        """Return what travels."""
+        """Return the state that is sent to another process: all but ``admit``."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return list((values | {"admit": None}).values())

@@ -1,14 +1,20 @@
-"""What a runner says of itself, for monitoring."""
+"""Statistics of a runner, for monitoring."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
-    """A runner's state and what it has done since it started.
+    """The state of a runner, and its counters since it started.
 
     Attributes:
-        num_free_tokens: that its cache has room for; None where the engine does not say.
+        num_running: sequences admitted to the cache.
+        num_waiting: sequences in the queue.
+        num_feature_hits: media whose features were cached.
+        num_feature_misses: media whose features were not cached.
+        counters: totals of the engine loop, by name.
+        observed: the numbers of each observer, by its name.
+        num_free_tokens: tokens of the cache that are not allocated; None if unknown.
     """
 
     num_running: int

@@ -1,21 +1,26 @@
-"""A chosen token, and what its request wants to know of it. Plain values."""
+"""Sampled tokens and their log-probabilities. Plain values."""
 
 import msgspec
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
-    """A token and its log-probability; there are millions, of no use to the garbage collector."""
+    """A token and its log-probability; not tracked by the garbage collector for speed."""
 
     token_id: int
     logprob: float
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """One chosen token.
+    """One chosen or scored token.
 
-    ``logprob`` and ``top`` describe the model's own distribution (before penalties, temperature
-    and filters), and are filled only where the request asks for log-probabilities. ``rank`` is
-    that of a token which was given, to be scored: 1 is the likeliest, of equals the lowest id.
+    Log-probabilities are those of the model's own distribution, before penalties, temperature and
+    filters. They are set only if the request asks for them.
+
+    Attributes:
+        token_id: the token.
+        logprob: its log-probability.
+        top: the likeliest tokens at its position.
+        rank: the rank of a scored token; 1 is the likeliest, and lower ids come first among equals.
     """
 
     token_id: int

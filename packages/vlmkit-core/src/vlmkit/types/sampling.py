@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen. Says what; the sampler says how."""
+"""Sampling parameters of requests, with their bounds; the sampler applies them."""
 
 import difflib
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKENS = 128
 MAX_TOP_LOGPROBS = 20
 MAX_SUPPRESSED_TOKENS = 8192
-MAX_SEQUENCES = 8192  # that are biased or forbidden
+MAX_SEQUENCES = 8192  # token sequences that are biased or forbidden
 MAX_SEQUENCE_TOKENS = 64
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 128
@@ -78,21 +78,21 @@ OF_MODELS = frozenset(
         "begin_suppress_tokens",
     }
 )
-"""Fields of :class:`SamplingParams` that are no fields of HTTP bodies: models have them."""
+"""Fields of :class:`SamplingParams` that only model defaults may set, not HTTP bodies."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request's choices, within bounds. The defaults choose the likeliest token each time.
+    """The sampling parameters of a request, with bounds. The defaults are greedy decoding.
 
     Attributes:
-        max_tokens: most tokens to generate; None is what the context holds.
-        min_tokens: tokens before which no end-of-sequence token, stop token or stop string may end
-            the answer.
+        max_tokens: maximum number of tokens to generate; None is what the context holds.
+        min_tokens: number of tokens before which no end-of-sequence token, stop token or stop
+            string may end the answer.
         min_length: the same, counted with the prompt's tokens; the larger of both holds.
-        temperature: divides the logits; 0, and less than 1e-5, takes the likeliest token.
+        temperature: divides the logits; below 1e-5 the likeliest token is chosen.
         top_p: keep the likeliest tokens whose probabilities, at the temperature, reach this sum,
-            and those that are exactly as likely as the last of them.
-        top_k: keep this many likeliest tokens, and those as likely as the last; 1 takes the
+            and any token exactly as likely as the last of them.
+        top_k: keep this many likeliest tokens, and any as likely as the last; 1 chooses the
             likeliest; 0 keeps all.
         min_p: drop tokens less likely, at the temperature, than this fraction of the likeliest
             token's probability.
@@ -100,49 +100,51 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             after the filters above, reach this sum (Meister et al., 2023, arXiv:2202.00666).
         epsilon_cutoff: drop tokens less likely than this, after the filters above, unless none is
             left (Hewitt et al., 2022, arXiv:2210.15191).
-        eta_cutoff: the same with a bound that falls with the entropy; (ibid.).
-        xtc_probability: how often, at a temperature, the likeliest tokens are dropped after all
-            filters: all of those that are at least as likely as ``xtc_threshold``, but the least
-            likely of them (as in llama.cpp).
-        xtc_threshold: over 0.5 it never happens.
-        repetition_penalty: divides positive and multiplies negative logits of every token that the
-            prompt or the answer holds (Keskar et al., 2019, arXiv:1909.05858).
-        repeat_last_n: the newest tokens of prompt and answer together that these three penalties
-            look at; 0 is none. -1 is all, where presence and frequency count the answer alone (as
-            in llama.cpp).
-        presence_penalty: subtracted once from logits of tokens that the answer holds.
-        frequency_penalty: subtracted once for each time that the answer holds the token.
-        dry_multiplier: subtracted from the logits of tokens that would go on with a run of tokens
-            as it came before in prompt or answer, times ``dry_base`` to the power of how many
-            tokens the run has over ``dry_allowed_length`` (as in llama.cpp); 0 for none.
-        dry_base: see there.
-        dry_allowed_length: shortest run that counts.
-        dry_penalty_last_n: how many newest tokens are looked at; -1 is the most that it may be.
-        dry_sequence_breakers: texts at which runs end, and which are never made less likely.
+        eta_cutoff: the same with a bound that falls with the entropy (ibid.).
+        xtc_probability: how often, at a temperature above 0, XTC applies after all filters (as in
+            llama.cpp). It drops all tokens at least as likely as ``xtc_threshold``, except the
+            least likely of them.
+        xtc_threshold: the threshold of XTC; above 0.5 it never applies.
+        repetition_penalty: divides positive and multiplies negative logits of every token in the
+            prompt or the answer (Keskar et al., 2019, arXiv:1909.05858).
+        repeat_last_n: number of newest tokens of prompt and answer that the three penalties
+            consider (as in llama.cpp). 0 is none. -1 is all; presence and frequency then count only
+            the answer.
+        presence_penalty: subtracted once from the logits of tokens in the answer.
+        frequency_penalty: subtracted for each occurrence of the token in the answer.
+        dry_multiplier: the strength of the DRY penalty on tokens that would continue a run of
+            tokens repeated from prompt or answer (as in llama.cpp); 0 disables it. The penalty is
+            the multiplier times ``dry_base`` to the power of the run's excess length. That is its
+            number of tokens over ``dry_allowed_length``.
+        dry_base: the base of the DRY penalty.
+        dry_allowed_length: shortest run that DRY penalises, in tokens.
+        dry_penalty_last_n: number of newest tokens that DRY considers; -1 is the maximum.
+        dry_sequence_breakers: texts that end runs of DRY, and are never penalised.
         logit_bias: added to the logits of these token ids.
         sequence_bias: added, before any penalty, to the logit of the last token of each of these
-            sequences of token ids where the tokens before it are the newest of prompt and answer.
-        bad_words_ids: sequences of token ids that the answer must not complete; an end-of-sequence
-            token by itself is not held back.
-        no_repeat_ngram_size: no run of this many tokens of prompt and answer comes again; 0 allows
+            token sequences. Applies where the newest tokens of prompt and answer are the rest of
+            the sequence.
+        bad_words_ids: token sequences that the answer must not complete; an end-of-sequence token
+            by itself is not suppressed.
+        no_repeat_ngram_size: no run of this many tokens of prompt and answer may repeat; 0 allows
             all.
         suppress_tokens: token ids that are never chosen.
         begin_suppress_tokens: token ids that are not chosen first.
-        bad_words: texts that the answer must not hold as they are usually spelled, by themselves
-            and behind a space; tokens of the prompt do not count (as in vLLM).
+        bad_words: texts that the answer must not contain in their usual spelling, by themselves and
+            after a space; tokens of the prompt do not count (as in vLLM).
         allowed_token_ids: the only token ids that may be chosen; empty for all (as in vLLM).
-        thinking_token_budget: most tokens of reasoning, without the marks around it; after them
-            the reasoning is ended, and the answer goes on (as in vLLM). None is no bound. What a
-            model does not mark as reasoning does not count.
-        seed: makes the choices repeatable; None draws a fresh one.
-        stop: strings that end the answer; they are not part of it.
-        stop_token_ids: tokens that end the answer, whatever ``ignore_eos`` says; neither are they.
-        include_stop_str_in_output: show the string or token that ended the answer all the same.
-        skip_special_tokens: show no special tokens, such as one for the end, in the text.
-        ignore_eos: go on after an end-of-sequence token, for measuring.
-        logprobs: report the log-probability of each chosen token.
-        top_logprobs: and of this many likeliest tokens at each position.
-        n: how many answers to the same prompt.
+        thinking_token_budget: maximum number of reasoning tokens, without the delimiters (as in
+            vLLM). The reasoning is then ended, and the answer continues. None is no limit.
+            Reasoning that a model does not delimit does not count.
+        seed: makes the choices repeatable; None draws a fresh seed.
+        stop: strings that end the answer; not included in it.
+        stop_token_ids: tokens that end the answer regardless of ``ignore_eos``; not included in it.
+        include_stop_str_in_output: include the string or token that ended the answer.
+        skip_special_tokens: omit special tokens, such as an end-of-sequence token, from the text.
+        ignore_eos: continue after an end-of-sequence token, for benchmarks.
+        logprobs: return the log-probability of each chosen token.
+        top_logprobs: number of likeliest tokens to return at each position.
+        n: number of answers to the same prompt.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -188,19 +190,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def replaced(self, values: dict[str, Any]) -> "SamplingParams":
         """Return these parameters with some values replaced, after checking every bound.
 
-        A ``min_tokens`` that is not replaced gives way to a smaller ``max_tokens``.
+        If ``min_tokens`` is not replaced, it is lowered to ``max_tokens``.
 
         Raises:
             RequestError: a name is unknown or a value out of range.
         """
         merged = msgspec.to_builtins(self) | values
-        most = merged["max_tokens"]
-        if "min_tokens" not in values and isinstance(most, int):
-            merged["min_tokens"] = min(self.min_tokens, max(most, 0))
+        max_tokens = merged["max_tokens"]
+        if "min_tokens" not in values and isinstance(max_tokens, int):
+            merged["min_tokens"] = min(self.min_tokens, max(max_tokens, 0))
         return sampling_params(merged).checked()
 
     def checked(self) -> "SamplingParams":
-        """Return these parameters after checking every bound.
+        """Return these parameters after checking every bound and their combinations.
 
         Raises:
             RequestError: a value is out of range or two values contradict each other.
@@ -214,10 +216,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
-    """Make sampling parameters from plain values, checking names, types and bounds.
+    """Return sampling parameters from plain values, after checking names, types and bounds.
 
     Raises:
-        RequestError: names the first field that is wrong.
+        RequestError: names the first invalid field.
     """
     known = SamplingParams.__struct_fields__
     for name in values:

@@ -1,4 +1,4 @@
-"""How likely a continuation is, by the model's own log-probabilities. Plain values."""
+"""Scores of continuations by the model's own log-probabilities. Plain values."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from vlmkit.types.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model makes of one continuation.
+    """The log-probabilities of one continuation.
 
     Attributes:
         text: the continuation.
-        samples: its tokens, each with its log-probability behind all that is before it.
+        samples: its tokens, each with its log-probability given all tokens before it.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""How a model was shown one image of a request, told with the answer."""
+"""How a model saw one image of a request, returned with the answer."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ class ShownImage:
     """One image of a prompt.
 
     Attributes:
-        num_tokens: tokens whose place its features took.
-        is_cached: whether nothing was encoded for it: what it comes to was there already.
-        transform: what was done to the picture; None where its processor does not say.
-        page: the page of a document that it is, from 1; None of any other image.
+        num_tokens: number of tokens that its features replaced.
+        is_cached: whether its features, or its part of the prefix, were cached, so that the encoder
+            did not run.
+        transform: how the image was resized and cropped; None if its processor does not say.
+        page: its page number in a document, from 1; None for other images.
     """
 
     num_tokens: int

@@ -1,4 +1,4 @@
-"""When a stage of a request began and how long it took; what stages there are is said elsewhere."""
+"""Start and duration of a stage of a request; defines no stages of its own."""
 
 import time
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Stage(NamedTuple):
-    """One stage; zeros where it did not take place.
+    """One stage; zeros if it did not take place.
 
     Attributes:
-        began_s: in seconds since the epoch.
-        took_s: in seconds.
+        began_s: start in seconds since the epoch.
+        took_s: duration in seconds.
     """
 
     began_s: float = 0.0
@@ -18,24 +18,24 @@ class Stage(NamedTuple):
 
     @classmethod
     def since(cls, began_s: float) -> "Stage":
-        """Return a stage that ends now; of no length where the clock was set back meanwhile."""
+        """Return a stage that ends now; its duration is 0 if the clock was set back."""
         return cls(began_s, max(0.0, time.time() - began_s))
 
 
 NO_STAGE = Stage()
-"""One that did not take place."""
+"""A stage that did not take place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTimings:
-    """Where the time of one image went, before any token of it was computed.
+    """The stages of one image, before any of its tokens was computed.
 
     Attributes:
-        fetch: getting its file and looking at that.
+        fetch: getting its file and checking it.
         decode: from the file to pixels.
-        preprocess: from pixels to what the encoder takes.
-        encode: to features, with whatever else was in the encoder's batch; zeros where they
-            were there already.
+        preprocess: from pixels to the inputs of the encoder.
+        encode: from inputs to features, with the rest of the encoder's batch; zeros if the features
+            were cached.
     """
 
     fetch: Stage = NO_STAGE

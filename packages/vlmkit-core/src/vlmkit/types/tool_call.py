@@ -1,4 +1,4 @@
-"""A call of a tool: what a model asks for, and what a conversation says that it asked for."""
+"""Tool calls in answers and conversations; calls no tool."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,14 @@ from vlmkit.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """One call, in a turn of the assistant; no string in it is ever a control token.
+    """One tool call in a message of the assistant; no string in it becomes a control token.
 
-    A model may write anything, so nothing is checked until a conversation is made a prompt.
+    A model may write anything, so the call is not checked until a prompt is built from it.
 
     Attributes:
-        id: how the turn with the tool's result names the call.
-        name: of the tool.
-        arguments: the JSON text of an object; none at all is an empty object.
+        id: the id of the call, which the message with the tool's result refers to.
+        name: the name of the tool.
+        arguments: the JSON text of an object; an empty text is an empty object.
     """
 
     id: str
@@ -25,10 +25,10 @@ class ToolCallPart:
     arguments: str = "{}"
 
     def parsed(self) -> dict[str, Any]:
-        """Return the arguments.
+        """Return the arguments as Python values.
 
         Raises:
-            RequestError: they are not the JSON text of an object.
+            RequestError: the arguments are not the JSON text of an object.
         """
         try:
             return msgspec.json.decode(self.arguments.strip() or "{}", type=dict[str, Any])

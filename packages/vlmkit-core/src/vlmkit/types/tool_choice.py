@@ -1,4 +1,4 @@
-"""Whether an answer may call tools, must, or must call a certain one."""
+"""Tool choice: whether an answer may call tools, must call one, or must call a named one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class NamedTool:
 def check_tool_choice(
     choice: ToolChoice | NamedTool, tools: Sequence[Mapping[str, Any]] | None
 ) -> None:
-    """Refuse a choice that is none, or among tools that are not there.
+    """Check a tool choice against the tools of its request.
 
     Raises:
-        RequestError: it is one.
+        RequestError: the choice is invalid, or needs a tool that is missing.
     """
     if not isinstance(choice, NamedTool) and choice not in get_args(ToolChoice):
         expected = ", ".join(get_args(ToolChoice))
@@ -36,14 +36,14 @@ def check_tool_choice(
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
-    """Return the name of a definition of a tool, in OpenAI's form; empty where it has none."""
+    """Return the name in a tool definition of OpenAI's form; empty if it has none."""
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""
 
 
 def tool_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments; that of any object where it says none."""
+    """Return the JSON schema of a tool's arguments; the schema of any object if it has none."""
     function = tool.get("function")
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     return dict(schema) if isinstance(schema, Mapping) and schema else {"type": "object"}

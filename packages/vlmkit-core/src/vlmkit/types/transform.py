@@ -1,21 +1,22 @@
-"""What was done to a picture before a model looked at it."""
+"""How an image was resized, cropped and padded for a model. Values only."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What happened to one image on its way into the model, so that answers can be mapped back.
+    """The transformation of one image for a model; allows mapping coordinates back.
 
     Attributes:
-        source_size: ``(height, width)`` of the file, before it was turned upright.
-        turned: whether an orientation tag turned the picture.
+        source_size: ``(height, width)`` of the file in pixels, before turning upright.
+        turned: whether an orientation tag rotated or mirrored the image.
         upright_size: ``(height, width)`` after turning; boxes are reported in these pixels.
-        used_size: ``(height, width)`` of the resized picture that the model looked at.
+        used_size: ``(height, width)`` of the resized image that the model received.
         scale: ``(vertical, horizontal)``: used pixels per upright pixel.
-        crop: ``(top, left, bottom, right)`` of the used picture that was kept; None is all of it.
-        pad: ``(top, left, bottom, right)`` pixels that were added around the used picture.
-        num_tiles: how many pictures of the model's own size the image was cut into.
+        crop: ``(top, left, bottom, right)`` of the part of the used image that was kept; None if
+            nothing was cropped.
+        pad: ``(top, left, bottom, right)`` pixels that were added around the used image.
+        num_tiles: number of tiles of the model's input size that the image was cut into.
     """
 
     source_size: tuple[int, int]
