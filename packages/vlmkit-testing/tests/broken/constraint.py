@@ -201,10 +201,10 @@ class OnSpelling(ConstraintContract):
         return self._matcher(TRIED[OneOf])
 
 
-CHOICE = "every_word_of_a_choice_may_be_said_and_nothing_else"
+CHOICE = "every_text_of_a_choice_is_possible_and_nothing_else"
 ROWS = (
     (AllowsTooMuch, "Only tokens that may follow are set.", CHOICE),
-    (AllowsTooMuch, "What is set is accepted.", "whatever_is_set_is_accepted"),
+    (AllowsTooMuch, "What is set is accepted.", "every_allowed_token_is_accepted"),
     (AllowsTooLittle, "Every token that may follow is set.", CHOICE),
     (
         LosesTheSign,
@@ -236,14 +236,14 @@ ROWS = (
     (
         NeverEnds,
         "What was allowed all the way may end.",
-        "what_was_allowed_all_the_way_is_valid",
+        "an_answer_of_allowed_tokens_is_valid",
     ),
     (
         AcceptsAnything,
         "What the constraint does not allow is refused.",
         "a_token_that_is_refused_changes_nothing",
     ),
-    (AcceptsNothing, "What may follow is accepted.", "whatever_is_set_is_accepted"),
+    (AcceptsNothing, "What may follow is accepted.", "every_allowed_token_is_accepted"),
     (
         FallsOverGuesses,
         "What is refused changes nothing.",
@@ -284,12 +284,12 @@ ROWS = (
     (
         LooksOnce,
         "What may follow depends on the accepted tokens, and on nothing else.",
-        "looking_changes_nothing",
+        "reading_a_mask_changes_nothing",
     ),
     (
         AcceptsSilence,
         "A token that adds nothing follows where a grammar names it only.",
-        "what_adds_nothing_is_never_accepted",
+        "a_token_without_text_is_never_accepted",
     ),
     (
         SharesOneAnswer,
@@ -305,9 +305,9 @@ ROWS = (
     (
         TakesAnything,
         "What makes no sense is refused.",
-        "what_makes_no_sense_is_refused_when_it_is_compiled",
+        "an_invalid_constraint_is_refused_when_it_is_compiled",
     ),
-    (TakesAnything, "A form that is not taken is refused.", "a_form_that_is_not_taken_is_refused"),
+    (TakesAnything, "A form that is not taken is refused.", "an_unsupported_form_is_refused"),
 )
 TABLE = Table(
     ConstraintContract,

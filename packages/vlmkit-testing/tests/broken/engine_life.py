@@ -118,13 +118,25 @@ LIFE = (
         "What was made of a prompt is kept for its sequence's life, in its plan.",
         "reading_a_prompt_changes_nothing_for_another",
     ),
-    Broken(KeepsSequences, "Nothing keeps a sequence that left.", "who_is_gone_is_forgotten"),
-    Broken(KeepsPrompts, "Nothing keeps the prompt of one who left.", "who_is_gone_is_forgotten"),
     Broken(
-        KeepsFeatures, "Nothing keeps the features of one who left.", "who_is_gone_is_forgotten"
+        KeepsSequences, "Nothing keeps a sequence that left.", "a_released_sequence_is_forgotten"
     ),
-    Broken(KeepsTheLastStep, "The last one who left is gone, too.", "who_is_gone_is_forgotten"),
-    Broken(KeepsWhoWasRefused, "Nothing keeps one who was refused.", "who_is_gone_is_forgotten"),
+    Broken(
+        KeepsPrompts,
+        "Nothing keeps the prompt of one who left.",
+        "a_released_sequence_is_forgotten",
+    ),
+    Broken(
+        KeepsFeatures,
+        "Nothing keeps the features of one who left.",
+        "a_released_sequence_is_forgotten",
+    ),
+    Broken(
+        KeepsTheLastStep, "The last one who left is gone, too.", "a_released_sequence_is_forgotten"
+    ),
+    Broken(
+        KeepsWhoWasRefused, "Nothing keeps one who was refused.", "a_released_sequence_is_forgotten"
+    ),
     Broken(
         ClosesForEverybody,
         "close() frees the memory of this engine.",

@@ -241,14 +241,14 @@ MOCKS = (
     Broken(
         TurnsSpansRound,
         "The spans of a plan are ordered and disjoint.",
-        "spans_are_ordered_disjoint_and_inside_the_prompt",
+        "spans_are_ordered_disjoint_and_within_the_prompt",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
         SharesUncommittedBlocks,
         "Tokens that are computed but not committed belong to one sequence.",
-        "what_is_not_committed_is_nobody_elses",
+        "uncommitted_tokens_are_never_shared",
         honest=MockEngine,
         on=OnMock,
     ),
@@ -299,7 +299,7 @@ MOCKS = (
     Broken(
         TurnsRowsRound,
         "Rows come in the order of the items, whatever their number.",
-        "drafts_may_stand_beside_others_in_a_step",
+        "drafts_run_beside_other_items_of_a_step",
         honest=MockEngine,
         on=OnMock,
     ),

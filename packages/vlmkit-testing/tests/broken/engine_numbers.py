@@ -222,7 +222,7 @@ NUMBERS = (
     Broken(
         SpansMoreThanAChunk,
         "What may not be cut fits into one work item.",
-        "spans_are_ordered_disjoint_and_inside_the_prompt",
+        "spans_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
         NeedsAnItem,
@@ -240,12 +240,12 @@ NUMBERS = (
     Broken(
         KnowsNoPositions,
         "Positions are the engine's business, and it minds them.",
-        "what_is_known_to_be_right_is_met",
+        "the_reference_is_met",
     ),
     Broken(
         ReadsPicturesFromTheEnd,
         "The rows of features stand in the order of a medium's placeholders.",
-        "what_is_known_to_be_right_is_met",
+        "the_reference_is_met",
     ),
     Broken(
         BeginsPicturesAnew,

@@ -165,7 +165,7 @@ PREFIXES = (
     Broken(
         SharesDrafts,
         "No other sequence finds drafts before they are committed.",
-        "drafts_are_found_only_where_they_stand",
+        "only_accepted_drafts_are_found_in_the_cache",
     ),
     Broken(
         SharesPartsOfBlocks,
@@ -191,12 +191,12 @@ PREFIXES = (
     Broken(
         TruncatesWhatOthersRead,
         "Refused drafts give up nothing that was committed.",
-        "what_is_shared_is_never_written_again",
+        "a_shared_block_is_never_overwritten",
     ),
     Broken(
         LeavesSharedBlocksWritable,
         "What was committed is never written again while somebody has it.",
-        "what_is_shared_is_never_written_again",
+        "a_shared_block_is_never_overwritten",
     ),
     Broken(
         FindsByPlaceAlone,
@@ -216,11 +216,11 @@ PREFIXES = (
     Broken(
         FindsPicturesInAnyOrder,
         "What is found has the pictures of the prompt in their order.",
-        "pictures_that_changed_places_are_not_shared",
+        "images_in_another_order_are_not_shared",
     ),
     Broken(
         FindsWhatWasOverwritten,
         "What was kept of those who left is found until its room is taken.",
-        "what_was_overwritten_is_found_no_more",
+        "an_evicted_prefix_is_no_longer_found",
     ),
 )

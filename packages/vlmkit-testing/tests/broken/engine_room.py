@@ -187,12 +187,12 @@ ROOM = (
     Broken(
         HasFewerPlacesThanItClaims,
         "max_sequences are admitted where there is room.",
-        "as_many_run_together_as_are_admitted",
+        "all_admitted_sequences_run_together",
     ),
     Broken(
         PutsTwoIntoOnePlace,
         "Each admitted sequence has room of its own.",
-        "as_many_run_together_as_are_admitted",
+        "all_admitted_sequences_run_together",
     ),
     Broken(
         RefusesAtTheCostOfOthers,
@@ -202,7 +202,7 @@ ROOM = (
     Broken(
         AdmitsWithoutOneMore,
         "admit() makes room for all present tokens and one more.",
-        "whoever_is_admitted_has_room_for_one_more_token",
+        "an_admitted_sequence_has_room_for_one_more_token",
     ),
     Broken(
         ReleasesAnother,
@@ -222,7 +222,7 @@ ROOM = (
     Broken(
         ReservesExactly,
         "reserve() takes nothing away.",
-        "to_reserve_what_there_is_changes_nothing",
+        "reserving_reserved_tokens_changes_nothing",
         raises=(IndexError,),
     ),
     Broken(

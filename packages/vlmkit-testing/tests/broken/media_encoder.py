@@ -274,7 +274,7 @@ def on_itself(contract: type[OnEncoder]) -> OnEncoder:
     return contract(HonestEncoder)
 
 
-ROWS = "each_picture_gets_the_rows_that_its_slot_has_places_for"
+ROWS = "each_image_gets_as_many_rows_as_its_slot_has_tokens"
 ALONE = "a_picture_alone_agrees_with_the_same_in_a_batch"
 TABLE = Table(
     MediaEncoderContract,
@@ -284,12 +284,12 @@ TABLE = Table(
         Broken(
             SeesTheDigest,
             "Features are a function of the inputs alone.",
-            "what_is_seen_are_the_inputs_and_not_their_digest",
+            "features_depend_on_the_inputs_and_not_on_the_digest",
         ),
         Broken(
             KeepsItsLastBatch,
             "Nothing of slots is kept.",
-            "what_was_encoded_is_let_go",
+            "inputs_and_features_are_released",
         ),
         Broken(
             NamesAnAddress,
@@ -349,12 +349,12 @@ TABLE = Table(
         Broken(
             SaysNoWeights,
             "The identity says what computes: weights, precision, code.",
-            "what_computes_something_else_has_another_identity",
+            "an_encoder_with_other_weights_has_another_identity",
         ),
         Broken(
             LooksAtItsPlace,
             "Features are a function of a slot's inputs alone.",
-            "where_a_picture_stands_changes_nothing",
+            "the_position_of_an_image_changes_nothing",
         ),
         Broken(WritesIntoInputs, "Inputs are not written.", "the_inputs_stay_as_they_are"),
         Broken(
@@ -367,11 +367,11 @@ TABLE = Table(
             "Features belong to who asked: their memory is not used again.",
             "features_of_an_earlier_call_stay_as_they_are",
         ),
-        Broken(KeepsFeatures, "Nothing of features is kept.", "what_was_encoded_is_let_go"),
+        Broken(KeepsFeatures, "Nothing of features is kept.", "inputs_and_features_are_released"),
         Broken(
             EncodesInOneThread,
             "encode() runs in a thread of its own.",
-            "it_encodes_in_whatever_thread_it_is_asked",
+            "it_encodes_in_any_thread",
             raises=(RuntimeError,),
         ),
         Broken(

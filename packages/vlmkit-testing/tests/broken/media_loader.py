@@ -376,7 +376,7 @@ TABLE = Table(
         Broken(
             KnowsFilesByTheirBeginning,
             "All bytes of a file distinguish it, also in a cache of its content.",
-            "a_digest_is_of_all_that_a_file_holds",
+            "a_digest_covers_the_whole_file",
         ),
         Broken(
             OpensWhatWasCancelled,
@@ -406,7 +406,7 @@ TABLE = Table(
         Broken(
             OpensPagesBeforeItLooks,
             "Bounds are looked at before memory is taken, for some pages too.",
-            "bounds_are_looked_at_before_memory_is_taken",
+            "bounds_are_checked_before_memory_is_allocated",
         ),
         Broken(
             OpensAnything,
@@ -428,11 +428,11 @@ TABLE = Table(
             "A file of another format is not recognised for what it lies in.",
             "it_recognises_its_own_files_and_no_others",
         ),
-        Broken(OpensItToTell, "recognises() opens nothing.", "the_beginning_tells_a_file"),
+        Broken(OpensItToTell, "recognises() opens nothing.", "the_first_bytes_identify_a_file"),
         Broken(
             NeedsEightBytes,
             "A file may be shorter than any beginning.",
-            "the_beginning_tells_a_file",
+            "the_first_bytes_identify_a_file",
             raises=(IndexError,),
         ),
         Broken(
@@ -458,22 +458,22 @@ TABLE = Table(
         Broken(
             HearsOneSound,
             "Different media have different digests.",
-            "a_digest_is_of_all_that_a_file_holds",
+            "a_digest_covers_the_whole_file",
         ),
         Broken(
             DigestsTheBeginning,
             "A digest is of all that a medium holds.",
-            "a_digest_is_of_all_that_a_file_holds",
+            "a_digest_covers_the_whole_file",
         ),
         Broken(
             DrawsAnew,
             "Equal media have equal digests.",
-            "what_is_opened_tells_files_apart_and_nothing_else",
+            "digests_depend_on_the_file_alone",
         ),
         Broken(
             KeepsTheLastFile,
             "Its methods are called from several threads at once.",
-            "what_is_opened_tells_files_apart_and_nothing_else",
+            "digests_depend_on_the_file_alone",
         ),
         Broken(
             CrashesOnRests,
@@ -488,26 +488,28 @@ TABLE = Table(
             raises=(zlib.error,),
         ),
         Broken(
-            HasNoBounds, "What is over the bounds is refused.", "what_is_over_the_bounds_is_refused"
+            HasNoBounds, "What is over the bounds is refused.", "a_file_over_the_bounds_is_refused"
         ),
         Broken(
             CountsTheFileAlone,
             "max_media_bytes bounds what a file holds, too.",
-            "no_bound_is_passed",
+            "no_bound_is_exceeded",
         ),
         Broken(
             CountsEachSoundAlone,
             "max_media_bytes bounds all media of a file together.",
-            "no_bound_is_passed",
+            "no_bound_is_exceeded",
         ),
-        Broken(ShowsOneMore, "No more than max_images are shown.", "no_bound_is_passed"),
+        Broken(ShowsOneMore, "No more than max_images are shown.", "no_bound_is_exceeded"),
         Broken(
-            MindsNoPixels, "The bounds of pictures hold for those of a file.", "no_bound_is_passed"
+            MindsNoPixels,
+            "The bounds of pictures hold for those of a file.",
+            "no_bound_is_exceeded",
         ),
         Broken(
             MindsNoPixelsOfPages,
             "load_pages() keeps to the bounds as load() does.",
-            "no_bound_is_passed",
+            "no_bound_is_exceeded",
         ),
         Broken(
             RefusesWhatJustFits,
@@ -523,7 +525,7 @@ TABLE = Table(
         Broken(
             InflatesFirst,
             "Bounds are looked at before memory is taken.",
-            "bounds_are_looked_at_before_memory_is_taken",
+            "bounds_are_checked_before_memory_is_allocated",
         ),
         Broken(
             ShowsTheFirstPage,

@@ -230,11 +230,11 @@ class OnPackaged(OnStore):
         return ()
 
 
-FOLDER = "what_it_has_is_a_folder_of_files"
-REFUSES = "it_refuses_in_words_what_is_not_its_own"
+FOLDER = "a_model_is_a_folder_of_files"
+REFUSES = "it_refuses_references_of_other_sources"
 ABSENT = "a_model_that_it_does_not_have_is_an_error_with_a_hint"
-LISTS = "what_it_lists_is_on_this_disk"
-REVISION = "a_revision_is_the_one_that_was_asked_for"
+LISTS = "listed_models_are_on_this_disk"
+REVISION = "a_revision_is_the_requested_one"
 
 TABLE = Table(
     ModelContract,
@@ -245,11 +245,11 @@ TABLE = Table(
         Broken(NamesAPlaceByText, "A model's path is a Path.", FOLDER),
         Broken(NamesARelativeFolder, "It is the same from wherever a program runs.", FOLDER),
         Broken(HasNoConfig, "The folder holds a config.", FOLDER),
-        Broken(LinksNowhere, "Every file is there.", "its_files_are_there_themselves"),
+        Broken(LinksNowhere, "Every file is there.", "its_files_are_real_files"),
         Broken(
             HasPointers,
             "Files are themselves, no notes of them.",
-            "its_files_are_there_themselves",
+            "its_files_are_real_files",
         ),
         Broken(
             HasHalfOfItsJson,
@@ -272,7 +272,7 @@ TABLE = Table(
         Broken(
             CallsItByItsFolder,
             "A model's name is how users call it.",
-            "a_model_is_called_as_it_was_asked_for",
+            "a_model_has_the_name_that_was_requested",
         ),
         Broken(ForgetsTheRevision, "A model says the revision that was asked for.", REVISION),
         Broken(HasOneRevision, "A revision has files of its own.", REVISION),
@@ -326,7 +326,7 @@ TABLE = Table(
             "What is on this disk is not shown before it is fetched.",
             "a_model_on_this_disk_has_no_previews",
         ),
-        Broken(SaysNothingOfItself, "A provider is described in a line.", "it_says_what_it_is"),
-        Broken(SaysTooMuch, "That is a single line.", "it_says_what_it_is"),
+        Broken(SaysNothingOfItself, "A provider is described in a line.", "it_has_a_description"),
+        Broken(SaysTooMuch, "That is a single line.", "it_has_a_description"),
     ),
 )

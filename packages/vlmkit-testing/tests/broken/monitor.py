@@ -238,24 +238,24 @@ TABLE = Table(
         Broken(
             WritesLatinNames,
             "Ids may hold any character.",
-            "whatever_clients_send_is_taken",
+            "any_values_of_clients_are_accepted",
             raises=(UnicodeEncodeError,),
         ),
         Broken(
             WritesCodesAsText,
             "So may whatever else comes from outside.",
-            "whatever_clients_send_is_taken",
+            "any_values_of_clients_are_accepted",
             raises=(UnicodeEncodeError,),
         ),
         Broken(
             PassesAnythingOn,
             "traceparent is whatever a client sent; what began() returns is a trace.",
-            "what_is_no_trace_is_not_passed_on",
+            "an_invalid_trace_is_not_propagated",
         ),
         Broken(
             MindsNoCase,
             "A trace is written as W3C Trace Context has it.",
-            "what_is_no_trace_is_not_passed_on",
+            "an_invalid_trace_is_not_propagated",
         ),
         Broken(
             BeginsAnotherTrace,
@@ -285,13 +285,13 @@ TABLE = Table(
         Broken(
             DividesByTheRoom,
             "There may be nothing of a resource.",
-            "a_server_may_have_nothing_of_anything",
+            "an_idle_server_has_a_page",
             raises=(ZeroDivisionError,),
         ),
         Broken(
             NeedsItsCounters,
             "A runner may have counted nothing.",
-            "a_server_may_have_nothing_of_anything",
+            "an_idle_server_has_a_page",
             raises=(KeyError,),
         ),
         Broken(
@@ -307,7 +307,7 @@ TABLE = Table(
         Broken(
             WalksOverWhatChanges,
             "page() is called in a thread of its own.",
-            "a_page_may_be_asked_for_while_requests_come",
+            "a_page_may_be_requested_while_requests_arrive",
         ),
         Broken(
             SharesItsObserver,
@@ -317,22 +317,22 @@ TABLE = Table(
         Broken(
             KeepsRequests,
             "A request that is over is let go.",
-            "a_request_that_is_over_is_let_go",
+            "a_finished_request_is_released",
         ),
         Broken(
             KeepsWhatIsObserved,
             "So is what its observer was told of it.",
-            "a_request_that_is_over_is_let_go",
+            "a_finished_request_is_released",
         ),
         Broken(
             WritesSlowly,
             "What is called in the event loop is quick.",
-            "the_event_loop_is_not_held_up",
+            "the_event_loop_is_not_blocked",
         ),
         Broken(
             WaitsForAll,
             "close() lets go of everything, of requests under way too.",
-            "it_ends_while_requests_are_under_way",
+            "it_closes_while_requests_are_active",
         ),
         Broken(
             ClosesOnce,

@@ -218,7 +218,7 @@ TABLE = Table(
         Broken(
             KeepsRequests,
             "A request that is over is let go.",
-            "a_request_that_is_over_is_let_go",
+            "a_finished_request_is_released",
         ),
         Broken(
             ExpectsAnAcceptedRequest,
@@ -255,13 +255,13 @@ TABLE = Table(
         Broken(
             ExpectsText,
             "A chunk may hold thoughts and calls, or nothing.",
-            "it_takes_all_that_a_request_may_want",
+            "it_accepts_every_kind_of_chunk",
             raises=(AttributeError,),
         ),
         Broken(
             ExpectsAFirstToken,
             "A text that is embedded has no first token.",
-            "it_takes_all_that_a_request_may_want",
+            "it_accepts_every_kind_of_chunk",
         ),
         Broken(
             KnowsTwoErrors,
@@ -272,18 +272,18 @@ TABLE = Table(
         Broken(
             DividesByTheTime,
             "A step may take no time that a clock can tell.",
-            "a_step_may_have_nothing_of_anything",
+            "a_step_may_be_empty",
             raises=(ZeroDivisionError,),
         ),
         Broken(
             TellsInfinity,
             "What is counted of steps is a number, too.",
-            "a_step_may_have_nothing_of_anything",
+            "a_step_may_be_empty",
         ),
         Broken(
             KeepsErrors,
             "The error of a request is let go with it.",
-            "a_request_that_is_over_is_let_go",
+            "a_finished_request_is_released",
         ),
         Broken(
             CountsEachId,
@@ -308,7 +308,7 @@ TABLE = Table(
         Broken(
             TellsWhatItCountsOn,
             "stats() is called from any thread: what it told changes no more.",
-            "numbers_that_were_told_stay_as_they_are",
+            "returned_numbers_never_change",
         ),
         Broken(
             OpensItsFileWhereItIsMade,
@@ -340,7 +340,7 @@ TABLE = Table(
         Broken(
             ForgetsWhoFinishes,
             "A request that fails after its first token is let go.",
-            "a_request_that_is_over_is_let_go",
+            "a_finished_request_is_released",
         ),
     ),
 )

@@ -137,11 +137,11 @@ TABLE = Table(
         Broken(NeedsAnAnswer, "An answer may have no token yet.", ANY_LENGTH, raises=(IndexError,)),
         Broken(NeedsThreeTokens, "A prompt may be one token.", ANY_LENGTH),
         Broken(HasAShortMemory, "A prompt may be long.", ANY_LENGTH, raises=(IndexError,)),
-        Broken(WritesItsGuesses, "A guess changes nothing.", "a_sequence_is_only_looked_at"),
+        Broken(WritesItsGuesses, "A guess changes nothing.", "a_sequence_is_only_read"),
         Broken(
             AppendsWhatStands,
             "What stands is the sampler's to choose.",
-            "a_sequence_is_only_looked_at",
+            "a_sequence_is_only_read",
         ),
         Broken(
             ExpectsThatAllIsComputed,
@@ -161,13 +161,15 @@ TABLE = Table(
         Broken(
             ForgetsNothing,
             "forget() drops what is known of a sequence.",
-            "who_is_gone_is_forgotten",
+            "a_released_sequence_is_forgotten",
         ),
-        Broken(KeepsAnswers, "Nothing of one who ended is kept.", "who_is_gone_is_forgotten"),
+        Broken(
+            KeepsAnswers, "Nothing of one who ended is kept.", "a_released_sequence_is_forgotten"
+        ),
         Broken(
             KnowsNoStrangers,
             "A sequence that ended may never have been shown.",
-            "a_stranger_may_be_forgotten",
+            "an_unknown_sequence_may_be_forgotten",
             raises=(KeyError,),
         ),
     ),

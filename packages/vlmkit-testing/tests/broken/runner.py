@@ -331,8 +331,8 @@ class OnRunner(RunnerContract):
             vlmkit.Pipeline.close(runner)
 
 
-FACTS = "its_facts_are_a_value_that_travels"
-GROWS = "what_is_told_of_an_answer_grows_with_it"
+FACTS = "its_facts_can_be_serialized"
+GROWS = "usage_and_timings_grow_with_the_answer"
 TABLE = Table(
     RunnerContract,
     OnRunner,
@@ -341,23 +341,23 @@ TABLE = Table(
         Broken(
             CountsItsFacts,
             "The facts of a runner never change.",
-            "its_facts_are_a_value_that_travels",
+            "its_facts_can_be_serialized",
         ),
         Broken(
             KeepsAFileInItsFacts,
             "The facts of a runner can be pickled.",
-            "its_facts_are_a_value_that_travels",
+            "its_facts_can_be_serialized",
             raises=(AttributeError, PicklingError, TypeError),
         ),
         Broken(
             TakesOneChoice,
             "A request gets as many answers as it asks for.",
-            "an_answer_is_the_same_in_whatever_way_it_is_read",
+            "an_answer_is_the_same_however_it_is_read",
         ),
         Broken(
             StartsAnotherWithoutALoop,
             "asubmit() starts the request that submit() does.",
-            "an_answer_is_the_same_in_whatever_way_it_is_read",
+            "an_answer_is_the_same_however_it_is_read",
         ),
         Broken(
             NamesItsTokens,
@@ -367,17 +367,17 @@ TABLE = Table(
         Broken(
             CountsTooFew,
             "atokenize() returns what a request's prompt comes to.",
-            "a_prompt_can_be_counted_and_told_without_being_answered",
+            "a_prompt_can_be_tokenized_without_an_answer",
         ),
         Broken(
             CountsWhatIsWrong,
             "atokenize() refuses a request that is wrong.",
-            "a_prompt_can_be_counted_and_told_without_being_answered",
+            "a_prompt_can_be_tokenized_without_an_answer",
         ),
         Broken(
             SaysSpecialTokens,
             "detokenize() returns a text without special tokens.",
-            "a_prompt_can_be_counted_and_told_without_being_answered",
+            "a_prompt_can_be_tokenized_without_an_answer",
         ),
         Broken(
             TakesEverything,
@@ -387,17 +387,17 @@ TABLE = Table(
         Broken(
             LeavesTheConstraintOut,
             "An answer is kept within its constraint, or refused.",
-            "an_answer_keeps_to_its_constraint_or_is_refused",
+            "a_constraint_is_enforced_or_refused",
         ),
         Broken(
             AdmitsEverything,
             "Who admits a request is told what it comes to, and may refuse.",
-            "who_admits_a_request_is_told_what_it_comes_to_and_may_refuse",
+            "admission_sees_the_demand_and_may_refuse",
         ),
         Broken(
             NeverAborts,
             "abort() stops generating and frees everything; so does dropping the stream.",
-            "a_request_that_nobody_wants_any_more_leaves",
+            "an_abandoned_request_frees_its_resources",
         ),
         Broken(
             IsFull,
@@ -442,12 +442,12 @@ TABLE = Table(
         Broken(
             KeepsFailuresToItself,
             "on_failure() calls a function when no request can be answered any more.",
-            "a_failure_is_told_once_and_to_those_who_ask_later",
+            "a_failure_is_reported_once_and_fails_later_requests",
         ),
         Broken(
             IgnoresLateCallbacks,
             "on_failure() calls at once where that has happened already.",
-            "a_failure_is_told_once_and_to_those_who_ask_later",
+            "a_failure_is_reported_once_and_fails_later_requests",
         ),
         Broken(PutsTextLast, "modalities begins with text.", FACTS),
         Broken(
@@ -458,13 +458,13 @@ TABLE = Table(
         Broken(
             ClaimsConstraints,
             "options says that an answer can be kept within a constraint where it can.",
-            "an_answer_keeps_to_its_constraint_or_is_refused",
+            "a_constraint_is_enforced_or_refused",
             raises=(RequestError,),
         ),
         Broken(
             ForgetsThePrompt,
             "A completion has the tokens of its prompt, as its stream has.",
-            "an_answer_is_the_same_in_whatever_way_it_is_read",
+            "an_answer_is_the_same_however_it_is_read",
         ),
         Broken(CountsAtTheEnd, "usage is what the request took so far.", GROWS),
         Broken(KnowsTheEndBefore, "reasons is of choices that ended.", GROWS),
@@ -472,22 +472,22 @@ TABLE = Table(
         Broken(
             AbortsOnce,
             "abort() is harmless when an answer is over already.",
-            "an_answer_that_is_over_may_be_aborted",
+            "a_finished_answer_may_be_aborted",
         ),
         Broken(
             SwallowsErrorsInLots,
             "next_chunks() raises where the request failed.",
-            "whoever_reads_is_told_of_a_failure",
+            "every_reader_gets_the_error_of_a_failure",
         ),
         Broken(
             SwallowsErrorsInChunks,
             "Iteration raises where the request failed.",
-            "whoever_reads_is_told_of_a_failure",
+            "every_reader_gets_the_error_of_a_failure",
         ),
         Broken(
             SkipsUnknownTokens,
             "detokenize() refuses what is not in the vocabulary.",
-            "what_is_not_in_the_vocabulary_has_no_text",
+            "a_token_beyond_the_vocabulary_is_refused",
         ),
         Broken(
             CutsLongPrompts,
@@ -503,18 +503,18 @@ TABLE = Table(
         Broken(
             MindsItsThread,
             "The methods of a runner may be called from any thread.",
-            "any_thread_may_ask",
+            "requests_may_come_from_any_thread",
             raises=(RuntimeError,),
         ),
         Broken(
             IsNeverFull,
             "is_full tells whether a request would be refused because too many wait.",
-            "a_full_queue_refuses_and_says_so",
+            "a_full_queue_refuses_at_once",
         ),
         Broken(
             TellsTwice,
             "on_failure() calls a function once.",
-            "a_failure_is_told_once_and_to_those_who_ask_later",
+            "a_failure_is_reported_once_and_fails_later_requests",
         ),
     ),
 )

@@ -341,7 +341,7 @@ BROKEN = (
     Broken(
         Clips,
         "What is minus infinity is never chosen, whatever else is left.",
-        "what_a_constraint_leaves_is_chosen",
+        "the_tokens_that_a_constraint_allows_are_chosen",
     ),
     Broken(
         TakesInfinityForZero,
@@ -351,17 +351,17 @@ BROKEN = (
     Broken(
         KeepsSequences,
         "A sampler keeps of a sequence what it needs in the sequence.",
-        "sequences_that_ended_are_let_go",
+        "ended_sequences_are_released",
     ),
     Broken(
         DrawsByPlace,
         "A row's place in a batch never changes its choice.",
-        "rows_that_are_alike_draw_by_their_seeds_alone",
+        "equal_rows_differ_by_their_seeds_alone",
     ),
     Broken(
         DrawsByTheFirst,
         "Another row's seed never changes a choice.",
-        "rows_that_are_alike_draw_by_their_seeds_alone",
+        "equal_rows_differ_by_their_seeds_alone",
     ),
     Broken(
         TakesTheFirstOnesParameters,
@@ -376,7 +376,7 @@ BROKEN = (
     Broken(
         KnowsSequencesByTheirIds,
         "A choice depends on no more of a sequence than tokens, parameters and seed.",
-        "nothing_else_of_a_sequence_counts",
+        "a_choice_depends_on_nothing_else_of_a_sequence",
     ),
     Broken(
         CountsItsCalls,
@@ -410,25 +410,25 @@ BROKEN = (
     Broken(
         ForgetsWhatIsAhead,
         "The choice is the one that the sequence would have if the drafts were its own.",
-        "what_is_ahead_counts_as_if_it_were_in_the_answer",
+        "drafts_count_as_if_they_were_in_the_answer",
     ),
     Broken(
         KeepsCountOfDrafts,
         "What is ahead leaves no trace in what is counted.",
-        "what_was_ahead_leaves_no_trace",
+        "rejected_drafts_leave_no_trace",
         honest=Plain,
     ),
     Broken(
         GoesOnByDrafts,
         "What is ahead leaves no trace in what is kept.",
-        "what_was_ahead_leaves_no_trace",
+        "rejected_drafts_leave_no_trace",
         honest=Mirostat,
     ),
     Broken(ForgetsPositions, "Each position draws anew.", "each_position_draws_anew"),
     Broken(
         AddsSeedAndPosition,
         "The seed with the position determines a draw: no other pair repeats it.",
-        "no_draw_is_that_of_another_seed_or_place",
+        "draws_of_other_seeds_and_positions_are_independent",
         honest=Plain,
     ),
     Broken(TakesTheLowBitsOfASeed, "Every bit of a seed counts.", "every_bit_of_a_seed_counts"),
@@ -459,13 +459,13 @@ BROKEN = (
     Broken(
         FallsBackToTheLikeliest,
         "What filters keep is drawn as the logits say.",
-        "what_a_filter_keeps_is_drawn_as_the_logits_say",
+        "filtered_tokens_are_drawn_by_their_logits",
         honest=Plain,
     ),
     Broken(
         AddsBiasAfterTheTemperature,
         "A bias is added to the logit, and the temperature divides the sum.",
-        "what_is_added_to_a_logit_changes_its_odds",
+        "a_bias_changes_the_odds",
         honest=Plain,
     ),
     Broken(

@@ -54,12 +54,12 @@ ROWS = (
     (
         LooksBackSixtyFour,
         "A repetition penalty is for what prompt or answer hold, however long ago.",
-        "penalties_look_back_to_the_beginning",
+        "penalties_cover_the_whole_sequence",
     ),
     (
         CountsInOneByte,
         "A frequency penalty counts every time.",
-        "penalties_look_back_to_the_beginning",
+        "penalties_cover_the_whole_sequence",
     ),
     (
         ComparesInHalfPrecision,

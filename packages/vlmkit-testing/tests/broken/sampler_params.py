@@ -414,12 +414,12 @@ FIELDS = (
         "xtc_probability",
         "xtc_drops_the_likeliest_but_for_the_last_over_its_threshold",
     ),
-    (AlwaysXtc, "xtc_probability", "xtc_happens_as_often_as_it_is_asked_to"),
+    (AlwaysXtc, "xtc_probability", "xtc_applies_with_its_probability"),
     (DropsDry, "dry_multiplier", "dry_weakens_what_would_go_on_with_a_run_that_came_before"),
     (
         DropsTheWindow,
         "repeat_last_n",
-        "penalties_look_back_as_far_as_they_are_asked_to",
+        "penalties_cover_the_requested_window",
     ),
     (DropsTypicalP, "typical_p", "typical_p_keeps_what_is_nearest_to_the_mean_surprise"),
     (DropsEpsilon, "epsilon_cutoff", "an_epsilon_drops_what_is_less_likely_after_other_filters"),
@@ -431,20 +431,20 @@ FIELDS = (
     (
         DropsSuppressedAtTheBeginning,
         "begin_suppress_tokens",
-        "tokens_that_are_suppressed_at_the_beginning_may_come_later",
+        "tokens_suppressed_at_the_start_may_come_later",
     ),
 )
 OF_ARRAYS = (
     Broken(
         IgnoresInWordsOnly,
         "What a sampler says it ignores changes nothing: top_k.",
-        "what_it_says_it_ignores_changes_nothing",
+        "an_ignored_parameter_changes_nothing",
         honest=DropsTopKAndSaysSo,
     ),
     Broken(
         IgnoresPenaltiesInWordsOnly,
         "What a sampler says it ignores changes nothing: repetition_penalty.",
-        "what_it_says_it_ignores_changes_nothing",
+        "an_ignored_parameter_changes_nothing",
         honest=DropsRepetitionAndSaysSo,
     ),
     *(
@@ -456,7 +456,7 @@ OF_PLAIN = (
     (
         IgnoresBans,
         "Only parameters are ignored, and bans are none.",
-        "only_what_can_be_asked_for_is_ignored",
+        "only_sampling_parameters_are_ignored",
     ),
     (
         NeverBelowAHalf,
@@ -472,12 +472,12 @@ OF_PLAIN = (
     (
         CutsEquals,
         "top_k keeps those as likely as the last.",
-        "equals_are_kept_or_dropped_together",
+        "equal_logits_are_kept_or_dropped_together",
     ),
     (
         CutsEqualsOfAMass,
         "top_p keeps those as likely as the last.",
-        "equals_are_kept_or_dropped_together",
+        "equal_logits_are_kept_or_dropped_together",
     ),
     (
         StaysBelowTheMass,
@@ -539,7 +539,7 @@ OF_PLAIN = (
     (
         SuppressesAtEveryPlace,
         "begin_suppress_tokens are for the first token.",
-        "tokens_that_are_suppressed_at_the_beginning_may_come_later",
+        "tokens_suppressed_at_the_start_may_come_later",
     ),
     (
         SuppressesAtTheBeginning,

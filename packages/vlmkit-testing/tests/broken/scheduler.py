@@ -317,12 +317,12 @@ TABLE = Table(
         Broken(
             KeepsThePlace,
             "A sequence that is removed gives up its room.",
-            "a_full_cache_delays_but_loses_nobody",
+            "a_full_cache_delays_but_loses_no_sequence",
         ),
         Broken(
             ServesOneAtATime,
             "Sequences that have room run together.",
-            "several_sequences_run_together",
+            "sequences_are_batched",
         ),
         Broken(
             ServesOneAtATime,
@@ -332,12 +332,12 @@ TABLE = Table(
         Broken(
             WaitsForImages,
             "An image that is being encoded delays no other sequence.",
-            "an_image_that_is_being_encoded_keeps_nobody_waiting",
+            "an_encoding_delays_no_other_sequence",
         ),
         Broken(
             NeverHolds,
             "A held sequence does not run.",
-            "a_held_sequence_rests_until_it_is_let_go",
+            "a_held_sequence_does_not_run_until_it_is_released",
         ),
         Broken(
             ReadsAgain,
@@ -347,7 +347,7 @@ TABLE = Table(
         Broken(
             TakesEveryDraft,
             "A scheduler takes as many drafts as the engine has room and rows for.",
-            "drafts_take_nobodys_place",
+            "drafts_displace_no_sequence",
         ),
         Broken(
             SharesNothing,
@@ -357,22 +357,22 @@ TABLE = Table(
         Broken(
             QueuesBehindThoseWhoShare,
             "Others overtake those who wait to share.",
-            "others_overtake_those_who_wait_to_share",
+            "others_overtake_sequences_that_wait_to_share",
         ),
         Broken(
             WantsTheLastRowOnly,
             "Each wanted row is asked for once.",
-            "who_ends_with_the_prefill_gets_each_wanted_row_once",
+            "a_sequence_without_an_answer_gets_each_wanted_row_once",
         ),
         Broken(
             AsksForTooManyRows,
             "No item wants more than max_item_rows.",
-            "who_ends_with_the_prefill_gets_each_wanted_row_once",
+            "a_sequence_without_an_answer_gets_each_wanted_row_once",
         ),
         Broken(
             NeverLetsGo,
             "Who waits to share outlives the one who computes.",
-            "who_waits_to_share_outlives_the_one_who_computes",
+            "waiting_to_share_ends_with_the_computing_sequence",
         ),
         Broken(
             KnowsNoTime,
@@ -388,32 +388,32 @@ TABLE = Table(
         Broken(
             SendsOthersAwayForDrafts,
             "Drafts preempt no sequence.",
-            "drafts_send_nobody_away",
+            "drafts_preempt_no_sequence",
         ),
         Broken(
             MakesDraftsUp,
             "Drafts are the sequence's own.",
-            "drafts_take_nobodys_place",
+            "drafts_displace_no_sequence",
         ),
         Broken(
             DropsDrafts,
             "A scheduler changes nothing of a sequence but its books.",
-            "drafts_take_nobodys_place",
+            "drafts_displace_no_sequence",
         ),
         Broken(
             EmbedsByLogits,
             "Who embeds wants hidden states.",
-            "who_ends_with_the_prefill_gets_each_wanted_row_once",
+            "a_sequence_without_an_answer_gets_each_wanted_row_once",
         ),
         Broken(
             ServesTheLastFirst,
             "Of equals the first to come is served first, where nothing is claimed.",
-            "of_equals_the_first_to_come_is_served_first",
+            "equal_priorities_run_in_order_of_arrival",
         ),
         Broken(
             ServesTheLeastUrgentFirst,
             "Smaller priorities run first, where nothing is claimed.",
-            "the_more_urgent_are_served_first",
+            "higher_priority_runs_first",
         ),
         Broken(
             IgnoresPriorityInWordsOnly,
@@ -435,22 +435,22 @@ TABLE = Table(
         Broken(
             LooksAtTheClock,
             "A scheduler knows no clock.",
-            "no_clock_has_a_part_in_a_plan",
+            "plans_do_not_read_a_clock",
         ),
         Broken(
             KeepsWhoEnded,
             "A sequence that ended is forgotten.",
-            "whoever_ended_is_let_go",
+            "an_ended_sequence_is_released",
         ),
         Broken(
             KeepsWhoWasRefused,
             "A sequence that was refused is forgotten.",
-            "whoever_ended_is_let_go",
+            "an_ended_sequence_is_released",
         ),
         Broken(
             KeepsWhoLeft,
             "A queue keeps no sequence that left it.",
-            "those_who_leave_a_queue_do_not_pile_up",
+            "removed_sequences_do_not_accumulate",
         ),
         Broken(
             NamesMediaTwice,
@@ -475,7 +475,7 @@ TABLE = Table(
         Broken(
             KeepsFeatures,
             "A preempted sequence has no features.",
-            "one_that_loses_its_room_begins_anew",
+            "a_preempted_sequence_starts_again",
         ),
         Broken(
             CountsOnAfterPreemptions,
@@ -490,7 +490,7 @@ TABLE = Table(
         Broken(
             KeepsPlacesForTheHeld,
             "A held sequence gives its room to a sequence that needs it.",
-            "a_held_sequence_gives_its_place_to_whoever_needs_it",
+            "a_held_sequence_gives_up_its_slot_when_needed",
         ),
         Broken(
             OverlooksItsBudget,

@@ -190,16 +190,20 @@ TABLE_OF = (
         "Who is refused leaves no trace.",
         "a_full_queue_refuses_and_keeps_what_it_has",
     ),
-    (LosesThePreempted, "Who is preempted waits again.", "a_full_cache_delays_but_loses_nobody"),
+    (
+        LosesThePreempted,
+        "Who is preempted waits again.",
+        "a_full_cache_delays_but_loses_no_sequence",
+    ),
     (
         KeepsWhoWaits,
         "A sequence that waits may be taken out, too.",
-        "whoever_is_taken_out_leaves_nothing_behind",
+        "a_removed_sequence_leaves_nothing_behind",
     ),
     (
         PrefersPrompts,
         "Answers go on while prompts come.",
-        "answers_go_on_however_many_prompts_come",
+        "answers_continue_while_prompts_arrive",
     ),
     (
         PrefersAnswers,
@@ -231,21 +235,21 @@ BROKEN = (
     Broken(
         RefusesThePreempted,
         "The bound of the queue is for newcomers.",
-        "a_full_queue_takes_those_back_who_lose_their_room",
+        "a_full_queue_accepts_preempted_sequences",
         raises=(QueueFull,),
         honest=ShortestPromptFirst,
     ),
     Broken(
         FallsOverTheLarge,
         "A plan is empty where nothing can run.",
-        "one_that_never_fits_gets_an_empty_step",
+        "a_sequence_that_never_fits_gets_an_empty_step",
         raises=(RuntimeError,),
         honest=ShortestPromptFirst,
     ),
     Broken(
         ExpectsEveryItem,
         "One that failed is not among the items of a commit.",
-        "one_that_fails_harms_nobody",
+        "a_failed_sequence_harms_no_other",
         raises=(ValueError,),
         honest=ShortestPromptFirst,
     ),

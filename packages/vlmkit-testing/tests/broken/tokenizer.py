@@ -259,18 +259,18 @@ TABLE = Table(
         Broken(
             SaysWhatItThinks,
             "Reasoning is told apart from the text.",
-            "reasoning_is_told_apart_from_text",
+            "reasoning_is_separated_from_text",
         ),
         Broken(
             CountsNoMarks,
             "The marks of reasoning count as its tokens.",
-            "reasoning_is_told_apart_from_text",
+            "reasoning_is_separated_from_text",
             on=on_reader,
         ),
         Broken(
             CountsAtTheEnd,
             "Reasoning is counted while it comes.",
-            "reasoning_is_counted_while_it_comes",
+            "reasoning_is_counted_while_it_streams",
             on=on_reader,
         ),
         Broken(
@@ -282,13 +282,13 @@ TABLE = Table(
         Broken(
             SaysUnfinishedThoughts,
             "An answer may end inside its reasoning.",
-            "an_answer_may_end_inside_its_reasoning",
+            "an_answer_may_end_within_its_reasoning",
             on=on_reader,
         ),
         Broken(
             ChangedReader,
             "What follows a plain text is text.",
-            "what_follows_a_plain_text_is_text",
+            "the_continuation_of_a_plain_text_is_text",
             on=on_reader,
             honest=MockTokenizer,
         ),
@@ -305,7 +305,7 @@ TABLE = Table(
         Broken(
             SaysItsMarks,
             "What is put around a text adds no text.",
-            "what_is_put_around_a_text_adds_no_text",
+            "tokens_around_a_text_add_no_text",
         ),
         Broken(
             ForgetsCalls,
@@ -320,7 +320,7 @@ TABLE = Table(
         Broken(
             HonoursAnything,
             "Only what a request may ask for is honoured.",
-            "only_what_a_request_may_ask_for_is_honoured",
+            "only_known_options_are_honoured",
         ),
         Broken(
             AlwaysBegins,
@@ -330,22 +330,22 @@ TABLE = Table(
         Broken(
             ClosesWhatGoesOn,
             "A prompt may end inside the last message.",
-            "a_prompt_may_end_inside_the_last_message",
+            "a_prompt_may_end_within_the_last_message",
         ),
         Broken(
             MindsAnything,
             "Variables that no template asks for change nothing.",
-            "variables_that_no_template_asks_for_change_nothing",
+            "unused_template_variables_change_nothing",
         ),
         Broken(
             ForgetsEfforts,
             "An effort of reasoning is said to the model.",
-            "an_effort_is_said_to_the_model",
+            "the_reasoning_effort_changes_the_prompt",
         ),
         Broken(
             NeverShowsSpecials,
             "Special tokens show where they are asked for.",
-            "special_tokens_show_if_asked_for",
+            "special_tokens_are_shown_on_request",
         ),
         Broken(
             ForgetsTurns,
@@ -365,12 +365,12 @@ TABLE = Table(
         Broken(
             TakesAllForOne,
             "Digests tell pictures apart.",
-            "digests_tell_pictures_apart_and_nothing_else",
+            "digests_depend_on_the_image_alone",
         ),
         Broken(
             TurnsSlotsRound,
             "Slots are ordered.",
-            "slots_are_ordered_disjoint_and_inside_the_prompt",
+            "slots_are_ordered_disjoint_and_within_the_prompt",
         ),
         Broken(
             TurnsSlotsRound,

@@ -204,12 +204,12 @@ BROKEN = (
     Broken(
         LeavesFilesOut,
         "A file that no loader opened is refused.",
-        "a_file_that_nobody_opened_is_refused",
+        "a_file_without_a_loader_is_refused",
     ),
     Broken(
         LooksAway,
         "A model that takes no images refuses them.",
-        "a_model_without_eyes_refuses_images",
+        "a_text_model_refuses_images",
         honest=TextTokenizer,
         on=OnBlind,
     ),
@@ -256,17 +256,17 @@ BROKEN = (
     Broken(
         NamesNoKindOfItsOwn,
         "The kind of a picture is image.",
-        "slots_are_ordered_disjoint_and_inside_the_prompt",
+        "slots_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
         SendsNothing,
         "A slot has what its encoder needs.",
-        "slots_are_ordered_disjoint_and_inside_the_prompt",
+        "slots_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
         CountsTooManyRows,
         "No slot has more rows than tokens.",
-        "slots_are_ordered_disjoint_and_inside_the_prompt",
+        "slots_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
         DropsPicturesOfTools,
@@ -286,12 +286,12 @@ BROKEN = (
     Broken(
         DigestsAThumbnail,
         "A digest is of a picture's whole content, not of a thumbnail.",
-        "a_digest_is_of_every_pixel",
+        "a_digest_covers_every_pixel",
     ),
     Broken(
         DigestsTheSize,
         "Pictures of one size are not one picture.",
-        "a_digest_is_of_every_pixel",
+        "a_digest_covers_every_pixel",
     ),
     Broken(
         FeelsItsNeighbours,
@@ -316,12 +316,12 @@ BROKEN = (
     Broken(
         TurnsSizesRound,
         "Sizes are heights and widths, in this order.",
-        "a_transform_says_what_was_done_to_the_picture",
+        "a_transform_maps_the_image_to_its_tokens",
     ),
     Broken(
         ForgetsTheScale,
         "A scale is used pixels per upright pixel.",
-        "a_transform_says_what_was_done_to_the_picture",
+        "a_transform_maps_the_image_to_its_tokens",
     ),
     Broken(
         DividesBySmallSides,

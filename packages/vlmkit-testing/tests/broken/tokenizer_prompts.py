@@ -263,19 +263,17 @@ BROKEN = (
     Broken(
         SortsTexts, "Parts of a turn stand in their order.", "each_text_of_a_turn_is_in_the_prompt"
     ),
-    Broken(IgnoresRoles, "A prompt says who said what.", "who_said_it_is_in_the_prompt_or_refused"),
+    Broken(IgnoresRoles, "A prompt says who said what.", "roles_are_in_the_prompt_or_refused"),
     Broken(
         KnowsPromptsByTheirTexts,
         "What was asked before changes no prompt.",
-        "who_said_it_is_in_the_prompt_or_refused",
+        "roles_are_in_the_prompt_or_refused",
     ),
-    Broken(
-        TakesTheSystemForAUser, "The system is no user.", "who_said_it_is_in_the_prompt_or_refused"
-    ),
+    Broken(TakesTheSystemForAUser, "The system is no user.", "roles_are_in_the_prompt_or_refused"),
     Broken(
         TakesToolsForUsers,
         "A tool's result is no user's word.",
-        "who_said_it_is_in_the_prompt_or_refused",
+        "roles_are_in_the_prompt_or_refused",
     ),
     Broken(JoinsTurnsByNewlines, "A typed newline makes no turn.", "no_typed_text_is_another_turn"),
     Broken(WritesRolesAsWords, "Nor does a typed role.", "no_typed_text_is_another_turn"),
@@ -310,12 +308,12 @@ BROKEN = (
     Broken(
         CallsTheFirstTool,
         "An answer may call every tool.",
-        "how_tools_are_called_is_said_of_those_that_are_offered",
+        "only_offered_tools_have_a_call_format",
     ),
     Broken(
         AlwaysCalls,
         "Without tools there is nothing to call.",
-        "how_tools_are_called_is_said_of_those_that_are_offered",
+        "only_offered_tools_have_a_call_format",
     ),
     Broken(
         ForgetsArguments,
@@ -325,10 +323,10 @@ BROKEN = (
     Broken(
         TakesToolsAway,
         "The tools that it is given stay as they are.",
-        "what_it_is_given_stays_as_it_is",
+        "its_inputs_are_not_modified",
     ),
     Broken(
-        AddsATurn, "The turns that it is given stay as they are.", "what_it_is_given_stays_as_it_is"
+        AddsATurn, "The turns that it is given stay as they are.", "its_inputs_are_not_modified"
     ),
     Broken(
         ParsesWhatIsSaid,

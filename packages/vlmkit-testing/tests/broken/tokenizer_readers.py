@@ -155,7 +155,7 @@ BROKEN = (
     Broken(
         TellsAllAtTheEnd,
         "push() returns what a token adds, as a rule one delta.",
-        "text_is_told_while_it_comes",
+        "text_is_streamed",
     ),
     Broken(
         SpellsTheEnd,
@@ -180,11 +180,11 @@ BROKEN = (
     Broken(
         ReadsNoCalls,
         "Calls are told apart from text where tools are offered.",
-        "a_call_is_told_apart_from_text",
+        "a_tool_call_is_separated_from_text",
     ),
     Broken(
         ReadsCallsEverywhere,
         "What follows a plain text is text alone.",
-        "a_call_is_told_apart_from_text",
+        "a_tool_call_is_separated_from_text",
     ),
 )

@@ -126,18 +126,18 @@ BROKEN = (
     Broken(
         TakesWishesForBounds,
         "A wish is never refused.",
-        "a_wish_is_never_refused",
+        "a_preferred_size_is_never_refused",
         raises=(ImageError,),
     ),
     Broken(
         ForgetsWishes,
         "wanted_tokens makes pictures smaller.",
-        "a_wish_makes_pictures_smaller",
+        "a_preferred_size_makes_images_smaller",
     ),
     Broken(
         TellsByThePictureAlone,
         "Of images that are shown in several sizes, each size has a digest of its own.",
-        "one_picture_in_two_sizes_is_two_pictures",
+        "one_image_in_two_sizes_has_two_digests",
     ),
     Broken(
         DigestsTheBound,
@@ -147,7 +147,7 @@ BROKEN = (
     Broken(
         ForgetsPlaces,
         "return_places means that prompts with images have a place_format.",
-        "who_knows_how_places_are_written_says_it",
+        "a_known_grounding_format_is_stated",
     ),
     Broken(
         PassesOverLimits,

@@ -174,7 +174,11 @@ class DrawsItsDigests(ChangedSlots):
 
 
 BROKEN = (
-    Broken(WritesSmallLetters, "The text of a text's tokens is that text.", "text_comes_back"),
+    Broken(
+        WritesSmallLetters,
+        "The text of a text's tokens is that text.",
+        "decoding_restores_the_text",
+    ),
     Broken(
         LosesTheLastSpace,
         "decode() returns the whole text of tokens, its last space too.",
@@ -190,16 +194,20 @@ BROKEN = (
         "A token that is a space stands for its byte.",
         "the_bytes_of_the_tokens_are_the_bytes_of_the_text",
     ),
-    Broken(ComposesLetters, "A letter and its accent stay two characters.", "text_comes_back"),
-    Broken(UndoesLigatures, "A ligature stays one character.", "text_comes_back"),
+    Broken(
+        ComposesLetters,
+        "A letter and its accent stay two characters.",
+        "decoding_restores_the_text",
+    ),
+    Broken(UndoesLigatures, "A ligature stays one character.", "decoding_restores_the_text"),
     Broken(
         TakesTheBeginningForAMark,
         "What stands at the beginning of a text is text, a byte order mark too.",
-        "text_comes_back",
+        "decoding_restores_the_text",
     ),
-    Broken(EndsLinesItsOwnWay, "Lines end as they ended.", "text_comes_back"),
-    Broken(EndsAtNul, "A text has any character, the first one too.", "text_comes_back"),
-    Broken(CleansUp, "Spaces before signs are text.", "text_comes_back"),
+    Broken(EndsLinesItsOwnWay, "Lines end as they ended.", "decoding_restores_the_text"),
+    Broken(EndsAtNul, "A text has any character, the first one too.", "decoding_restores_the_text"),
+    Broken(CleansUp, "Spaces before signs are text.", "decoding_restores_the_text"),
     Broken(
         SpellsSpacesAsMarks,
         "token_bytes() returns bytes of the text, not of the vocabulary's own spelling.",
@@ -210,7 +218,7 @@ BROKEN = (
     Broken(
         AlwaysMarksTheBeginning,
         "Nothing is put around a text, unless adds_special asks for it.",
-        "nothing_is_put_around_a_text_unasked",
+        "no_tokens_are_added_around_a_text_by_default",
     ),
     Broken(
         CrashesOnSurrogates,

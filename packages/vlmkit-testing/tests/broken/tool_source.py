@@ -264,64 +264,64 @@ TABLE = Table(
         Broken(
             BelievesTheModel,
             "The arguments need not fit the definition.",
-            "whatever_a_model_writes_gets_a_result_or_an_error_of_ours",
+            "any_arguments_give_a_result_or_a_vlmkit_error",
             raises=(KeyError,),
         ),
         Broken(
             TakesArgumentsAway,
             "The arguments stay as they are.",
-            "whatever_a_model_writes_gets_a_result_or_an_error_of_ours",
+            "any_arguments_give_a_result_or_a_vlmkit_error",
         ),
         Broken(
             SaysNoWordOfIt,
             "The model is told what failed, in the error's words.",
-            "whatever_a_model_writes_gets_a_result_or_an_error_of_ours",
+            "any_arguments_give_a_result_or_a_vlmkit_error",
         ),
         Broken(
             ReturnsAText,
             "call() returns parts of a message.",
-            "what_works_gives_parts_of_a_message",
+            "a_successful_call_returns_message_parts",
         ),
-        Broken(Yields, "call() returns a sequence.", "what_works_gives_parts_of_a_message"),
+        Broken(Yields, "call() returns a sequence.", "a_successful_call_returns_message_parts"),
         Broken(
             SaysNothing,
             "call() returns what the tool says and shows.",
-            "what_works_gives_parts_of_a_message",
+            "a_successful_call_returns_message_parts",
         ),
         Broken(
             MindsNoLimits,
             "The limits say which images are refused.",
-            "no_image_is_over_the_limits",
+            "no_image_exceeds_the_limits",
         ),
         Broken(
             NeverEnds,
             "A call bounds the time that it takes.",
-            "no_call_takes_longer_than_it_may",
+            "no_call_exceeds_its_time_limit",
         ),
         Broken(
             HoldsUpEverybody,
             "What a call waits for holds up no other request.",
-            "a_call_holds_up_nobody_else",
+            "a_call_blocks_no_other",
         ),
         Broken(
             DescribesSlowly,
             "Nor does what a definition waits for.",
-            "a_call_holds_up_nobody_else",
+            "a_call_blocks_no_other",
         ),
         Broken(
             HearsNoCancel,
             "A call is cancelled when its result is not needed any more.",
-            "calls_side_by_side_end_and_who_is_cancelled_harms_no_other",
+            "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
         ),
         Broken(
             BreaksWhenCancelled,
             "After a call that was cancelled, the next one works as before.",
-            "calls_side_by_side_end_and_who_is_cancelled_harms_no_other",
+            "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
         ),
         Broken(
             CrashesTheOthers,
             "Several requests are served at once, each with its own call.",
-            "calls_side_by_side_end_and_who_is_cancelled_harms_no_other",
+            "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
         ),
         Broken(
             ClosesOnce,
@@ -331,12 +331,12 @@ TABLE = Table(
         Broken(
             LeavesSomethingBehind,
             "aclose() ends whatever runs beside the calls.",
-            "closing_ends_whatever_runs",
+            "closing_ends_running_calls",
         ),
         Broken(
             GoesOnWhenClosed,
             "aclose() ends the calls that run.",
-            "closing_ends_whatever_runs",
+            "closing_ends_running_calls",
         ),
     ),
 )
