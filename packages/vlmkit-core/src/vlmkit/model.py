@@ -75,10 +75,10 @@ class Model:
 
         Args:
             prompt: a question, or messages, also as dictionaries of OpenAI's API.
-            images: a picture to show with the question, or several: paths, bytes, PIL images or
-                arrays, ``data:`` and ``file:`` URLs, and ``http(s)`` URLs where ``fetch.enabled``
-                allows them; or a :class:`vlmkit.types.message.ImagePart`, which also says how large
-                it is shown. A media loader opens what is no image, such as each page of a PDF file.
+            images: an image for the question, or several: paths, bytes, PIL images or arrays,
+                ``data:`` and ``file:`` URLs, and ``http(s)`` URLs if ``fetch.enabled`` allows them.
+                A :class:`vlmkit.types.message.ImagePart` also states the size at which it is shown.
+                A media loader opens other files, such as each page of a PDF file.
             media: sounds and the like to go with it, one or several: paths or bytes of files that
                 a media loader opens, or a :class:`vlmkit.types.media.MediaPart`.
             constraint: what the answer must keep to; see :mod:`vlmkit.types.constraint`.

@@ -1,9 +1,9 @@
-"""Pages of TIFF files: what each takes to decode, and a file of its own for each.
+"""Pages of TIFF files: the memory that each takes to decode, and a file of its own for each.
 
-Follows the directories of a file itself, within limits, and gives the decoder only the tags that
-pixels depend on: a decoder would read all of them, and follow what they name. Says nothing of what
-is wrong with pixels: that is the decoder's business. By "TIFF Revision 6.0" and Adobe's technical
-notes; BigTIFF by its design of 2004.
+This module follows the directories of a file itself, within limits. It gives the decoder only the
+tags that pixels depend on; a decoder would read all tags and follow their offsets. Damaged pixels
+are left to the decoder. The format is that of "TIFF Revision 6.0", Adobe's technical notes, and the
+BigTIFF design of 2004.
 """
 
 import struct

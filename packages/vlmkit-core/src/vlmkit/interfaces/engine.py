@@ -134,8 +134,8 @@ class Engine(Cache, Protocol):
         """Compute the items and return the rows that they request, in their order.
 
         Room is already reserved. Before the next step the same items may be passed again, alone or
-        together, and must give the same result: the loop isolates a sequence that makes its batch
-        fail in this way.
+        together, and must give the same result. In this way the loop isolates a sequence that makes
+        its batch fail.
         """
         ...
 

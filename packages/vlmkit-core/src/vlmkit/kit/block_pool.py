@@ -1,11 +1,11 @@
-"""Which cache block belongs to whom, and which full blocks can be shared.
+"""The cache blocks of a paged engine: which sequence holds each, and which full blocks are shared.
 
-A torch-free leaf that paged engines use inside; the core's scheduler never sees a block. Prefixes
-are shared by chained hashes as in vLLM's automatic prefix caching (Kwon et al., 2023,
-arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens, the digests of
-the images that overlap it and the content of the atomic spans that begin in it, for a token of a
-span depends on all of it; the first parent is the scope, so that clients never share. Blocks that
-nobody uses keep their content until they are needed, oldest first, tail before head.
+Paged engines use it inside; the core's scheduler never sees a block. Prefixes are shared by chained
+hashes, as in vLLM's automatic prefix caching (Kwon et al., 2023, arXiv:2309.06180). A block's key
+is the sha256 of its parent's key, its tokens, the digests of the images that overlap it, and the
+content of the atomic spans that begin in it. Each token of such a span depends on the whole span.
+The first parent is the cache scope, so that clients never share. Unused blocks keep their content
+until they are needed, oldest first, tail before head.
 """
 
 import hashlib

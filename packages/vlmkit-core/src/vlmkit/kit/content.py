@@ -1,10 +1,10 @@
 """Digests of a folder's files by what is in them, each computed once.
 
 Equal names, sizes and times do not make two files equal, so gigabytes are read to tell them apart.
-Digests of large files are then remembered beside what the system says of the file, in the user's
-cache folder: the time of the last change is the system's own, and no program sets it. A memory that
-is absent, broken or cannot be written costs time and nothing else. Who could write a wrong digest
-into it could as well write the cached files that digests lead to.
+Digests of large files are stored in the user's cache folder, with the size, inode and change time
+of the file. The system sets the change time, and no program can. A store that is absent, damaged or
+read-only costs time and nothing else. An attacker who could write a wrong digest into it could also
+write the cached files that digests lead to.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""What a process that serves for long asks of its heap: to keep little, and to look at it seldom.
+"""Heap settings of a long-running process: return freed memory, and collect garbage seldom.
 
-Freed memory goes back to the system, so that what was needed for a moment is not kept for good: the
-heaps of glibc and of macOS keep it and can be asked; elsewhere nothing is done. And what stays
-anyway is not looked at for garbage again and again. Knows no caches: what is still in use stays.
+The heaps of glibc and of macOS keep freed memory; they are asked to return it to the system.
+Elsewhere nothing is done. Objects that stay are exempt from garbage collection. Caches are not
+touched: memory in use stays.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ def trim() -> None:
 def limit_arenas() -> None:
     """Have all threads that come share two heaps, so that :func:`trim` returns what they freed.
 
-    Left alone, glibc makes a heap for each thread, and keeps the free end of every one but the
-    first: up to 64 MiB each, once blocks of that size were freed.
+    By default glibc makes a heap for each thread. It keeps the free end of all but the first: up to
+    64 MiB each, once blocks of that size were freed.
     """
     if adjust := _library("linux", "mallopt"):
         adjust(M_ARENA_MAX, MAX_ARENAS)

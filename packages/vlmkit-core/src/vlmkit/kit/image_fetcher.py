@@ -1,9 +1,9 @@
-"""Fetching a picture or a file by URL without becoming somebody's way into a private network.
+"""Fetches images and files by URL, without giving clients access to private networks.
 
-A name is resolved once, every address it has must be public, and the connection goes to a checked
-address; a redirect is a new address. Proxy variables, cookies and credentials play no part. What a
-client's URL itself shows to be wrong is named; all that depends on the network is one error, so
-that a name with a private address looks like one that cannot be reached.
+A name is resolved once, all its addresses must be public, and the connection goes to a checked
+address; a redirect is checked again. Proxy variables, cookies and credentials are not used. Errors
+in the URL itself are explained. All network errors are one error, so that a private address cannot
+be distinguished from an unreachable one.
 """
 
 import asyncio

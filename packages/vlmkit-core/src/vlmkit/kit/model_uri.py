@@ -40,8 +40,8 @@ def model_uri(reference: str) -> ModelUri | None:
     """Return what a reference says; None for what does not read as a URI.
 
     Raises:
-        CheckpointError: it is no URI by RFC 3986, or its path could lead somewhere else once it is
-            decoded: a part of it is ``.`` or ``..``, or holds a separator or what cannot be shown.
+        CheckpointError: it is no URI by RFC 3986, or its decoded path is unsafe: a segment is ``.``
+            or ``..``, or has a separator or an unprintable character.
     """
     found = _URI.match(reference)
     if found is None:

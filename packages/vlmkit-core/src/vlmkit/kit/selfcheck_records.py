@@ -1,9 +1,9 @@
-"""Notes that a model went through a trial, so that it need not at each start.
+"""Records of passed self-checks, so that a model is not checked again at each start.
 
-A note is a small file in the user's cache folder. Its name is made of all that the outcome depends
-on: what the system says of the model's files, which are not read, the packages that are installed,
-the machine and its processor, and what the trial adds. A note that cannot be found, read or written
-costs the time of a trial and nothing else.
+A record is a small file in the user's cache folder. Its name is a digest of all that the result
+depends on: sizes and times of the model's files, installed packages, the machine, its processor,
+and the check's own additions. A record that is absent or unreadable costs the time
+of a check and nothing else.
 """
 
 import hashlib

@@ -39,8 +39,8 @@ class Kind(Generic[T]):
     Attributes:
         name: in the singular, with underscores between its words.
         makes: the protocol or class of what its providers build; None leaves the check to who asks.
-        mode: who is used: ``one`` that is chosen by name or for what it can serve, ``all`` that are
-            named, or each ``by name`` when it is asked for.
+        mode: which providers are used: ``one``, chosen by its name or by what it can serve; ``all``
+            named ones; or each ``by name`` on request.
         meaning: what a provider of it makes, as the end of a sentence that begins with *what*.
         contract: ``module:Class`` of the tests that a provider must pass; empty without any.
         is_optional: a pipeline can do without, and does where the config does not choose; where
@@ -48,9 +48,9 @@ class Kind(Generic[T]):
             used where the mode is ``all``.
         is_dispensable: a model that has use for one is served without it where its section says
             ``none``.
-        is_late: of a kind that is optional: a provider is built when it is first needed, so that
-            one which is installed costs nothing, or before a server is ready, so that nobody waits
-            for it; where the config does not choose, one is taken that can serve, if there is any.
+        is_late: whether a provider of an optional kind is built when it is first needed, so that an
+            unused one costs nothing. A server builds it before it is ready, so that no request
+            waits. If the config chooses none, one that can serve is used, if there is any.
         reserved: names that no provider can have, but those of the distribution that each of them
             leads to.
         max_words: words that a name may have, with a blank between two of them.

@@ -87,8 +87,8 @@ class Registry(ComponentBuilder[T]):
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
 
         Raises:
-            PluginError: the name is not a plain word or was given before, a scheme is another's, or
-                an argument is of a kind that would break the choice among all providers later on.
+            PluginError: the name is not a plain word or is taken, a scheme belongs to another
+                provider, or an argument is of a wrong type.
         """
         if not is_plain(name, self._max_words) or name in ("auto", "none"):
             raise PluginError(
