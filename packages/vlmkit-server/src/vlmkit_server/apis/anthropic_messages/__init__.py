@@ -1,1 +1,1 @@
-"""``/v1/messages``: Anthropic's API, translated into the chat API's words and back."""
+"""``/v1/messages``: Anthropic's API, translated to the chat API and back."""

@@ -1,4 +1,7 @@
-"""What ``/v1/messages`` answers: Anthropic's objects, and how a completion becomes one."""
+"""Answers of ``/v1/messages``: Anthropic's objects, and their encoding as JSON.
+
+Streamed answers are encoded in :mod:`vlmkit_server.apis.anthropic_messages.events`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,20 +17,22 @@ from vlmkit_server.apis.openai_chat.answer import AnswerHead
 from vlmkit_server.apis.openai_chat.executed_calls import SERVER_LABEL, Round
 from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 
-SERVER_TOOL_ID_PREFIX = "mcptoolu_"  # what ids of calls begin with that the server runs
-INVALID_INPUT_KEY = "INVALID_JSON"  # the key by which Anthropic's guide wraps what is no object
+SERVER_TOOL_ID_PREFIX = "mcptoolu_"  # starts the ids of calls that the server executes
+INVALID_INPUT_KEY = (
+    "INVALID_JSON"  # Anthropic's guide wraps arguments that are no object in this key
+)
 
 _REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens"}
 
 
 class OutputDetails(msgspec.Struct):
-    """What tokens of the answer are for."""
+    """Kinds of tokens in the answer."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct):
-    """What a request took; tokens of the prompt are counted in one of three places."""
+    """The tokens of a request; each prompt token counts in one of three fields."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -37,7 +42,7 @@ class MessageUsage(msgspec.Struct):
 
     @classmethod
     def of(cls, usage: Usage) -> "MessageUsage":
-        """Put a stream's usage into Anthropic's shape."""
+        """Return the usage of a stream in Anthropic's shape."""
         return cls(
             usage.prompt_tokens - usage.cached_tokens,
             usage.cached_tokens,
@@ -47,20 +52,20 @@ class MessageUsage(msgspec.Struct):
 
 
 class AnswerTextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    """What the model says."""
+    """Text of the answer."""
 
     text: str
 
 
 class AnswerThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
-    """What the model thought before."""
+    """Reasoning of the answer."""
 
     thinking: str
     signature: str = ""
 
 
 class ServerToolUseBody(msgspec.Struct, tag_field="type", tag="mcp_tool_use"):
-    """A call of a tool that the server runs."""
+    """A call of a tool that the server executes."""
 
     id: str
     name: str
@@ -69,7 +74,7 @@ class ServerToolUseBody(msgspec.Struct, tag_field="type", tag="mcp_tool_use"):
 
 
 class ServerToolResultBody(msgspec.Struct, tag_field="type", tag="mcp_tool_result"):
-    """What came of it."""
+    """The result of a tool that the server executed."""
 
     tool_use_id: str
     content: list[AnswerTextBlock]
@@ -77,7 +82,7 @@ class ServerToolResultBody(msgspec.Struct, tag_field="type", tag="mcp_tool_resul
 
 
 class AnswerToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -94,7 +99,7 @@ Block = (
 
 
 class MessageBody(msgspec.Struct):
-    """A whole answer, or the begin of one in a stream."""
+    """A whole answer, or the start of a streamed one."""
 
     id: str
     model: str
@@ -102,7 +107,9 @@ class MessageBody(msgspec.Struct):
     usage: MessageUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    image_transforms: list[ImageTransform] | msgspec.UnsetType = msgspec.UNSET  # ours, and the next
+    image_transforms: list[ImageTransform] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # an extension, as is the next
     places: tuple[GroundedRegion, ...] | msgspec.UnsetType = msgspec.UNSET
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -111,7 +118,7 @@ class MessageBody(msgspec.Struct):
 def stop_reason(
     finish_reason: FinishReason | None, stop_string: str | None, *, calls: bool
 ) -> str | None:
-    """Return why an answer ended, in Anthropic's words; one that calls, to have that done."""
+    """Return Anthropic's stop reason; an answer that stops with calls has ``tool_use``."""
     if stop_string is not None:
         return "stop_sequence"
     if calls and finish_reason == "stop":
@@ -130,11 +137,11 @@ def message_body(
     """Encode a whole answer.
 
     Args:
-        head: what it is called.
-        completion: of one choice.
-        rounds: of an answer with tools of the server, what is told in its place.
-        has_transforms: whether it tells how images were shown.
-        has_places: whether it tells places.
+        head: the fields that every object of the answer repeats.
+        completion: a completion of one choice.
+        rounds: the rounds of an answer with tools of the server, whose content replaces the choice.
+        has_transforms: whether the answer has the transforms of images.
+        has_places: whether it has the grounded regions.
     """
     (choice,) = completion.choices
     content = [block for each in rounds for block in _round_content(each)] or _content(choice)
@@ -164,7 +171,7 @@ def _content(choice: Choice) -> list[Block]:
 
 
 def _round_content(tool_round: Round) -> list[Block]:
-    """Return what was thought, said, called and returned in a round."""
+    """Return the reasoning, text, calls and results of a round."""
     content = _content(replace(tool_round.choice, tool_calls=[]))
     for call in tool_round.choice.tool_calls:
         content.append(ServerToolUseBody(SERVER_TOOL_ID_PREFIX + call.id, call.name, _input(call)))
@@ -179,12 +186,12 @@ def _round_content(tool_round: Round) -> list[Block]:
 
 
 def server_tool_result(use_id: str, text: str, *, is_error: bool) -> ServerToolResultBody:
-    """Return the block that tells what came of a call; an empty text is none."""
+    """Return the block with the result of a call; an empty text adds no content."""
     return ServerToolResultBody(use_id, [AnswerTextBlock(text)] if text else [], is_error)
 
 
 def _input(call: ToolCallPart) -> msgspec.Raw:
-    """Return a call's arguments as the model wrote them; what is no object is a text in one."""
+    """Return the arguments of a call as the model wrote them, wrapped if they are no object."""
     try:
         call.parsed()
     except RequestError:

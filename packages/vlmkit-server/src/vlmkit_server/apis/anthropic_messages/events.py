@@ -1,4 +1,4 @@
-"""Server-sent events of one answer of Anthropic's API; what is the same in many is encoded once."""
+"""Server-sent events of one answer of Anthropic's API; repeated parts are encoded once."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -43,11 +43,11 @@ class MessageEvents:
     """Encodes one answer.
 
     Args:
-        head: what it is called.
-        num_prompt_tokens: what the prompt took.
-        serves: whether the server runs what is called.
-        has_transforms: whether the client asked how its images were shown.
-        has_places: whether it asked for places.
+        head: the fields that every object of the answer repeats.
+        num_prompt_tokens: the number of tokens of the prompt.
+        runs_calls: whether the server executes the calls.
+        has_transforms: whether the client requests the transforms of its images.
+        has_places: whether it requests grounded regions.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class MessageEvents:
         self._num_blocks = 0
         self._open: type[TextDelta | ReasoningDelta] | None = None
         self._delta_start = b""
-        self._call_starts: dict[int, bytes] = {}  # what deltas of each call begin with
-        self._call_ids: dict[int, str] = {}  # of those that the server runs
+        self._call_starts: dict[int, bytes] = {}  # the start of each call's deltas
+        self._call_ids: dict[int, str] = {}  # of calls that the server executes
         self._runs_calls = runs_calls
         self._has_transforms = has_transforms
         self._has_places = has_places
@@ -77,7 +77,7 @@ class MessageEvents:
 
     @property
     def ping(self) -> bytes:
-        """An event that says nothing."""
+        """A keep-alive event."""
         return _event("ping")
 
     def opening(self) -> bytes:
@@ -85,7 +85,7 @@ class MessageEvents:
         return _event("message_start", message=self._message)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
-        """Return the events of some chunks; empty while their text is held back."""
+        """Return the events of chunks; empty while their text is held back."""
         events = []
         for chunk in chunks:
             for delta in chunk.deltas:
@@ -102,7 +102,7 @@ class MessageEvents:
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        """Return the last events: why it ended, and what it took."""
+        """Return the last events: the stop reason and the usage."""
         calls = bool(self._call_starts) and not self._runs_calls
         delta: dict[str, Any] = {
             "stop_reason": stop_reason(self._finish_reason, self._stop_string, calls=calls),
@@ -119,12 +119,12 @@ class MessageEvents:
         return self._end_block() + message_delta + _event("message_stop")
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the event that ends an answer which failed; Anthropic's clients raise it."""
+        """Return the event of a failed answer, which Anthropic's clients raise as an exception."""
         fault = fault_of(error, scope)
         return b"event: error\ndata: " + message_error(fault, status_of(error), scope) + b"\n\n"
 
     def _call_events(self, delta: ToolCallDelta) -> bytes:
-        """Return the events of more of a call, of which the first begins a block."""
+        """Return the events of a piece of a call; the first piece starts a block."""
         if isinstance(delta, ResultDelta):
             return self._result_events(delta)
         started = b""
@@ -141,7 +141,7 @@ class MessageEvents:
         return started + self._call_starts[delta.index] + _encode(delta.arguments) + b"}}\n\n"
 
     def _result_events(self, delta: ResultDelta) -> bytes:
-        """Return the events of what came of a call, which is told at once."""
+        """Return the events of the result of a call, which is sent as one block."""
         use_id = self._call_ids[delta.index]
         self._open = None
         return self._begin_block(
@@ -149,7 +149,7 @@ class MessageEvents:
         )
 
     def _begin_block(self, kind: type[Delta], block: Block) -> bytes:
-        """Return what ends the block that is open, and begins another one."""
+        """Return the events that end the open block and start another one."""
         finished, index = self._end_block(), self._num_blocks
         self._num_blocks += 1
         start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
@@ -157,7 +157,7 @@ class MessageEvents:
         return finished + _event("content_block_start", index=index, content_block=block)
 
     def _end_block(self) -> bytes:
-        """Return what ends the open block; clients expect a signature at the end of thinking."""
+        """Return the events that end the open block; clients expect a signature after thinking."""
         if not self._num_blocks:
             return b""
         index = self._num_blocks - 1

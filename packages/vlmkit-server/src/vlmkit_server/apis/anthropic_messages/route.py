@@ -1,6 +1,6 @@
 """``POST /v1/messages`` and ``/v1/messages/count_tokens``: Anthropic's API.
 
-A body is translated into one of the chat API; what comes of that is told in Anthropic's words.
+A body is translated to the chat API, and the answer to Anthropic's objects.
 """
 
 from typing import Any
@@ -84,7 +84,7 @@ class _CreateCall(MessagesCall[MessagesRequest]):
     """Answers one conversation."""
 
     async def start(self, body: MessagesRequest) -> ASGIApp:
-        """Submit the request; its answer is streamed or waited for."""
+        """Submit the request, and return its answer or a stream of it."""
         runner = await self.runner(body.model)
         head = answer_head("msg", self.model, runner)
         translation = as_chat(body)
@@ -128,10 +128,10 @@ class _CreateCall(MessagesCall[MessagesRequest]):
 
 
 class _CountCall(MessagesCall[CountRequest]):
-    """Counts one conversation."""
+    """Counts the tokens of one conversation."""
 
     async def start(self, body: CountRequest) -> ASGIApp:
-        """Let the runner read the prompt that the messages would be."""
+        """Tokenize the prompt of the messages and return its number of tokens."""
         runner = await self.runner(body.model)
         translation = as_chat(body)
         with naming_fields(translation.field_of):

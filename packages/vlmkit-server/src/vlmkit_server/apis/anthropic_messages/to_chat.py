@@ -1,6 +1,6 @@
-"""From a body of Anthropic's API to one of the chat API, which says the same.
+"""Translates a body of Anthropic's API to a body of the chat API.
 
-What can be said, and how much of it, is checked where that of all chats is.
+The limits of content are checked when the chat is converted, as for all chats.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,17 +32,18 @@ _SENT_PATHS = {
 
 
 class _SentBlock(NamedTuple):
-    """A block, and where it was sent."""
+    """A block, and its path in the body that was sent."""
 
     path: str
     block: Any
 
 
 def as_chat(body: anthropic.MessagesRequest | anthropic.CountRequest) -> Translation:
-    """Return what a body says as a body of the chat API.
+    """Translate a body to the chat API.
 
     Raises:
-        RequestError: it says one thing in two ways, or half of it, or a call's input is no text.
+        RequestError: two fields exclude each other, a tool lacks a field, or the input of a call is
+            not valid UTF-8.
     """
     if isinstance(body, anthropic.MessagesRequest) and body.thread:
         raise RequestError(
@@ -79,14 +80,14 @@ def as_chat(body: anthropic.MessagesRequest | anthropic.CountRequest) -> Transla
 
 
 class _Conversation:
-    """Messages of the chat API, and where what is in them was sent."""
+    """The messages of the chat, and the paths of their content in the body that was sent."""
 
     def __init__(self) -> None:
         self.messages: list[wire.ChatMessage] = []
         self.paths: dict[str, str] = {}
 
     def add(self, turns: Sequence[anthropic.Turn]) -> None:
-        """Say turns; those of one role in a row are one. An empty last one begins no answer."""
+        """Add turns; consecutive turns of one role are merged, and an empty last one is ignored."""
         last_turn = turns[-1]
         if (
             isinstance(last_turn, anthropic.AssistantTurn)
@@ -111,7 +112,7 @@ class _Conversation:
             last.prefix = True
 
     def add_system(self, blocks: Iterable[_SentBlock]) -> None:
-        """Say what holds for all that follows."""
+        """Add instructions as a system message."""
         sent = list(blocks)
         texts = [wire.TextPart(text=block.text) for _, block in sent]
         self._append(wire.SystemMessage(content=texts), sent[0].path)
@@ -130,7 +131,7 @@ class _Conversation:
                 self._append(message, path)
 
     def _assistant(self, blocks: Sequence[_SentBlock]) -> None:
-        """Say a turn, which results of calls that the server ran divide into messages."""
+        """Add an assistant turn; each result of a call that the server executed splits it."""
         for is_result, run in groupby(
             blocks, lambda b: isinstance(b.block, anthropic.ServerToolResultBlock)
         ):
@@ -169,7 +170,7 @@ class _Conversation:
         self._append(message, blocks[0].path)
 
     def _append(self, message: wire.ChatMessage, first: str) -> None:
-        """Add a message, whose first block was sent at a place."""
+        """Add a message; ``first`` is the path of its first block."""
         self.paths[self._message_path] = first.partition(".")[0]
         self.messages.append(message)
 
@@ -197,7 +198,7 @@ class _Conversation:
     def _add_document(
         self, parts: list[wire.ShownPart], path: str, block: anthropic.DocumentBlock
     ) -> None:
-        """Add what a document holds; one of texts and images is no file."""
+        """Add the content of a document; only PDF, URL and uploaded documents are files."""
         source = block.source
         if isinstance(source, anthropic.TextSource | anthropic.ContentSource):
             for name in ("pages", "max_image_tokens", "max_file_tokens"):
@@ -224,19 +225,19 @@ class _Conversation:
 
     @property
     def _message_path(self) -> str:
-        """The place of the next message."""
+        """The path of the next message."""
         return f"messages[{len(self.messages)}]"
 
 
 def _sent_blocks(path: str, content: str | Sequence[Any]) -> list[_SentBlock]:
-    """Return the blocks of some content; a text is one."""
+    """Return the blocks of some content; a plain text is one block."""
     if isinstance(content, str):
         return [_SentBlock(path, anthropic.TextBlock(text=content))]
     return [_SentBlock(f"{path}[{index}]", block) for index, block in enumerate(content)]
 
 
 def _text(value: msgspec.Raw) -> str:
-    """Return the JSON text of a value that was not decoded, and so was not checked, either.
+    """Return the JSON text of a value that was not decoded, and therefore not checked.
 
     Raises:
         RequestError: it is not UTF-8.

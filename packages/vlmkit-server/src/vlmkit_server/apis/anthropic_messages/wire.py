@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/messages``, Anthropic's API: shapes and bounds, no behaviour."""
+"""Bodies of requests to ``/v1/messages``, Anthropic's API: shapes and limits, no behaviour."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,45 +21,45 @@ from vlmkit_server.wire.sampling_fields import AnswerFields, Label, ModelName
 
 
 class TextBlock(ClientStruct, tag_field="type", tag="text"):
-    """Text at this place of a turn."""
+    """Text of a turn."""
 
     text: Text
 
 
 class Base64Source(ClientStruct, tag_field="type", tag="base64"):
-    """A file of an image."""
+    """The content of an image file."""
 
     media_type: Literal["image/jpeg", "image/jpg", "image/png", "image/gif", "image/webp"]
     data: str
 
 
 class UrlSource(ClientStruct, tag_field="type", tag="url"):
-    """Where an image is; http(s) where the server fetches."""
+    """The URL of an image or a document; http(s) if the server fetches."""
 
     url: str
 
 
 class FileSource(ClientStruct, tag_field="type", tag="file"):
-    """A file that was sent to ``/v1/files`` before."""
+    """A file that was uploaded to ``/v1/files``."""
 
     file_id: Label
 
 
 class ImageBlock(ClientStruct, tag_field="type", tag="image"):
-    """An image at this place of a turn."""
+    """An image of a turn."""
 
     source: Base64Source | UrlSource | FileSource
 
 
 class PdfSource(ClientStruct, tag_field="type", tag="base64"):
-    """A file of a document."""
+    """The content of a PDF file."""
 
     media_type: Literal["application/pdf"]
     data: str
 
 
 class TextSource(ClientStruct, tag_field="type", tag="text"):
-    """A document that is text."""
+    """A document of plain text."""
 
     media_type: Literal["text/plain"]
     data: Text
@@ -69,33 +69,33 @@ Contents = Annotated[list[TextBlock | ImageBlock], Meta(max_length=1024)]
 
 
 class ContentSource(ClientStruct, tag_field="type", tag="content"):
-    """A document that is made of texts and images."""
+    """A document of texts and images."""
 
     content: Text | Contents
 
 
 class Citations(ClientStruct):
-    """Whether the answer says what it is taken from, which nothing here does."""
+    """Whether the answer cites its sources, which is not supported."""
 
     enabled: Literal[False] | None = None
 
 
 class DocumentBlock(ClientStruct, tag_field="type", tag="document"):
-    """A document at this place of a turn; which of its pages are shown, and how large."""
+    """A document of a turn, its pages to show and their size."""
 
     source: PdfSource | TextSource | ContentSource | UrlSource | FileSource
     title: Text | None = None
     context: Text | None = None
     citations: Citations | None = None
 
-    # Ours.
+    # Extensions.
     max_image_tokens: MaxImageTokens = None
     max_file_tokens: MaxImageTokens = None
     pages: Label | None = None
 
 
 class ThinkingBlock(ClientStruct, tag_field="type", tag="thinking"):
-    """What the model thought before; nothing here is signed."""
+    """Reasoning of an earlier answer; the signature has no effect."""
 
     thinking: Text
     signature: str = ""
@@ -106,7 +106,7 @@ class RedactedThinkingBlock(ClientStruct, tag_field="type", tag="redacted_thinki
 
 
 class ToolUseBlock(ClientStruct, tag_field="type", tag="tool_use"):
-    """A call that the model made before; its input is kept as it is written."""
+    """A tool call of an earlier answer; its input is not decoded."""
 
     id: Label
     name: Label
@@ -114,7 +114,7 @@ class ToolUseBlock(ClientStruct, tag_field="type", tag="tool_use"):
 
 
 class ServerToolUseBlock(ClientStruct, tag_field="type", tag="mcp_tool_use"):
-    """A call that this server ran."""
+    """A call that this server executed."""
 
     id: Label
     name: Label
@@ -126,7 +126,7 @@ Blocks = Annotated[list[TextBlock | ImageBlock | DocumentBlock], Meta(max_length
 
 
 class ToolResultBlock(ClientStruct, tag_field="type", tag="tool_result"):
-    """What a tool returned; may show images."""
+    """The result of a tool, which may have images."""
 
     tool_use_id: Label
     content: Text | Blocks | None = None
@@ -136,7 +136,7 @@ Texts = Annotated[list[TextBlock], Meta(min_length=1, max_length=1024)]
 
 
 class ServerToolResultBlock(ClientStruct, tag_field="type", tag="mcp_tool_result"):
-    """What came of it; whether that is an error is said in the text."""
+    """The result of a call that this server executed; ``is_error`` has no effect."""
 
     tool_use_id: Label
     content: Text | Annotated[list[TextBlock], Meta(max_length=1024)]
@@ -155,19 +155,19 @@ AssistantBlock = (
 
 
 class SystemTurn(ClientStruct, tag_field="role", tag="system"):
-    """Instructions on the way."""
+    """Instructions within the conversation."""
 
     content: Text | Texts
 
 
 class UserTurn(ClientStruct, tag_field="role", tag="user"):
-    """What a user says and shows, and what tools returned."""
+    """The content of a user, and results of tools."""
 
     content: Text | Annotated[list[UserBlock], Meta(min_length=1, max_length=1024)]
 
 
 class AssistantTurn(ClientStruct, tag_field="role", tag="assistant"):
-    """What the model thought, said and called; an answer of this server fits as it is."""
+    """An earlier answer of the model; an answer of this server can be sent back unchanged."""
 
     content: Text | Annotated[list[AssistantBlock], Meta(max_length=1024)] | None = None
 
@@ -177,37 +177,37 @@ Turns = Annotated[list[Turn], Meta(min_length=1, max_length=2048)]
 
 
 class ThinkingEnabled(ClientStruct, tag_field="type", tag="enabled"):
-    """The model is to think first, and about so many tokens at most."""
+    """The model reasons before it answers, with a budget of tokens."""
 
     budget_tokens: NumTokens | None = None
 
 
 class ThinkingAdaptive(ClientStruct, tag_field="type", tag="adaptive"):
-    """The model decides, as it is the case anyway."""
+    """The model decides whether to reason, which is the default."""
 
 
 class ThinkingDisabled(ClientStruct, tag_field="type", tag="disabled"):
-    """The model is not to think first."""
+    """The model answers without reasoning."""
 
 
 Thinking = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled
 
 
 class SchemaFormat(ClientStruct, tag_field="type", tag="json_schema"):
-    """JSON that a schema describes; it is not decoded before it is known to be short."""
+    """JSON that matches a schema; the schema is decoded after its length is checked."""
 
     schema: msgspec.Raw
 
 
 class OutputConfig(ClientStruct):
-    """What the answer is to be like."""
+    """The format of the answer, and the reasoning effort."""
 
     format: SchemaFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(ClientStruct):
-    """Who asks; without effect by its own definition."""
+    """The user id, which has no effect by definition."""
 
     user_id: Label | None = None
 
@@ -224,20 +224,20 @@ class MessagesRequest(AnswerFields, kw_only=True):
     tools: AnthropicTools | None = None
     tool_choice: ToolChoice | None = None
 
-    # Ours.
+    # Extensions.
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
     return_image_transforms: bool | None = None
     return_places: bool | None = None
     server_tools: ServerTools = None
 
-    # Taken, and without effect by their own definition: labels, and what is the case anyway.
+    # Accepted without effect, by definition: labels, and values that describe the default.
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     speed: Literal["standard"] | None = None
 
-    # Refused: nothing here has it, or OpenAI's APIs alone do.
-    thread: dict[str, Any] | None = None  # by a code at which clients send what they held back
+    # Refused: not supported, or fields of OpenAI's APIs only.
+    thread: dict[str, Any] | None = None  # its error code makes clients send the whole conversation
     container: NotSupported = None
     context_management: NotSupported = None
     logprobs: NotSupported = None
@@ -261,7 +261,7 @@ class CountRequest(ClientStruct):
     tools: AnthropicTools | None = None
     tool_choice: ToolChoice | None = None
 
-    # Ours.
+    # Extensions.
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
 
@@ -272,7 +272,7 @@ class CountRequest(ClientStruct):
 
 
 class CountedTokens(msgspec.Struct):
-    """What ``/v1/messages/count_tokens`` answers."""
+    """The answer of ``/v1/messages/count_tokens``."""
 
     input_tokens: int
 

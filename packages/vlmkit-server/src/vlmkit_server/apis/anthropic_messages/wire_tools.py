@@ -1,4 +1,4 @@
-"""Fields of Anthropic's bodies by which a client offers tools, and what they say in a chat's."""
+"""Fields for tools in Anthropic's bodies, and their translation to the chat API."""
 
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ CUSTOM = "custom"
 
 
 class AnthropicTool(LeftOut, kw_only=True):
-    """What can be called, or a tool of a type that Anthropic defines, which is left out."""
+    """A tool of the client, or one of a type that Anthropic defines, which is ignored."""
 
     name: ToolName | None = None
     input_schema: dict[str, Any] | None = None
@@ -33,38 +33,38 @@ class AnthropicTool(LeftOut, kw_only=True):
     strict: bool | None = None
     type: Label | None = None
 
-    # Taken, and without effect: what is the case anyway, or of a tool that is left out.
+    # Accepted without effect: values that describe the default, or fields of ignored tools.
     eager_input_streaming: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: Annotated[list[Label], Meta(max_length=16)] | None = None
 
     @property
     def left_out(self) -> str | None:
-        """Its type, if that is not the client's own."""
+        """The type of the tool, if it is not a tool of the client."""
         return shown_type(self.type, CUSTOM)
 
 
 class ToolChoiceAuto(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
-    """The answer may call, as it is the case anyway."""
+    """The answer may call tools, which is the default."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoiceAny(msgspec.Struct, kw_only=True, tag_field="type", tag="any"):
-    """The answer must call."""
+    """The answer must call a tool."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoiceTool(msgspec.Struct, kw_only=True, tag_field="type", tag="tool"):
-    """The answer must call a certain tool."""
+    """The answer must call the named tool."""
 
     name: Label
     disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoiceNone(msgspec.Struct, kw_only=True, tag_field="type", tag="none"):
-    """The answer must not call."""
+    """The answer must not call tools."""
 
 
 AnthropicTools = Annotated[list[AnthropicTool], Meta(max_length=128)]
@@ -72,21 +72,21 @@ ToolChoice = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
 
 
 def chat_tools(tools: list[AnthropicTool] | None, choice: ToolChoice | None) -> dict[str, Any]:
-    """Return what is said of tools, by the names of a chat's fields.
+    """Return the fields of the chat API for tools and the tool choice.
 
     Raises:
-        RequestError: a tool is of a wrong type, or lacks its name or schema.
+        RequestError: a tool has an unsupported type, or lacks its name or schema.
     """
     given = [(tool.left_out, tool.input_schema is not None) for tool in tools or ()]
     check_types(given, CUSTOM, "input_schema", must_call=isinstance(choice, ToolChoiceAny))
     if choice is None or isinstance(choice, ToolChoiceNone):
-        is_alone = None
+        disables_parallel = None
     else:
-        is_alone = choice.disable_parallel_tool_use
+        disables_parallel = choice.disable_parallel_tool_use
     return {
         "tools": [_tool(n, t) for n, t in enumerate(tools or ()) if t.left_out is None] or None,
         "tool_choice": None if choice is None else _choice(choice),
-        "parallel_tool_calls": not is_alone,
+        "parallel_tool_calls": not disables_parallel,
     }
 
 
@@ -98,23 +98,23 @@ def _choice(choice: ToolChoice) -> Literal["none", "auto", "required"] | ChosenT
     return "none" if isinstance(choice, ToolChoiceNone) else "auto"
 
 
-def _refusal(place: str, supported: str) -> RequestError:
+def _refusal(path: str, supported: str) -> RequestError:
     return RequestError(
-        f"{place} is not supported with this value by this server; supported are {supported}",
-        param=place,
+        f"{path} is not supported with this value by this server; supported are {supported}",
+        param=path,
         code="unsupported_parameter",
     )
 
 
 def _tool(number: int, tool: AnthropicTool) -> Tool:
-    """Return a tool as chats have it, its examples where JSON schema has a place for them."""
-    place = f"tools[{number}]"
+    """Return a tool of the chat API; examples of input go into its JSON schema."""
+    path = f"tools[{number}]"
     if tool.name is None:
-        raise RequestError(f"{place}.name is needed in a tool of type custom", param=place)
+        raise RequestError(f"{path}.name is needed in a tool of type custom", param=path)
     if tool.defer_loading:
-        raise _refusal(f"{place}.defer_loading", "false")
+        raise _refusal(f"{path}.defer_loading", "false")
     if {*(tool.allowed_callers or ())} - {"direct"}:
-        raise _refusal(f"{place}.allowed_callers", "direct")
+        raise _refusal(f"{path}.allowed_callers", "direct")
     schema = tool.input_schema or {}
     if tool.input_examples:
         schema = schema | {"examples": tool.input_examples}

@@ -160,7 +160,7 @@ class TextAnswers(DataEvents):
         return self._opening
 
     def encode_prompts(self) -> None:
-        """Encode the prompts if they are echoed or their token ids are requested; can be slow."""
+        """Encode the prompts if their echo or token ids are requested; may take long."""
         events = []
         for index in range(len(self._columns)):
             content = self._echo(index)
@@ -225,7 +225,7 @@ class TextAnswers(DataEvents):
 
 
 class _Columns:
-    """Encodes the samples of one choice as lists, and counts the characters of its text so far."""
+    """Encodes the samples of one choice as lists, and counts the characters so far."""
 
     def __init__(self, runner: Runner, options: TextAnswerOptions) -> None:
         self._runner = runner

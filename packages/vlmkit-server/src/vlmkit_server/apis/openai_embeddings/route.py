@@ -64,7 +64,7 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
     """Embeds the texts or the conversation of one body."""
 
     async def start(self, body: EmbeddingRequest) -> ASGIApp:
-        """Embed all inputs, as many at once as the engine has slots, and return the response."""
+        """Embed all inputs, as many at once as the engine has slots; nothing is sent before."""
         runner = await self.runner(body.model)
         _check_dimensions(body.dimensions, runner.facts)
         is_scaled = _is_scaled(body)

@@ -1,4 +1,4 @@
-"""Bodies of requests to ``/v1/embeddings`` and of its answers: shapes and limits, no behaviour."""
+"""Bodies of ``/v1/embeddings``: shapes and limits, no behaviour."""
 
 from typing import Annotated, Literal
 

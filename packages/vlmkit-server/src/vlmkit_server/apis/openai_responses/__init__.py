@@ -1,1 +1,1 @@
-"""``/v1/responses``: OpenAI's Responses API, translated into the chat API's words and back."""
+"""``/v1/responses``: OpenAI's Responses API, translated to the chat API and back."""

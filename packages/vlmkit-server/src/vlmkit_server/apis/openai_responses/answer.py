@@ -1,4 +1,7 @@
-"""What ``/v1/responses`` answers: OpenAI's objects, and how a completion becomes one."""
+"""Answers of ``/v1/responses``: OpenAI's objects, and their encoding as JSON.
+
+Streamed answers are encoded in :mod:`vlmkit_server.apis.openai_responses.events`.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +29,7 @@ from vlmkit_server.apis.openai_responses.items import (
     in_json,
     new_id,
 )
-from vlmkit_server.apis.openai_responses.namespaces import Named, response_tools
+from vlmkit_server.apis.openai_responses.namespaces import QualifiedName, response_tools
 from vlmkit_server.wire.answer_forms import TextForm
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -34,7 +37,7 @@ _encode = msgspec.json.encode
 
 
 class InputDetails(msgspec.Struct):
-    """Where tokens of the input come from; ``image_tokens`` and the next are ours."""
+    """Kinds of input tokens; ``image_tokens`` and ``image_tokens_each`` are extensions."""
 
     cached_tokens: int
     image_tokens: int
@@ -43,13 +46,13 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """What tokens of the answer are for."""
+    """Kinds of tokens in the answer."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):
-    """What a request took."""
+    """The tokens of a request."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -59,7 +62,7 @@ class ResponseUsage(msgspec.Struct):
 
     @classmethod
     def of(cls, usage: Usage) -> "ResponseUsage":
-        """Put a stream's usage into the shape of this API."""
+        """Return the usage of a stream in the shape of this API."""
         return cls(
             usage.prompt_tokens,
             InputDetails(usage.cached_tokens, sum(usage.image_tokens), usage.image_tokens),
@@ -70,21 +73,21 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why an answer failed; the API has one code for that."""
+    """The reason why an answer failed; this API has one code for all reasons."""
 
     message: str
     code: Literal["server_error"] = "server_error"
 
 
 class ReasoningSettings(msgspec.Struct):
-    """How much the model was to think first."""
+    """The requested reasoning effort."""
 
     effort: str | None = None
     summary: None = None
 
 
 class ResponseHead(msgspec.Struct, kw_only=True):
-    """What every body of one response says: how it was asked for."""
+    """The fields that all bodies of one response repeat: how it was requested."""
 
     id: str
     created_at: int
@@ -110,17 +113,19 @@ class ResponseHead(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
     service_tier: Literal["default"] = "default"
     truncation: Literal["auto", "disabled"] = "disabled"
-    truncated_items: int | msgspec.UnsetType = msgspec.UNSET  # ours: of the conversation's oldest
+    truncated_items: int | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # an extension: the number of oldest items left out
 
 
 class Incomplete(msgspec.Struct):
-    """Why an answer is not whole."""
+    """The reason why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseBody(ResponseHead, kw_only=True):
-    """A response: how it was asked for, and what came of it; the last two are ours."""
+    """A response: its request and its outcome; the last two fields are extensions."""
 
     status: ResponseStatus
     completed_at: int | None
@@ -141,15 +146,15 @@ def response_head(
     is_stored: bool,
     num_truncated: int = 0,
 ) -> ResponseHead:
-    """Return what every body of a response says.
+    """Return the fields that all bodies of a response repeat.
 
     Args:
-        body: what was sent.
-        model: what the model was asked for by.
-        params: how the answer is chosen.
-        response_id: what the response is called.
-        is_stored: whether it is stored.
-        num_truncated: how many items were left out.
+        body: the body of the request.
+        model: the requested name of the model.
+        params: the sampling parameters of the answer.
+        response_id: the id of the response.
+        is_stored: whether the response is stored.
+        num_truncated: the number of items that were left out.
     """
     effort = body.reasoning.effort if body.reasoning else None
     return ResponseHead(
@@ -180,12 +185,12 @@ def response_head(
 
 
 class ResponseBodies:
-    """Encodes the bodies of one response; what is the same in all is encoded once.
+    """Encodes the bodies of one response; the fields that all bodies repeat are encoded once.
 
     Args:
-        head: that.
-        has_transforms: whether a whole answer tells how its images were shown.
-        has_places: whether it tells places.
+        head: the fields that all bodies repeat.
+        has_transforms: whether the final body has the transforms of images.
+        has_places: whether it has the grounded regions.
     """
 
     def __init__(
@@ -197,7 +202,7 @@ class ResponseBodies:
         self._start = _encode(head)[:-1] + b","
 
     def initial(self) -> bytes:
-        """Return the body before anything is answered."""
+        """Return the body before the answer starts."""
         return self._body("in_progress")
 
     def final(
@@ -207,7 +212,7 @@ class ResponseBodies:
         usage: Usage,
         places: Sequence[GroundedRegion] = (),
     ) -> bytes:
-        """Return the body of a whole answer, or of one that its length ended."""
+        """Return the body of an answer that is complete, or that reached its length limit."""
         extensions: dict[str, Any] = {}
         if self._has_transforms:
             extensions["image_transforms"] = image_transforms(usage.images)
@@ -219,11 +224,11 @@ class ResponseBodies:
         )
 
     def cancelled(self) -> bytes:
-        """Return the body of an answer that its client had stopped."""
+        """Return the body of an answer that its client cancelled."""
         return self._body("cancelled")
 
     def failed(self, message: str, output: Sequence[OutputItem]) -> bytes:
-        """Return the body of an answer that failed on its way."""
+        """Return the body of an answer that failed."""
         return self._body("failed", output=output, error=ResponseError(message))
 
     def _body(self, status: ResponseStatus, **fields: Any) -> bytes:
@@ -240,12 +245,12 @@ class ResponseBodies:
 
 
 def response_status(finish_reason: FinishReason | None) -> Literal["completed", "incomplete"]:
-    """Return whether an answer came to its own end."""
+    """Return whether an answer is complete or was cut off."""
     return "completed" if finish_reason == "stop" else "incomplete"
 
 
-def output_items_of_rounds(rounds: Iterable[Round]) -> list[OutputItem]:
-    """Return the items of an answer whose calls the server ran, in the order of the rounds."""
+def output_items_of_tool_loop(rounds: Iterable[Round]) -> list[OutputItem]:
+    """Return the items of an answer whose calls the server executed, in the order of the rounds."""
     output: list[OutputItem] = []
     reason: FinishReason | None = None
     for each in rounds:
@@ -265,7 +270,7 @@ def output_items_of_rounds(rounds: Iterable[Round]) -> list[OutputItem]:
 
 
 def _text_items(choice: Choice) -> list[OutputItem]:
-    """Return the items of what was thought and said, if anything was."""
+    """Return the items of the reasoning and the text of a choice, if it has any."""
     output: list[OutputItem] = []
     if choice.reasoning:
         output.append(
@@ -280,15 +285,15 @@ def output_items(
     completion: Completion,
     logprobs: LogprobsOf | None,
     token_bytes: Callable[[int], bytes],
-    names: Mapping[str, Named] = MappingProxyType({}),
+    names: Mapping[str, QualifiedName] = MappingProxyType({}),
 ) -> list[OutputItem]:
-    """Return the items of a whole answer: what was thought, said and called.
+    """Return the items of a whole answer: its reasoning, text and calls.
 
     Args:
-        completion: of one choice.
-        logprobs: puts samples into shape; None where the client asked for none.
-        token_bytes: what a token stands for.
-        names: the parts of the full names of functions.
+        completion: a completion of one choice.
+        logprobs: encodes samples; None if the client requests no log-probabilities.
+        token_bytes: decodes a token id to bytes.
+        names: the parts of functions' qualified names.
     """
     (choice,) = completion.choices
     output: list[OutputItem] = []
@@ -315,7 +320,7 @@ def output_items(
 def _samples_of_text(
     samples: Iterable[Sample], text: str, token_bytes: Callable[[int], bytes]
 ) -> Iterator[Sample]:
-    """Yield the samples that a text is of, and not those of calls behind it."""
+    """Yield the samples of a text, without those of the calls after it."""
     num_left = len(text.lstrip().encode())
     has_started = False
     for sample in samples:

@@ -1,4 +1,4 @@
-"""An answer that goes on without its client: it is read into a log, and kept when it is over."""
+"""Runs an answer in the background: reads it into an event log, and stores it at its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,16 +26,16 @@ async def run_in_background(
     scope: Scope,
     leases: AsyncExitStack,
 ) -> None:
-    """Read an answer to its end.
+    """Read an answer to its end, independently of its client.
 
     Args:
         stream: an answer that was accepted.
-        events: encodes it, and keeps a response that is whole.
-        log: takes the events.
+        events: encodes the answer, and stores it when it is complete.
+        log: receives the events.
         on_growth: called with the number of bytes in the log.
         store_body: called with the body of a response that failed or was cancelled.
-        service: knows when the server gives up.
-        scope: of the request that began it.
+        service: stops the answer when the server shuts down.
+        scope: the scope of the request that started it.
         leases: keep the model in memory; closed at the end.
     """
 
@@ -53,7 +53,7 @@ async def run_in_background(
             last = await service.offload.run(
                 partial(events.closing, stream.usage), tenant_or_network(scope)
             )
-    except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
+    except Exception as error:  # noqa: BLE001 - clients that retrieve the response must see the failure
         last = events.cancelled() if log.is_cancelled else events.failed(error, scope)
         store_body(events.body)
     finally:
@@ -64,6 +64,6 @@ async def run_in_background(
 
 
 async def _never_disconnects() -> NoReturn:
-    """Wait for a client that is not there."""
+    """Wait forever: there is no client that disconnects."""
     await asyncio.Event().wait()
     raise AssertionError

@@ -1,6 +1,6 @@
-"""How bodies of the Responses API are answered: at once, as a stream, or in the background.
+"""Answers bodies of the Responses API: whole, as a stream, or in the background.
 
-A body is translated into one of the chat API; what comes of that is told in items and events.
+A body is translated to the chat API, and the answer to items and events of this API.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from vlmkit_server.apis.openai_responses.answer import (
     ResponseBodies,
     ResponseHead,
     output_items,
-    output_items_of_rounds,
+    output_items_of_tool_loop,
     response_head,
 )
 from vlmkit_server.apis.openai_responses.background import run_in_background
@@ -62,7 +62,7 @@ from vlmkit_server.http.errors import Overloaded
 
 
 class CountCall(ConversationCall[InputTokensRequest]):
-    """Counts one conversation."""
+    """Counts the tokens of one conversation."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CountCall(ConversationCall[InputTokensRequest]):
         super().__init__(request, service, INPUT_TOKENS, converter, store)
 
     async def start(self, body: InputTokensRequest) -> ASGIApp:
-        """Let the runner read the prompt that the conversation would be."""
+        """Tokenize the prompt of the conversation and return its number of tokens."""
         runner = await self.runner(body.model)
 
         async def count_tokens(request: RunnerRequest, _: ChatRequest) -> PromptTokens:
@@ -105,7 +105,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         self._detached = detached
 
     async def start(self, body: ResponsesRequest) -> ASGIApp:
-        """Submit the request; its answer is streamed, waited for, or looked for later."""
+        """Submit the request; its answer is returned, streamed, or retrieved later."""
         runner = await self.runner(body.model)
         is_stored = self._is_stored(body)
         response_id = new_id("resp")
@@ -141,7 +141,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
 
         def encode_whole(completion: Completion) -> list[bytes]:
             if isinstance(stream, ToolLoop):
-                output = output_items_of_rounds(stream.rounds)
+                output = output_items_of_tool_loop(stream.rounds)
             else:
                 output = output_items(completion, logprobs, runner.token_bytes, names)
             return [answer.end(output, completion)]
@@ -171,10 +171,10 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         return _with_cleanup(app, answer.abandon)
 
     def _is_stored(self, body: ResponsesRequest) -> bool:
-        """Tell whether the response is to be stored.
+        """Return whether the response is stored.
 
         Raises:
-            RequestError: it must be, and cannot.
+            RequestError: the body requires storage, which is disabled.
         """
         if body.background and body.store is False:
             raise RequestError("background needs store, to be looked for later", param="background")
@@ -193,7 +193,12 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         turn: Turn,
         stream: AnswerStream | ToolLoop,
     ) -> "_ResponseRecord":
-        """Store the begin of an answer, if there is room for what was said."""
+        """Store a response that starts, if there is room for its input.
+
+        Raises:
+            Overloaded: a background response cannot be stored now.
+            RequestError: a background response is too large to be stored.
+        """
         bodies = make_bodies(head)
         log = EventLog(self.store.max_event_bytes) if head.background else None
 
@@ -208,7 +213,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             if self.store.begin(head.id, bodies.initial(), turn, stop_background, log):
                 return _ResponseRecord(bodies, self.store, log)
         except Overloaded:
-            if head.background:  # which is of no use where it is not kept
+            if head.background:  # it cannot be retrieved unless it is stored
                 stream.abort()
                 raise
         if head.background:
@@ -225,10 +230,10 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         answer: "_ResponseRecord",
         log: EventLog,
     ) -> None:
-        """Let an answer go on without this call.
+        """Continue an answer in the background, after the end of this call.
 
         Raises:
-            VlmkitError: the server is full.
+            VlmkitError: the server has no capacity for it.
         """
         leases = self.transfer_leases()
         work = run_in_background(
@@ -250,12 +255,12 @@ class CreateCall(ConversationCall[ResponsesRequest]):
 
 
 class _ResponseRecord:
-    """One response on its way.
+    """A response in progress, and where it is stored.
 
     Args:
-        bodies: encodes it.
-        store: where it is stored, if it is.
-        log: of one in the background.
+        bodies: encodes the response.
+        store: the store, if the response is stored.
+        log: the event log, if the response runs in the background.
     """
 
     def __init__(
@@ -273,18 +278,18 @@ class _ResponseRecord:
         return body
 
     def finish(self, body: bytes, output: Sequence[OutputItem]) -> None:
-        """Store what it has become."""
+        """Store the final body and the items."""
         if self._store is not None:
             self._store.finish(self.bodies.id, body, stored_output(output))
 
     def abandon(self) -> None:
-        """Forget it, unless it is over."""
+        """Remove the response from the store, unless it has ended."""
         if self._store is not None:
             self._store.abandon(self.bodies.id)
 
 
 def _with_cleanup(app: ASGIApp, end: Callable[[], None]) -> ASGIApp:
-    """Return a response that ends with some work, whatever comes of it."""
+    """Return a response that calls a function at its end, even if it fails."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         try:

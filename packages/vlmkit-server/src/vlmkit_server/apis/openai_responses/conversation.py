@@ -1,4 +1,4 @@
-"""Calls with a conversation of the Responses API, which may build upon what is stored."""
+"""Calls with a conversation of the Responses API, which may continue stored responses."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -29,15 +29,15 @@ T = TypeVar("T")
 
 
 class Processed(NamedTuple, Generic[T]):
-    """What came of a body.
+    """The result of processing a body.
 
     Attributes:
-        result: what the runner returned.
-        request: what it was asked.
-        before: the turn that is answered upon, if there is one.
-        images_s: how long fetching and checking the images took.
-        num_truncated: how many items of the conversation were left out.
-        media: what errors are to call its images and files.
+        result: the result of the work.
+        request: the request that the work was done for.
+        previous: the turn that the body continues, if it continues one.
+        images_s: how long fetching and checking the images took, in seconds.
+        num_truncated: the number of items that were left out.
+        media: the fields that errors about its images and files name.
     """
 
     result: T
@@ -49,14 +49,14 @@ class Processed(NamedTuple, Generic[T]):
 
 
 class ConversationCall(MessagesCall[B]):
-    """A call whose body may build upon what is stored.
+    """A call whose body may continue stored responses.
 
     Args:
-        request: what was sent.
-        service: the models, and whether work is taken.
-        reader: reads the body.
-        converter: makes what a runner takes of messages.
-        store: responses that may be referred to.
+        request: the HTTP request.
+        service: the models and the admission of requests.
+        reader: decodes the body.
+        converter: converts messages for a runner.
+        store: the stored responses.
     """
 
     def __init__(
@@ -80,18 +80,21 @@ class ConversationCall(MessagesCall[B]):
         answers: bool = True,
         light: bool = False,
     ) -> Processed[T]:
-        """Let a runner work on a body and all that it builds upon.
+        """Convert a body and the turns that it continues, and do some work with the request.
+
+        If the prompt is too long and the body allows truncation, the work is repeated with a
+        shorter conversation.
 
         Args:
-            body: what was sent.
-            runner: who works.
-            request_id: what the request is called.
-            work: what it does.
-            answers: whether that is an answer, which may call tools.
-            light: whether no more of images is wanted than their sizes.
+            body: the body.
+            runner: the runner of the model.
+            request_id: the id of the request.
+            work: does the work; gets the request and the chat that it was made from.
+            answers: whether the work is an answer, which may call tools.
+            light: whether to read only the sizes of images.
 
         Raises:
-            RequestError: names the field that is wrong.
+            RequestError: a field is wrong; the error names it.
         """
         previous = None
         if body.previous_response_id is not None:
@@ -150,7 +153,7 @@ class ConversationCall(MessagesCall[B]):
 async def _with_original_indices(
     truncated: Truncated, full_request: RunnerRequest, work: Awaitable[T]
 ) -> T:
-    """Wait for some work on what is kept of a request, whose errors are about the whole."""
+    """Wait for work on a truncated request; its errors count images of the full request."""
     try:
         return await work
     except RequestError as error:
@@ -159,7 +162,7 @@ async def _with_original_indices(
 
 
 def _check_size(num_bytes: int, max_bytes: int, runner: Runner) -> None:
-    """Refuse to build upon more than could be sent."""
+    """Refuse to continue a conversation that is larger than a body may be."""
     if num_bytes > max_bytes:
         raise PromptTooLong(
             runner.facts.limits.max_sequence_tokens,

@@ -1,6 +1,6 @@
-"""Events of a response in the background, for clients that come, go and come back.
+"""The event log of a background response, for clients that disconnect and reconnect.
 
-Is used in the event loop's thread alone. How long a log is kept is the store's business.
+A log is used only in the event loop's thread. The response store decides how long it is kept.
 """
 
 import asyncio
@@ -12,27 +12,27 @@ _END = b"\n\n"
 
 
 class EventLog:
-    """Events in a row, numbered from 0, of which the oldest are let go where they are too many.
+    """Events numbered from 0; the oldest are dropped if they take too many bytes.
 
     Args:
-        max_bytes: of those that are kept.
+        max_bytes: the largest size of the events in the log.
 
     Attributes:
-        num_bytes: of those that are kept.
-        is_cancelled: whether a client had the answer stopped.
+        num_bytes: the size of the events in the log.
+        is_cancelled: whether a client cancelled the answer.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._events: list[bytes] = []
-        self._first = 0  # the number of the oldest
+        self._first = 0  # the number of the oldest event
         self._is_over = False
         self._changed = asyncio.Event()
         self.num_bytes = 0
         self.is_cancelled = False
 
     def add(self, events: bytes) -> None:
-        """Keep more events."""
+        """Append events, and drop the oldest if there are too many bytes."""
         added = [event + _END for event in events.split(_END) if event]
         self._events += added
         self.num_bytes += sum(map(len, added))
@@ -41,15 +41,15 @@ class EventLog:
         self._notify()
 
     def close(self) -> None:
-        """Note that no more will come."""
+        """Mark the log as complete."""
         self._is_over = True
         self._notify()
 
     def check(self, number: int) -> None:
-        """Refuse to go on behind an event where the next one is not kept any more.
+        """Refuse to continue after an event if the next one was dropped.
 
         Raises:
-            RequestError: it is not.
+            RequestError: it was dropped.
         """
         if number + 1 < self._first:
             raise RequestError(
@@ -57,10 +57,10 @@ class EventLog:
             )
 
     async def after(self, number: int) -> list[bytes]:
-        """Wait for, and return, some of the events behind one; none when all is over.
+        """Wait for events after a number and return some of them; empty at the end of the log.
 
         Raises:
-            RequestError: the next one is not kept any more.
+            RequestError: the next event was dropped.
         """
         while True:
             self.check(number)
@@ -72,12 +72,12 @@ class EventLog:
             await self._changed.wait()
 
     def shorten(self) -> None:
-        """Keep less from now on, since there is no room."""
+        """Set the limit to half of the present size, since the store has no room."""
         self._max_bytes = self.num_bytes // 2
         self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Forget the older half, so that each event is moved but a few times."""
+        """Drop the older half at once, so that each event is moved only a few times."""
         num = 0
         while self.num_bytes > self._max_bytes // 2 and num < len(self._events):
             self.num_bytes -= len(self._events[num])

@@ -1,7 +1,7 @@
 """Server-sent events of one answer of the Responses API.
 
-An item is told from its beginning to its end before the next one begins. What is the same in the
-events of one item is encoded once, so that a token costs microseconds.
+The events of an item are sent before the next item starts. The parts that repeat in the events of
+an item are encoded once, so that a token costs microseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,13 +30,13 @@ from vlmkit_server.apis.openai_responses.items import (
     in_json,
     new_id,
 )
-from vlmkit_server.apis.openai_responses.namespaces import Named
+from vlmkit_server.apis.openai_responses.namespaces import QualifiedName
 from vlmkit_server.http.errors import fault_of
 
 StoreResponse = Callable[[bytes, Sequence[OutputItem]], None]
 
 _encode = msgspec.json.encode
-_TEXT, _REASONING = -1, -2  # items by what they are of; a call's is its index
+_TEXT, _REASONING = -1, -2  # keys of items; the key of a call is its index
 
 
 class _TextLogprobs:
@@ -82,14 +82,14 @@ class ResponseEvents:
     """Encodes one answer.
 
     Args:
-        bodies: encodes the response as a whole.
-        logprobs: puts samples into shape; None where the client asked for none.
-        num_reasoning_tokens: tells how many tokens of the answer were reasoning so far.
-        keep: is told the last body and its items.
-        names: the parts of the full names of functions.
+        bodies: encodes the whole response.
+        logprobs: encodes samples; None if the client requests no log-probabilities.
+        num_reasoning_tokens: returns how many tokens of the answer are reasoning so far.
+        store: called with the last body and its items.
+        names: the parts of functions' qualified names.
 
     Attributes:
-        body: the response as a whole, once it is over.
+        body: the whole response, once it has ended.
     """
 
     ping = b": ping\n\n"
@@ -102,7 +102,7 @@ class ResponseEvents:
         logprobs: LogprobsOf | None,
         num_reasoning_tokens: Callable[[], int],
         store: StoreResponse,
-        names: Mapping[str, Named] = MappingProxyType({}),
+        names: Mapping[str, QualifiedName] = MappingProxyType({}),
     ) -> None:
         self._bodies = bodies
         self._logprobs = None if logprobs is None else _TextLogprobs(logprobs, num_reasoning_tokens)
@@ -125,7 +125,7 @@ class ResponseEvents:
         )
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
-        """Return the events of some chunks; empty while their text is held back."""
+        """Return the events of chunks; empty while their text is held back."""
         events: list[bytes] = []
         for chunk in chunks:
             if self._logprobs is not None:
@@ -145,19 +145,19 @@ class ResponseEvents:
         return finished + self._response_event(f"response.{status}", self.body)
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the events that end an answer which failed."""
+        """Return the events that end a failed answer."""
         finished = self._end_all("incomplete")
         self.body = self._bodies.failed(fault_of(error, scope).message, self._output)
         return finished + self._response_event("response.failed", self.body)
 
     def cancelled(self) -> bytes:
-        """Return the events that end an answer which its client had stopped."""
+        """Return the events that end an answer that its client cancelled."""
         finished = self._end_all("incomplete")
         self.body = self._bodies.cancelled()
         return finished + self._response_event("response.incomplete", self.body)
 
     def _delta(self, delta: Delta) -> bytes:
-        """Return the event of more of an item, which may have to begin."""
+        """Return the event of a piece of an item; starts the item if necessary."""
         if isinstance(delta, ToolCallDelta):
             key, more = delta.index, delta.arguments
         else:
@@ -174,7 +174,7 @@ class ResponseEvents:
         )
 
     def _begin_item(self, key: int, delta: Delta) -> bytes:
-        """Return the events that begin an item."""
+        """Return the events that start an item."""
         self._open = key
         item: OutputItem
         if isinstance(delta, ToolCallDelta):
@@ -212,23 +212,23 @@ class ResponseEvents:
         return self._end_content(item, text) + self._item_done(self._index)
 
     def _end_all(self, status: Status) -> bytes:
-        """Return the events that end what is open when the answer is over."""
+        """Return the events that end all open items at the end of the answer."""
         return self._end_item(status)
 
     def _call_item(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
-        """Return the item of a call that begins, and what more of its arguments are called."""
+        """Return the item of a new call, and the type of events with pieces of its arguments."""
         item = CallItem.started(delta.id, delta.name, self._names)
         return item, "response.function_call_arguments.delta"
 
     def _end_call(self, item: CallItem | ExecutedCallItem, arguments: str) -> bytes:
-        """Return the events that end the call which is open."""
+        """Return the events that end the open call."""
         item.arguments = arguments
         values = {"name": item.name, "arguments": arguments}
         kind = "response.function_call_arguments.done"
         return self._event(kind, **self._item_position(), **values) + self._item_done(self._index)
 
     def _item_done(self, index: int) -> bytes:
-        """Return the event that tells an item as a whole."""
+        """Return the event that has the whole item."""
         item = self._output[index]
         return self._event("response.output_item.done", output_index=index, item=item)
 
@@ -253,14 +253,14 @@ class ResponseEvents:
 
     @property
     def _index(self) -> int:
-        """Of the newest item."""
+        """The index of the newest item."""
         return len(self._output) - 1
 
     def _item_position(self, **more: int) -> dict[str, Any]:
         return {"item_id": self._output[-1].id, "output_index": self._index} | more
 
     def _response_event(self, kind: str, body: bytes) -> bytes:
-        """Return an event that holds the whole response."""
+        """Return an event that has the whole response."""
         return self._event(kind, response=msgspec.Raw(body))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -268,23 +268,24 @@ class ResponseEvents:
         return b"event: %b\ndata: %b%b" % (kind.encode(), start, self._number())
 
     def _number(self) -> bytes:
-        """Return the end of an event, which numbers it."""
+        """Return the end of an event, which has its number."""
         self._num_events += 1
         return b"%d}\n\n" % (self._num_events - 1)
 
 
 class ExecutedCallEvents(ResponseEvents):
-    """Encodes one answer.
+    """Encodes one answer whose calls the server executes; their items have the results.
+
+    Calls of a round run concurrently: their items start in a row, and end when their results come.
 
     Args:
-        *args: as :class:`ResponseEvents` has them, and the others.
+        *args: the arguments of :class:`ResponseEvents`.
+        **options: its keyword arguments.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._running: dict[
-            int, tuple[int, ExecutedCallItem]
-        ] = {}  # by call: its place, and itself
+        self._running: dict[int, tuple[int, ExecutedCallItem]] = {}  # by call: index and item
 
     def _delta(self, delta: Delta) -> bytes:
         if not isinstance(delta, ResultDelta):
@@ -311,12 +312,12 @@ class ExecutedCallEvents(ResponseEvents):
         return started
 
     def _end_call(self, item: CallItem | ExecutedCallItem, arguments: str) -> bytes:
-        item.arguments, item.status = arguments, "in_progress"  # until it has returned
+        item.arguments, item.status = arguments, "in_progress"  # until its result is known
         kind = "response.mcp_call_arguments.done"
         return self._event(kind, **self._item_position(), arguments=arguments)
 
     def _end_all(self, status: Status) -> bytes:
-        """Return the events that end what is open, calls included of which nothing came."""
+        """Return the events that end all open items, including calls without a result."""
         finished = super()._end_all(status)
         for index, item in self._running.values():
             item.status = "incomplete"

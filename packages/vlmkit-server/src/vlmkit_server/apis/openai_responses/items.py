@@ -1,4 +1,7 @@
-"""Items of the Responses API as they are told and kept; what clients send is in wire_responses."""
+"""Items of the Responses API as answers and the store have them.
+
+The items that clients send are in :mod:`vlmkit_server.apis.openai_responses.wire`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from secrets import token_hex
@@ -9,19 +12,19 @@ import msgspec
 from vlmkit_server.apis.openai_chat.answer import TokenLogprob
 from vlmkit_server.apis.openai_chat.executed_calls import SERVER_LABEL
 from vlmkit_server.apis.openai_responses import wire as responses
-from vlmkit_server.apis.openai_responses.namespaces import Named
+from vlmkit_server.apis.openai_responses.namespaces import QualifiedName
 from vlmkit_server.wire.tool_fields import arguments_text
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 def new_id(kind: str) -> str:
-    """Return an id; whoever knows one may read what it names, so it cannot be guessed."""
+    """Return a random id; it must not be guessable, since who knows an id may read its object."""
     return f"{kind}_{token_hex(24)}"
 
 
 class OutputTextContent(msgspec.Struct, tag_field="type", tag="output_text"):
-    """What the model says."""
+    """Text of an answer."""
 
     text: str = ""
     annotations: tuple[()] = ()
@@ -29,22 +32,22 @@ class OutputTextContent(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 def in_json(logprobs: Iterable[bytes]) -> Any:
-    """Return log-probabilities that are written already: as objects, they would be many times more.
+    """Return encoded log-probabilities as a field's value, since objects take far more memory.
 
     Args:
-        logprobs: the JSON of their list, in pieces.
+        logprobs: the JSON of the list, in pieces.
     """
     return msgspec.Raw(b"".join(logprobs))
 
 
 class ReasoningTextContent(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """Reasoning of an answer."""
 
     text: str = ""
 
 
 class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
-    """An answer's text."""
+    """A message with the text of an answer."""
 
     id: str
     status: Status = "in_progress"
@@ -53,7 +56,7 @@ class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """An answer's reasoning; nothing summarises it."""
+    """The reasoning of an answer; there is no summary."""
 
     id: str
     status: Status = "in_progress"
@@ -62,7 +65,7 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
 
 
 class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A call of a function."""
+    """A function call."""
 
     id: str
     call_id: str
@@ -72,13 +75,13 @@ class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def started(cls, call_id: str, name: str, names: Mapping[str, Named]) -> "CallItem":
-        """Return the item of a call that begins.
+    def started(cls, call_id: str, name: str, names: Mapping[str, QualifiedName]) -> "CallItem":
+        """Return the item of a new call.
 
         Args:
-            call_id: what the call is called.
-            name: the full name of the function.
-            names: the parts of full names.
+            call_id: the id of the call.
+            name: the qualified name of the function.
+            names: the parts of qualified names.
         """
         if (parts := names.get(name)) is None:
             return cls(new_id("fc"), call_id, name)
@@ -86,13 +89,13 @@ class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class ToolFailure(msgspec.Struct, tag_field="type", tag="mcp_tool_execution_error"):
-    """Why a tool of the server came to nothing."""
+    """The error of a tool that the server executed."""
 
     content: list[responses.InputText]
 
 
 class ExecutedCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
-    """A call of a tool that the server runs, and what came of it."""
+    """A call of a tool that the server executes, and its result."""
 
     id: str
     name: str
@@ -104,11 +107,11 @@ class ExecutedCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
 
     @classmethod
     def started(cls, call_id: str, name: str) -> "ExecutedCallItem":
-        """Return the item of a call that begins; its id ends with the call's."""
+        """Return the item of a new call; its id ends with the id of the call."""
         return cls(f"{new_id('mcp')}_{call_id}", name)
 
     def finish(self, text: str, *, is_error: bool) -> None:
-        """Note what came of it."""
+        """Set the result of the call."""
         self.output, self.status = text, "failed" if is_error else "completed"
         self.error = ToolFailure([responses.InputText(text=text)]) if is_error else None
 
@@ -117,19 +120,19 @@ OutputItem = MessageItem | ReasoningItem | CallItem | ExecutedCallItem
 
 
 class StoredItem(NamedTuple):
-    """An item of a conversation that is stored: what it is called, and its JSON."""
+    """A stored item of a conversation: its id and its JSON."""
 
     id: str
     content: bytes
 
 
 def stored_output(items: Sequence[OutputItem]) -> tuple[StoredItem, ...]:
-    """Return an answer's items as they are stored."""
+    """Return the items of an answer in the form of the store."""
     return tuple(StoredItem(item.id, msgspec.json.encode(item)) for item in items)
 
 
 def stored_input(given: responses.Input | None) -> tuple[StoredItem, ...]:
-    """Return what a client sent as it is stored: each item with a type and an id."""
+    """Return the input of a client in the form of the store: each item has a type and an id."""
     items = [responses.Item(role="user", content=given)] if isinstance(given, str) else given or ()
     return tuple(map(_stored, items))
 
@@ -150,7 +153,7 @@ _PREFIXES = {
 
 
 def _fields(item: responses.Item) -> dict[str, Any]:
-    """Return what an item says, in the shape in which it is listed."""
+    """Return the fields of an item in the shape in which the API lists it."""
     if item.type == "function_call":
         arguments = arguments_text(item.arguments)
         values = {"call_id": item.call_id, "name": item.name, "arguments": arguments}

@@ -1,6 +1,6 @@
-"""Functions in namespaces: the model is shown them by full names, and clients get both parts back.
+"""Functions in namespaces: the model sees their qualified names, and clients get both parts.
 
-A full name is the namespace's, a dot, and the function's.
+A qualified name is the namespace, a dot and the function's name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,22 +14,22 @@ from vlmkit_server.apis.openai_responses import wire as responses
 MAX_FUNCTIONS = 128
 
 
-class Named(NamedTuple):
-    """The parts of a full name."""
+class QualifiedName(NamedTuple):
+    """The parts of a qualified name."""
 
     namespace: str
     name: str
 
 
-def full_name(namespace: str | None, name: str) -> str:
-    """Return what the model reads and writes for a function."""
+def qualified_name(namespace: str | None, name: str) -> str:
+    """Return the qualified name of a function, which the model reads and writes."""
     return f"{namespace}.{name}" if namespace else name
 
 
-def names_of(tools: Iterable[responses.AnyTool] | None) -> Mapping[str, Named]:
-    """Return the parts of the full names of all functions in namespaces."""
+def names_of(tools: Iterable[responses.AnyTool] | None) -> Mapping[str, QualifiedName]:
+    """Return the parts of the qualified names of all functions in namespaces."""
     return {
-        full_name(tool.name, function.name): Named(tool.name, function.name)
+        qualified_name(tool.name, function.name): QualifiedName(tool.name, function.name)
         for tool in tools or ()
         if isinstance(tool, responses.NamespaceTool)
         for function in responses.functions_of(tool.tools)
@@ -37,12 +37,13 @@ def names_of(tools: Iterable[responses.AnyTool] | None) -> Mapping[str, Named]:
 
 
 def shown_functions(tools: Iterable[responses.AnyTool] | None) -> list[responses.FunctionTool]:
-    """Return the functions that the model is shown, by full names.
+    """Return the functions for the model, with qualified names.
 
-    The description of a namespace stands before that of its first function.
+    The description of a namespace precedes that of its first function.
 
     Raises:
-        RequestError: there are too many, or two of one full name, of which one is in a namespace.
+        RequestError: there are too many functions, or a function in a namespace has the same
+            qualified name as another function.
     """
     found: dict[str, responses.FunctionTool] = {}
     plain: list[responses.FunctionTool] = []
@@ -52,8 +53,8 @@ def shown_functions(tools: Iterable[responses.AnyTool] | None) -> list[responses
         elif isinstance(tool, responses.NamespaceTool):
             for function in _described(tool):
                 if function.name in found:
-                    place = f"tools[{number}].tools"
-                    raise RequestError(f"{place} has a name twice", param=place)
+                    path = f"tools[{number}].tools"
+                    raise RequestError(f"{path} has a name twice", param=path)
                 found[function.name] = function
     if any(tool.name in found for tool in plain):
         raise RequestError("a function has the full name of one in a namespace", param="tools")
@@ -65,7 +66,7 @@ def shown_functions(tools: Iterable[responses.AnyTool] | None) -> list[responses
 def response_tools(
     tools: Iterable[responses.AnyTool] | None,
 ) -> list[responses.FunctionTool | responses.NamespaceTool]:
-    """Return the tools that a response repeats: those that the model is shown."""
+    """Return the tools that a response repeats: those that the model can call."""
     return [
         replace(
             tool, description=tool.description or "", tools=[*responses.functions_of(tool.tools)]
@@ -78,12 +79,12 @@ def response_tools(
 
 
 def _described(namespace: responses.NamespaceTool) -> Iterable[responses.FunctionTool]:
-    """Yield a namespace's functions by their full names."""
+    """Yield the functions of a namespace with their qualified names."""
     before = namespace.description
     for function in responses.functions_of(namespace.tools):
         texts = [text for text in (before, function.description) if text]
         described = "\n\n".join(texts) or None
         yield replace(
-            function, name=full_name(namespace.name, function.name), description=described
+            function, name=qualified_name(namespace.name, function.name), description=described
         )
         before = None

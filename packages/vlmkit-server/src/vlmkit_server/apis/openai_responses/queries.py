@@ -11,7 +11,7 @@ from vlmkit_server.apis.openai_responses.items import StoredItem
 
 
 class ItemsQuery(msgspec.Struct):
-    """What page is wanted."""
+    """The query for a page of items."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
@@ -19,7 +19,7 @@ class ItemsQuery(msgspec.Struct):
 
 
 class ItemsPage(msgspec.Struct):
-    """Items in a row, and what they are called at both ends."""
+    """A page of items, with the ids of the first and the last."""
 
     data: list[msgspec.Raw]
     first_id: str | None
@@ -32,11 +32,11 @@ def items_page(items: Sequence[StoredItem], query: Mapping[str, str]) -> bytes:
     """Encode a page of items.
 
     Args:
-        items: all of them, in their order.
-        query: the parameters of a URL.
+        items: all items, in order.
+        query: the query parameters of the URL.
 
     Raises:
-        RequestError: one of them is wrong.
+        RequestError: a parameter is wrong.
     """
     parsed = _parsed(query)
     ordered = [*items] if parsed.order == "asc" else [*reversed(items)]
@@ -67,7 +67,10 @@ def _parsed(query: Mapping[str, str]) -> ItemsQuery:
 
 
 class RetrieveQuery(msgspec.Struct):
-    """Whether, and from where on, events are wanted; all else of OpenAI's is told anyway."""
+    """Whether to stream events, and after which one.
+
+    OpenAI's other parameters request fields that are always sent.
+    """
 
     stream: bool | None = None
     starting_after: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
@@ -78,10 +81,10 @@ _EXPECTED = {"starting_after": "the number of an event", "stream": "true or fals
 
 
 def retrieve_query(query: Mapping[str, str]) -> RetrieveQuery:
-    """Return what a query asks for.
+    """Decode the query of a stored response.
 
     Raises:
-        RequestError: a parameter makes no sense.
+        RequestError: a parameter is wrong.
     """
     try:
         found = msgspec.convert(query, RetrieveQuery, strict=False)

@@ -1,6 +1,6 @@
-"""``/v1/responses``: OpenAI's Responses API, and what is stored of it.
+"""The routes of ``/v1/responses``, OpenAI's Responses API, including stored responses.
 
-How a body is answered is in response_calls.
+Bodies are answered in :mod:`vlmkit_server.apis.openai_responses.calls`.
 """
 
 from typing import Any, Literal
@@ -46,7 +46,7 @@ LINKS = (
 
 
 class DeletedResponse(msgspec.Struct):
-    """What a client learns that had a response deleted."""
+    """The answer to the deletion of a response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -90,7 +90,7 @@ class ResponsesController(Controller):
         """Return how many tokens a conversation has."""
         return CountCall(request, service, converter, responses)
 
-    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    # One handler, since Litestar's answer to OPTIONS has only the methods of the last one.
     @route(
         "/{response_id:str}",
         http_method=(*READ, HttpMethod.DELETE),
@@ -106,7 +106,7 @@ class ResponsesController(Controller):
         service: NamedDependency[Service],
         response_id: FromPath[str],
     ) -> ASGIApp:
-        """Return a response, or forget it; one that is answered in the background then ends."""
+        """Return a stored response, or delete it; deletion cancels a background response."""
         owner = caller_of(request).owner
         if request.method == HttpMethod.DELETE:
             responses.delete(response_id, owner)
@@ -138,7 +138,7 @@ class ResponsesController(Controller):
         responses: NamedDependency[ResponseStore],
         response_id: FromPath[str],
     ) -> Response[bytes]:
-        """List what a stored response answers: all of the conversation before it."""
+        """List the input items of a stored response: the whole conversation before it."""
         turn = responses.find(response_id, caller_of(request).owner).turn
         previous = turn.previous.items() if turn.previous else []
         query = dict(request.query_params.multi_items())
@@ -151,12 +151,12 @@ class ResponsesController(Controller):
         responses: NamedDependency[ResponseStore],
         response_id: FromPath[str],
     ) -> Response[bytes]:
-        """Stop an answer in the background; one that is over stays as it is."""
+        """Cancel a background response; one that has ended is unchanged."""
         return _json(responses.cancel(response_id, caller_of(request).owner))
 
 
 def _with_admission(app: ASGIApp, service: Service, account: str) -> ASGIApp:
-    """Return a response that has a place in the server, since it may last."""
+    """Return a response that counts as an admitted request, since it may take long."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         with service.admitted(account):

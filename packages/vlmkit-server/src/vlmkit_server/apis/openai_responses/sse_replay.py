@@ -1,4 +1,4 @@
-"""The ASGI response that tells the events of a log, from where its client was, to their end."""
+"""The ASGI response that replays an event log, from the client's position to its end."""
 
 from collections.abc import Mapping
 
@@ -13,17 +13,17 @@ from vlmkit_server.http.errors import fault_of
 
 
 class SseReplay(ByteStream):
-    """Sends a log's events, those that are there and those that come.
+    """Sends the past and future events of a log.
 
     Args:
-        log: of an answer, which does not end when its client goes away.
-        number: of the last event that the client knows; -1 if it knows none.
-        service: knows when the server gives up.
-        headers: what to say besides.
-        hides_sizes: whether an event's size may not tell what is in it.
+        log: the log of an answer, which continues when the client disconnects.
+        number: the number of the last event that the client has; -1 for none.
+        service: stops the response when the server shuts down.
+        headers: additional response headers.
+        hides_sizes: whether to pad events, so that their sizes do not reveal their text.
 
     Raises:
-        RequestError: what follows is not kept any more.
+        RequestError: the next event was dropped from the log.
     """
 
     ping = b": ping\n\n"
@@ -44,18 +44,18 @@ class SseReplay(ByteStream):
         self._hides_sizes = hides_sizes
 
     async def write(self, send: Send) -> None:
-        """Send everything."""
+        """Send all events until the log ends."""
         while events := await self._log.after(self._number):
             self._number += len(events)
             body = b"".join(events)
             await self.send(send, padded(body) if self._hides_sizes else body)
 
     def closing(self) -> bytes:
-        """Return nothing: the log has the end."""
+        """Return nothing, since the log has the last event."""
         return b""
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
-        """Return the event that says why there are no more; the answer may go on."""
+        """Return the event with the reason why the stream ends; the answer may continue."""
         fault = fault_of(error, scope)
         fields = {
             "type": "error",
@@ -67,4 +67,4 @@ class SseReplay(ByteStream):
         return b"event: error\ndata: %b\n\n" % data
 
     def abort(self) -> None:
-        """Do nothing: others may follow."""
+        """Do nothing, since other clients may read the log."""

@@ -1,9 +1,9 @@
-"""Responses that are kept for later: bounded in number and bytes, forgotten by least recent use.
+"""The store of responses in memory: limited in number and bytes, with eviction by least recent use.
 
-Whoever keeps most forgets first, and nothing is forgotten that is still being answered: nobody's
-answers end because others keep something. Responses live as long as the process, and are found only
-with the credentials that they were made with. What several of them share, the turns before, is held
-and counted once.
+The account that holds most loses its responses first. Responses in progress are never evicted, so
+no account ends the answers of another. Responses last as long as the process, and are found only
+with the credentials that created them. Turns that several responses share are held and counted
+once.
 """
 
 import threading
@@ -18,18 +18,18 @@ from vlmkit_server.apis.openai_responses.items import StoredItem
 from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.settings.server import ResponsesSettings
 
-ITEM_BYTES = 256  # what an item takes besides its text
-EVENT_SHARE = 8  # of all that is stored, one part may be events of one answer
+ITEM_BYTES = 256  # the memory of an item besides its text
+EVENT_SHARE = 8  # the event log of one answer may take 1 / 8 of the store
 
 
 class Turn:
-    """What was said, what was answered, and the turn before.
+    """The input and the output of one response, and the turn before it.
 
     Args:
-        owner: whose it is.
-        said: what the client said.
-        before: what that followed; its answer is over.
-        account: on whose account it is kept.
+        owner: the owner of the response.
+        input_items: the items that the client sent.
+        previous: the turn that this one continues; its answer has ended.
+        account: the account that the store counts it to.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Turn:
         self.previous = previous
         self.input_items = input_items
         self.output_items: Sequence[StoredItem] = ()
-        self.num_uses = 0  # by a stored response, and by turns that follow
-        self.num_bytes = _num_bytes(input_items)  # its own
+        self.num_uses = 0  # by a stored response, and by the turns that continue this one
+        self.num_bytes = _num_bytes(input_items)  # of this turn alone
         self._num_previous_bytes = previous.num_whole_bytes if previous else 0
 
     def items(self) -> list[StoredItem]:
-        """Return everything from the beginning of the conversation to the end of this turn."""
+        """Return all items from the start of the conversation to the end of this turn."""
         turns = [self]
         while (previous := turns[-1].previous) is not None:
             turns.append(previous)
@@ -59,11 +59,11 @@ class Turn:
 
     @property
     def num_whole_bytes(self) -> int:
-        """The bytes of everything from the beginning of the conversation."""
+        """The bytes of all items from the start of the conversation."""
         return self._num_previous_bytes + self.num_bytes
 
 
-class _Turns:
+class _TurnIndex:
     """Turns that stored responses use: counts their bytes, and finds the items of their answers.
 
     A turn that several responses use is counted once. The store holds its lock during each call.
@@ -119,16 +119,16 @@ class _Turns:
 
 
 class StoredResponse(NamedTuple):
-    """A response, as far as it is there.
+    """A stored response, which may be in progress.
 
     Attributes:
-        body: what GET answers.
+        body: the body that GET returns.
         turn: its items.
-        is_over: whether no more of it will come.
-        is_in_background: whether it is answered without its client.
-        stop: until it is over, stops an answer in the background and returns the body that it has
-            then.
-        log: the events of an answer in the background.
+        is_over: whether it has ended.
+        is_in_background: whether it runs in the background.
+        stop: cancels a background response in progress, and returns its final body; None once it
+            has ended.
+        log: the event log of a background response.
     """
 
     body: bytes
@@ -140,28 +140,28 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """Keeps responses. May be used from any thread.
+    """Stores responses. May be used from any thread.
 
     Args:
-        settings: bounds.
+        settings: the limits of the store.
     """
 
     def __init__(self, settings: ResponsesSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._num_event_bytes: dict[str, int] = {}  # of answers in the background
+        self._num_event_bytes: dict[str, int] = {}  # of background responses
         self._held = EvictionPolicy(settings.max_stored, settings.max_stored_bytes)
-        self._turns = _Turns(self._held)
+        self._turns = _TurnIndex(self._held)
 
     @property
     def max_event_bytes(self) -> int:
-        """The bytes of events that one answer in the background may keep."""
+        """The largest size of the event log of one background response."""
         return self._settings.max_stored_bytes // EVENT_SHARE
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is kept at all."""
+        """Whether the store is disabled."""
         return self._settings.max_stored == 0
 
     def begin(
@@ -172,17 +172,21 @@ class ResponseStore:
         stop: Callable[[], bytes] | None = None,
         log: EventLog | None = None,
     ) -> bool:
-        """Keep a response that is being answered; False if it is too large to be kept.
+        """Store a response in progress.
 
         Args:
-            response_id: what it is called.
-            body: what GET answers until it is over.
-            turn: what was said.
-            stop: stops an answer in the background; is called when nobody can read it any more.
-            log: its events.
+            response_id: the id of the response.
+            body: the body that GET returns until it ends.
+            turn: its input.
+            stop: cancels a background response; also called if the response is removed.
+            log: its event log.
+
+        Returns:
+            False if the response is too large to be stored.
 
         Raises:
-            Overloaded: what else its account keeps is not over yet, and others keep less.
+            Overloaded: the other responses of its account are in progress, and no account that
+                holds more has one to evict.
         """
         stored = StoredResponse(
             body, turn, is_over=False, is_in_background=stop is not None, stop=stop, log=log
@@ -199,7 +203,7 @@ class ResponseStore:
             return True
 
     def finish(self, response_id: str, body: bytes, output_items: Sequence[StoredItem]) -> None:
-        """Keep what became of an answer, unless it was cancelled or forgotten meanwhile."""
+        """Store the end of a response, unless it was cancelled or removed before."""
         with self._lock:
             stored = self._responses.get(response_id)
             if stored is None or stored.is_over:
@@ -210,33 +214,33 @@ class ResponseStore:
                 body=body, is_over=True, stop=None
             )
             self._responses.move_to_end(response_id)
-            if self._is_too_large(over):  # it alone is forgotten, and not all others before it
+            if self._is_too_large(over):  # remove it alone, rather than all others first
                 self._forget(response_id)
             self._make_room(over.turn.account)
 
     def grow(self, response_id: str, num_event_bytes: int) -> None:
-        """Count the events of an answer in the background, unless it was forgotten."""
+        """Count the events of a background response, unless it was removed."""
         with self._lock:
             if (found := self._responses.get(response_id)) is None:
                 return
             account, log = found.turn.account, found.log
             self._count_events(response_id, account, num_event_bytes)
             while not self._make_room(account) and log is not None and log.num_bytes:
-                log.shorten()  # its own events, since what others keep may not go
+                log.shorten()  # its own events, since responses of others must stay
                 self._count_events(response_id, account, log.num_bytes)
 
     def abandon(self, response_id: str) -> None:
-        """Forget a response that nobody waits for any more; harmless when it is over."""
+        """Remove a response that has no client any more; has no effect once it has ended."""
         with self._lock:
             found = self._responses.get(response_id)
             if found is not None and not found.is_over:
                 self._forget(response_id)
 
     def find(self, response_id: str, owner: bytes) -> StoredResponse:
-        """Return a response, which counts as a use of it.
+        """Return a response, and mark it as recently used.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: the owner has no response of this id.
         """
         with self._lock:
             found = self._responses.get(response_id)
@@ -246,11 +250,11 @@ class ResponseStore:
             return found
 
     def turn(self, response_id: str, owner: bytes) -> Turn:
-        """Return the turn that another one is to follow.
+        """Return the turn that a new one continues.
 
         Raises:
-            NotStored: there is none, or not of this owner.
-            RequestError: it was not answered, or not yet.
+            NotStored: the owner has no response of this id.
+            RequestError: the response has no answer, or not yet.
         """
         try:
             found = self.find(response_id, owner)
@@ -269,7 +273,7 @@ class ResponseStore:
         """Return an item of an answer.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: the owner has no item of this id.
         """
         with self._lock:
             item = self._turns.output_item(item_id, owner)
@@ -278,11 +282,11 @@ class ResponseStore:
             return item
 
     def cancel(self, response_id: str, owner: bytes) -> bytes:
-        """Stop an answer in the background, and return the body of its response.
+        """Cancel a background response, and return its body.
 
         Raises:
-            NotStored: there is none, or not of this owner.
-            RequestError: it is not in the background.
+            NotStored: the owner has no response of this id.
+            RequestError: the response does not run in the background.
         """
         found = self.find(response_id, owner)
         if not found.is_in_background:
@@ -292,10 +296,10 @@ class ResponseStore:
         return self.find(response_id, owner).body
 
     def delete(self, response_id: str, owner: bytes) -> None:
-        """Forget a response; turns that follow keep what they need of it.
+        """Remove a response; the turns that continue it keep its items.
 
         Raises:
-            NotStored: there is none, or not of this owner.
+            NotStored: the owner has no response of this id.
         """
         self.find(response_id, owner)
         with self._lock:
@@ -303,18 +307,18 @@ class ResponseStore:
                 self._forget(response_id)
 
     def _is_too_large(self, response: StoredResponse) -> bool:
-        """Tell whether a response would not fit if it were the only one."""
+        """Return whether a response exceeds the limit of the whole store."""
         num_bytes = len(response.body) + response.turn.num_whole_bytes
         return num_bytes > self._settings.max_stored_bytes
 
-    # With the lock held.
+    # The following methods must be called with the lock held.
 
     def _count_events(self, response_id: str, account: str, num_bytes: int) -> None:
         self._held.add(account, 0, num_bytes - self._num_event_bytes.get(response_id, 0))
         self._num_event_bytes[response_id] = num_bytes
 
     def _make_room(self, account: str) -> bool:
-        """Forget what there is no room for beside what an account keeps; False if that may stay."""
+        """Evict responses until the limits hold; False if none may be evicted for this account."""
         while not self._held.fits():
             accounts = self._held.tenants_to_evict(account)
             oldest = (self._oldest_of(each) for each in accounts)
@@ -324,12 +328,12 @@ class ResponseStore:
         return True
 
     def _oldest_of(self, account: str) -> str | None:
-        """Return the response of an account that is over and was used least recently."""
+        """Return the least recently used response of an account that has ended."""
         stored = self._responses.items()
         return next((i for i, r in stored if r.is_over and r.turn.account == account), None)
 
     def _forget(self, response_id: str) -> None:
-        """Remove a response, which ends where nobody else reads it."""
+        """Remove a response, and cancel it if it runs in the background."""
         response = self._remove(response_id)
         if response.stop is not None:
             response.stop()

@@ -1,6 +1,6 @@
-"""From a body of the Responses API to one of the chat API, which says the same.
+"""Translates a body of the Responses API to a body of the chat API.
 
-What can be said, and how much of it, is checked where that of all chats is.
+The limits of content are checked when the chat is converted, as for all chats.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from vlmkit_server.apis.openai_chat.tool_executor import with_valid_arguments
 from vlmkit_server.apis.openai_chat.translation import Translation
 from vlmkit_server.apis.openai_responses import wire as responses
 from vlmkit_server.apis.openai_responses.items import StoredItem
-from vlmkit_server.apis.openai_responses.namespaces import full_name, shown_functions
+from vlmkit_server.apis.openai_responses.namespaces import qualified_name, shown_functions
 from vlmkit_server.wire import tool_fields
 from vlmkit_server.wire.answer_forms import JsonSchemaForm, NamedSchema, ResponseFormat
 from vlmkit_server.wire.sampling_fields import AnswerFields
@@ -26,7 +26,7 @@ from vlmkit_server.wire.translation import set_field
 
 EARLIER = "previous_response_id"
 _SHARED = {*AnswerFields.__struct_fields__, *wire.EXTENSION_FIELDS} - {
-    "max_tokens"  # is refused here
+    "max_tokens"  # refused by this API
 }
 _SENT_PATHS = {
     "max_tokens": "max_output_tokens",
@@ -43,7 +43,7 @@ _ITEM_FIELDS = {
     "mcp_call": ({"id", "name", "arguments"}, {"server_label", "output", "error"}),
     "item_reference": ({"id"}, set[str]()),
 }
-"""Fields that an item of each type must have, and others that it may have."""
+"""Required and optional fields of each type of item."""
 
 _TEXT_TYPES = ("input_text", "output_text")
 _MEDIA_TYPES = ("input_text", "input_image", "input_file", "output_text")
@@ -65,14 +65,14 @@ class ItemTranslation(Translation):
 
 
 def resolve(body: Body, find: Callable[[str], StoredItem]) -> None:
-    """Put items that were answered before into the places where a body refers to them.
+    """Replace references in a body by the stored items of earlier answers.
 
     Args:
-        body: what was sent.
-        find: returns an item by its id.
+        body: the body; its input is modified.
+        find: returns a stored item by its id.
 
     Raises:
-        RequestError: one is not stored.
+        RequestError: an item is not stored.
     """
     found: dict[str, responses.Item] = {}
     items = body.input if isinstance(body.input, list) else []
@@ -89,14 +89,14 @@ def resolve(body: Body, find: Callable[[str], StoredItem]) -> None:
 
 
 def as_chat(body: Body, earlier: Sequence[StoredItem]) -> ItemTranslation:
-    """Return what a body says as a body of the chat API.
+    """Translate a body to the chat API.
 
     Args:
-        body: what was sent, without references.
-        earlier: items of the conversation so far.
+        body: the body, without references.
+        earlier: the stored items of the conversation before it.
 
     Raises:
-        RequestError: an item is wrong, or something is said in two ways.
+        RequestError: an item is wrong, or two fields exclude each other.
     """
     conversation = _Conversation()
     if body.instructions is not None:
@@ -123,7 +123,7 @@ def as_chat(body: Body, earlier: Sequence[StoredItem]) -> ItemTranslation:
 
 
 def _fields(body: Body, paths: dict[str, str]) -> dict[str, Any]:
-    """Return all that a body says besides its conversation; note where it stands."""
+    """Return the fields of the chat besides its messages, and record their paths in the body."""
     fields = {name: getattr(body, name) for name in _SHARED & set(body.__struct_fields__)}
     fields |= _tools(body)
     if isinstance(body, responses.ResponsesRequest):
@@ -149,7 +149,7 @@ def _response_format(given: ResponseFormat | responses.SchemaForm) -> ResponseFo
 
 
 def _tools(body: Body) -> dict[str, Any]:
-    """Return the tools that may be called, and whether they must be."""
+    """Return the fields for tools: the callable functions and the tool choice."""
     tools, choice = shown_functions(body.tools), body.tool_choice
     mode_or_tool: str | tool_fields.ChosenTool | None
     if isinstance(choice, responses.AllowedTools):
@@ -173,7 +173,7 @@ def _tools(body: Body) -> dict[str, Any]:
 
 
 def _check_callable(tools: Sequence[responses.AnyTool], parent_path: str = "") -> None:
-    """Refuse tools that the answer might have to call, and cannot."""
+    """Refuse unsupported tools if the answer must call one."""
     for number, tool in enumerate(tools):
         if isinstance(tool, responses.NamespaceTool):
             _check_callable(tool.tools, f"tools[{number}].")
@@ -193,7 +193,7 @@ def _tool(tool: responses.FunctionTool) -> tool_fields.Tool:
 
 
 class _Conversation:
-    """Messages of the chat API, and where what is in them was sent."""
+    """The messages of the chat, and the paths of their content in the body that was sent."""
 
     def __init__(self) -> None:
         self.messages: list[wire.ChatMessage] = []
@@ -202,15 +202,15 @@ class _Conversation:
         self._reasoning: list[tuple[wire.AssistantMessage, list[str]]] = []
 
     def join_reasoning(self) -> None:
-        """Put thoughts together: each is copied once, however many a message has."""
+        """Join the reasoning of each message, at the end so that each text is copied once."""
         for message, texts in self._reasoning:
             message.reasoning_content = "".join(texts)
 
     def add(self, path: str, item: responses.Item) -> None:
-        """Say an item; what the model thought, said and called in a row is one message."""
+        """Add an item; consecutive reasoning, text and calls of the model become one message."""
         kind = _kind(path, item)
         if kind == "function_call_output":
-            parts = self._parts(f"{path}.output", item.output or "", may_show=True)
+            parts = self._parts(f"{path}.output", item.output or "", allows_media=True)
             self.messages.append(wire.ToolMessage(content=parts, tool_call_id=item.call_id or ""))
         elif kind == "function_call":
             self._add_call(path, item)
@@ -223,7 +223,7 @@ class _Conversation:
         self.num_items[len(self.messages) - 1] += 1
 
     def _add_message(self, path: str, item: responses.Item) -> None:
-        parts = self._parts(path, item.content or "", may_show=item.role == "user")
+        parts = self._parts(path, item.content or "", allows_media=item.role == "user")
         if item.role == "user":
             self.messages.append(wire.UserMessage(content=parts))
             return
@@ -255,14 +255,14 @@ class _Conversation:
     def _add_call(self, path: str, item: responses.Item) -> None:
         message = self._assistant()
         calls = message.tool_calls = message.tool_calls or []
-        path_here = f"{self._message_path(-1)}.tool_calls[{len(calls)}].function.arguments"
-        self.paths[path_here] = path if path == EARLIER else f"{path}.arguments"
-        name = full_name(item.namespace, item.name or "")
+        sent_path = f"{self._message_path(-1)}.tool_calls[{len(calls)}].function.arguments"
+        self.paths[sent_path] = path if path == EARLIER else f"{path}.arguments"
+        name = qualified_name(item.namespace, item.name or "")
         called = wire.CalledFunction(name=name, arguments=item.arguments)
         calls.append(wire.ToolCall(id=item.call_id or "", function=called))
 
     def _executed_call(self, path: str, item: responses.Item) -> None:
-        """Say a call that the server ran, which may be broken, and what came of it."""
+        """Add a call that the server executed, which may be invalid, and its result."""
         call_id = (item.id or "").rpartition("_")[2]
         call_part = ToolCallPart(call_id, item.name or "", arguments_text(item.arguments))
         (call,) = with_valid_arguments([call_part])
@@ -270,11 +270,11 @@ class _Conversation:
         calls = message.tool_calls = message.tool_calls or []
         called = wire.CalledFunction(name=call.name, arguments=call.arguments)
         calls.append(wire.ToolCall(id=call_id, function=called))
-        parts = self._parts(f"{path}.output", item.output or "", may_show=False)
+        parts = self._parts(f"{path}.output", item.output or "", allows_media=False)
         self.messages.append(wire.ToolMessage(content=parts, tool_call_id=call_id))
 
     def _assistant(self) -> wire.AssistantMessage:
-        """Return the assistant's message that is going on, or a new one."""
+        """Return the assistant message at the end of the conversation, or a new one."""
         last = self.messages[-1] if self.messages else None
         if isinstance(last, wire.AssistantMessage):
             return last
@@ -283,41 +283,47 @@ class _Conversation:
         return message
 
     def _parts(
-        self, path: str, content: str | Iterable[responses.Part], *, may_show: bool
+        self, path: str, content: str | Iterable[responses.Part], *, allows_media: bool
     ) -> list[wire.ShownPart]:
         """Return the parts of the next message."""
         if isinstance(content, str):
             return [wire.TextPart(text=content)]
         parts: list[wire.ShownPart] = []
         for index, part in enumerate(content):
-            path_here = EARLIER if path.startswith(EARLIER) else f"{path}[{index}]"
-            if isinstance(part, responses.InputImage | responses.InputFile) and may_show:
+            sent_path = EARLIER if path.startswith(EARLIER) else f"{path}[{index}]"
+            if isinstance(part, responses.InputImage | responses.InputFile) and allows_media:
                 parts.append(
                     self._media_part(
-                        f"{self._message_path(0)}.content[{len(parts)}]", path_here, part
+                        f"{self._message_path(0)}.content[{len(parts)}]", sent_path, part
                     )
                 )
             elif isinstance(part, responses.InputText | responses.OutputText):
                 parts.append(wire.TextPart(text=part.text))
             else:
                 raise RequestError(
-                    f"{path_here} does not belong into this item; supported are "
-                    f"{', '.join(_MEDIA_TYPES if may_show else _TEXT_TYPES)}",
-                    param=path_here,
+                    f"{sent_path} does not belong into this item; supported are "
+                    f"{', '.join(_MEDIA_TYPES if allows_media else _TEXT_TYPES)}",
+                    param=sent_path,
                 )
         return parts or [wire.TextPart(text="")]
 
     def _media_part(
-        self, chat_path: str, path_here: str, part: responses.InputImage | responses.InputFile
+        self, chat_path: str, sent_path: str, part: responses.InputImage | responses.InputFile
     ) -> wire.ShownPart:
-        """Return an image or a file, which was sent here and goes there."""
+        """Return the part of an image or a file.
+
+        Args:
+            chat_path: the path of the part in the chat.
+            sent_path: the path of the part in the body.
+            part: the image or file.
+        """
         if isinstance(part, responses.InputFile):
-            pages = path_here if path_here == EARLIER else f"{path_here}.pages"
-            self.paths |= {f"{chat_path}.file": path_here, f"{chat_path}.file.pages": pages}
+            pages = sent_path if sent_path == EARLIER else f"{sent_path}.pages"
+            self.paths |= {f"{chat_path}.file": sent_path, f"{chat_path}.file.pages": pages}
             return wire.FilePart(file=part)
         names = {"": "", ".url": ".image_url", ".file_id": ".file_id"}
         for name, sent_name in names.items():
-            path = path_here if path_here == EARLIER else f"{path_here}{sent_name}"
+            path = sent_path if sent_path == EARLIER else f"{sent_path}{sent_name}"
             self.paths[f"{chat_path}.image_url{name}"] = path
         shown = wire.ImageUrl(
             url=part.image_url,
@@ -328,15 +334,15 @@ class _Conversation:
         return wire.ImagePart(image_url=shown)
 
     def _message_path(self, offset: int) -> str:
-        """The place of the next message, or of one before it."""
+        """Return the path of the next message, or of one before it."""
         return f"messages[{len(self.messages) + offset}]"
 
 
 def _kind(path: str, item: responses.Item) -> str:
-    """Return an item's type, which not all clients send.
+    """Return the type of an item, which some clients omit.
 
     Raises:
-        RequestError: it lacks a field of its type, or has one of another.
+        RequestError: the item lacks a field of its type, or has a field of another type.
     """
     kind = item.type or ("item_reference" if item.id and item.role is None else "message")
     needed, possible = _ITEM_FIELDS[kind]

@@ -1,8 +1,9 @@
-"""``truncation: "auto"``: what of a conversation is left out, oldest first, so that the rest fits.
+"""``truncation: "auto"``: removes the oldest parts of a conversation until the rest fits.
 
-Left out are whole turns before the newest user's: what a user said, and what was answered to it.
-Only then, behind that turn, answers that call, with the results, but for the newest of them. So no
-call stands without its result, and a conversation begins as before. Instructions stay.
+First, whole turns before the newest user message are removed: a user message and its answers.
+After that, answers with tool calls and their results after the newest user message are removed,
+except the newest ones. So no call loses its result, and the conversation still starts with a user
+message. Instructions stay.
 """
 
 from collections.abc import Sequence
@@ -22,18 +23,18 @@ LIGHT: Option = "light"
 
 
 class Truncated(NamedTuple):
-    """What is left of a request.
+    """The rest of a truncated request.
 
     Attributes:
-        request: asks with the rest of the conversation.
-        left_out: the numbers of the messages that are not in it.
+        request: the request with the remaining messages.
+        left_out: the indices of the messages that were removed.
     """
 
     request: Request
     left_out: frozenset[int] = frozenset()
 
     def restore_index(self, error: RequestError, whole: Request) -> None:
-        """Let an error about an image or a file name it by its number in the whole conversation."""
+        """Set the index of an image or file in an error to its index in the full conversation."""
         if self.left_out and isinstance(error, MediaError) and error.index is not None:
             owners = [
                 number
@@ -46,16 +47,16 @@ class Truncated(NamedTuple):
 
 
 async def truncate(request: Request, runner: Runner) -> Truncated | None:
-    """Return a request of which as little is left out as lets its prompt fit, and the answer.
+    """Remove as few parts of a conversation as possible, so that its prompt and answer fit.
 
-    Its tokens are counted a few times: once for each halving of what may be left out.
+    A binary search over the parts counts the prompt's tokens a few times.
 
     Args:
-        request: does not fit as it is.
-        runner: counts.
+        request: the request, which does not fit.
+        runner: counts the tokens.
 
     Returns:
-        None where not even the newest turn fits.
+        The truncated request, or None if not even the newest turn fits.
     """
     parts = removable_parts(request.messages)
     min_removed, max_removed = 1, len(parts)
@@ -71,7 +72,11 @@ async def truncate(request: Request, runner: Runner) -> Truncated | None:
 
 
 def without_clamping(request: Request, runner: Runner) -> Request:
-    """Return a request that is too long rather than clamped, if its answer can ever be so long."""
+    """Return the request without clamping, unless the model never generates so many tokens.
+
+    Without clamping, a request fails as too long and is truncated, rather than get a shorter
+    answer.
+    """
     params, bound = request.params or runner.facts.defaults, runner.facts.bounds.max_output_tokens
     if params.max_tokens is None or not request.clamp_max_tokens:
         return request
@@ -81,10 +86,10 @@ def without_clamping(request: Request, runner: Runner) -> Request:
 
 
 def check_fits(request: Request, found: PromptTokens, runner: Runner) -> None:
-    """Refuse a prompt that leaves no room for the answer which is asked for.
+    """Refuse a prompt that leaves no room for the requested answer.
 
     Raises:
-        PromptTooLong: it is one.
+        PromptTooLong: there is no room.
     """
     params, max_removed = (
         request.params or runner.facts.defaults,
@@ -97,7 +102,7 @@ def check_fits(request: Request, found: PromptTokens, runner: Runner) -> None:
 
 
 def removable_parts(messages: Sequence[Message]) -> list[frozenset[int]]:
-    """Return the parts of a conversation that may be left out, oldest first, as message numbers."""
+    """Return the parts of a conversation that may be removed, oldest first, as message indices."""
     users = [number for number, message in enumerate(messages) if message.role == "user"]
     newest = users[-1] if users else -1
     before: list[list[int]] = []
@@ -119,7 +124,7 @@ def removable_parts(messages: Sequence[Message]) -> list[frozenset[int]]:
 
 
 def _pairs(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """Return the numbers of messages that call, each with that of a result."""
+    """Return pairs of message indices: a message with a call, and that of its result."""
     call_messages: dict[str, int] = {}
     pairs = []
     for number, message in enumerate(messages):
@@ -137,7 +142,7 @@ def _without(request: Request, parts: Sequence[frozenset[int]]) -> Truncated:
 
 
 async def _fits(request: Request, runner: Runner) -> bool:
-    """Tell whether a prompt fits, where that can be without a look at a pixel."""
+    """Return whether a prompt fits; decodes no pixels if the model counts without them."""
     options = replace(request.options, light=LIGHT in runner.facts.options)
     try:
         check_fits(request, await runner.atokenize(replace(request, options=options)), runner)

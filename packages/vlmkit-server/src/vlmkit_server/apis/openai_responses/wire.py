@@ -1,4 +1,7 @@
-"""Bodies of ``/v1/responses``, OpenAI's Responses API: shapes and bounds, no behaviour."""
+"""Bodies of requests to ``/v1/responses``, OpenAI's Responses API: shapes and limits.
+
+No behaviour.
+"""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
@@ -27,26 +30,26 @@ from vlmkit_server.wire.tool_fields import OTHER_TOOL_TYPES, Arguments, Function
 from vlmkit_server.wire.unused import LeftOut
 
 MAX_ITEMS = 2048
-"""Of one conversation, those included that are stored here."""
+"""The largest number of items of one conversation, including stored ones."""
 
 
 class InputText(ClientStruct, tag_field="type", tag="input_text"):
-    """Text at this place of an item."""
+    """Text of an item."""
 
     text: Text
 
 
 class InputImage(ClientStruct, tag_field="type", tag="input_image"):
-    """An image at this place of an item: a ``data:`` URL, or http(s) where the server fetches."""
+    """An image of an item: a ``data:`` URL, or http(s) if the server fetches."""
 
     image_url: str | None = None
     file_id: Label | None = None
     detail: Detail | None = None
-    max_image_tokens: MaxImageTokens = None  # ours
+    max_image_tokens: MaxImageTokens = None  # an extension
 
 
 class InputFile(NamedFile, tag_field="type", tag="input_file"):
-    """A file at this place of an item; ``file_url`` and ``detail`` are OpenAI's here."""
+    """A file of an item; ``file_url`` and ``detail`` are fields of OpenAI's API here."""
 
 
 class OutputText(ClientStruct, tag_field="type", tag="output_text"):
@@ -56,13 +59,13 @@ class OutputText(ClientStruct, tag_field="type", tag="output_text"):
 
 
 class ReasoningText(ClientStruct, tag_field="type", tag="reasoning_text"):
-    """What the model thought before."""
+    """Reasoning of an earlier answer."""
 
     text: Text
 
 
 class SummaryText(ClientStruct, tag_field="type", tag="summary_text"):
-    """What was told of its thoughts."""
+    """A summary of the reasoning of an earlier answer."""
 
     text: Text
 
@@ -82,7 +85,7 @@ ItemType = Literal[
 
 
 class Item(ClientStruct):
-    """One item of a conversation; its type, which some leave out, says which fields it has."""
+    """One item of a conversation; its type, which some clients omit, determines its fields."""
 
     type: ItemType | None = None
     id: Label | None = None
@@ -96,11 +99,11 @@ class Item(ClientStruct):
     arguments: Arguments = None
     output: Text | Outputs | None = None
     server_label: Label | None = None
-    error: Any = None  # is said in the output, too
+    error: Any = None  # the output has it, too
 
 
 class FunctionTool(ClientStruct, tag_field="type", tag="function"):
-    """A function, which the client runs."""
+    """A function that the client executes."""
 
     name: FunctionName
     description: str | None = None
@@ -109,7 +112,7 @@ class FunctionTool(ClientStruct, tag_field="type", tag="function"):
 
 
 class OtherTool(LeftOut):
-    """A tool of another type, which this server cannot run: left out where no call is required."""
+    """A tool of an unsupported type: ignored unless a call is required."""
 
 
 if TYPE_CHECKING:
@@ -126,7 +129,7 @@ else:
 
 
 class NamespaceTool(ClientStruct, tag_field="type", tag="namespace"):
-    """Functions with a common name, which stands before theirs."""
+    """Functions in a namespace, whose name precedes theirs."""
 
     name: FunctionName
     tools: Annotated[list[Member], Meta(max_length=128)]
@@ -140,20 +143,20 @@ else:
 
 
 class ChosenFunction(ClientStruct, tag_field="type", tag="function"):
-    """The function that must be called."""
+    """The function that the answer must call."""
 
     name: Label
 
 
 class AllowedTools(ClientStruct, tag_field="type", tag="allowed_tools"):
-    """The only functions that may, or must, be called."""
+    """The only functions that the answer may or must call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenFunction], Meta(min_length=1, max_length=128)]
 
 
 class SchemaForm(ClientStruct, tag_field="type", tag="json_schema"):
-    """JSON that a schema describes; it is not decoded before it is known to be short."""
+    """JSON that matches a schema; the schema is decoded after its length is checked."""
 
     name: Annotated[str, Meta(max_length=512)]
     schema: msgspec.Raw
@@ -162,13 +165,13 @@ class SchemaForm(ClientStruct, tag_field="type", tag="json_schema"):
 
 
 class TextConfig(ClientStruct):
-    """What the answer's text is to be like; its ``verbosity`` is known to have no effect."""
+    """The format of the answer's text; ``verbosity`` has no effect."""
 
     format: TextForm | JsonObjectForm | SchemaForm | None = None
 
 
 class Reasoning(ClientStruct):
-    """How much the model is to think first; all but the effort is what is the case anyway."""
+    """The reasoning effort; the other fields accept only the default behaviour."""
 
     effort: Effort | None = None
     context: Literal["auto"] | None = None
@@ -182,15 +185,15 @@ class ResponseStreamOptions(ClientStruct):
 
 
 class RequestImages(ClientStruct):
-    """What is done about all images."""
+    """Options of all images."""
 
-    context_compression: Literal["auto", "disabled"] | None = None  # what is the case anyway
+    context_compression: Literal["auto", "disabled"] | None = None  # has no effect
 
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",
-    # Told anyway, or of tools that are not here.
+    # Always sent, or about unsupported tools.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -226,7 +229,7 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
 
-    # Ours, as a chat has them.
+    # Extensions, as in the chat API.
     stop: StopString | StopStrings | None = None
     chat_template_kwargs: TemplateValues | None = None
     max_image_tokens: MaxImageTokens = None
@@ -234,20 +237,22 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     return_image_transforms: bool | None = None
     return_places: bool | None = None
     server_tools: ServerTools = None
-    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None  # of these; OpenAI's
+    max_tool_calls: Annotated[int, Meta(ge=0)] | None = (
+        None  # of ``server_tools``; a field of OpenAI's API
+    )
 
-    # Taken, and without effect by their own definition: labels, and what is the case anyway.
+    # Accepted without effect, by definition: labels, and values that describe the default.
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     image: RequestImages | None = None
 
-    # Ignored, and told: they change no answer.
+    # Ignored and reported: they change no answer.
     prompt_cache_options: Any = None
     prompt_cache_retention: Label | None = None
     service_tier: Label | None = None
 
-    # Refused: nothing here has it, or the chat API alone does.
+    # Refused: not supported, or fields of the chat API only.
     access_programs: NotSupported = None
     background_options: NotSupported = None
     context_management: NotSupported = None
@@ -255,7 +260,7 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     functions: NotSupported = None
     logprobs: NotSupported = None
     max_completion_tokens: NotSupported = None
-    max_tokens: NotSupported = None  # type: ignore[assignment]  # a chat's, by another name here
+    max_tokens: NotSupported = None  # type: ignore[assignment]  # a field of the chat API with another name here
     messages: NotSupported = None
     moderation: NotSupported = None
     n: NotSupported = None
@@ -264,7 +269,7 @@ class ResponsesRequest(AnswerFields, kw_only=True):
 
 
 class InputTokensRequest(ClientStruct):
-    """The body of ``POST /v1/responses/input_tokens``: what adds tokens, or could."""
+    """The body of ``POST /v1/responses/input_tokens``: the fields that can add tokens."""
 
     model: ModelName | None = None
     input: Input | None = None
@@ -276,7 +281,7 @@ class InputTokensRequest(ClientStruct):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    max_image_tokens: MaxImageTokens = None  # ours, and the next
+    max_image_tokens: MaxImageTokens = None  # an extension, as is the next field
     mm_processor_kwargs: ImageLimits = None
 
     # Refused.
@@ -285,14 +290,14 @@ class InputTokensRequest(ClientStruct):
 
 
 class InputTokens(msgspec.Struct):
-    """What ``/v1/responses/input_tokens`` answers."""
+    """The answer of ``/v1/responses/input_tokens``."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 def functions_of(tools: Iterable[AnyTool] | None) -> list[FunctionTool]:
-    """Return those of some tools that are functions."""
+    """Return the tools that are functions."""
     return [tool for tool in tools or () if isinstance(tool, FunctionTool)]
 
 
