@@ -2,8 +2,8 @@
 
 Paged engines use it inside; the core's scheduler never sees a block. Prefixes are shared by chained
 hashes, as in vLLM's automatic prefix caching (Kwon et al., 2023, arXiv:2309.06180). A block's key
-is the sha256 of its parent's key, its tokens, the digests of the images that overlap it, and the
-content of the atomic spans that begin in it. Each token of such a span depends on the whole span.
+is a sha256. It covers the parent's key, the tokens, the digests of overlapping images, and the
+content of atomic spans that begin in the block. Each token of a span depends on the whole span.
 The first parent is the cache scope, so that clients never share. Unused blocks keep their content
 until they are needed, oldest first, tail before head.
 """
