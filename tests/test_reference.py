@@ -85,8 +85,8 @@ def test_it_shows_no_private_names_and_no_dunders():
 def test_a_reader_finds_arguments_units_and_errors_of_a_method():
     text = interfaces_page.interfaces()
     assert "**`prepare(rows: Seq[Row]) -> Pick`**" in text
-    assert "- `rows`: at least one; the logits come in their order." in text
-    assert "of a form that this one does not take.\n" in text, "what goes on is of the same item"
+    assert "- `rows`: at least one row; the logits have the same order." in text
+    assert "of a kind that this compiler does not support.\n" in text, "what goes on is of the same item"
     assert "empty where nothing is traced.\n" in text, "what is returned is one item"
     assert "`[num_tokens, hidden]` float" in text
 
