@@ -86,7 +86,7 @@ def test_a_reader_finds_arguments_units_and_errors_of_a_method():
     text = interfaces_page.interfaces()
     assert "**`prepare(rows: Seq[Row]) -> Pick`**" in text
     assert "- `rows`: at least one row; the logits have the same order." in text
-    assert "of a kind that this compiler does not support.\n" in text, "what goes on is of the same item"
+    assert "of a kind that this compiler does not support.\n" in text
     assert "empty where nothing is traced.\n" in text, "what is returned is one item"
     assert "`[num_tokens, hidden]` float" in text
 
