@@ -75,9 +75,9 @@ class ChannelEngine(MockEngine):
 
     def read(self, prompt):
         plan = super().read(prompt)
-        pieces = re.split(r"(<\|[a-z]+\|>)", bytes(plan.state.said).decode())
+        pieces = re.split(r"(<\|[a-z]+\|>)", bytes(plan.state.content).decode())
         said = [i for p in pieces for i in ([IDS[p]] if p in IDS else p.encode())]
-        return replace(plan, state=replace(plan.state, said=said, num_tokens=len(said)))
+        return replace(plan, state=replace(plan.state, content=said, num_tokens=len(said)))
 
 
 def pipeline(**options):

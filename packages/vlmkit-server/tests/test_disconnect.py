@@ -65,7 +65,7 @@ def test_a_client_that_goes_away_while_its_image_is_opened_never_reaches_the_eng
     pipeline = mock_pipeline(settings=PipelineSettings(num_workers=1))
     is_busy, go_on = threading.Event(), threading.Event()
     with running({"mock": pipeline}) as server:
-        blocker = pipeline._preparation.workers.submit("", lambda: (is_busy.set(), go_on.wait()))
+        blocker = pipeline._workers.workers.submit("", lambda: (is_busy.set(), go_on.wait()))
         assert is_busy.wait(300)
         parts = [image_part(picture())]
         body = {"model": "mock", "stream": stream, "messages": [{"role": "user", "content": parts}]}
