@@ -354,7 +354,7 @@ def test_device_and_precision_are_known_before_weights_are_read(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        ({"model_type": "llama", **TINY}, {"device": "cuda:99"}, "device 'cuda:99' was asked for"),
+        ({"model_type": "llama", **TINY}, {"device": "cuda:99"}, "device 'cuda:99' is requested"),
         ({"model_type": "vit"}, {}, "of type 'vit' generates no text"),
         ({"model_type": "llama", "hidden_size": "x"}, {}, "is not one that transformers can read"),
     ],
