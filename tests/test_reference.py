@@ -37,15 +37,56 @@ EXPLANATIONS = [
     *("docs/explanation/life-of-a-request.md", "docs/explanation/testing.md"),
     "docs/explanation/where-things-go.md",
 ]
+REDESIGN = "docs/explanation/adr/0067-redesign-of-the-interfaces.md"  # which has the old names
+DECISIONS = [
+    path.relative_to(interfaces_page.ROOT).as_posix()
+    for path in sorted((interfaces_page.ROOT / "docs/explanation/adr").glob("0*.md"))
+]
+FILES_AND_LOGGERS = {"json", "requests", "service", "sqlite3", "toml", "yml"}
+"""What follows ``vlmkit.`` in names that are no modules."""
+
+
+def files_named(page):
+    text = (interfaces_page.ROOT / page).read_text()
+    folders = "benchmarks|docs|packages|plugins|tests"
+    return set(re.findall(rf"`((?:{folders})/[\w/.-]*)`", text))
 
 
 @pytest.mark.parametrize("page", EXPLANATIONS)
+def test_an_explanation_names_files(page):
+    assert files_named(page)
+
+
+@pytest.mark.parametrize("page", [*EXPLANATIONS, *DECISIONS])
 def test_every_file_that_an_explanation_names_exists(page):
-    text = (interfaces_page.ROOT / page).read_text()
-    folders = "benchmarks|docs|packages|plugins|tests"
-    named = set(re.findall(rf"`((?:{folders})/[\w/.-]*)`", text))
+    missing = [path for path in files_named(page) if not (interfaces_page.ROOT / path).exists()]
+    assert not missing
+
+
+def defines(name):
+    """Return whether a name with dots is a module of ours, or stands in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        for source in interfaces_page.ROOT.glob(f"*/*/src/{'/'.join(parts[:end])}*"):
+            file = source / "__init__.py" if source.is_dir() else source
+            if source.stem == parts[end - 1] and file.suffix == ".py" and file.is_file():
+                return end == len(parts) or re.search(rf"\b{parts[end]}\b", file.read_text())
+    return False
+
+
+@pytest.mark.parametrize("folder", ["docs", "plugins"])
+def test_every_module_and_name_in_one_that_a_page_names_exists(folder):
+    named = {
+        (page.relative_to(interfaces_page.ROOT).as_posix(), name)
+        for page in sorted((interfaces_page.ROOT / folder).rglob("*.md"))
+        for name in re.findall(r"`(vlmkit(?:_[a-z]+)?(?:\.\w+)+)", page.read_text())
+    }
     assert named
-    assert not [path for path in named if not (interfaces_page.ROOT / path).exists()]
+    assert not [
+        (page, name)
+        for page, name in sorted(named)
+        if page != REDESIGN and name.split(".")[1] not in FILES_AND_LOGGERS and not defines(name)
+    ]
 
 
 def test_a_file_is_named_by_its_whole_path():
