@@ -76,7 +76,7 @@ class ActiveJobs:
         """Whether a sequence is not held."""
         return len(self._jobs) > len(self._held)
 
-    def know(self, job: Job) -> None:
+    def add(self, job: Job) -> None:
         """Add a sequence, which may still wait in the inbox."""
         self._jobs[job.sequence] = job
 

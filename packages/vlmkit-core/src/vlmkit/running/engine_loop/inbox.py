@@ -110,10 +110,10 @@ class Inbox:
             self.changed.notify_all()  # for threads that wait for a drained loop
             return self.changed.wait_for(lambda: self._is_pending or can_run(), timeout_s)
 
-    def take(self, know: Callable[[Job], None]) -> InboxBatch | None:
+    def take(self, add: Callable[[Job], None]) -> InboxBatch | None:
         """Return everything in the inbox; None when the loop must end.
 
-        Each sequence is passed to ``know`` under the lock.
+        Each sequence is passed to ``add`` under the lock.
         """
         with self.changed:
             self._is_pending = False
@@ -121,7 +121,7 @@ class Inbox:
                 return None
             new = [job for jobs in _drained(self._jobs) for job in jobs]
             for job in new:
-                know(job)
+                add(job)
             return InboxBatch(new, set(_drained(self._aborted)))
 
     def fail(self, failure: BaseException) -> list[Callable[[BaseException], None]]:
@@ -133,12 +133,12 @@ class Inbox:
             self._notify()
             return watchers
 
-    def end(self, know: Callable[[Job], None]) -> None:
-        """Pass the remaining sequences to ``know``; they will not run."""
+    def end(self, add: Callable[[Job], None]) -> None:
+        """Pass the remaining sequences to ``add``; they will not run."""
         with self.changed:
             for jobs in _drained(self._jobs):
                 for job in jobs:
-                    know(job)
+                    add(job)
 
     def _notify(self) -> None:
         self._is_pending = True

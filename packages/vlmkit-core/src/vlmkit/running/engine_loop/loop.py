@@ -175,7 +175,7 @@ class Loop:
         """Fail every request; the stuck work goes on, since nothing can end a thread."""
         self._has_given_up = True
         watchers = self._inbox.fail(error)
-        self._inbox.end(self._jobs.know)
+        self._inbox.end(self._jobs.add)
         self._jobs.fail_channels(partial(engine_failed, error), Wakeups())
         for notify in watchers:
             _notify(notify, error)
@@ -187,7 +187,7 @@ class Loop:
             while self._serve_inbox():
                 self._steps.run()
             if self._inbox.failure is None:
-                self._inbox.end(self._jobs.know)
+                self._inbox.end(self._jobs.add)
                 self._jobs.abort_all()
             else:  # the watchdog gave up and has failed every request
                 self._jobs.fail_all(partial(engine_failed, self._inbox.failure))
@@ -205,7 +205,7 @@ class Loop:
         _attempt(partial(log.critical, FAILED, who, exc_info=error))
         _attempt(partial(traceback.clear_frames, error.__traceback__))  # which hold a step's arrays
         watchers = self._inbox.fail(error)
-        _attempt(partial(self._inbox.end, self._jobs.know))
+        _attempt(partial(self._inbox.end, self._jobs.add))
         _attempt(partial(self._jobs.fail_all, partial(engine_failed, error, who)))
         self._encodings.stop()
         self._inbox.wake()
@@ -219,12 +219,12 @@ class Loop:
         self._wait()
         self._since = time.perf_counter()
         self._steps.is_stuck = False
-        mail = self._inbox.take(self._jobs.know)
-        if mail is None:
+        batch = self._inbox.take(self._jobs.add)
+        if batch is None:
             return False
-        self._jobs.accept(mail.new)
-        if mail.aborted:
-            self._jobs.abort(mail.aborted)
+        self._jobs.accept(batch.new)
+        if batch.aborted:
+            self._jobs.abort(batch.aborted)
         self._jobs.resume_held()
         self._steps.take_features()
         self._jobs.wakeups.flush()  # accepted and refused requests must not wait for the step

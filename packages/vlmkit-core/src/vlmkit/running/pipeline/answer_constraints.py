@@ -51,6 +51,9 @@ class AnswerConstraints:
         vocab_size: columns of the logits.
         special_tokens: of the model.
         names: what errors call the components.
+
+    Attributes:
+        special_tokens: as given.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class AnswerConstraints:
         self._constraints = constraints
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._special_tokens = special_tokens
+        self.special_tokens = special_tokens
         self._names = names
 
     @property
@@ -101,7 +104,7 @@ class AnswerConstraints:
             states = self._constraints.grammar_states(
                 plan.constraint, params.n, scope, account, cancellation
             )
-        rules = self._rules(params, plan.banned_ids.union(self._special_tokens.banned_ids))
+        rules = self._rules(params, plan.banned_ids.union(self.special_tokens.banned_ids))
         with attributing(self._names, "tokenizer", "the marks of reasoning"):
             budget = thinking_budget(params.thinking_token_budget, plan.prompt, self._tokenizer)
         if not rules and budget is None:
@@ -128,7 +131,7 @@ class AnswerConstraints:
         if params.allowed_token_ids:
             banned = banned_ids.union(params.suppress_tokens)
             if params.min_tokens:
-                banned = banned.union(self._special_tokens.eos_ids, params.stop_token_ids)
+                banned = banned.union(self.special_tokens.eos_ids, params.stop_token_ids)
             if banned.issuperset(params.allowed_token_ids):
                 raise RequestError(
                     "none of allowed_token_ids may be chosen by this model at first",

@@ -26,7 +26,7 @@ from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.grounding import answer_grounding, check_grounding
 from vlmkit.running.engine_loop.job import AnswerJob, Job, ReadingJob
 from vlmkit.running.faults.attribution import ComponentNames, attributing
-from vlmkit.running.pipeline.answer_constraints import AnswerConstraints, SpecialTokens
+from vlmkit.running.pipeline.answer_constraints import AnswerConstraints
 from vlmkit.running.pipeline.cache_scopes import CacheScopes
 from vlmkit.running.pipeline.embed_and_score import check_task, to_embed, to_score
 from vlmkit.running.prompting.parameters import checked_params, with_min_length
@@ -98,7 +98,7 @@ class RequestPreparation:
         self.constraints = constraints
         self._scopes = scopes
         self._names = names
-        self._special_tokens = SpecialTokens.of(tokenizer, self._limits.vocab_size)
+        self._special_tokens = constraints.special_tokens
         self._breakers = SequenceBreakers(tokenizer, self._limits.vocab_size)
         self._ids = itertools.count()
 
