@@ -18,12 +18,12 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def noted(folder: Path, fact: str = "one") -> str | None:
-    return selfcheck_records.read(selfcheck_records.place(folder, "trials", [fact]))
+    return selfcheck_records.read(selfcheck_records.record_path(folder, "trials", [fact]))
 
 
 def test_a_note_is_found_by_all_that_it_was_made_of(folder: Path) -> None:
     assert noted(folder) is None
-    selfcheck_records.write(selfcheck_records.place(folder, "trials", ["one"]), "passed")
+    selfcheck_records.write(selfcheck_records.record_path(folder, "trials", ["one"]), "passed")
 
     assert noted(folder) == "passed"
     assert noted(folder, "another") is None
@@ -35,7 +35,7 @@ def test_a_folder_that_changed_just_now_has_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 10**12)
-    assert selfcheck_records.place(folder, "trials", []) is None
+    assert selfcheck_records.record_path(folder, "trials", []) is None
     selfcheck_records.write(None, "passed")
 
     assert selfcheck_records.read(None) is None
@@ -45,7 +45,7 @@ def test_a_note_that_cannot_be_written_or_read_costs_a_trial_alone(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("in the way")
-    note = selfcheck_records.place(folder, "trials", ["one"])
+    note = selfcheck_records.record_path(folder, "trials", ["one"])
     selfcheck_records.write(note, "passed")
 
     assert note is not None
@@ -53,7 +53,7 @@ def test_a_note_that_cannot_be_written_or_read_costs_a_trial_alone(
 
 
 def test_a_note_is_read_up_to_its_bound(folder: Path) -> None:
-    note = selfcheck_records.place(folder, "trials", ["one"])
+    note = selfcheck_records.record_path(folder, "trials", ["one"])
     selfcheck_records.write(note, "x" * (selfcheck_records.MAX_BYTES + 1))
 
     assert len(noted(folder) or "") == selfcheck_records.MAX_BYTES
@@ -62,19 +62,19 @@ def test_a_note_is_read_up_to_its_bound(folder: Path) -> None:
 def test_another_processor_is_another_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = selfcheck_records.place(folder, "trials", [])
+    one = selfcheck_records.record_path(folder, "trials", [])
     (tmp_path / "cpuinfo").write_text("flags : avx2\ncpu MHz : 1\n\nflags : avx2\n")
     monkeypatch.setattr(selfcheck_records, "PROCESSOR", tmp_path / "cpuinfo")
-    two = selfcheck_records.place(folder, "trials", [])
+    two = selfcheck_records.record_path(folder, "trials", [])
     (tmp_path / "cpuinfo").write_text("flags : avx2\ncpu MHz : 2\n")
-    assert selfcheck_records.place(folder, "trials", []) == two
+    assert selfcheck_records.record_path(folder, "trials", []) == two
     (tmp_path / "cpuinfo").unlink()
 
-    assert len({one, two, selfcheck_records.place(folder, "trials", [])}) == 3
+    assert len({one, two, selfcheck_records.record_path(folder, "trials", [])}) == 3
 
 
 def test_a_note_that_cannot_take_its_place_leaves_no_file_behind(folder: Path) -> None:
-    note = selfcheck_records.place(folder, "trials", ["one"])
+    note = selfcheck_records.record_path(folder, "trials", ["one"])
     assert note is not None
     note.mkdir(parents=True)
     selfcheck_records.write(note, "passed")

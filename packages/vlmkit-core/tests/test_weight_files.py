@@ -8,7 +8,7 @@ import pytest
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.objection import Objection, hint_of, told
+from vlmkit.kit.objection import Objection, hint_of, with_hint
 from vlmkit.plugins.registry import Registry
 
 
@@ -83,10 +83,14 @@ def test_hints_of_objections_are_told_once_and_with_those_who_say_the_same() -> 
 def test_an_objection_is_the_text_of_its_reason() -> None:
     reason = Objection("it is late", hint="come earlier")
 
-    assert (reason, hint_of(reason), told(reason)) == (
+    assert (reason, hint_of(reason), with_hint(reason)) == (
         "it is late",
         "come earlier",
         "it is late; come earlier",
     )
-    assert (hint_of("it is late"), told("it is late"), told(None)) == ("", "it is late", None)
-    assert type(told(reason)) is str
+    assert (hint_of("it is late"), with_hint("it is late"), with_hint(None)) == (
+        "",
+        "it is late",
+        None,
+    )
+    assert type(with_hint(reason)) is str

@@ -1,26 +1,26 @@
-"""Every error vlmkit raises on purpose.
+"""All errors that vlmkit raises deliberately.
 
 VlmkitError
 ├── ConfigError            a setting is unknown, missing or out of range
-├── PluginError            a plugin could not be loaded, or broke the contract
+├── PluginError            a plugin cannot be loaded, or violates the contract
 │   ├── UnknownPlugin      no installed plugin provides the requested name
 │   └── PluginUnavailable  installed, but it cannot run here or cannot serve this model
 ├── CheckpointError        a model's files are missing, broken or not supported
-├── RequestError           this one request is wrong; the engine is fine
+├── RequestError           one request is invalid; the engine works
 │   ├── PromptTooLong      the prompt and its answer do not fit the context
 │   ├── MediaError         an image, sound or other file is refused
-│   │   └── ImageError     an image: its format, size, address or content
-│   ├── ConstraintError    a constraint cannot be kept to, or makes no sense
+│   │   └── ImageError     an image is refused: its format, size, address or content
+│   ├── ConstraintError    a constraint is invalid or cannot be enforced
 │   └── QueueFull          too many requests are waiting; try again later
 └── EngineError            a component failed while it ran this request
-    ├── EngineFailed       the engine failed for good: nothing can be answered any more
-    ├── OutOfMemory        there was not enough memory for it; later there may be
-    ├── PromptNotMade      the process that made its prompt ended; another may not
-    └── RequestCancelled   its client disconnected, its time is over, or the runner closes
+    ├── EngineFailed       the engine failed for good and answers no further request
+    ├── OutOfMemory        too little memory for this request now; try again later
+    ├── PromptNotMade      the process that built the prompt ended; try again
+    └── RequestCancelled   the client disconnected, its deadline passed, or the runner closes
 
 A message names the subject, shows the value with ``!r`` and says what was expected; ``hint`` says
-what to do next. Messages never repeat what a client sent beyond the name of a field, and never
-carry the text of another library's exception: those go to the log.
+what to do next. Messages never repeat what a client sent beyond the name of a field. They never
+contain the text of another library's exception, which goes to the log.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 
 class VlmkitError(Exception):
-    """Base class: catch this to catch everything vlmkit raises on purpose."""
+    """Base class of all errors that vlmkit raises deliberately.
+
+    Args:
+        message: what is wrong.
+        hint: what to do about it.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -43,7 +48,7 @@ class ConfigError(VlmkitError):
     """A setting is unknown, missing or out of range.
 
     Attributes:
-        others: further mistakes that were found with it.
+        others: further errors that were found at the same time.
     """
 
     others: "tuple[ConfigError, ...]" = ()
@@ -58,17 +63,17 @@ class ConfigError(VlmkitError):
 
     @classmethod
     def together(cls, errors: "Sequence[ConfigError]") -> "ConfigError":
-        """Return the first error, which has all others with it."""
+        """Return the first error, with all others attached to it."""
         first, *others = (each for error in errors for each in error.each())
         return cls(str(first), hint=first.hint, others=tuple(others))
 
     def each(self) -> "tuple[ConfigError, ...]":
-        """Return this mistake and the others, each by itself."""
+        """Return this error and the attached ones, each as a separate error."""
         return (ConfigError(str(self), hint=self.hint), *self.others) if self.others else (self,)
 
 
 class PluginError(VlmkitError):
-    """A plugin could not be loaded, or broke the contract."""
+    """A plugin cannot be loaded, or violates the contract."""
 
 
 class UnknownPlugin(PluginError):  # noqa: N818 - reads as a sentence where it is raised
@@ -84,16 +89,17 @@ class CheckpointError(VlmkitError):
 
 
 class RequestError(VlmkitError):
-    """This one request is wrong; the engine is fine.
+    """One request is invalid; the engine works.
 
     Args:
         message: what is wrong, safe to show to the client.
-        param: the field of the request that is wrong, such as ``messages[0].content``.
-        code: a short machine-readable reason, in OpenAI's manner.
+        param: the invalid field of the request, such as ``messages[0].content``.
+        code: a short machine-readable reason, as in OpenAI's API.
         hint: what to do about it.
 
     Attributes:
-        distribution: what would serve such requests once it is installed; the hint names it, too.
+        distribution: the distribution that supports such requests once it is installed; the hint
+            names it, too.
     """
 
     code = "invalid_request"
@@ -110,11 +116,11 @@ class RequestError(VlmkitError):
 class PromptTooLong(RequestError):  # noqa: N818
     """The prompt and its answer do not fit the context.
 
-    Clients look for the first sentence, which is OpenAI's, and then shorten the conversation.
+    The message begins with OpenAI's sentence: clients match it, and then shorten the conversation.
 
     Args:
-        max_tokens: what the context holds, prompt and answer together.
-        problem: what was asked for, as the end of a sentence.
+        max_tokens: size of the context, prompt and answer together.
+        problem: what was requested, as the end of a sentence.
         param: the field of the request that is too large.
     """
 
@@ -132,8 +138,7 @@ class MediaError(RequestError):
     """A file or a medium is refused: its format, its size or its content.
 
     Attributes:
-        index: which of the images and files of a request it is, from 0; None where that is not
-            known.
+        index: its index among the images and files of the request, from 0; None if unknown.
     """
 
     code = "invalid_media"
@@ -147,12 +152,12 @@ class ImageError(MediaError):
 
 
 class ConstraintError(RequestError):
-    """A constraint makes no sense, or the answer cannot go on within it.
+    """A constraint is invalid, or the answer cannot continue within it.
 
     Args:
         message: what is wrong, safe to show to the client.
         hint: what to do about it.
-        keyword: the keyword of a JSON schema that is at fault; empty where that is not known.
+        keyword: the keyword of a JSON schema that caused the error; empty if unknown.
     """
 
     code = "invalid_constraint"
@@ -167,7 +172,7 @@ class QueueFull(RequestError):  # noqa: N818
     """Too many requests are waiting; try again later.
 
     Attributes:
-        retry_after_s: in how many seconds; None where that is not known.
+        retry_after_s: seconds until a retry makes sense; None if unknown.
     """
 
     code = "queue_full"
@@ -179,13 +184,13 @@ class EngineError(VlmkitError):
 
 
 class EngineFailed(EngineError):  # noqa: N818
-    """The engine failed for good: nothing can be answered any more, by this runner at least."""
+    """The engine failed for good: this runner answers no further request."""
 
     code = "model_failed"
 
 
 class OutOfMemory(EngineError):  # noqa: N818
-    """There was not enough memory for this request, which need not be at fault for that."""
+    """There was too little memory for this request; other requests may have caused that."""
 
     code = "out_of_memory"
 
@@ -194,7 +199,7 @@ class OutOfMemory(EngineError):  # noqa: N818
 
 
 class PromptNotMade(EngineError):  # noqa: N818
-    """A process of its own made this request's prompt, and ended before that was done."""
+    """The separate process that built this request's prompt ended before it was done."""
 
     code = "prompt_not_made"
 
@@ -203,7 +208,7 @@ class PromptNotMade(EngineError):  # noqa: N818
 
 
 class RequestCancelled(EngineError):  # noqa: N818
-    """The request was cancelled, and its work stopped: nothing waits for the result."""
+    """The request was cancelled, and its work stopped."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")

@@ -1,7 +1,7 @@
-"""A model to program with: questions in, answers, vectors and scores out.
+"""The Python API of a model: questions in, answers, vectors and scores out.
 
-The comfortable face of a runner. It makes requests of what people write and reads streams for them;
-how a request is run is the runner's business, and a server needs none of this.
+A convenience layer over a runner: it builds requests from texts and images, and reads their
+streams. The runner runs the requests; a server does not use this module.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Turn = Message | Mapping[str, Any]
 Prompt = str | Turn | Seq[Turn]
-"""A question, or a conversation: messages, or dictionaries as OpenAI's API has them."""
+"""A question, or a conversation of messages or dictionaries as in OpenAI's API."""
 Images = Shown | Seq[Shown]
 Media = MediaSource | Seq[MediaSource]
 
 
 class Model:
-    """A running model. Close it, or use it in a ``with`` statement: it owns its runner.
+    """A loaded model, which owns its runner. Close it, or use it in a ``with`` statement.
 
     Args:
-        runner: answers the requests.
-        fetcher: fetches images that are named by ``http(s)`` URL; they are refused when None.
+        runner: the runner that answers the requests.
+        fetcher: fetches images by ``http(s)`` URL; such images are refused when None.
     """
 
     def __init__(self, runner: Runner, fetcher: "ImageFetcher | None" = None) -> None:
@@ -53,12 +53,12 @@ class Model:
 
     def __repr__(self) -> str:
         facts = self.facts
-        most = facts.limits.max_sequence_tokens
-        return f"Model({facts.name!r}, takes {' and '.join(facts.modalities)}, {most} tokens)"
+        max_tokens = facts.limits.max_sequence_tokens
+        return f"Model({facts.name!r}, takes {' and '.join(facts.modalities)}, {max_tokens} tokens)"
 
     @property
     def facts(self) -> RunnerFacts:
-        """The model's name, limits, defaults and bounds."""
+        """The constant properties of the model: its name, limits, defaults and bounds."""
         return self.runner.facts
 
     def generate(
@@ -71,22 +71,22 @@ class Model:
         fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Completion:
-        """Answer a question, or go on with a conversation, and wait for the whole answer.
+        """Answer a question, or continue a conversation, and wait for the whole answer.
 
         Args:
-            prompt: a question, or messages, also as dictionaries of OpenAI's API.
-            images: an image for the question, or several: paths, bytes, PIL images or arrays,
-                ``data:`` and ``file:`` URLs, and ``http(s)`` URLs if ``fetch.enabled`` allows them.
-                A :class:`vlmkit.types.message.ImagePart` also states the size at which it is shown.
-                A media loader opens other files, such as each page of a PDF file.
-            media: sounds and the like to go with it, one or several: paths or bytes of files that
-                a media loader opens, or a :class:`vlmkit.types.media.MediaPart`.
-            constraint: what the answer must keep to; see :mod:`vlmkit.types.constraint`.
-            fields: what it says by fields that plugins added to requests, by their names.
+            prompt: a question, or messages, also as dictionaries as in OpenAI's API.
+            images: one or several images for the question. Each is a path, bytes, a PIL image, an
+                array, or a ``data:`` or ``file:`` URL; ``http(s)`` URLs need ``fetch.enabled``. A
+                :class:`vlmkit.types.message.ImagePart` also sets the size. A media loader opens
+                other files, such as the pages of a PDF file.
+            media: one or several media of other kinds, such as sounds: paths or bytes of files that
+                a media loader opens, or :class:`vlmkit.types.media.MediaPart` objects.
+            constraint: the constraint of the answer; see :mod:`vlmkit.types.constraint`.
+            fields: values of plugins' request fields, by name.
             **params: fields of :class:`vlmkit.SamplingParams`; ``stop`` may be one text.
 
         Raises:
-            RequestError: an argument is not what was expected, an image included.
+            RequestError: an argument or an image is invalid.
         """
         request = self.request(
             prompt, images=images, media=media, constraint=constraint, fields=fields, **params
@@ -103,7 +103,7 @@ class Model:
         fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Iterator[str]:
-        """Yield the answer's text as it comes; arguments as for :meth:`generate`."""
+        """Yield the answer's text as it is generated; arguments as for :meth:`generate`."""
         request = self.request(
             prompt, images=images, media=media, constraint=constraint, fields=fields, **params
         )
@@ -143,7 +143,7 @@ class Model:
         fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> AsyncIterator[str]:
-        """Yield the answer's text as it comes, without blocking the event loop."""
+        """Yield the answer's text as it is generated, without blocking the event loop."""
         request = await asyncio.to_thread(
             self.request,
             prompt,
@@ -163,16 +163,17 @@ class Model:
         *,
         images: Seq[Images] = (),
     ) -> list[Vector]:
-        """Return a vector ``[hidden]`` for each text, pooled as the checkpoint says.
+        """Return a vector ``[hidden]`` for each text, pooled as the checkpoint specifies.
 
         Args:
-            texts: plain texts, to which the tokenizer adds what it adds to any text. One with
-                pictures, and a list of messages, goes through the chat template.
-            images: the picture or pictures for each text: as many as there are texts, or none.
+            texts: plain texts, to which the tokenizer adds its special tokens. A text with images
+                or a list of messages goes through the chat template.
+            images: one or several images for each text; empty, or as long as ``texts``.
 
         Raises:
-            RequestError: an argument is wrong, a text is too long, or this engine gives no vectors.
-            CheckpointError: the checkpoint's way of pooling is not supported.
+            RequestError: an argument is invalid, a text is too long, or this engine returns no
+                vectors.
+            CheckpointError: the checkpoint's pooling is not supported.
         """
         streams: deque[AnswerStream] = deque()
         vectors = []
@@ -205,15 +206,15 @@ class Model:
         *,
         images: Images = (),
     ) -> list[Score]:
-        """Return how likely each continuation is as the model's answer to a prompt.
+        """Return the likelihood of each continuation as the model's answer to a prompt.
 
         Args:
             prompt: a question, or messages.
-            continuations: texts, each scored by itself.
-            images: pictures to show with the question.
+            continuations: texts, each scored separately.
+            images: images for the question.
 
         Raises:
-            RequestError: an argument is wrong, or prompt and continuation are too long.
+            RequestError: an argument is invalid, or prompt and continuation are too long.
         """
         request = self._score_request(prompt, continuations, images)
         return _scores(continuations, self.submit(request).result())
@@ -251,10 +252,10 @@ class Model:
         fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Request:
-        """Make a request from a question or messages; arguments as for :meth:`generate`.
+        """Return a request for a question or messages; arguments as for :meth:`generate`.
 
         Raises:
-            RequestError: an argument is not what was expected, an image included.
+            RequestError: an argument or an image is invalid.
         """
         bounds = self.facts.bounds
         shown, others = listed(images), listed(media)
@@ -287,13 +288,11 @@ class Model:
             values["stop"] = [stop]
         return self.facts.defaults.replaced(values)
 
-    # A request that is made already, and the end.
-
     def submit(self, request: Request) -> AnswerStream:
-        """Start a request; its answer comes through the stream.
+        """Start a request and return the stream of its answer.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full.
+            RequestError: the request is invalid or too long, or the queue is full.
             EngineError: the model is closed.
         """
         self._refuse_closed()
@@ -302,10 +301,10 @@ class Model:
             return self.runner.submit(request)
 
     async def asubmit(self, request: Request) -> AnswerStream:
-        """Start a request without blocking the event loop; returns when it was accepted.
+        """Start a request without blocking the event loop; return when it is accepted.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full.
+            RequestError: the request is invalid or too long, or the queue is full.
             EngineError: the model is closed.
         """
         self._refuse_closed()
@@ -321,15 +320,19 @@ class Model:
             )
 
     def stats(self) -> RunnerStats:
-        """Return counters for monitoring."""
+        """Return statistics for monitoring."""
         return self.runner.stats()
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the present ones; tell whether all ended in time."""
+        """Refuse new requests and wait for the running ones.
+
+        Returns:
+            Whether all ended within ``timeout_s`` seconds.
+        """
         return self.runner.drain(timeout_s)
 
     def close(self) -> None:
-        """Abort what runs and free all memory; harmless when done twice."""
+        """Abort all requests and free all memory; a second call does nothing."""
         self._is_closed = True
         self.runner.close()
 
@@ -346,7 +349,7 @@ class Model:
 
 
 def _pairs(texts: Seq[Prompt], images: Seq[Images]) -> Iterator[tuple[Prompt, Images]]:
-    """Return each text with its pictures."""
+    """Return each text with its images."""
     texts = _listed(texts, "texts")
     if images and len(images) != len(texts):
         raise RequestError(f"images has {len(images)} lists for {len(texts)} texts", param="images")
@@ -354,7 +357,7 @@ def _pairs(texts: Seq[Prompt], images: Seq[Images]) -> Iterator[tuple[Prompt, Im
 
 
 def _refuse_other(request: object) -> None:
-    """Refuse what is no request, such as a question."""
+    """Raise an error for a value that is not a request, such as a question."""
     if not isinstance(request, Request):
         raise RequestError(
             f"submit takes a Request, and this was {type(request).__name__}",

@@ -178,4 +178,4 @@ def _place(checkpoint: Checkpoint, prompts: Seq[Prompt], built_with: object) -> 
     """Return the note that is there once this model went through; None where none can be."""
     facts = [repr(built_with)]
     facts += [f"{prompt.token_ids} {prompt.media[0].digest!r}" for prompt in prompts]
-    return selfcheck_records.place(checkpoint.path, "first-looks", facts)
+    return selfcheck_records.record_path(checkpoint.path, "first-looks", facts)

@@ -1,1 +1,1 @@
-"""What a model's files say: references, folders, packages and generation defaults."""
+"""Model folders and packages, generation defaults and pooling. Private; reads no weights."""

@@ -1,4 +1,4 @@
-"""Whether a folder can be a model's, told from the names of its files and from small ones."""
+"""Recognises model folders by the names of their files and by small files; reads no weights."""
 
 from pathlib import Path
 
@@ -6,17 +6,17 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
 
-CONFIGS = "*config.json"  # of a model, or what some plugin reads in its place
+CONFIGS = "*config.json"  # the model's config, or a file that a plugin reads instead
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt")
 _SEARCHED = ("*", "snapshots/*")
-"""Where a folder's own models may lie: in a folder of it, or as the hub's cache keeps them."""
+"""Where models may be inside a folder: in its subfolders, or in the layout of the hub's cache."""
 
 
 def model_folder(folder: Path) -> Checkpoint:
-    """Return a folder as a model's.
+    """Return the checkpoint of a model folder.
 
     Raises:
-        CheckpointError: it holds none, or only notes where the content is.
+        CheckpointError: the folder holds no model, or pointers of Git LFS instead of files.
     """
     checkpoint = Checkpoint(folder.resolve().name, folder)
     if not checkpoint.has(CONFIGS):
@@ -33,7 +33,7 @@ def model_folder(folder: Path) -> Checkpoint:
 
 
 def model_file(file: Path) -> CheckpointError:
-    """Return why a file is not a model, which a folder is."""
+    """Return the error for a file that was named as a model folder."""
     if file.suffix == ".gguf":
         return CheckpointError(
             f"{str(file)!r} is a GGUF file, which is not read",
@@ -46,14 +46,14 @@ def model_file(file: Path) -> CheckpointError:
 
 
 def _no_model(folder: Path) -> CheckpointError:
-    """Return what a folder without a config is."""
+    """Return the error for a folder without a config."""
     problem = f"folder {str(folder)!r} holds no model: "
     if (folder / "model_index.json").is_file():
         return CheckpointError(
             f"{problem}it is a pipeline of diffusers, which makes images",
             hint="vlmkit runs models that answer in text",
         )
-    found = [path.parent for place in _SEARCHED for path in folder.glob(f"{place}/config.json")]
+    found = [path.parent for each in _SEARCHED for path in folder.glob(f"{each}/config.json")]
     if found:
         return CheckpointError(
             f"{problem}it has no config.json", hint=f"did you mean {str(min(found))!r}?"

@@ -1,8 +1,8 @@
-"""How a model's authors want tokens chosen, as its ``generation_config.json`` says.
+"""Default sampling parameters of a model, from its ``generation_config.json``.
 
-One table says of each field of transformers' ``GenerationConfig`` what becomes of it: the code, the
-documentation (docs/reference/folders.md) and ``vlmkit doctor`` follow it. Chooses no token, and
-reads no token of the end (the tokenizer does).
+One table lists how each field of transformers' ``GenerationConfig`` is handled. The code, the
+documentation (docs/reference/folders.md) and ``vlmkit doctor`` use it. Chooses no token, and does
+not read end-of-sequence tokens, which the tokenizer does.
 """
 
 import logging
@@ -22,14 +22,14 @@ Action = Literal["implemented", "implemented with do_sample", "reported", "no ef
 
 
 class Field(NamedTuple):
-    """What becomes of one field.
+    """How one field is handled.
 
     Attributes:
-        name: its name in the file; that of the sampling parameter, if it is implemented.
-        action: ``reported`` where the value is ignored although ``generate`` follows it; without
-            effect is what changes no token here, such as a setting of caches.
-        reason: what is followed and how, or why not.
-        neutral: values besides null that say nothing.
+        name: its name in the file; also the name of the sampling parameter, if it is implemented.
+        action: ``reported`` for a field that is ignored although ``generate`` follows it;
+            ``no effect`` for a field that changes no token here, such as a cache setting.
+        reason: how it is followed, or why not.
+        neutral: values besides null that have no effect.
     """
 
     name: str
@@ -129,19 +129,19 @@ FIELDS = (
         )
     ),
 )
-"""All fields of ``GenerationConfig``. A field that is not here is no field of ``generate``."""
+"""All fields of ``GenerationConfig``; ``generate`` has no others."""
 
 _PARAMETER_OF = {"min_new_tokens": "min_tokens", "stop_strings": "stop"}
 _NO_PARAMETER = frozenset({"do_sample", "eos_token_id"})
 
 
 class Finding(NamedTuple):
-    """A value of ``generation_config.json`` that is not followed.
+    """A value of ``generation_config.json`` that is ignored.
 
     Attributes:
-        field: its name.
-        value: what the file says, shortened.
-        reason: why.
+        field: the name of the field.
+        value: the value in the file, shortened.
+        reason: why it is ignored.
     """
 
     field: str
@@ -150,10 +150,10 @@ class Finding(NamedTuple):
 
 
 def default_params(checkpoint: Checkpoint) -> SamplingParams:
-    """Return how the model's authors want tokens chosen, from ``generation_config.json``.
+    """Return a model's default sampling parameters, from ``generation_config.json``.
 
-    Without ``do_sample`` it is the likeliest token each time. A value that is not followed, or out
-    of our bounds, is left out; the log has a warning of each.
+    Without ``do_sample`` decoding is greedy. Values that are not implemented or out of bounds are
+    dropped, each with a warning in the log.
     """
     params, findings = read_generation_config(checkpoint)
     for finding in findings:
@@ -164,34 +164,34 @@ def default_params(checkpoint: Checkpoint) -> SamplingParams:
 
 
 def read_generation_config(checkpoint: Checkpoint) -> tuple[SamplingParams, list[Finding]]:
-    """Return a model's default parameters, and which values of its authors they do not follow.
+    """Return a model's default sampling parameters, and the values that they ignore.
 
     Raises:
-        CheckpointError: the file is no JSON object.
+        CheckpointError: the file is not a JSON object.
     """
     stated = checkpoint.read_json(FILE)
     is_sampled = bool(stated.get("do_sample"))
     values: dict[str, Any] = {"temperature": 1.0} if is_sampled else {}
     findings = []
-    for field, value in _said(stated):
+    for field, value in _effective(stated):
         if field.action == "reported":
             findings.append(Finding(field.name, _shown(value), field.reason))
         elif field.action == "implemented" or is_sampled:
             name = _PARAMETER_OF.get(field.name, field.name)
-            own = (value,) if name == "stop" and isinstance(value, str) else value
+            param = (value,) if name == "stop" and isinstance(value, str) else value
             try:
-                sampling_params({name: own})
+                sampling_params({name: param})
             except RequestError as error:
                 findings.append(Finding(field.name, _shown(value), str(error)))
             else:
-                values[name] = own
+                values[name] = param
     if "min_tokens" in values:
         values.pop("min_length", None)  # as in transformers
     return sampling_params(values), findings
 
 
-def _said(stated: dict[str, Any]) -> Iterator[tuple[Field, Any]]:
-    """Yield the fields that say something which could change an answer, and their values."""
+def _effective(stated: dict[str, Any]) -> Iterator[tuple[Field, Any]]:
+    """Yield the fields whose values could change an answer, with their values."""
     for field in FIELDS:
         value = stated.get(field.name)
         is_neutral = value is None or value in field.neutral

@@ -1,4 +1,4 @@
-"""A model whose files a Python package carries."""
+"""Models whose files are part of a Python distribution."""
 
 import os
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from vlmkit.errors import CheckpointError, PluginError
 from vlmkit.kit.checkpoint import Checkpoint
 
 PackagedPath = str | os.PathLike[str] | Traversable
-"""Where a packaged model's files are; ``importlib.resources.files`` returns the last."""
+"""The folder of a packaged model; ``importlib.resources.files`` returns a ``Traversable``."""
 
 
 def check_packaged(name: str, path: object) -> None:
-    """Refuse what says nothing of where a packaged model is.
+    """Check the folder that a plugin registers for a packaged model.
 
     Raises:
-        PluginError: it is no path, or one that depends on where a program was started.
+        PluginError: the value is not a path, or a path relative to the working directory.
     """
     if isinstance(path, str | os.PathLike):
         if not Path(os.fspath(path)).is_absolute():
@@ -33,21 +33,21 @@ def check_packaged(name: str, path: object) -> None:
 
 
 def only(name: str) -> Callable[[str], str | None]:
-    """Return the ``cannot_serve`` of a provider of one model: its name is asked for, or nothing."""
+    """Return the ``cannot_serve`` function of a model source that has one model."""
     reason = f"it has only the model {name!r}"
     return lambda reference: None if reference.rpartition(":")[2] == name else reason
 
 
 def packaged_model(name: str, path: PackagedPath, plugin: str) -> Checkpoint:
-    """Return the files of a model that a distribution carries.
+    """Return the checkpoint of a model in a distribution.
 
     Args:
-        name: of the model.
+        name: the name of the model.
         path: its folder.
         plugin: the distribution, for errors.
 
     Raises:
-        CheckpointError: they are not there, or not as files of their own.
+        CheckpointError: the files are missing, or are not in one folder on this disk.
     """
     who = f"packaged model {name!r} of {plugin!r}"
     if not isinstance(path, str | os.PathLike):

@@ -1,8 +1,8 @@
-"""How a checkpoint makes one vector of a text's hidden states, and the vector in the making.
+"""Pooling of hidden states to one vector for a text, as a checkpoint specifies it.
 
-Reads the small files in which embedding models say so, in the layout of sentence-transformers:
-``modules.json``, the folder of its pooling module, ``config_sentence_transformers.json``. Computes
-on rows in host memory, as they come, and keeps no more than one.
+Reads the small files of embedding models in the layout of sentence-transformers: ``modules.json``,
+the folder of its pooling module and ``config_sentence_transformers.json``. Computes incrementally
+on rows in host memory, and keeps only one.
 """
 
 from dataclasses import dataclass, field
@@ -31,12 +31,12 @@ HINT = "such vectors would not be those of the model's authors; generating is no
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """One vector for a text; the default is that of models that were made to answer.
+    """How to pool hidden states; the default suits models that were trained to answer.
 
     Attributes:
-        mode: which rows count: the last token's, all, or the first one's.
-        normalises: whether the vector is scaled to length one.
-        prefix: text that is put before each plain text.
+        mode: the rows to pool: ``last``, ``mean`` of all, or ``cls`` for the first.
+        normalises: whether the vector is scaled to unit length.
+        prefix: text that is prepended to each plain text.
     """
 
     mode: Mode = "last"
@@ -44,7 +44,7 @@ class Pooling:
     prefix: str = ""
 
     def rows(self, num_tokens: int) -> Span:
-        """Return the positions of a text whose hidden states are wanted."""
+        """Return the positions of a text whose hidden states are needed."""
         return Span(
             num_tokens - 1 if self.mode == "last" else 0, 1 if self.mode == "cls" else num_tokens
         )
@@ -52,10 +52,10 @@ class Pooling:
 
 @dataclass(slots=True)
 class Pooled:
-    """A text's vector in the making.
+    """Accumulates the vector of one text.
 
     Attributes:
-        pooling: the rule.
+        pooling: how to pool.
     """
 
     pooling: Pooling
@@ -63,9 +63,9 @@ class Pooled:
     _num_rows: int = field(default=0, init=False)
 
     def add(self, rows: NDArray[Any]) -> None:
-        """Count hidden states ``[rows, hidden]`` in: those that are wanted, in their order.
+        """Add the next needed hidden states ``[rows, hidden]``.
 
-        A chunk that could not be cut may bring more after them.
+        Rows of an atomic chunk may follow after the needed ones; they are ignored.
         """
         if self.pooling.mode == "cls":
             rows = rows[: 1 - self._num_rows]
@@ -85,13 +85,13 @@ class Pooled:
 
 
 def read_pooling(checkpoint: Checkpoint) -> Pooling:
-    """Return how a checkpoint wants its hidden states pooled.
+    """Return the pooling that a checkpoint specifies.
 
-    Without ``modules.json``, a ``1_Pooling`` folder counts; without either, it is the last token's
-    hidden state, scaled to length one.
+    Without ``modules.json``, the folder ``1_Pooling`` is used. Without either, the vector is the
+    last token's hidden state, scaled to unit length.
 
     Raises:
-        CheckpointError: the files ask for something that is not supported.
+        CheckpointError: the files specify something that is not supported.
     """
     folders = {"Pooling": "1_Pooling"}
     normalises = True
@@ -113,7 +113,7 @@ def read_pooling(checkpoint: Checkpoint) -> Pooling:
 
 
 def _mode(name: str, stated: dict[str, Any]) -> Mode:
-    """Return the one way of pooling that is switched on."""
+    """Return the one enabled pooling mode."""
     named = stated.get("pooling_mode")
     chosen = [
         key for key, value in stated.items() if key.startswith("pooling_mode_") and value is True
@@ -130,9 +130,9 @@ def _mode(name: str, stated: dict[str, Any]) -> Mode:
 
 
 def _prefix(checkpoint: Checkpoint, stated: dict[str, Any]) -> str:
-    """Return the prompt that the checkpoint puts before a text of which nothing else is known."""
-    own = checkpoint.read_json("config_sentence_transformers.json")
-    prompts, default = own.get("prompts"), own.get("default_prompt_name")
+    """Return the default prompt that the checkpoint prepends to a text."""
+    config = checkpoint.read_json("config_sentence_transformers.json")
+    prompts, default = config.get("prompts"), config.get("default_prompt_name")
     prefix = prompts.get(default) if isinstance(prompts, dict) else None
     if prefix and stated.get("include_prompt") is False:
         raise CheckpointError(

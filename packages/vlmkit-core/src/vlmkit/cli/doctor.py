@@ -119,7 +119,7 @@ def verdicts(
     from vlmkit.assembly.load import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
-    from vlmkit.kit.objection import told
+    from vlmkit.kit.objection import with_hint
     from vlmkit.plugins.registry import BuildContext
 
     context = BuildContext(
@@ -142,7 +142,7 @@ def verdicts(
             taken = None
         for name, provider in _by_key(registry, taken):
             is_named = name in (taken, component.use)
-            objection = told(provider.objection(checkpoint, is_named=is_named))
+            objection = with_hint(provider.objection(checkpoint, is_named=is_named))
             how, reason = "", objection or f"able, but {passed_over}"
             if name == taken:
                 how, reason = _examined(registry, taken, component.settings, context)

@@ -78,7 +78,7 @@ def _write(found: "Plugins", *, times: bool) -> None:
 def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
     """Yield what is known of each provider; ``reason`` says why it cannot run here."""
     from vlmkit import __version__
-    from vlmkit.kit.objection import told
+    from vlmkit.kit.objection import with_hint
 
     versions = {plugin.source: plugin.version for plugin in found.found}
     versions["vlmkit"] = __version__
@@ -91,7 +91,7 @@ def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
                 "use": registry.key(provider),
                 "plugin": provider.plugin,
                 "version": versions[provider.plugin],
-                "reason": told(provider.objection()),
+                "reason": with_hint(provider.objection()),
                 "priority": "by model" if callable(provider.priority) else provider.priority,
                 "description": provider.description,
             }

@@ -1,1 +1,1 @@
-"""How models write tool calls and channels, as grammars and incremental parsers. Private."""
+"""Grammars and incremental parsers of tool calls and of answers in channels. Private."""

@@ -1,7 +1,7 @@
-"""The grammar of answers that are messages in channels, made of the data by which they are read.
+"""Grammars of answers that consist of messages in channels, built from their ``ChannelFormat``.
 
-What is thought is free, and so is what is said, unless it keeps to something; a call is as its
-tool's schema says, and ends the answer. Which token ends it is not said here.
+Reasoning is unconstrained, and so is the text unless it has a constraint. A call matches its tool's
+schema and ends the answer. The grammar does not include the token that ends the answer.
 """
 
 from collections.abc import Collection, Mapping, Sequence as Seq
@@ -22,26 +22,26 @@ def harmony_grammar(
     content: JsonSchema | Regex | OneOf | None = None,
     strict: Collection[str] = (),
 ) -> Lark:
-    """Return the grammar of an answer, behind what the prompt wrote of its first message.
+    """Return the grammar of an answer, starting after the prompt's part of the first message.
 
     Args:
-        form: how messages are written; its marks are tokens.
-        tools: what may be called.
-        choice: whether the answer must call.
-        content: what the last message keeps to, if the answer calls nothing; free when None.
-        strict: names of tools whose schemas must be enforced in all their keywords.
+        form: the format of messages; its delimiters are tokens.
+        tools: definitions of the tools that the answer may call.
+        choice: whether the answer may or must call tools.
+        content: the constraint of the last message of an answer without calls; None for none.
+        strict: names of tools whose schemas must be enforced in full.
 
     Raises:
-        ConstraintError: a schema is too large, and strict.
+        ConstraintError: a strict schema is too large.
     """
     grammar = _Grammar(form, strict)
     rules = grammar.rules
     rules.add("TEXT: /(?s:.+)/")
     if form.opens == form.said:
-        return rules.made(grammar.content(content))
+        return rules.grammar(grammar.content(content))
     may_say = isinstance(choice, str) and choice != "required"
     before = f"{grammar.head(form.reasoning)} TEXT?"
-    if may_say and content is None:  # what is said before would be part of it
+    if may_say and content is None:  # earlier text would be part of the constrained content
         before = f"({before} | {grammar.head(form.calls)} TEXT?)"
     ways = []
     if may_say:
@@ -55,11 +55,11 @@ def harmony_grammar(
     rules.add(f"next: {rules.mark('end', form.end)} {grammar.start()}")
     rules.add(f"way: {' | '.join(ways)}")
     begun = "TEXT? next " if form.opens else ""
-    return rules.made(f"{begun}({before} next)* way")
+    return rules.grammar(f"{begun}({before} next)* way")
 
 
 class _Grammar:
-    """Rules of one format."""
+    """Builds the rules of one channel format."""
 
     def __init__(self, form: ChannelFormat, strict: Collection[str]) -> None:
         self.rules = LarkRules()
@@ -69,15 +69,15 @@ class _Grammar:
         self._body = self.rules.mark("body", form.body)
 
     def start(self) -> str:
-        """Return what matches the beginning of another message's head."""
+        """Return an expression for the start of another message's header."""
         return f"{self.rules.mark('begin', self._form.start)} {literal(self._form.role)}"
 
     def head(self, channel: str) -> str:
-        """Return what matches the rest of a head."""
+        """Return an expression for the rest of a header."""
         return f"{self._channel} {literal(channel)} {self._body}"
 
     def content(self, content: JsonSchema | Regex | OneOf | None) -> str:
-        """Return what matches the text of the last message."""
+        """Return an expression for the text of the last message."""
         if content is None:
             return "TEXT?"
         if isinstance(content, JsonSchema):
@@ -89,7 +89,7 @@ class _Grammar:
         return "CONTENT"
 
     def call(self, number: int, tool: Mapping[str, Any]) -> str:
-        """Return what matches a call: who is called stands before the channel, or behind it."""
+        """Return an expression for a call, with its recipient before or after the channel."""
         form = self._form
         recipient = form.recipient + form.namespace + tool_name(tool)
         kind = f'({literal(" " + form.json)} | " "? {self.rules.mark("kind", form.kind)}'

@@ -1,26 +1,25 @@
-"""One call of a tool while it is written: text in, the tool's name and its arguments' JSON out.
+"""Incremental parsers of one tool call: text in, the tool's name and the arguments' JSON out.
 
-Is generous: white space and the order of a JSON object's members are the model's own. Knows no
-marks and no tokens.
+They accept any white space and any order of a JSON object's members. They do not handle tokens or
+the delimiters around a call.
 """
 
 import json
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any, Protocol
 
-from vlmkit.formats.json_scan import JsonDepth
 from vlmkit.interfaces.chat_format import CallFormat, JsonCall, NamedCall, TaggedCall
 from vlmkit.types.tool_choice import tool_name, tool_schema
 
 
 class PartialToolCall(Protocol):
-    """A call as it comes.
+    """A tool call that is parsed incrementally.
 
     Attributes:
-        name: of the tool; None until it is known.
-        is_done: whether the call is whole.
-        is_broken: whether it is no call, or goes on as none.
-        rest: of the text, what is behind it.
+        name: the name of the tool; None until it is known.
+        is_done: whether the call is complete.
+        is_broken: whether the text is not a valid call.
+        rest: the text after the call.
     """
 
     name: str | None
@@ -29,16 +28,16 @@ class PartialToolCall(Protocol):
     rest: str
 
     def push(self, text: str) -> str:
-        """Take more of the text; return more of the arguments, none before the name is known."""
+        """Parse more text; return more of the arguments, none before the name is known."""
         ...
 
     def close(self) -> str:
-        """Return what is left of the arguments: the mark that ends the call has come."""
+        """Return the rest of the arguments, at the delimiter that ends the call."""
         ...
 
 
 def new_call(form: CallFormat, tools: Seq[Mapping[str, Any]]) -> PartialToolCall:
-    """Return a call of which nothing was written yet."""
+    """Return a fresh parser of one call."""
     if isinstance(form.call, JsonCall):
         return JsonToolCall(form.call)
     if isinstance(form.call, NamedCall):
@@ -47,39 +46,39 @@ def new_call(form: CallFormat, tools: Seq[Mapping[str, Any]]) -> PartialToolCall
 
 
 class JsonToolCall:
-    """A JSON object with a name and arguments."""
+    """Parses a call that is a JSON object with a name and arguments."""
 
     def __init__(self, form: JsonCall) -> None:
         self.name: str | None = None
         self.is_done = self.is_broken = False
         self.rest = ""
         self._form = form
-        self._place = JsonDepth()
+        self._position = JsonDepth()
         self._key: str | None = None
-        self._member = ""  # the key that comes, or else its value
-        self._untold = ""
+        self._member = ""  # the key being parsed, or else its value
+        self._pending = ""  # arguments not yet returned
 
     def push(self, text: str) -> str:
-        """Take more of the object."""
-        for place, letter in enumerate(text):
-            if not self._place.depth and not letter.isspace() and letter != "{":
+        """Parse more of the object."""
+        for index, letter in enumerate(text):
+            if not self._position.depth and not letter.isspace() and letter != "{":
                 self.is_broken = True
             else:
                 self._step(letter)
             if self.is_done or self.is_broken:
-                self.rest = text[place + self.is_done :]
+                self.rest = text[index + self.is_done :]
                 break
-        return self._told()
+        return self._take_pending()
 
     def close(self) -> str:
-        """Return nothing: an object ends by itself, and one that does not is broken."""
+        """Return nothing: a complete object ends by itself; an incomplete one is broken."""
         self.is_broken = not self.is_done
         return ""
 
     def _step(self, letter: str) -> None:
-        was_inside = self._place.depth > 0
-        self._place.step(letter)
-        depth, in_string = self._place.depth, self._place.in_string
+        was_inside = self._position.depth > 0
+        self._position.step(letter)
+        depth, in_string = self._position.depth, self._position.in_string
         if not was_inside:
             return
         if depth == 0 or (letter == "," and depth == 1 and not in_string):
@@ -92,10 +91,10 @@ class JsonToolCall:
             self._member += letter
             is_value = depth > 1 or in_string or not letter.isspace()
             if is_value and self._key == self._form.arguments and not self._is_text():
-                self._untold += letter
+                self._pending += letter
 
     def _is_text(self) -> bool:
-        """Tell whether the arguments are JSON within a string."""
+        """Return whether the arguments are JSON inside a string."""
         return self._member.lstrip().startswith('"')
 
     def _end_member(self) -> None:
@@ -104,31 +103,31 @@ class JsonToolCall:
             self.is_broken = not (isinstance(value, str) and value)
             self.name = None if self.is_broken else value
         elif self._key == self._form.arguments and self._is_text():
-            self._untold = str(value)
+            self._pending = str(value)
         self._key, self._member = None, ""
 
-    def _told(self) -> str:
+    def _take_pending(self) -> str:
         if self.name is None:
             return ""
-        told, self._untold = self._untold, ""
-        return told
+        arguments, self._pending = self._pending, ""
+        return arguments
 
 
 class NamedToolCall:
-    """A name, and behind a mark a JSON object."""
+    """Parses a call that is a name, a separator and a JSON object."""
 
     def __init__(self, form: NamedCall) -> None:
         self.name: str | None = None
         self.is_done = self.is_broken = False
         self.rest = ""
-        self._mark = form.between.strip()
-        self._place = JsonDepth()
+        self._separator = form.between.strip()
+        self._position = JsonDepth()
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Take more of the call."""
+        """Parse more of the call."""
         if self.name is None:
-            name, found, text = (self._held + text).partition(self._mark)
+            name, found, text = (self._held + text).partition(self._separator)
             if not found:
                 self._held = name
                 return ""
@@ -142,28 +141,28 @@ class NamedToolCall:
         return ""
 
     def _arguments(self, text: str) -> str:
-        told = ""
-        for place, letter in enumerate(text):
-            if not self._place.depth and letter.isspace():
+        arguments = ""
+        for index, letter in enumerate(text):
+            if not self._position.depth and letter.isspace():
                 continue
-            if not self._place.depth and letter != "{":
-                self.is_broken, self.rest = True, text[place:]
+            if not self._position.depth and letter != "{":
+                self.is_broken, self.rest = True, text[index:]
                 break
-            self._place.step(letter)
-            told += letter
-            if not self._place.depth:
-                self.is_done, self.rest = True, text[place + 1 :]
+            self._position.step(letter)
+            arguments += letter
+            if not self._position.depth:
+                self.is_done, self.rest = True, text[index + 1 :]
                 break
-        return told
+        return arguments
 
 
 class TaggedToolCall:
-    """A name, and each argument between tags.
+    """Parses a call that is a name, then each argument between tags.
 
     Args:
         form: the tags.
-        close: what ends the call, where the tags have no end of their own.
-        tools: say which arguments are strings.
+        close: ends the call if the tags have no end of their own.
+        tools: definitions of the tools, whose schemas say which arguments are strings.
     """
 
     def __init__(self, form: TaggedCall, close: str, tools: Seq[Mapping[str, Any]]) -> None:
@@ -174,26 +173,26 @@ class TaggedToolCall:
         self._close = close
         self._schemas = {tool_name(tool): tool_schema(tool) for tool in tools}
         self._held = ""
-        self._num_told = 0
+        self._num_arguments = 0
 
     def push(self, text: str) -> str:
-        """Take more of the call."""
+        """Parse more of the call."""
         self._held += text
         if self.name is None:
             self._find_name()
-        told = ""
+        arguments = ""
         while self.name and not (self.is_done or self.is_broken) and (more := self._argument()):
-            told += more
+            arguments += more
         if self.is_done or self.is_broken:
             self.rest, self._held = self._held, ""
-        return told
+        return arguments
 
     def close(self) -> str:
-        """Return the end of the arguments; what is left of one is no argument."""
+        """Return the end of the arguments; drop an incomplete argument."""
         if self.is_done:
             return ""
         if self.name is None:
-            self._held += self._end()  # a call without arguments may end behind its name
+            self._held += self._end()  # a call without arguments may end after its name
             self._find_name()
         self.is_broken, self.is_done = self.name is None, self.name is not None
         return self._last() if self.is_done else ""
@@ -209,15 +208,15 @@ class TaggedToolCall:
         begun = begun.removeprefix(start).lstrip()
         behind = self._form.after_name.strip()
         ends = (behind or "\n", self._form.before_key.strip(), self._end())
-        places = [place for end in ends if end and (place := begun.find(end)) >= 0]
-        if not places:
+        found = [index for end in ends if end and (index := begun.find(end)) >= 0]
+        if not found:
             return
-        name, rest = begun[: min(places)].strip(), begun[min(places) :]
+        name, rest = begun[: min(found)].strip(), begun[min(found) :]
         self.name, self._held = name or None, rest.removeprefix(behind)
         self.is_broken = not name
 
     def _argument(self) -> str:
-        """Return the JSON of the next argument, or of the end; nothing while neither is whole."""
+        """Return the JSON of the next argument or of the end; empty while it is incomplete."""
         form, begun = self._form, self._held.lstrip()
         start, end = form.before_key.strip(), self._end()
         if end and begun.startswith(end):
@@ -239,23 +238,47 @@ class TaggedToolCall:
             value = value.removeprefix("\n")
         if form.after_value.startswith("\n"):
             value = value.removesuffix("\n")
-        return self._told(key.strip(), value)
+        return self._member(key.strip(), value)
 
-    def _told(self, key: str, value: str) -> str:
+    def _member(self, key: str, value: str) -> str:
+        """Return an argument as a member of a JSON object."""
         properties = self._schemas.get(self.name or "", {}).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
-        before = ", " if self._num_told else "{"
-        self._num_told += 1
+        before = ", " if self._num_arguments else "{"
+        self._num_arguments += 1
         written = _text(value) if is_text(schema) or not _is_json(value) else value.strip()
         return f"{before}{_text(key)}: {written}"
 
     def _last(self) -> str:
         """Return the end of the arguments."""
-        return "}" if self._num_told else "{}"
+        return "}" if self._num_arguments else "{}"
+
+
+class JsonDepth:
+    """The nesting depth at the last character of a JSON text; validates nothing."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.in_string = False
+        self._is_escaped = False
+
+    def step(self, letter: str) -> None:
+        """Advance by a character."""
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self.in_string:
+            self._is_escaped = letter == "\\"
+            self.in_string = letter != '"'
+        elif letter == '"':
+            self.in_string = True
+        elif letter in "{[":
+            self.depth += 1
+        elif letter in "}]":
+            self.depth -= 1
 
 
 def is_text(schema: object) -> bool:
-    """Tell whether a schema's values are strings and nothing else."""
+    """Return whether all values of a schema are strings."""
     if not isinstance(schema, Mapping):
         return False
     if isinstance(schema.get("enum"), list) and schema["enum"]:

@@ -1,7 +1,7 @@
-"""The grammar of answers that call tools, made of the data by which such answers are read.
+"""Grammars of answers with tool calls, built from the format of the calls.
 
-Text is free up to the mark of a call, what is thought is free up to its end, and a call is as its
-tool's schema says.
+Text is unconstrained up to the delimiter of a call, and reasoning up to its end. A call matches its
+tool's schema.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -38,19 +38,19 @@ def tool_call_grammar(
     """Return the grammar of an answer to a conversation with tools.
 
     Args:
-        calling: what may be called, and how.
-        choice: whether the answer must call.
-        is_parallel: whether it may call more than once; where calls end an answer, none does.
-        reasoning: the marks around what is thought first; None for a model that does not reason,
-            or has a channel for it.
-        opens_reasoning: whether the prompt began the reasoning already; channels say it themselves.
-        content: what an answer that calls nothing keeps to; free when None.
-        strict: names of tools whose schemas must be enforced in all their keywords, besides those
-            whose definitions say so. What is left free of others, the grammar says.
+        calling: the tools that the answer may call, and the format of calls.
+        choice: whether the answer may or must call tools.
+        is_parallel: whether it may call more than once; has no effect where a call ends an answer.
+        reasoning: the delimiters of reasoning; None for a model without reasoning, or with a
+            channel for it.
+        opens_reasoning: whether the prompt opened the reasoning; ignored for channels.
+        content: the constraint of an answer without calls; None for none.
+        strict: names of tools whose schemas must be enforced in full, besides those whose
+            definitions say so. The grammar lists what it does not enforce of other schemas.
 
     Raises:
-        ConstraintError: an answer without channels may call, or be within other than a schema; or
-            a strict schema cannot be enforced.
+        ConstraintError: the constraint of an answer without channels is not a schema, or a strict
+            schema cannot be enforced.
     """
     form = calling.format
     if isinstance(form, ChannelFormat):
@@ -58,11 +58,11 @@ def tool_call_grammar(
     if isinstance(content, Regex | OneOf):
         raise ConstraintError("tools and a constraint that is no JSON schema exclude each other")
     grammar = _Grammar(calling, form, choice, is_parallel, content, strict)
-    return grammar.made(reasoning, opens_reasoning=opens_reasoning)
+    return grammar.build(reasoning, opens_reasoning=opens_reasoning)
 
 
 class _Grammar:
-    """Rules under way."""
+    """Builds the rules of one call format."""
 
     def __init__(
         self,
@@ -81,13 +81,12 @@ class _Grammar:
         self._rules = LarkRules()
         self._schemas = ToolSchemas(self._rules, strict)
 
-    def made(self, reasoning: tuple[Mark, Mark] | None, *, opens_reasoning: bool) -> Lark:
+    def build(self, reasoning: tuple[Mark, Mark] | None, *, opens_reasoning: bool) -> Lark:
         thought = "" if reasoning is None else self._thought(*reasoning, opens=opens_reasoning)
-        said = " | ".join(f"{thought} {way}" for way in self._ways())
-        return self._rules.made(said)
+        return self._rules.grammar(" | ".join(f"{thought} {way}" for way in self._ways()))
 
     def _thought(self, start: Mark, end: Mark, *, opens: bool) -> str:
-        """Return what matches a thought."""
+        """Return an expression for the reasoning."""
         if end.token_id is None:
             self._rules.add(f"thought[lazy]: /(?s:.*){pattern(end.text)}/")
             thought = "thought"
@@ -100,7 +99,7 @@ class _Grammar:
         return f"({self._rules.mark('thought_start', start)} {thought} SPACE?)?"
 
     def _ways(self) -> Iterator[str]:
-        """Yield the ways to answer, behind a thought."""
+        """Yield the alternatives of an answer after the reasoning."""
         opening = self._form.open
         one = self._one()
         if self._choice == "auto":
@@ -116,7 +115,7 @@ class _Grammar:
             yield f"{self._rules.mark('open', opening)} {self._calls(one)}"
 
     def _free(self) -> str:
-        """Return what matches an answer that calls nothing."""
+        """Return an expression for an answer without calls."""
         if self._content is not None:
             return self._rules.schema("content", self._content)
         opening = self._form.open
@@ -127,7 +126,7 @@ class _Grammar:
         return "SAID?"
 
     def _calls(self, one: str) -> str:
-        """Return what matches the calls, behind the mark that begins the first."""
+        """Return an expression for the calls, after the delimiter that begins the first."""
         form = self._form
         close = self._rules.mark("close", form.close)
         if form.is_list:
@@ -139,7 +138,7 @@ class _Grammar:
         return f"{call} ({literal(form.between)} {self._rules.mark('open', form.open)} {call})*"
 
     def _one(self) -> str:
-        """Return what matches one call of any of the tools that may be called."""
+        """Return an expression for one call of any permitted tool."""
         tools = [
             tool
             for tool in self._calling.tools
@@ -164,14 +163,14 @@ class _Grammar:
         return f'{literal(head)} {arguments} "}}"'
 
     def _tagged(self, form: TaggedCall, number: int, tool: Mapping[str, Any]) -> str:
-        """Return what matches a call with its arguments in the schema's order."""
+        """Return an expression for a call with its arguments in the schema's order."""
         schema = tool_schema(tool)
         pieces = [literal(form.before_name + tool_name(tool) + form.after_name)]
         properties, required = schema.get("properties"), schema.get("required")
         named = properties if isinstance(properties, Mapping) else {}
-        for place, (key, own) in enumerate(named.items()):
+        for index, (key, property_schema) in enumerate(named.items()):
             head = literal(form.before_key + key + form.after_key + form.before_value)
-            value = self._value(form, f"value_{number}_{place}", tool, key, own)
+            value = self._value(form, f"value_{number}_{index}", tool, key, property_schema)
             is_needed = isinstance(required, list) and key in required
             pieces.append(f"({head} {value})" + "?" * (not is_needed))
         return " ".join([*pieces, literal(form.end)])
@@ -179,7 +178,7 @@ class _Grammar:
     def _value(
         self, form: TaggedCall, rule: str, tool: Mapping[str, Any], key: str, schema: Any
     ) -> str:
-        """Return what matches an argument's value and what is behind it."""
+        """Return an expression for an argument's value and the tag after it."""
         behind = literal(form.after_value)
         if not is_text(schema):
             return f"{self._schemas.value(rule, tool, key, schema)} {behind}"
@@ -191,10 +190,10 @@ class _Grammar:
 
 
 def _without(mark: str) -> str:
-    """Return the pattern of a text that does not hold a mark, whose first character comes once.
+    """Return a pattern of text without a delimiter whose first character occurs in it only once.
 
-    Behind each such character, something differs from the rest of the mark, or the text ends, or
-    the character comes again. With another mark, text is free.
+    After each such character, the text differs from the rest of the delimiter, ends, or repeats the
+    character. For any other delimiter, the pattern matches all text.
     """
     first, rest = pattern(mark[0]), mark[1:]
     if mark[0] in rest:

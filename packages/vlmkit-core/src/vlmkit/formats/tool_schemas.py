@@ -1,4 +1,4 @@
-"""Schemas of the arguments of tools as rules of a grammar, for the tool that each is of."""
+"""Grammar rules for the schemas of tool arguments; compiles no schema."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,12 +14,12 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 class ToolSchemas:
-    """Adds schemas of tools to rules.
+    """Adds the schemas of tools to a grammar.
 
     Args:
-        rules: under way.
-        strict: names of tools whose schemas must be enforced in all their keywords, besides those
-            whose definitions say so.
+        rules: the rules of the grammar.
+        strict: names of tools whose schemas must be enforced in full, besides those whose
+            definitions say so.
     """
 
     def __init__(self, rules: LarkRules, strict: Collection[str]) -> None:
@@ -30,7 +30,7 @@ class ToolSchemas:
         """Add a rule for the arguments of a call; return its name.
 
         Raises:
-            ConstraintError: the schema is too large, and strict.
+            ConstraintError: the schema is strict and too large.
         """
         return self._add(rule, tool, tool_schema(tool), "", {"type": "object"})
 
@@ -38,26 +38,26 @@ class ToolSchemas:
         """Add a rule for one argument as JSON; return its name.
 
         Raises:
-            ConstraintError: the schema is too large, and strict.
+            ConstraintError: the schema is strict and too large.
         """
         if isinstance(schema, dict):
             whole = tool_schema(tool)
             schema = schema | {name: whole[name] for name in _DEFINITIONS if name in whole}
-        return self._add(rule, tool, schema, _place(key), True)
+        return self._add(rule, tool, schema, _pointer(key), True)
 
     def leave_text_free(self, tool: Mapping[str, Any], key: str, schema: Mapping[str, Any]) -> None:
-        """Take note that an argument which is text may be any text.
+        """Record that the grammar allows any text for an argument of type string.
 
         Raises:
-            ConstraintError: its schema narrows it, and is strict.
+            ConstraintError: the schema is strict and narrows the text.
         """
         for keyword in filter(schema.__contains__, _OF_TEXT):
             self._leave_free(
                 tool,
-                f"{_place(key)}/{keyword}",
+                f"{_pointer(key)}/{keyword}",
                 ConstraintError(
                     f"the schema of tool {tool_name(tool)!r} uses {keyword}, which this model's "
-                    f"way to call tools cannot enforce, at #{_place(key)}/{keyword}",
+                    f"way to call tools cannot enforce, at #{_pointer(key)}/{keyword}",
                     keyword=keyword,
                 ),
             )
@@ -72,11 +72,11 @@ class ToolSchemas:
     ) -> str:
         name, is_strict = tool_name(tool), self._is_strict(tool)
         try:
-            made = JsonSchema.of(schema, is_strict=is_strict, tool=name, place=place)
+            constraint = JsonSchema.of(schema, is_strict=is_strict, tool=name, place=place)
         except ConstraintError as error:
             self._leave_free(tool, place, error)
-            made = JsonSchema.of(free, tool=name, place=place)
-        return self._rules.schema(rule, made)
+            constraint = JsonSchema.of(free, tool=name, place=place)
+        return self._rules.schema(rule, constraint)
 
     def _leave_free(self, tool: Mapping[str, Any], path: str, error: ConstraintError) -> None:
         if self._is_strict(tool):
@@ -88,7 +88,8 @@ class ToolSchemas:
         return tool_name(tool) in self._strict or tool["function"].get("strict") is True
 
 
-def _place(key: str) -> str:
+def _pointer(key: str) -> str:
+    """Return the JSON pointer of a property."""
     return f"/properties/{key.replace('~', '~0').replace('/', '~1')}"
 
 

@@ -1,1 +1,1 @@
-"""What Python programs and commands pass in: conversations, images, paths and URLs."""
+"""Inputs of Python programs and commands: conversations, images, paths and URLs. Private."""

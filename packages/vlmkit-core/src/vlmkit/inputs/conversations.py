@@ -1,6 +1,6 @@
-"""Conversations that people write in Python: texts, messages, or dictionaries as OpenAI has them.
+"""Conversations of Python programs: texts, messages, or dictionaries as in OpenAI's API.
 
-For Python alone; what a server's client sends is read by the server, against its schema.
+Not for requests over HTTP: the server decodes those by its own schemas.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, TextPa
 from vlmkit.types.tool_call import ToolCallPart
 
 MakePart = Callable[[Any, ImageOptions], ImagePart | FilePart]
-"""Returns what is shown of an image's source; see :func:`vlmkit.inputs.images.shown_part`."""
+"""Returns the part for the source of an image; see :func:`vlmkit.inputs.images.shown_part`."""
 
 HINT = 'for example [{"role": "user", "content": "Hello"}], or [Message.of("user", "Hello")]'
 ROLES = {"developer": "system"}
@@ -28,7 +28,7 @@ def conversation(prompt: Any, make_part: MakePart) -> list[Message]:
         make_part: opens images.
 
     Raises:
-        RequestError: it is something else; names the place.
+        RequestError: the prompt has another form; ``param`` is the path of the error.
     """
     turns = [prompt] if isinstance(prompt, Message | Mapping) else prompt
     if not isinstance(turns, Sequence) or isinstance(turns, str | bytes | bytearray):
@@ -95,7 +95,7 @@ def _part(part: Any, place: str, make_part: MakePart) -> Part:
 
 
 def _image_url(image: Any, place: str, make_part: MakePart) -> ImagePart | FilePart:
-    """Return an image by its URL; never by a path, since programs pass on what others sent."""
+    """Return an image by its URL, never by a path: programs may pass on untrusted dictionaries."""
     url, detail = image, None
     if isinstance(image, Mapping):
         url, detail = image.get("url"), image.get("detail")

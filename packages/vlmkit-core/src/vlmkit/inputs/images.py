@@ -1,7 +1,8 @@
-"""What people name as an image: paths, URLs, bytes, pictures of libraries. As parts of a message.
+"""Turns the images of Python programs and commands into parts of a message.
 
-A file of one image is checked at once. Any other file becomes a :class:`FilePart`, which a media
-loader of the model opens or refuses later, as over HTTP.
+A source is a path, a URL, bytes, or an object of an image library. A file of one image is checked
+at once. Any other file becomes a :class:`FilePart`, which a media loader of the model opens or
+refuses later, as over HTTP.
 """
 
 import asyncio
@@ -39,17 +40,18 @@ def shown_part(
     fetcher: "ImageFetcher | None" = None,
     options: ImageOptions = PLAIN_IMAGE,
 ) -> ImagePart | FilePart:
-    """Return what is shown of something that somebody named as an image.
+    """Return the part of a message for the source of an image.
 
     Args:
-        source: a path, a URL (data, file, http or https), the bytes of a file, a PIL image, a
-            uint8 array ``[height, width, 3]``, an Image, or a part, which is returned as it is.
-        bounds: of a request.
-        fetcher: fetches ``http(s)`` URLs; None where that is not allowed.
-        options: how large it is shown.
+        source: a path, a URL (data, file, http or https), the bytes of a file, or an object. An
+            object is a PIL image, a uint8 array ``[height, width, 3]``, an ``Image``, or a part,
+            which is returned unchanged.
+        bounds: the limits of a request.
+        fetcher: fetches ``http(s)`` URLs; None if that is not allowed.
+        options: the size in which the model sees the image.
 
     Raises:
-        ImageError: it is none of these, or an image that is refused; names the file.
+        ImageError: the source has another type, or its image is refused; names the file.
     """
     if isinstance(source, ImagePart | FilePart):
         return source
@@ -76,10 +78,10 @@ def shown_part(
 def part_of_content(
     content: bytes | Any, limits: ImageLimits, options: ImageOptions = PLAIN_IMAGE
 ) -> ImagePart | FilePart:
-    """Return the part of a file's bytes: an image that was checked, or a file for a media loader.
+    """Return the part for a file's content: a checked image, or a file for a media loader.
 
     Raises:
-        ImageError: it is an image that is refused.
+        ImageError: the content is an image that is refused.
     """
     if isinstance(content, bytes) and (not is_image(content) or has_pages(content)):
         return FilePart(content, options=options, is_image=True)
@@ -87,7 +89,7 @@ def part_of_content(
 
 
 def listed(sources: Any) -> Sequence[Any]:
-    """Return several sources as they are, and one or none as a list."""
+    """Return a sequence of sources unchanged, a single source or None as a sequence."""
     if sources is None:
         return ()
     is_one = isinstance(sources, str | bytes | bytearray | memoryview)
@@ -96,10 +98,10 @@ def listed(sources: Any) -> Sequence[Any]:
 
 @contextmanager
 def for_owner(messages: Sequence[Message]) -> Iterator[None]:
-    """Let errors about a request say what the owner of this machine may know.
+    """Add details to errors that only the owner of this machine may see.
 
-    That is the name of an image or a file of the conversation, where it has one, and the command
-    that installs what is lacking.
+    These are the name of an image or a file of the conversation, and the command that installs a
+    missing distribution.
     """
     try:
         yield
@@ -112,26 +114,27 @@ def for_owner(messages: Sequence[Message]) -> Iterator[None]:
         if not error.distribution:
             raise
         hint = _with_command(error.hint, error.distribution)
-        made = type(error)(str(error), hint=hint)
-        made.param, made.code, made.distribution = error.param, error.code, error.distribution
-        raise made from error
+        detailed = type(error)(str(error), hint=hint)
+        detailed.param, detailed.code = error.param, error.code
+        detailed.distribution = error.distribution
+        raise detailed from error
 
 
 def named(error: MediaError, name: str) -> MediaError:
-    """Return an error that says which file it is about; unless it does so already.
+    """Return an error that names its file; unchanged if it names it already.
 
-    It is for the owner of this machine: its hint has the command that installs what is lacking.
+    For the owner of this machine: its hint has the command that installs a missing distribution.
     """
     if not name or repr(name) in str(error):
         return error
     hint = _with_command(error.hint, error.distribution)
-    made = type(error)(f"{name!r}: {error}", param=error.param, code=error.code, hint=hint)
-    made.index, made.distribution = error.index, error.distribution
-    return made
+    detailed = type(error)(f"{name!r}: {error}", param=error.param, code=error.code, hint=hint)
+    detailed.index, detailed.distribution = error.index, error.distribution
+    return detailed
 
 
 def _with_command(hint: str, distribution: str) -> str:
-    """Return a hint with the command that installs a distribution in place of its name."""
+    """Return a hint with the install command of a distribution instead of its name."""
     if not distribution:
         return hint
     command = f"{install_command(distribution)};"
@@ -141,7 +144,7 @@ def _with_command(hint: str, distribution: str) -> str:
 
 
 def fetcher_of(settings: "FetchSettings") -> "ImageFetcher | None":
-    """Return what fetches images within settings; None where they allow none."""
+    """Return a fetcher for the given settings; None if they disable fetching."""
     if not settings.enabled:
         return None
     from vlmkit.kit.image_fetcher import ImageFetcher  # its libraries take long to import

@@ -134,7 +134,7 @@ class Engine(Cache, Protocol):
         """Compute the items and return the rows that they request, in their order.
 
         Room is already reserved. Before the next step the same items may be passed again, alone or
-        together, and must give the same result. In this way the loop isolates a sequence that makes
+        together, and must give the same result. The loop does so to isolate a sequence that makes
         its batch fail.
         """
         ...

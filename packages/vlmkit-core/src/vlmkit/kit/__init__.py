@@ -1,4 +1,4 @@
-"""What plugins are built with: checkpoint folders, digests, cache blocks, the heap, a fetcher.
+"""Building blocks for plugins: checkpoint folders, digests, cache blocks, parsers, a fetcher.
 
-Public. Each module stands alone and none is needed to be a plugin.
+Public. Modules can be used separately, and plugins can do without them.
 """

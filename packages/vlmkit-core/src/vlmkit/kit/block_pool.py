@@ -1,11 +1,16 @@
-"""The cache blocks of a paged engine: which sequence holds each, and which full blocks are shared.
+"""Allocation and prefix sharing of KV cache blocks, for use inside paged engines.
 
-Paged engines use it inside; the core's scheduler never sees a block. Prefixes are shared by chained
-hashes, as in vLLM's automatic prefix caching (Kwon et al., 2023, arXiv:2309.06180). A block's key
-is a sha256. It covers the parent's key, the tokens, the digests of overlapping images, and the
-content of atomic spans that begin in the block. Each token of a span depends on the whole span.
-The first parent is the cache scope, so that clients never share. Unused blocks keep their content
-until they are needed, oldest first, tail before head.
+Needs no torch; the core's scheduler does not see blocks. Prefixes are shared by chained hashes, as
+in vLLM's automatic prefix caching (Kwon et al., 2023, arXiv:2309.06180). A block's key is a sha256
+over these:
+
+* the key of its parent block; the first parent is the scope, so tenants never share,
+* its own tokens,
+* the digests of the images that overlap it,
+* the content of the atomic spans that begin in it, because each token of a span depends on it all.
+
+Unused blocks keep their content until they are reused, least recently used first, and the tail of
+a sequence before its head.
 """
 
 import hashlib
@@ -22,7 +27,7 @@ from vlmkit.kit.prefix import whole
 
 @dataclass(slots=True)
 class _Table:
-    """One admitted sequence's blocks, in order, and the keys of its full ones."""
+    """The block table of an admitted sequence: its blocks in order, and the keys of full ones."""
 
     blocks: list[int]
     keys: list[bytes] = field(default_factory=list)
@@ -30,12 +35,12 @@ class _Table:
 
 
 class BlockPool:
-    """Hands out ``num_blocks`` blocks of ``block_tokens`` tokens each.
+    """Allocates ``num_blocks`` blocks of ``block_tokens`` tokens each.
 
     Args:
-        num_blocks: blocks in all.
-        block_tokens: tokens a block holds.
-        shares_prefixes: whether full blocks are found again by later sequences.
+        num_blocks: total number of blocks.
+        block_tokens: tokens per block.
+        shares_prefixes: whether later sequences can reuse full blocks.
     """
 
     def __init__(self, num_blocks: int, block_tokens: int, *, shares_prefixes: bool = True) -> None:
@@ -47,30 +52,33 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._tables: dict[SequenceView, _Table] = {}
-        self._refused: tuple[str, list[bytes]] | None = None  # it asks again in every step
+        self._refused: tuple[str, list[bytes]] | None = None  # its admission is retried each step
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no admitted sequence uses."""
+        """Number of blocks that no admitted sequence uses."""
         return len(self._free)
 
     @property
     def num_sequences(self) -> int:
-        """SequenceViews that are admitted."""
+        """Number of admitted sequences."""
         return len(self._tables)
 
     def blocks(self, sequence: SequenceView) -> list[int]:
-        """Return an admitted sequence's blocks in order; do not modify the list."""
+        """Return the blocks of an admitted sequence in order; the list must not be modified."""
         return self._tables[sequence].blocks
 
     def admit(
         self, sequence: SequenceView, usable: Callable[[int], int] | None = None
     ) -> Admission | None:
-        """Make room for all present tokens and one more; see ``vlmkit.interfaces.engine.Cache``.
+        """Allocate blocks for all present tokens and one more; None if there are too few.
+
+        See ``vlmkit.interfaces.engine.Cache``.
 
         Args:
-            sequence: that is not admitted.
-            usable: how many of so many tokens that are found may be shared; None is all.
+            sequence: a sequence that is not admitted.
+            usable: maps a number of cached tokens to the number that may be shared; None shares
+                all.
         """
         if sequence in self._tables:
             raise ValueError(f"sequence {sequence.id!r} is admitted already")
@@ -91,9 +99,9 @@ class BlockPool:
         return Admission(len(shared) * self.block_tokens)
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens``; False, and nothing changed, if full."""
+        """Allocate blocks for the first ``num_tokens``; return False unchanged if full."""
         blocks = self._tables[sequence].blocks
-        if num_tokens <= len(blocks) * self.block_tokens:  # as for nearly every token
+        if num_tokens <= len(blocks) * self.block_tokens:  # true for nearly every token
             return True
         num_new = self._num_blocks_for(num_tokens) - len(blocks)
         if num_new > len(self._free):
@@ -102,7 +110,7 @@ class BlockPool:
         return True
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Let full blocks of the first ``num_tokens``, which are computed, be shared."""
+        """Share the full blocks of the first ``num_tokens``, which are computed."""
         if not self.shares_prefixes:
             return
         table = self._tables[sequence]
@@ -110,16 +118,16 @@ class BlockPool:
         for index in range(table.num_committed, num_full):
             key = self._key(sequence, table, index)
             block = table.blocks[index]
-            if key not in self._block_of:  # else a twin holds the same content
+            if key not in self._block_of:  # otherwise another block has the same content
                 self._key_of[block] = key
                 self._block_of[key] = block
         table.num_committed = max(table.num_committed, num_full)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget tokens from ``num_tokens`` on, and give up the blocks that only they need.
+        """Discard tokens from ``num_tokens`` on, and free the blocks that only they use.
 
         Raises:
-            ValueError: one of them was committed.
+            ValueError: one of these tokens was committed.
         """
         table = self._tables[sequence]
         if num_tokens // self.block_tokens < table.num_committed:
@@ -130,13 +138,13 @@ class BlockPool:
         del table.blocks[num_kept:]
 
     def release(self, sequence: SequenceView) -> None:
-        """Give up all blocks of an admitted sequence; full ones stay findable until reused."""
+        """Free all blocks of an admitted sequence; committed ones stay shared until reused."""
         self._refused = None
         for block in reversed(self._tables.pop(sequence).blocks):
             self._drop(block)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every block is free or used, and counted right."""
+        """Raise AssertionError if the free list, user counts or keys are inconsistent."""
         users = [0] * self.num_blocks
         for table in self._tables.values():
             for block in table.blocks:
@@ -155,7 +163,7 @@ class BlockPool:
         found: list[int] = []
         if not self.shares_prefixes:
             return found
-        # What a cache holds of a token is no row: those that are wanted are always computed.
+        # The cache holds no output rows: positions of requested rows are always computed.
         for index in range(sequence.first_row // self.block_tokens):
             block = self._block_of.get(self._key(sequence, table, index))
             if block is None:
@@ -170,7 +178,7 @@ class BlockPool:
         return found[: num_tokens // self.block_tokens]
 
     def _key(self, sequence: SequenceView, table: _Table, index: int) -> bytes:
-        """Return the chained key of full block ``index``, computing the chain up to it."""
+        """Return the chained key of full block ``index``; computes missing keys before it."""
         while len(table.keys) <= index:
             number = len(table.keys)
             start = number * self.block_tokens
@@ -184,7 +192,7 @@ class BlockPool:
                         slot.digest + (slot.start - start).to_bytes(8, "big", signed=True)
                     )
             for span in sequence.plan.spans:
-                if start <= span.start < stop:  # later blocks have it by their parent's key
+                if start <= span.start < stop:  # keys of later blocks include it by the chain
                     digest.update(_content(sequence, span))
             table.keys.append(digest.digest())
         return table.keys[index]
@@ -209,7 +217,7 @@ class BlockPool:
 
 
 def _content(sequence: SequenceView, span: Span) -> bytes:
-    """Return a digest of all that a span holds, and of where it stands."""
+    """Return a digest of a span's content and position."""
     digest = hashlib.sha256(b"".join(end.to_bytes(8, "big") for end in span))
     digest.update(array("i", sequence.tokens(*span)).tobytes())
     for slot in sequence.prompt.media:

@@ -1,6 +1,6 @@
-"""A model's files on this disk: where they are and what their small JSON files say.
+"""A model's folder on this disk, and the content of its small JSON files.
 
-Does not download anything (a model source does) and never reads weights (an engine does).
+Downloads nothing (model sources do) and never reads weights (engines do).
 """
 
 import hashlib
@@ -22,12 +22,12 @@ class Checkpoint:
     """One model's folder.
 
     Attributes:
-        name: how users call this model; the server lists it under this name.
-        path: the folder that holds ``config.json`` and its companions.
-        revision: the revision that was asked for, if the source knows revisions.
-        is_preview: whether its weights are yet to be fetched. Files of weights are there by their
-            names: a safetensors file ends after its header, any other is empty. Other large files,
-            such as a vocabulary, may be empty too.
+        name: the name of the model; the server lists it under this name.
+        path: the folder that holds ``config.json`` and the other files.
+        revision: the requested revision, if the source has revisions.
+        is_preview: whether its weights are not downloaded yet. A safetensors file of a preview ends
+            after its header; other weight files are empty. Other large files, such as a vocabulary,
+            may be empty, too.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Checkpoint:
     is_preview: bool = False
 
     def has(self, pattern: str) -> bool:
-        """Tell whether any file of the folder matches a glob such as ``*.safetensors``."""
+        """Return whether any file of the folder matches a glob such as ``*.safetensors``."""
         return any(self.path.glob(pattern))
 
     def read_json(self, file: str) -> dict[str, Any]:
-        """Return a JSON file of the folder as a dictionary; an absent file is an empty one.
+        """Return a JSON file of the folder as a dictionary; empty if the file is missing.
 
         Raises:
             CheckpointError: the file is too large, is not JSON or is not an object.
@@ -53,7 +53,7 @@ class Checkpoint:
         return content
 
     def read_json_list(self, file: str) -> list[Any]:
-        """Return a JSON file of the folder as a list; an absent file is an empty one.
+        """Return a JSON file of the folder as a list; empty if the file is missing.
 
         Raises:
             CheckpointError: the file is too large, is not JSON or is not an array.
@@ -80,12 +80,12 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The content of ``config.json``; empty where there is none."""
+        """The content of ``config.json``; empty if it is missing."""
         return self.read_json("config.json")
 
     @cached_property
     def answering(self) -> dict[str, Any]:
-        """What ``config.json`` says of the part that answers: all, unless the model speaks as well.
+        """The config of the part that answers: ``thinker_config`` of a model that speaks, else all.
 
         A model that speaks has a thinker, which answers, a talker and a voice.
         """
@@ -94,15 +94,15 @@ class Checkpoint:
 
     @property
     def model_type(self) -> str:
-        """The family that ``config.json`` names, such as ``llava``; empty if it names none."""
+        """The model family in ``config.json``, such as ``llava``; empty if it has none."""
         return str(self.config.get("model_type", ""))
 
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits that change when the content of any file of the folder changes.
 
-        Names of files count, their times do not, and hidden files are left out. Reads every file
-        once; later it is enough that none has changed, see :mod:`vlmkit.kit.content`.
+        Covers file names, but not file times or hidden files. Reads every file once, and again only
+        after it changes; see :mod:`vlmkit.kit.content`.
 
         Raises:
             CheckpointError: a file cannot be read.

@@ -1,7 +1,7 @@
-"""Bounds of what a checkpoint's small JSON files say, checked before anything is built from them.
+"""Bounds for the values in a checkpoint's JSON files, checked before anything is built from them.
 
-A checkpoint is untrusted data: one number of its config can ask for terabytes, or for a million
-layers. Knows names of fields and their largest values, not what a family makes of them.
+A checkpoint is untrusted: one number in its config can request terabytes, or a million layers.
+The bounds depend only on field names, not on the model family.
 """
 
 import math
@@ -15,18 +15,18 @@ from vlmkit.kit.checkpoint import Checkpoint
 MAX_INTEGER = 2**63 - 1
 MAX_LAYERS = 2**10
 MAX_PARTS = 2**14
-"""Experts, heads, groups and the like."""
+"""Maximum number of experts, heads, groups and similar parts."""
 MAX_SIZE = 2**24
-"""Widths, vocabularies and numbers of tokens."""
+"""Maximum width, vocabulary size and number of tokens."""
 MAX_POSITIONS = 2**27
 MAX_SIDE = 2**13
-"""Pixels of a side of an image."""
+"""Maximum pixels of one side of an image."""
 
 _HINT = "compare the file with that of the model's authors"
 
 
 class _Bound(NamedTuple):
-    """The largest value of fields with such names."""
+    """The largest value of fields whose names match a pattern."""
 
     names: re.Pattern[str]
     most: int
@@ -70,12 +70,12 @@ _BOUNDS: Mapping[str, tuple[_Bound, ...]] = {
 _COUNTS = re.compile(
     r"num_(\w+_)?layers|n_layers?|max_position_embeddings|n_positions|vocab_size|hidden_size"
 )
-"""Fields that nobody sets to -1."""
+"""Fields for which -1 has no special meaning."""
 _AREAS = frozenset({"merge_size", "min_pixels", "temporal_patch_size"})
-"""Fields of image processors whose edges are numbers of pixels of the whole image."""
+"""Fields of image processors that measure edges as pixels of the whole image."""
 _EDGES = frozenset({"shortest_edge", "size"})
 _FREE = frozenset({"model_max_length", "max_length"})
-"""Fields in which authors write a number that means no limit."""
+"""Fields in which a huge number means no limit."""
 
 _OBJECTS = re.compile(r"(text|vision|audio|llm|language|thinker|talker)_config|rope_scaling")
 _FAILED_FIELD = re.compile(r"[Vv]alidation error for field '(\w{1,100})'", re.ASCII)
@@ -83,11 +83,11 @@ _MAX_SHOWN_CHARS = 60
 
 
 def refuse_unreasonable(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose small JSON files say what no model can be.
+    """Raise an error if a checkpoint's JSON files hold values that no real model has.
 
     Raises:
         CheckpointError: a file is not JSON, or a field has a value of the wrong type or out of
-            bounds; names both.
+            bounds; names file and field.
     """
     for file, bounds in _BOUNDS.items():
         content = checkpoint.read_json(file)
@@ -104,7 +104,7 @@ def refuse_unreasonable(checkpoint: Checkpoint) -> None:
 
 
 def failed_field(error: BaseException | None) -> str | None:
-    """Return the field that transformers' typed configurations refused; None for other errors."""
+    """Return the field that transformers' typed configuration refused; None for other errors."""
     while error is not None:
         if found := _FAILED_FIELD.search(str(error)):
             return found[1]
@@ -115,7 +115,7 @@ def failed_field(error: BaseException | None) -> str | None:
 def _expected(
     path: tuple[str, ...], value: float, bounds: tuple[_Bound, ...], *, has_sides: bool
 ) -> str | None:
-    """Return what a number should have been; None where it is in bounds."""
+    """Return a description of the expected value; None if the number is within its bound."""
     if not isinstance(value, int) and math.isnan(value):
         return "a number"
     name = _name_of(path)
@@ -132,12 +132,12 @@ def _expected(
 
 
 def _name_of(path: tuple[str, ...]) -> str:
-    """Return the last name of a path that is not a place in a list."""
+    """Return the last name in a path that is not a list index."""
     return next((name for name in reversed(path) if not name.isdecimal()), "")
 
 
 def _numbers(content: Any) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield all numbers of a JSON value, and where they are."""
+    """Yield all numbers of a JSON value with their paths."""
     pending: list[tuple[tuple[str, ...], Any]] = [((), content)]
     while pending:
         path, value = pending.pop()
@@ -162,7 +162,7 @@ def _names(content: Any) -> Iterator[str]:
 
 
 def _refuse_types(owner: str, config: Mapping[str, Any]) -> None:
-    """Refuse parts of a config that are no objects, lists or texts."""
+    """Raise an error for parts of a config with the wrong type."""
     for path, part in _parts(config):
         for name, value in part.items():
             if value is None or (expected := _type_of(name, value)) is None:
@@ -186,7 +186,7 @@ def _parts(config: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping
 
 
 def _type_of(name: str, value: Any) -> str | None:
-    """Return what type of value a field should have; None where it has it."""
+    """Return a description of the expected type of a field; None if the value has it."""
     if _OBJECTS.fullmatch(name):
         return None if isinstance(value, dict) else "an object"
     if name == "model_type":

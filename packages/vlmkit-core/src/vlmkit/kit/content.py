@@ -1,10 +1,10 @@
-"""Digests of a folder's files by what is in them, each computed once.
+"""Digests of the content of a folder's files, cached between runs.
 
-Equal names, sizes and times do not make two files equal, so gigabytes are read to tell them apart.
-Digests of large files are stored in the user's cache folder, with the size, inode and change time
-of the file. The system sets the change time, and no program can. A store that is absent, damaged or
-read-only costs time and nothing else. An attacker who could write a wrong digest into it could also
-write the cached files that digests lead to.
+Files with equal names, sizes and times may differ, so all their gigabytes are read once. Digests of
+large files are then cached in the user's cache folder, with the file's inode, size and times. The
+change time is safe because programs cannot set it. A missing, broken or read-only cache costs only
+time. The cache is as trusted as the cached files that its digests lead to: both need write access
+to the same folder.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**22  # of a file, digested by one thread
 MAX_THREADS = 8
-LEAST_BYTES = 2**20  # smaller files are digested anew sooner than they are looked up
-SETTLED_NS = 3 * 10**9  # clocks of file systems are coarse: a second change may leave no trace
+LEAST_BYTES = 2**20  # smaller files are digested faster than they are looked up
+SETTLED_NS = 3 * 10**9  # file system clocks are coarse: a second change may keep the time
 
 
 class _Facts(msgspec.Struct, frozen=True, array_like=True):
-    """What changes when a file does. Windows has no time of the last change, hence two times."""
+    """File attributes that change with the content. Windows has no change time, hence two times."""
 
     inode: int
     num_bytes: int
@@ -46,7 +46,7 @@ Memory = Mapping[str, _Known]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return 64 hex digits for each file, by its path in the folder; hidden ones are left out.
+    """Return 64 hex digits for each file, by its path in the folder, without hidden files.
 
     Raises:
         OSError: a file cannot be read.
@@ -60,7 +60,7 @@ def digests(folder: Path) -> dict[str, str]:
             continue
         try:
             found[name] = digest(path)
-        except PermissionError:  # who loads the model cannot read it either
+        except PermissionError:  # the process that loads the model cannot read it either
             found[name] = ""
             continue
         is_settled = facts.changed_ns < time.time_ns() - SETTLED_NS
@@ -72,17 +72,18 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Return the bytes of the same files, without reading any."""
+    """Return the sizes of the same files in bytes, without reading them."""
     return {name: path.stat().st_size for name, path in _files(folder)}
 
 
 def changes(folder: Path) -> str | None:
-    """Return 64 hex digits that change when the system sees one of the same files change.
+    """Return 64 hex digits that change with the attributes of the same files; reads none.
 
-    None is read. Returns None where one changed just now: a second change may leave no trace.
+    Returns None if a file changed within the last 3 seconds, because a second change may keep the
+    same time.
 
     Raises:
-        OSError: a file went away meanwhile.
+        OSError: a file was removed meanwhile.
     """
     facts = {name: _facts(path) for name, path in _files(folder)}
     latest = max((fact.changed_ns for fact in facts.values()), default=0)
@@ -92,13 +93,13 @@ def changes(folder: Path) -> str | None:
 
 
 def digest(path: Path) -> str:
-    """Return 64 hex digits of a file's content, read by several threads at once."""
+    """Return 64 hex digits of a file's content; reads it with several threads."""
     num_bytes = path.stat().st_size
     whole = hashlib.sha256(f"{num_bytes}\0".encode())
     num_threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_threads, "vlmkit-digest") as pool:
-        for own in pool.map(lambda start: _piece(path, start), range(0, num_bytes, PIECE_BYTES)):
-            whole.update(own)
+        for piece in pool.map(lambda start: _piece(path, start), range(0, num_bytes, PIECE_BYTES)):
+            whole.update(piece)
     return whole.hexdigest()
 
 
@@ -109,7 +110,7 @@ def _piece(path: Path, start: int) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what may belong to a model; not a download's or a repository's own notes."""
+    """Yield the files that may belong to a model; skips hidden files of downloads and Git."""
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in relative.parts):
@@ -121,37 +122,37 @@ def _facts(path: Path) -> _Facts:
     return _Facts(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
-def _place(folder: Path) -> Path:
+def _cache_file(folder: Path) -> Path:
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
     return user_cache.folder() / "digests" / f"{name}.json"
 
 
 def _recall(folder: Path) -> Memory:
     try:
-        return msgspec.json.decode(_place(folder).read_bytes(), type=dict[str, _Known])
-    except (OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # none, no home, or not ours
+        return msgspec.json.decode(_cache_file(folder).read_bytes(), type=dict[str, _Known])
+    except (OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # missing, no home, invalid
         return {}
 
 
 def _remember(folder: Path, known: Memory) -> None:
     try:
-        replace(_place(folder), msgspec.json.encode(known))
+        replace(_cache_file(folder), msgspec.json.encode(known))
     except (OSError, RuntimeError) as error:
-        log.info("digests of %s are not remembered: %s", folder, error)
+        log.info("cannot cache the digests of %s: %s", folder, error)
 
 
-def replace(place: Path, data: bytes) -> None:
-    """Write a file as a whole: who reads it sees the old one or the new one.
+def replace(path: Path, data: bytes) -> None:
+    """Write a file atomically: readers see the old content or the new content.
 
     Raises:
-        OSError: it cannot be written; the old one is still there.
+        OSError: the file cannot be written; the old file is unchanged.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        Path(name).replace(place)
+        Path(name).replace(path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise

@@ -1,11 +1,11 @@
-"""How many cores there are to compute on."""
+"""The number of CPU cores that this process may use."""
 
 import os
 import sys
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use; all, where the system does not say."""
+    """Return the number of cores that this process may use; all cores if unknown."""
     found = os.cpu_count()
     if sys.platform == "linux":
         found = len(os.sched_getaffinity(0))

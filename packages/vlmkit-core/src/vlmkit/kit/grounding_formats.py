@@ -1,4 +1,4 @@
-"""How common families write places, by what a checkpoint calls its family."""
+"""The grounding formats of common model families, by ``model_type``; data only."""
 
 from collections.abc import Mapping
 
@@ -30,4 +30,4 @@ BY_FAMILY: Mapping[str, GroundingFormat] = {
     "glm4v_moe": GLM4V,
     "paligemma": PALIGEMMA,
 }
-"""Families that vlmkit runs and whose authors say how they write places."""
+"""Families that vlmkit runs and whose authors document their format of boxes and points."""

@@ -1,7 +1,8 @@
-"""The reader of a model whose answers are messages in channels: thoughts, text, calls of tools.
+"""The parser of answers that consist of messages in channels: reasoning, text and tool calls.
 
-Is generous: what has no head is text, a head may come where a message was not ended, and a call may
-stand in any channel. What is no call in the end is text. Marks are tokens, and no text spells them.
+It is lenient. Text without a header is text, a header may follow a message that was not ended, and
+a call may be in any channel. An invalid call is text. Delimiters are tokens; text never spells
+them.
 """
 
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -13,19 +14,19 @@ from vlmkit.kit.tool_call_parser import new_id
 from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.tool_choice import tool_name
 
-BETWEEN = "\n\n"  # two messages of one kind
-MAX_HEAD_CHARS = 1024  # what is longer was none
+BETWEEN = "\n\n"  # separates two messages of one kind
+MAX_HEAD_CHARS = 1024  # a longer text is not a header
 
 Kind = Literal["thought", "text", "call"]
 
 
 class HarmonyParser:
-    """Tells what messages say; see :class:`vlmkit.interfaces.reader.AnswerReader`.
+    """Parses messages in channels; see :class:`vlmkit.interfaces.reader.AnswerReader`.
 
     Args:
         stream: returns a fresh incremental detokenizer.
-        form: how messages are written; its marks are tokens.
-        tools: the definitions of what may be called; without any, no message is a call.
+        form: the format of messages; its delimiters are tokens.
+        tools: definitions of the tools; if empty, no message is a call.
     """
 
     def __init__(
@@ -43,18 +44,18 @@ class HarmonyParser:
         self._ends = (form.end, form.last, form.call)
         self._phase: Literal["between", "head", "body"] = "body" if form.opens else "between"
         self._kind: Kind = "thought" if form.opens == form.reasoning else "text"
-        self._begun = ""  # text that may be of a head whose first mark has not come
-        self._head: dict[Mark, str] = {}  # by the mark before it
-        self._part = form.start  # of the head, which comes
-        self._told: set[Kind] = set()
-        self._is_new = False  # whether nothing of the message was told
+        self._begun = ""  # text that may belong to a header whose first delimiter is missing
+        self._head: dict[Mark, str] = {}  # parts of the header by the delimiter before them
+        self._part = form.start  # the current part of the header
+        self._emitted: set[Kind] = set()
+        self._is_new = False  # whether no delta of the message was returned
         self._num_calls = 0
-        self._num_pending = 0  # tokens of a head that may be a thought's
+        self._num_pending = 0  # tokens of a header that may be of reasoning
         self._num_thought = 0
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many tokens so far are of reasoning, heads and marks included."""
+        """Number of reasoning tokens so far, headers and delimiters included."""
         return self._num_thought
 
     def push(self, token_id: int) -> tuple[Delta, ...]:
@@ -64,29 +65,29 @@ class HarmonyParser:
         if mark is None:
             deltas = self._take(self._tokens.push(token_id))
         else:
-            deltas = self._take(self._tokens.flush())  # before a mark no text is unfinished
+            deltas = self._take(self._tokens.flush())  # text is complete before a delimiter
             self._tokens = self._stream()
             deltas += self._pass(mark)
         self._count(is_thought=was_thought or self._is_thought())
         return deltas
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back; an answer may end anywhere."""
+        """Return the text that was held back; an answer may end anywhere."""
         deltas = self._take(self._tokens.flush())
         if self._phase == "body":
             return deltas + self._end()
         begun, self._begun = self._begun, ""
-        if self._phase == "head" or not (begun.strip() or not self._told):
+        if self._phase == "head" or not (begun.strip() or not self._emitted):
             return deltas
         if self._tools and begun.lstrip().startswith(self._form.recipient.strip()):
-            return deltas  # the head of a call that was cut off
+            return deltas  # the header of a truncated call
         return deltas + self._say(begun)
 
     def _is_thought(self) -> bool:
         return self._phase == "body" and self._kind == "thought"
 
     def _count(self, *, is_thought: bool) -> None:
-        """Count a token: that of a head is of what its message turns out to be."""
+        """Count a token; tokens of a header count as the kind of their message."""
         self._num_pending += 1
         if is_thought:
             self._num_thought += self._num_pending
@@ -94,11 +95,11 @@ class HarmonyParser:
             self._num_pending = 0
 
     def _take(self, text: str) -> tuple[Delta, ...]:
-        """Take more of the answer's text."""
+        """Parse more of the answer's text."""
         if not text:
             return ()
         if self._phase == "body":
-            return self._tell(text)
+            return self._emit(text)
         if self._phase == "head":
             self._head[self._part] = (self._head.get(self._part, "") + text)[:MAX_HEAD_CHARS]
             return ()
@@ -109,10 +110,10 @@ class HarmonyParser:
             return ()
         self._phase, self._kind, self._is_new = "body", "text", True
         text, self._begun = self._begun, ""
-        return self._tell(text)
+        return self._emit(text)
 
     def _pass(self, mark: Mark) -> tuple[Delta, ...]:
-        """Go on behind a mark."""
+        """Continue after a delimiter."""
         form = self._form
         if mark in self._ends:
             return self._end()
@@ -120,7 +121,7 @@ class HarmonyParser:
             deltas = self._end()
             self._phase, self._part = "head", mark
             return deltas
-        if self._phase == "body":  # a mark that means nothing here
+        if self._phase == "body":  # a delimiter without meaning here
             return ()
         if self._phase == "between":
             self._phase, self._head = "head", {form.start: self._begun}
@@ -131,7 +132,7 @@ class HarmonyParser:
         return ()
 
     def _begin(self) -> tuple[Delta, ...]:
-        """Find out by its head what a message is."""
+        """Begin the body of a message; determine its kind by its header."""
         form, head = self._form, self._head
         self._head = {}
         self._phase, self._is_new = "body", True
@@ -148,7 +149,7 @@ class HarmonyParser:
         return ()
 
     def _end(self) -> tuple[Delta, ...]:
-        """End a message, or what was begun of one."""
+        """End a message, or an incomplete header."""
         deltas: tuple[Delta, ...] = ()
         if self._phase == "body" and self._kind == "call" and self._is_new:
             deltas = (ToolCallDelta(self._num_calls - 1, arguments="{}"),)
@@ -158,12 +159,12 @@ class HarmonyParser:
         return deltas
 
     def _say(self, text: str) -> tuple[Delta, ...]:
-        """Return as text what turned out to be no head."""
+        """Return text that turned out not to be a header."""
         self._kind, self._is_new = "text", True
-        return self._tell(text)
+        return self._emit(text)
 
-    def _tell(self, text: str) -> tuple[Delta, ...]:
-        """Return more of a message."""
+    def _emit(self, text: str) -> tuple[Delta, ...]:
+        """Return the delta of more text of a message."""
         if self._kind == "call":
             text = text.lstrip() if self._is_new else text
             if not text:
@@ -172,8 +173,8 @@ class HarmonyParser:
             return (ToolCallDelta(self._num_calls - 1, arguments=text),)
         if not text:
             return ()
-        if self._is_new and self._kind in self._told:
+        if self._is_new and self._kind in self._emitted:
             text = BETWEEN + text
         self._is_new = False
-        self._told.add(self._kind)
+        self._emitted.add(self._kind)
         return (ReasoningDelta(text) if self._kind == "thought" else TextDelta(text),)

@@ -1,9 +1,9 @@
-"""Fetches images and files by URL, without giving clients access to private networks.
+"""Fetches images and files by URL, with protection against server-side request forgery.
 
-A name is resolved once, all its addresses must be public, and the connection goes to a checked
-address; a redirect is checked again. Proxy variables, cookies and credentials are not used. Errors
-in the URL itself are explained. All network errors are one error, so that a private address cannot
-be distinguished from an unreachable one.
+A host name is resolved once, all its addresses must be public, and the connection uses a checked
+address. Redirects are checked in the same way. Proxy variables, cookies and credentials are not
+used. An error names a problem only if the client's URL alone shows it. All network problems give
+the same error, so a name with a private address looks like an unreachable one.
 """
 
 import asyncio
@@ -28,18 +28,19 @@ from vlmkit.settings.fetch import FetchSettings
 log = logging.getLogger(__name__)
 
 MAX_URL_CHARS = 8192
-MAX_LOOKUPS = 256  # of names at the same time
+MAX_LOOKUPS = 256  # of host names at the same time
 BEGINNING_BYTES = 2**12
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class ImageFetcher:
-    """Fetches image files over http(s), within bounds.
+    """Fetches image files over http(s) within limits.
 
     Args:
-        settings: whether, from where and how much.
-        may_connect: which addresses are allowed.
-        is_for_owner: whether errors may say what the network does: not to clients of a server.
+        settings: permitted hosts and limits.
+        may_connect: returns whether an address is allowed.
+        is_for_owner: whether errors may contain details of the network; false for clients of a
+            server.
     """
 
     def __init__(
@@ -54,16 +55,16 @@ class ImageFetcher:
         self._network = _CheckedNetwork(may_connect)
 
     async def fetch(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
-        """Return the content that a URL names.
+        """Return the content of a URL.
 
         Args:
             url: the URL.
-            is_enough: tells in a thread whether a beginning is enough, so that the rest is not
-                fetched; asked each time that there is twice as much.
+            is_enough: returns whether the beginning of the content is enough, so that the rest is
+                not fetched. It is called in a thread each time the size has doubled.
 
         Raises:
-            ImageError: it may not be fetched, cannot be reached, or is too large.
-            OutOfMemory: this machine has no room for it now.
+            ImageError: the URL is not allowed or cannot be reached, or its content is too large.
+            OutOfMemory: this machine has too little free memory for it.
         """
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -72,7 +73,7 @@ class ImageFetcher:
             raise
         except MemoryError as error:
             raise OutOfMemory("this image") from error
-        except Exception as error:  # noqa: BLE001 - whatever a network may do
+        except Exception as error:  # noqa: BLE001 - any network failure
             log.info("an image was not fetched: %s", type(error).__name__)
             is_late = isinstance(error, TimeoutError)
             late = f"it took over {self._settings.timeout_s:g} s"
@@ -94,12 +95,12 @@ class ImageFetcher:
                         return await self._read(answer, is_enough)
                     if answer.status not in REDIRECTS:
                         raise self._failed(f"the server answered with status {answer.status}")
-                    place = dict(answer.headers).get(b"location", b"").decode("ascii")
-                checked = self._redirected(checked, place)
+                    location = dict(answer.headers).get(b"location", b"").decode("ascii")
+                checked = self._redirected(checked, location)
         raise self._failed(f"over {self._settings.max_redirects} redirects")
 
     def _failed(self, reason: str) -> ImageError:
-        """Return why an image cannot be fetched; clients of a server get no reason."""
+        """Return the error for an image that cannot be fetched; without reason for clients."""
         if not self._is_for_owner:
             return not_allowed()
         return ImageError(
@@ -107,7 +108,11 @@ class ImageFetcher:
         )
 
     def _checked(self, url: httpx2.URL) -> httpx2.URL:
-        """Return a URL that may be tried."""
+        """Return the URL after checking its scheme and host.
+
+        Raises:
+            ImageError: the URL is not allowed.
+        """
         allowed = self._settings.allowed_hosts
         schemes = ("https", "http") if self._settings.allow_http else ("https",)
         if url.scheme not in schemes or url.userinfo or not url.host:
@@ -120,32 +125,32 @@ class ImageFetcher:
         return url
 
     def _refuse_special(self, url: httpx2.URL) -> None:
-        """Refuse a URL whose host is written as an address that is not public."""
-        with contextlib.suppress(ValueError):  # it is a name
+        """Raise an error for a URL whose host is a literal address that is not public."""
+        with contextlib.suppress(ValueError):  # the host is a name
             if not self._network.may_connect(ipaddress.ip_address(url.host)):
                 raise _refused("the image's address is not a public one")
 
-    def _redirected(self, url: httpx2.URL, place: str) -> httpx2.URL:
-        """Return where a redirect leads; what is wrong with that is not for the client to know."""
+    def _redirected(self, url: httpx2.URL, location: str) -> httpx2.URL:
+        """Return the checked target of a redirect; errors hide its details from clients."""
         try:
-            return self._checked(url.join(_plain(place)))
+            return self._checked(url.join(_plain(location)))
         except ImageError:
             raise not_allowed() from None
 
     async def _read(
         self, answer: httpcore2.Response, is_enough: Callable[[bytes], bool] | None
     ) -> bytes:
-        content, next_look = bytearray(), BEGINNING_BYTES
+        content, next_check_bytes = bytearray(), BEGINNING_BYTES
         async for part in answer.aiter_stream():
             content += part
             if len(content) > self._settings.max_bytes:
                 raise ImageError(
                     f"image file is over {self._settings.max_bytes} bytes", code="image_too_large"
                 )
-            if is_enough is not None and len(content) >= next_look:
+            if is_enough is not None and len(content) >= next_check_bytes:
                 if await asyncio.to_thread(is_enough, bytes(content)):
                     break
-                next_look = 2 * len(content)
+                next_check_bytes = 2 * len(content)
         return bytes(content)
 
     @cached_property
@@ -154,7 +159,7 @@ class ImageFetcher:
 
 
 class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
-    """Connects to checked addresses only; the TLS certificate is still the name's."""
+    """Connects only to checked addresses; TLS still verifies the certificate of the host name."""
 
     def __init__(self, may_connect: Callable[[Address], bool]) -> None:
         self.may_connect = may_connect
@@ -180,10 +185,10 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
         return await self._inner.connect_tcp(str(addresses[-1]), port, timeout, local_address)
 
     async def _resolve(self, host: str, port: int) -> list[Address]:
-        """Return the addresses of a name.
+        """Return the addresses of a host name.
 
-        In a thread that nothing else waits for, also not the end of the process: a lookup cannot
-        be interrupted, and takes minutes where a client names a host whose name server is silent.
+        The lookup runs in a daemon thread, because it cannot be interrupted. It can take minutes if
+        a client names a host whose name server does not answer.
         """
         if self._num_lookups >= MAX_LOOKUPS:
             raise not_allowed()
@@ -191,7 +196,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[Address]] = loop.create_future()
 
-        def look_up() -> None:
+        def resolve() -> None:
             result: list[Address] | Exception
             try:
                 entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -202,24 +207,24 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self._end_lookup, found, result)
 
-        threading.Thread(target=look_up, name="vlmkit-resolve", daemon=True).start()
+        threading.Thread(target=resolve, name="vlmkit-resolve", daemon=True).start()
         return await found
 
     def _end_lookup(
         self, found: "asyncio.Future[list[Address]]", result: list[Address] | Exception
     ) -> None:
         self._num_lookups -= 1
-        if not found.done():  # or its request was cancelled
-            _tell(found, result)
+        if not found.done():  # otherwise its request was cancelled
+            _set_outcome(found, result)
 
 
 def not_allowed() -> ImageError:
-    """Return the one error for every address that is private, unreachable or broken."""
+    """Return the common error for addresses that are private, unreachable or broken."""
     return _refused("the image's address is not allowed or cannot be reached")
 
 
 def not_fetched() -> ImageError:
-    """Return the error where nothing is fetched at all."""
+    """Return the error of a server that fetches no images."""
     return _refused("this server fetches no images by URL")
 
 
@@ -227,7 +232,7 @@ def _refused(message: str) -> ImageError:
     return ImageError(message, code="image_url_not_allowed", hint="send the image as a data: URL")
 
 
-def _tell(found: "asyncio.Future[list[Address]]", result: list[Address] | Exception) -> None:
+def _set_outcome(found: "asyncio.Future[list[Address]]", result: list[Address] | Exception) -> None:
     if isinstance(result, Exception):
         found.set_exception(result)
     else:
@@ -235,7 +240,7 @@ def _tell(found: "asyncio.Future[list[Address]]", result: list[Address] | Except
 
 
 def _plain(url: str) -> str:
-    """Return a URL in which no two parsers can see different hosts."""
+    """Return a URL after checking that all parsers read the same host from it."""
     is_plain = url.isascii() and url.isprintable() and not set(url) & set(" \\")
     if not is_plain or not 0 < len(url) <= MAX_URL_CHARS:
         raise _refused(

@@ -1,7 +1,7 @@
-"""The command that installs a package beside this copy of vlmkit, for hints.
+"""The command that installs a distribution into this environment, for hints.
 
-It depends on what this copy was installed with (pip, uv, pipx) and from (an index, a folder of
-wheels, a source tree). For the machine's owner: it names folders, so no client may see it.
+It depends on the installer of this copy (pip, uv, pipx) and its origin (an index, a folder of
+wheels, a source tree). It contains folder names, so clients of a server must not see it.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ _PLAIN = re.compile(r"[\w.:/=+,~-]+", re.ASCII)
 
 
 def install_command(*requirements: str) -> str:
-    """Return what to type in a shell to install distributions, such as ``vlmkit-onnx[cpu]``."""
+    """Return the shell command that installs distributions, such as ``vlmkit-onnx[cpu]``."""
     origin = _origin()
     root = _source_tree(origin)
     if root is not None:
@@ -36,9 +36,10 @@ def install_command(*requirements: str) -> str:
 
 
 def _origin() -> Mapping[str, Any]:
-    """Return where this copy was installed from, by PEP 610; empty where that was an index.
+    """Return the origin of this installation by PEP 610; empty if it was an index.
 
-    Only what a user named has a record: the core, or ``vlmkit``, which requires it.
+    Only a distribution that the user named has a record: the core, or ``vlmkit``, which requires
+    it.
     """
     for name in (CORE, OWN):
         with suppress(importlib.metadata.PackageNotFoundError, ValueError):
@@ -55,7 +56,7 @@ def _path_of(origin: Mapping[str, Any]) -> Path | None:
 
 
 def _source_tree(origin: Mapping[str, Any]) -> Path | None:
-    """Return the source tree that this copy was installed from, where its plugins lie, too."""
+    """Return the source tree of this installation, which also holds the plugins; None if none."""
     path = _path_of(origin)
     if path is None or not (path / "pyproject.toml").is_file():
         return None
@@ -64,9 +65,9 @@ def _source_tree(origin: Mapping[str, Any]) -> Path | None:
 
 
 def _from_source(requirements: Iterable[str], root: Path) -> list[str]:
-    """Return requirements with folders of a source tree in place of its own distributions.
+    """Return requirements, with folders for distributions of the source tree.
 
-    What they require of the same tree and is not installed comes along: no index has it.
+    Adds their dependencies from the same tree that are not installed, because no index has them.
     """
     found: dict[str, str] = {}
     pending = list(requirements)
@@ -86,7 +87,7 @@ def _from_source(requirements: Iterable[str], root: Path) -> list[str]:
 
 
 def _lacking(folder: Path, extras: Iterable[str]) -> Iterator[str]:
-    """Yield what a distribution requires of vlmkit's own ones that are not installed."""
+    """Yield the vlmkit distributions that a distribution requires and that are not installed."""
     project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
     optional = project.get("optional-dependencies", {})
     stated = [*project["dependencies"], *(d for e in extras for d in optional.get(e, ()))]
@@ -97,7 +98,7 @@ def _lacking(folder: Path, extras: Iterable[str]) -> Iterator[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Tell whether a distribution is installed in this environment."""
+    """Return whether a distribution is installed in this environment."""
     try:
         importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +109,7 @@ def is_installed(name: str) -> bool:
 def _command(
     requirements: Iterable[str], *, is_editable: bool = False, find_links: str | None = None
 ) -> str:
-    """Return the command of the installer that keeps this environment."""
+    """Return the command of the installer that manages this environment."""
     prefix = Path(sys.prefix)
     what = [_quoted(requirement) for requirement in requirements]
     links = [] if find_links is None else ["--find-links", _quoted(find_links)]
@@ -125,32 +126,32 @@ def _command(
 
 
 def _installer() -> str:
-    """Return pip as it is called for this environment, or uv where it has no pip."""
-    own = Path(sys.executable)
+    """Return the pip command for this environment; uv's if it has no pip."""
+    python = Path(sys.executable)
     has_pip = importlib.util.find_spec("pip") is not None
     if not has_pip:
-        is_active = _is_beside("python", own)
-        return "uv pip install" if is_active else f"uv pip install --python {_quoted(str(own))}"
-    return "pip install" if _is_beside("pip", own) else f"{_quoted(str(own))} -m pip install"
+        is_active = _is_beside("python", python)
+        return "uv pip install" if is_active else f"uv pip install --python {_quoted(str(python))}"
+    return "pip install" if _is_beside("pip", python) else f"{_quoted(str(python))} -m pip install"
 
 
 def _is_beside(command: str, executable: Path) -> bool:
-    """Tell whether a shell that knows this process's PATH finds a command of this environment."""
+    """Return whether a command on the PATH belongs to this environment."""
     found = shutil.which(command)
     return found is not None and Path(found).parent == executable.parent
 
 
 def _of_uv_tool(prefix: Path) -> list[str]:
-    """Return what ``uv tool install`` put into this environment: it installs all of it anew."""
+    """Return the requirements of this ``uv tool`` environment, which uv reinstalls as a whole."""
     stated = tomllib.loads((prefix / "uv-receipt.toml").read_text("utf-8"))["tool"]["requirements"]
     found = []
     for each in stated:
-        place = each.get("directory") or each.get("editable") or each.get("path") or each["name"]
+        source = each.get("directory") or each.get("editable") or each.get("path") or each["name"]
         extras = f"[{','.join(each['extras'])}]" if each.get("extras") else ""
-        found.append(_quoted(f"{place}{extras}"))
+        found.append(_quoted(f"{source}{extras}"))
     return found
 
 
 def _quoted(word: str) -> str:
-    """Return a word as shells take it, those of Windows, too."""
+    """Return a word quoted for shells, including those of Windows."""
     return word if _PLAIN.fullmatch(word) else f'"{word}"'

@@ -1,4 +1,4 @@
-"""Files that a clone without Git LFS has: a few lines that say where the content is."""
+"""Recognises pointer files of Git LFS, which a clone without LFS holds instead of the content."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ _BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def is_pointer(path: Path) -> bool:
-    """Tell whether a file is a pointer.
+    """Return whether a file is a pointer of Git LFS.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if path.stat().st_size >= MAX_BYTES:
         return False

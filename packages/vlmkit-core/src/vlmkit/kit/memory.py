@@ -1,7 +1,7 @@
-"""How much memory there is, and how much of it this process may still take.
+"""The memory of this machine, and the part that this process may still use.
 
-Knows machines and the limits of control groups (version 2), which containers have. Reserves nothing
-and knows no device's memory.
+Considers limits of control groups (version 2), which containers have. Reserves nothing, and does
+not report memory of GPUs.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # of memory.
 
 
 def total_bytes() -> int | None:
-    """Return the machine's memory; None where the system does not tell."""
+    """Return the machine's memory in bytes; None if unknown."""
     if sys.platform != "win32":
         with contextlib.suppress(ValueError, OSError):
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -24,14 +24,14 @@ def total_bytes() -> int | None:
 
 
 def limit_bytes() -> int | None:
-    """Return the smallest limit of this process's control groups; None where there is none."""
+    """Return the smallest limit of this process's control groups in bytes; None if unlimited."""
     return min((limit for limit, _ in _limits()), default=None)
 
 
 def available_bytes() -> int | None:
-    """Return what can be taken without swapping; None where the system does not tell.
+    """Return the bytes that can be allocated without swapping; None if unknown.
 
-    Caches of files count as available: the system drops them when memory is needed.
+    File caches count as available: the system drops them when memory is needed.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(PROC / "meminfo"), re.MULTILINE)
     if found is None:
@@ -41,11 +41,11 @@ def available_bytes() -> int | None:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield the limit of each control group of this process that has one, and what it uses."""
-    own = next(
+    """Yield limit and usage in bytes of each control group of this process with a limit."""
+    group_path = next(
         (line[3:] for line in _read(PROC / "self/cgroup").splitlines() if line[:3] == "0::"), "/"
     )
-    folder = GROUPS / own.lstrip("/")
+    folder = GROUPS / group_path.lstrip("/")
     for group in (folder, *folder.parents):
         if not group.is_relative_to(GROUPS):
             return

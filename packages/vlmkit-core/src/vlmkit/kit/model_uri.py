@@ -1,7 +1,7 @@
-"""References of models that read as URIs, such as ``store://team/tiny``: what is in them.
+"""Parsing of model references that are URIs, such as ``store://team/tiny``.
 
-Such a reference may hold a password, or a query that opens what it names: whatever is told of it to
-people or to a log goes through :func:`shown`. Who has the model is not known here.
+Such a reference may contain a password, or a query that grants access. Messages and logs must show
+it through :func:`shown`. This module does not know the model sources.
 """
 
 import re
@@ -14,16 +14,16 @@ MAX_CHARS = 2048
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")  # at least two letters: one is a drive of Windows
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _ALLOWED = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
-_ENDS_PLACE = re.compile(r"[?#]")
+_ENDS_LOCATION = re.compile(r"[?#]")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUri:
-    """A reference that reads as a URI.
+    """A model reference that is a URI.
 
     Attributes:
-        scheme: in lower case.
-        name: the last part of its path, or its authority where it has no path; nothing is escaped.
+        scheme: the scheme in lower case.
+        name: the last part of the path, or the authority if there is no path; unescaped.
     """
 
     scheme: str
@@ -31,17 +31,18 @@ class ModelUri:
 
 
 def scheme_of(reference: str) -> str | None:
-    """Return the scheme of a reference in lower case; None for what does not read as a URI."""
+    """Return the scheme of a reference in lower case; None if it is not a URI."""
     found = _URI.match(reference)
     return found[1].lower() if found else None
 
 
 def model_uri(reference: str) -> ModelUri | None:
-    """Return what a reference says; None for what does not read as a URI.
+    """Parse a reference; return None if it is not a URI.
 
     Raises:
-        CheckpointError: it is no URI by RFC 3986, or its decoded path is unsafe: a segment is ``.``
-            or ``..``, or has a separator or an unprintable character.
+        CheckpointError: the URI is invalid by RFC 3986 or too long, or its decoded path is unsafe.
+            A path is unsafe if a part of it is ``.`` or ``..``, or holds a separator or an
+            unprintable character.
     """
     found = _URI.match(reference)
     if found is None:
@@ -50,7 +51,7 @@ def model_uri(reference: str) -> ModelUri | None:
         raise _refusal(reference, f"it has over {MAX_CHARS} characters")
     if not _ALLOWED.fullmatch(found[2]):
         raise _refusal(reference, "it has a character that must be escaped, as in %20")
-    authority, *path = _ENDS_PLACE.split(found[2], maxsplit=1)[0].split("/")
+    authority, *path = _ENDS_LOCATION.split(found[2], maxsplit=1)[0].split("/")
     parts = [_decoded(part, reference) for part in (authority.rpartition("@")[2], *path)]
     named = [part for part in parts if part]
     if not named:
@@ -59,22 +60,22 @@ def model_uri(reference: str) -> ModelUri | None:
 
 
 def shown(reference: str) -> str:
-    """Return a reference as it may be told: a URI without user, password, query and fragment."""
+    """Return a reference for display: a URI without user, password, query and fragment."""
     found = _URI.match(reference)
     if found is None:
         return reference
-    authority, slash, path = _ENDS_PLACE.split(found[2], maxsplit=1)[0].partition("/")
+    authority, slash, path = _ENDS_LOCATION.split(found[2], maxsplit=1)[0].partition("/")
     user, at, host = authority.rpartition("@")
     return f"{found[1].lower()}://{'***' if user else ''}{at}{host}{slash}{path}"
 
 
 def without_secrets(text: str, reference: str) -> str:
-    """Return a text that quotes a reference, or a part of it that is not shown, without that."""
+    """Return a text with the secret parts of a reference replaced by ``***``."""
     found = _URI.match(reference)
     if found is None:
         return text
-    place, *rest = _ENDS_PLACE.split(found[2], maxsplit=1)
-    user = place.partition("/")[0].rpartition("@")[0]
+    location, *rest = _ENDS_LOCATION.split(found[2], maxsplit=1)
+    user = location.partition("/")[0].rpartition("@")[0]
     secrets = {part for part in (user, user.partition(":")[2], *rest) if part}
     text = text.replace(reference, shown(reference))
     for secret in sorted(secrets, key=len, reverse=True):

@@ -1,44 +1,54 @@
-"""Why a provider cannot serve a model, with what can be done about it.
+"""Reasons why a provider cannot serve a model, with hints.
 
-It is a text: whoever knows nothing of hints reads the reason.
+A reason is a string, so code that ignores hints can use it as a text.
 """
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
+
+from vlmkit.deprecated import renamed
 
 
 class Objection(str):
-    """A reason, and a hint that goes with it.
+    """A reason with a hint.
 
     Attributes:
-        hint: what to do; empty where nothing is known.
+        hint: what to do; empty if unknown.
     """
 
     __slots__ = ("hint",)
     hint: str
 
     def __new__(cls, reason: str, *, hint: str = "") -> Self:
-        """Make one of a reason."""
-        made = super().__new__(cls, reason)
-        made.hint = hint
-        return made
+        """Return a reason with a hint."""
+        objection = super().__new__(cls, reason)
+        objection.hint = hint
+        return objection
 
 
 def hint_of(reason: str | None) -> str:
-    """Return the hint of a reason; empty where it has none."""
+    """Return the hint of a reason; empty if it has none."""
     return reason.hint if isinstance(reason, Objection) else ""
 
 
-def told(reason: str | None) -> str | None:
-    """Return a reason and its hint as one plain text."""
+def with_hint(reason: str | None) -> str | None:
+    """Return a reason and its hint as one plain text; None if there is neither."""
     return "; ".join(filter(None, (reason, hint_of(reason)))) or None
 
 
-def together(reasons: Mapping[str, str | None]) -> Objection:
-    """Return the reasons of several as one, by their names; who says the same is named together."""
+def combined(reasons: Mapping[str, str | None]) -> Objection:
+    """Return the reasons of several providers as one, each with the names that it is for.
+
+    Args:
+        reasons: the reason of each provider, by its name; equal reasons are listed once.
+    """
     names: dict[str | None, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    said = "; ".join(f"{', '.join(names[reason])}: {reason}" for reason in names)
+    text = "; ".join(f"{', '.join(names[reason])}: {reason}" for reason in names)
     hints = dict.fromkeys(filter(None, map(hint_of, names)))
-    return Objection(said, hint="; or ".join(hints))
+    return Objection(text, hint="; or ".join(hints))
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

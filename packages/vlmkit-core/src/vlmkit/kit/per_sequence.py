@@ -1,4 +1,4 @@
-"""What a component keeps for each sequence, apart from what any other component keeps for it."""
+"""State of a component for each sequence, separate from that of other components."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -9,15 +9,15 @@ T = TypeVar("T")
 
 
 class PerSequence(Generic[T]):
-    """State of one component, by sequence: made when it is first asked for, gone with the sequence.
+    """The state of one component by sequence: created on first use, freed with the sequence.
 
-    Two of these never meet, so a component may hand sequences on to another that keeps something,
-    too. Nothing is to be removed: the sequence holds the state, and nobody else does. The state
-    must not hold the sequence, which would keep both until the next garbage collection. A copy of
-    a sequence begins without any. Make one of these for each component, and not at each step.
+    Each instance is separate, so components can be nested. Nothing needs to be removed, because
+    only the sequence references the state. The state must not reference the sequence: that would
+    keep both in memory until the next garbage collection. A copy of a sequence has no state. Create
+    one instance for each component, not for each step.
 
     Args:
-        make: returns the state of a sequence that has none.
+        make: returns the initial state of a sequence.
     """
 
     __slots__ = ("_make",)
@@ -27,9 +27,9 @@ class PerSequence(Generic[T]):
 
     def of(self, sequence: Sequence) -> T:
         """Return a sequence's state."""
-        kept: T
+        state: T
         try:
-            kept = sequence.kept[self]
+            state = sequence.kept[self]
         except KeyError:
-            kept = sequence.kept[self] = self._make(sequence)
-        return kept
+            state = sequence.kept[self] = self._make(sequence)
+        return state

@@ -1,4 +1,4 @@
-"""The reader of a model whose answers are text and nothing else."""
+"""The parser of answers that are plain text, without reasoning or tool calls."""
 
 from typing import Protocol
 
@@ -6,19 +6,19 @@ from vlmkit.types.delta import Delta, TextDelta
 
 
 class TokenStream(Protocol):
-    """Turns tokens into text one at a time, never showing half a character."""
+    """An incremental detokenizer, which never returns part of a character."""
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; may be empty."""
         ...
 
     def flush(self) -> str:
-        """Return the text that was held back; the stream is over."""
+        """Return the text that was held back, at the end of the stream."""
         ...
 
 
 class PlainParser:
-    """Passes on what a detokenizer makes of an answer; see :class:`vlmkit.interfaces.reader`.
+    """Returns the detokenized text of an answer; see :class:`vlmkit.interfaces.reader`.
 
     Args:
         tokens: a fresh incremental detokenizer.
@@ -36,7 +36,7 @@ class PlainParser:
         return (TextDelta(text),) if text else ()
 
     def take(self, text: str) -> tuple[Delta, ...]:
-        """Return text that was read before."""
+        """Return text that another parser has detokenized."""
         return (TextDelta(text),) if text else ()
 
     def finish(self) -> tuple[Delta, ...]:
@@ -46,6 +46,6 @@ class PlainParser:
 
 
 def num_begun(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text that begins a mark."""
+    """Return the length of the longest suffix of a text that is a prefix of a delimiter."""
     lengths = range(min(len(text), len(mark) - 1), 0, -1)
     return next((num for num in lengths if text.endswith(mark[:num])), 0)

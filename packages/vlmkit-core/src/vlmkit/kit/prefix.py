@@ -1,7 +1,7 @@
-"""How far two sequences begin alike, as a cache of prefixes tells: nothing hashed, all compared.
+"""The common prefix of two sequences, as a prefix cache defines it, by direct comparison.
 
-They do as far as their token ids, their media's digests, the spans that are computed whole and
-their scopes are equal. Knows no cache, and not what of it is computed.
+The prefix covers equal token ids, media digests, atomic spans and scopes. Does not use hashes or a
+cache, nor consider what is computed.
 """
 
 from itertools import compress, count, zip_longest
@@ -12,7 +12,7 @@ from vlmkit.interfaces.view import SequenceView
 
 
 class Part(NamedTuple):
-    """Tokens that are alike as a whole or not at all: a medium's, or a span's."""
+    """A range of tokens that only match as a whole: those of a medium or an atomic span."""
 
     start: int
     stop: int
@@ -30,7 +30,7 @@ def parts_of(sequence: SequenceView) -> Parts:
 
 
 def num_before_unlike(num_tokens: int, ours: Parts, theirs: Parts) -> int:
-    """Return how many of the first ``num_tokens`` stand before any part that only one has."""
+    """Return how many of the first ``num_tokens`` precede all parts that differ."""
     for pair in zip(ours, theirs, strict=True):
         unlike = (part for both in zip_longest(*pair) if both[0] != both[1] for part in both)
         num_tokens = min([num_tokens, *(part.start for part in unlike if part is not None)])
@@ -38,7 +38,7 @@ def num_before_unlike(num_tokens: int, ours: Parts, theirs: Parts) -> int:
 
 
 def whole(sequence: SequenceView, num_tokens: int, block_tokens: int = 1) -> int:
-    """Shorten a prefix to whole blocks that cut no span which must be computed at once."""
+    """Return the length of a prefix shortened to whole blocks that cut no atomic span."""
     num_tokens -= num_tokens % block_tokens
     for span in reversed(sequence.plan.spans):
         if span.start < num_tokens < span.stop:
@@ -47,10 +47,10 @@ def whole(sequence: SequenceView, num_tokens: int, block_tokens: int = 1) -> int
 
 
 def num_alike(first: SequenceView, second: SequenceView) -> int:
-    """Return how many first tokens of two sequences are alike in all that a cache key holds."""
+    """Return the number of first tokens of two sequences that have equal cache keys."""
     if first.scope != second.scope:
         return 0
-    most = min(len(first), len(second))
-    ours, theirs = first.tokens(0, most), second.tokens(0, most)
-    num = next(compress(count(), map(ne, ours, theirs)), most)
+    length = min(len(first), len(second))
+    ours, theirs = first.tokens(0, length), second.tokens(0, length)
+    num = next(compress(count(), map(ne, ours, theirs)), length)
     return num_before_unlike(num, parts_of(first), parts_of(second))

@@ -1,4 +1,4 @@
-"""What this machine's processor can compute, as Linux shows it; knows no library's kernels."""
+"""The instruction sets of this machine's processor, on Linux; knows no library's kernels."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def features() -> frozenset[str]:
-    """Return the names of instruction sets, such as ``avx512_bf16``; empty where none are shown."""
+    """Return the names of instruction sets, such as ``avx512_bf16``; empty if unknown."""
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,8 +1,7 @@
-"""The reader of a model that thinks aloud before it answers: marks tell thoughts from text.
+"""The parser of answers with reasoning between delimiters before the text.
 
-Reasoning stands at an answer's beginning or nowhere: marks further on are talk of marks. White
-space around marks belongs to neither side. How the tokens of an answer spell it makes no
-difference.
+Reasoning is only at the beginning of an answer; later delimiters are text. White space around
+delimiters is dropped. The result does not depend on how an answer is split into tokens.
 """
 
 from collections.abc import Callable
@@ -14,11 +13,11 @@ from vlmkit.types.delta import Delta, ReasoningDelta
 
 
 class Speech(Protocol):
-    """Reads what follows the thoughts.
+    """Parses the part of an answer after the reasoning.
 
     Attributes:
-        tokens: the detokenizer, of which it takes over the one that read before.
-        marks: tokens that are no thoughts even where no text came yet.
+        tokens: the detokenizer; the reasoning parser hands over its own.
+        marks: tokens that end the search for reasoning even before any text.
     """
 
     tokens: TokenStream
@@ -33,19 +32,19 @@ class Speech(Protocol):
         ...
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back."""
+        """Return the text that was held back."""
         ...
 
 
 class ReasoningParser:
-    """Tells reasoning from text; see :class:`vlmkit.interfaces.reader.AnswerReader`.
+    """Separates reasoning from text; see :class:`vlmkit.interfaces.reader.AnswerReader`.
 
     Args:
         stream: returns a fresh incremental detokenizer.
-        start: begins reasoning.
-        end: ends it.
-        is_open: whether the prompt began the reasoning already.
-        said: reads what follows; text and nothing else when None.
+        start: the delimiter that begins reasoning.
+        end: the delimiter that ends reasoning.
+        is_open: whether the prompt opened the reasoning already.
+        said: parses the rest of the answer; plain text when None.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ReasoningParser:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many tokens so far are of reasoning, marks included."""
+        """Number of reasoning tokens so far, delimiters included."""
         return self._num_tokens if self._is_open else 0
 
     def push(self, token_id: int) -> tuple[Delta, ...]:
@@ -83,12 +82,12 @@ class ReasoningParser:
         mark = next((mark for mark in self._marks() if mark.token_id == token_id), None)
         if mark is None:
             return self._take(self._tokens.push(token_id))
-        deltas = self._take(self._tokens.flush())  # before a mark no text is unfinished
+        deltas = self._take(self._tokens.flush())  # text is complete before a delimiter
         self._tokens = self._stream()
         return deltas + self._pass(mark)
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back; an answer may end inside its reasoning."""
+        """Return the text that was held back; an answer may end inside its reasoning."""
         if self._phase == "say":
             return self._said.finish()
         deltas = self._take(self._tokens.flush())
@@ -98,24 +97,24 @@ class ReasoningParser:
         return (*deltas, ReasoningDelta(held)) if held.strip() else deltas
 
     def _is_spoken(self) -> bool:
-        """Tell whether what comes now is said, unless it begins a thought."""
+        """Return whether the next token is text, unless it begins reasoning."""
         return self._phase in ("pause", "say") or (self._phase == "begin" and not self._is_open)
 
     def _hand_over(self) -> tuple[Delta, ...]:
-        """Leave the rest to who reads what is said; return what it tells of what was held."""
+        """Switch to the parser of the rest; return its deltas for the held text."""
         held, self._held = self._held, ""
         self._phase = "say"
         self._said.tokens = self._tokens
         return self._said.take(held)
 
     def _marks(self) -> tuple[Mark, ...]:
-        """Return the marks that mean something here."""
+        """Return the delimiters that are valid in the present phase."""
         if self._phase == "begin":
             return (self._start, self._end) if self._is_open else (self._start,)
         return (self._end,) if self._phase == "think" else ()
 
     def _take(self, text: str) -> tuple[Delta, ...]:
-        """Take more of the answer's text; return what of it is known to be reasoning or text."""
+        """Parse more of the answer's text; return deltas as far as their kind is known."""
         self._held += text
         if not self._held:
             return ()
@@ -126,7 +125,7 @@ class ReasoningParser:
         return self._say(self._held.lstrip())
 
     def _pass(self, mark: Mark) -> tuple[Delta, ...]:
-        """Go on behind a mark; white space before it is dropped."""
+        """Continue after a delimiter; white space before it is dropped."""
         thought, self._held = self._held.rstrip(), ""
         if mark is self._start:
             self._is_open = True
@@ -135,7 +134,7 @@ class ReasoningParser:
         return (ReasoningDelta(thought),) if thought else ()
 
     def _begin(self) -> tuple[Delta, ...]:
-        """Decide what an answer begins with, as soon as there is more than white space."""
+        """Decide whether the answer begins with reasoning, once it has more than white space."""
         begun = self._held.lstrip()
         spelled = [mark for mark in self._marks() if mark.token_id is None]
         for mark in spelled:
@@ -150,7 +149,7 @@ class ReasoningParser:
         return self._think()
 
     def _think(self) -> tuple[Delta, ...]:
-        """Return the thought so far, but for what may belong to the mark that ends it."""
+        """Return the reasoning so far, without a suffix that may begin the end delimiter."""
         end = "" if self._end.token_id is not None else self._end.text
         thought, found, rest = self._held.partition(end) if end else (self._held, "", "")
         if found:
@@ -162,6 +161,6 @@ class ReasoningParser:
         return (ReasoningDelta(shown),) if shown else ()
 
     def _say(self, text: str) -> tuple[Delta, ...]:
-        """Return text; none of what follows is reasoning once there is any."""
+        """Return text; after the first text there is no further reasoning."""
         self._held = text
         return self._hand_over() if text else ()

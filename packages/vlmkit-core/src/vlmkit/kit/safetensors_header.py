@@ -1,6 +1,6 @@
-"""What the weight files of a checkpoint hold, from their headers alone.
+"""The tensors in a checkpoint's weight files, from the headers of safetensors files.
 
-Reads the first few kilobytes of safetensors files; never a weight.
+Reads the first few kilobytes of each file, and never a weight.
 """
 
 import math
@@ -15,7 +15,7 @@ from msgspec import Meta
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format
 MAX_TENSORS = 200_000
 NOTES = "__metadata__"
 BITS = {
@@ -24,18 +24,18 @@ BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""Bits of a number of each data type; a type that is not here is the reading library's matter."""
+"""Bits per number of each data type; the size of other types is not checked."""
 
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """What a header says of a tensor.
+    """A tensor in a header.
 
     Attributes:
-        dtype: of its numbers, such as ``BF16``.
-        shape: its axes.
-        data_offsets: its first byte, and one past its last, behind the header.
+        dtype: its data type, such as ``BF16``.
+        shape: the sizes of its axes.
+        data_offsets: the range ``[first, last + 1]`` of its bytes, counted from the header's end.
     """
 
     dtype: Annotated[str, Meta(max_length=32)]
@@ -44,12 +44,12 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers it holds."""
+        """Number of its elements."""
         return math.prod(self.shape)
 
     @property
     def is_consistent(self) -> bool:
-        """Whether its bytes are as many as its numbers take."""
+        """Whether its number of bytes matches its shape and data type."""
         begin, end = self.data_offsets
         bits = BITS.get(self.dtype)
         return begin <= end and (bits is None or (end - begin) * 8 == self.num_numbers * bits)
@@ -61,12 +61,12 @@ _TENSOR = msgspec.json.Decoder(StoredTensor)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the weight files add up to.
+    """The totals of the weight files.
 
     Attributes:
-        files: their names, in order.
-        num_bytes: size of the files, of a preview what they will have.
-        num_by_dtype: how many numbers are stored in each data type, most first.
+        files: the names of the files, in order.
+        num_bytes: size of the files in bytes; for a preview, the size after the download.
+        num_by_dtype: number of elements by data type, most frequent first.
     """
 
     files: tuple[str, ...]
@@ -75,15 +75,15 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are stored; packed quantised weights count as they are packed."""
+        """Number of stored elements; packed quantised weights count in packed form."""
         return sum(self.num_by_dtype.values())
 
 
 def weights_of(checkpoint: Checkpoint) -> Weights:
-    """Add up the safetensors files that a checkpoint is loaded from; none gives zeros.
+    """Return the totals of a checkpoint's safetensors files; zeros if there are none.
 
     Raises:
-        CheckpointError: a file is not a safetensors file, or the index names one that is absent.
+        CheckpointError: a file is not a safetensors file, or a file in the index is missing.
     """
     index = checkpoint.read_json("model.safetensors.index.json").get("weight_map", {})
     names = sorted(set(index.values())) if isinstance(index, dict) else []
@@ -93,15 +93,15 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
     counts: Counter[str] = Counter()
     num_bytes = 0
     for name in names:
-        own, stated_bytes = _count(checkpoint, name)
-        counts.update(own)
+        file_counts, stated_bytes = _count(checkpoint, name)
+        counts.update(file_counts)
         size = (checkpoint.path / name).stat().st_size
         num_bytes += stated_bytes if checkpoint.is_preview else size
     return Weights(tuple(names), num_bytes, dict(counts.most_common()))
 
 
 def _count(checkpoint: Checkpoint, name: str) -> tuple[Counter[str], int]:
-    """Return how many numbers of each data type one file holds, and its bytes by its header."""
+    """Return the number of elements by data type of one file, and its bytes by its header."""
     try:
         header, begin = read_header(checkpoint.path / name)
         counts: Counter[str] = Counter()
@@ -121,11 +121,11 @@ def _count(checkpoint: Checkpoint, name: str) -> tuple[Counter[str], int]:
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], int]:
-    """Return what a safetensors file says of its tensors, and the byte where their data begins.
+    """Return the tensors in the header of a safetensors file, and the offset of their data.
 
     Raises:
-        ValueError: it is not a safetensors file.
-        OSError: it cannot be read.
+        ValueError: the file is not a safetensors file.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -1,9 +1,9 @@
-"""Records of passed self-checks, so that a model is not checked again at each start.
+"""Records of passed self-checks, so that a model is not checked at each start.
 
-A record is a small file in the user's cache folder. Its name is a digest of all that the result
-depends on: sizes and times of the model's files, installed packages, the machine, its processor,
-and the check's own additions. A record that is absent or unreadable costs the time
-of a check and nothing else.
+A record is a small file in the user's cache folder. Its name is a digest of all that the outcome
+depends on. That includes the attributes of the model's files, which are not read, the installed
+packages, the machine, its processor, and facts of the check. A record that cannot be found, read or
+written only costs the time of another check.
 """
 
 import hashlib
@@ -12,7 +12,9 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from vlmkit.deprecated import renamed
 from vlmkit.kit import content, user_cache
 
 log = logging.getLogger(__name__)
@@ -21,13 +23,13 @@ MAX_BYTES = 2**12
 PROCESSOR = Path("/proc/cpuinfo")
 
 
-def place(folder: Path, kind: str, facts: Sequence[str]) -> Path | None:
-    """Return where the note of a trial is, or would be; None where there can be none.
+def record_path(folder: Path, kind: str, facts: Sequence[str]) -> Path | None:
+    """Return the path of a self-check's record, which need not exist; None if it cannot exist.
 
     Args:
-        folder: that has the model's files; one whose files changed just now has no note.
-        kind: of trial, the name of a folder.
-        facts: what else the outcome depends on.
+        folder: the folder of the model; if its files changed just now, there is no record.
+        kind: the kind of check, which is the name of a subfolder.
+        facts: further facts that the outcome depends on.
     """
     try:
         changes = content.changes(folder)
@@ -38,12 +40,12 @@ def place(folder: Path, kind: str, facts: Sequence[str]) -> Path | None:
         name = hashlib.sha256("\n".join(every).encode(errors="backslashreplace")).hexdigest()
         return user_cache.folder() / kind / name
     except (OSError, RuntimeError) as error:
-        log.info("it is not known whether the model in %s was tried: %s", folder, error)
+        log.info("cannot find the self-check record of the model in %s: %s", folder, error)
         return None
 
 
 def read(note: Path | None) -> str | None:
-    """Return what a note says; None where there is none."""
+    """Return the text of a record; None if it does not exist."""
     if note is None:
         return None
     try:
@@ -54,26 +56,30 @@ def read(note: Path | None) -> str | None:
 
 
 def write(note: Path | None, text: str = "") -> None:
-    """Write a note as a whole, where one can be."""
+    """Write a record atomically; does nothing for a path of None."""
     if note is None:
         return
     try:
         content.replace(note, text.encode())
     except OSError as error:
-        log.info("it is not remembered that a model was tried: %s", error)
+        log.info("cannot write a self-check record: %s", error)
 
 
 def packages() -> set[str]:
-    """Return names and versions of what is installed, as folders are called: no file is read."""
-    places = filter(Path.is_dir, map(Path, sys.path))
-    return {found.name for place in places for found in place.glob("*.dist-info")}
+    """Return the names of the folders of installed distributions, with versions; reads no file."""
+    folders = filter(Path.is_dir, map(Path, sys.path))
+    return {found.name for folder in folders for found in folder.glob("*.dist-info")}
 
 
 def _processor() -> str:
-    """Return what the system says of one processor: its model, and what it can compute."""
+    """Return the system's description of one processor, without its clock rate."""
     try:
         with PROCESSOR.open(encoding="utf-8", errors="replace") as file:
             first = file.read(2**14).split("\n\n")[0]
     except OSError:
         return platform.processor()
     return "\n".join(line for line in first.splitlines() if "MHz" not in line)
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

@@ -1,7 +1,7 @@
-"""How families of models write calls of tools; data alone.
+"""The tool-call formats of model families, by their common names; data only.
 
-A name is what most call the format. Which one a model has is found by trying: the one that reads
-what the model's own template writes.
+The format of a model is detected: it is the first that parses calls written by the model's own chat
+template.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ FORMATS: Mapping[str, CallFormat] = MappingProxyType(
         "llama": CallFormat(JsonCall(arguments="parameters"), Mark(""), between="; "),
     }
 )
-"""Formats by name, of which those come first that are not easily taken for another."""
+"""Formats by name; the most distinctive ones come first."""
 
 CHANNELS: Mapping[str, ChannelFormat] = MappingProxyType(
     {
@@ -78,4 +78,4 @@ CHANNELS: Mapping[str, ChannelFormat] = MappingProxyType(
         ),
     }
 )
-"""Formats of answers that are messages in channels, by name."""
+"""Formats of answers that consist of messages in channels, by name."""

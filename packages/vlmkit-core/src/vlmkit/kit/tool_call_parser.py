@@ -1,8 +1,8 @@
-"""Tells calls of tools from text, in what a model says.
+"""Separates tool calls from text in an answer.
 
-What turns out to be no call is text, unless it is a call that was cut off before its name. Deltas
-of a call are not taken back. White space around calls is dropped. How the tokens of an answer spell
-a call makes no difference.
+An invalid call is text, unless it was truncated before its name. Deltas of a call are never
+retracted. White space around calls is dropped. The result does not depend on how an answer is split
+into tokens.
 """
 
 import secrets
@@ -15,16 +15,16 @@ from vlmkit.interfaces.chat_format import CallFormat
 from vlmkit.kit.plain_parser import TokenStream, num_begun
 from vlmkit.types.delta import Delta, TextDelta, ToolCallDelta
 
-ID_CHARS = 9  # templates of some families take no other
+ID_CHARS = 9  # templates of some families accept no other length
 
 
 class ToolCallParser:
-    """Reads what is said; see :class:`vlmkit.interfaces.reader.AnswerReader`.
+    """Parses text and tool calls; see :class:`vlmkit.interfaces.reader.AnswerReader`.
 
     Args:
         stream: returns a fresh incremental detokenizer.
-        form: how calls are written.
-        tools: the definitions of what may be called.
+        form: the format of calls.
+        tools: definitions of the tools that may be called.
     """
 
     num_reasoning_tokens = 0
@@ -54,7 +54,7 @@ class ToolCallParser:
         mark = self._marks.get(token_id)
         if mark is None:
             return self.take(self.tokens.push(token_id))
-        deltas = self.take(self.tokens.flush())  # before a mark no text is unfinished
+        deltas = self.take(self.tokens.flush())  # text is complete before a delimiter
         self.tokens = self._stream()
         if mark is self._form.open:
             return deltas + self._open()
@@ -67,39 +67,39 @@ class ToolCallParser:
     def take(self, text: str) -> tuple[Delta, ...]:
         """Return what more of the answer's text adds."""
         self._held += text
-        told: list[Delta] = []
+        deltas: list[Delta] = []
         while self._held:
             phase, num_held = self._phase, len(self._held)
-            told += self._taken()
+            deltas += self._parse_held()
             if (phase, num_held) == (self._phase, len(self._held)):
                 break
-        return tuple(told)
+        return tuple(deltas)
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back; an answer may end inside a call.
+        """Return the text that was held back; an answer may end inside a call.
 
-        Behind a mark that is a token, what is cut off before the call's name is dropped.
+        After a delimiter token, a call that is truncated before its name is dropped.
         """
         deltas = self.take(self.tokens.flush())
         if self._phase == "call":
             is_text = self._call.name is None and self._form.open.token_id is None
-            return deltas + (self._given_back() if is_text else ())
+            return deltas + (self._held_as_text() if is_text else ())
         held, self._held = self._held, ""
         is_said = held.strip() if self._phase == "after" else held
         return (*deltas, TextDelta(held)) if is_said else deltas
 
-    def _taken(self) -> tuple[Delta, ...]:
-        """Return what is known of the held text, as far as it is of one kind."""
+    def _parse_held(self) -> tuple[Delta, ...]:
+        """Parse the held text up to the next change of phase."""
         if self._phase == "begin":
             return self._begin()
         if self._phase == "call":
             return self._write()
         if self._phase == "after":
-            return self._go_on()
+            return self._after_call()
         return self._say()
 
     def _begin(self) -> tuple[Delta, ...]:
-        """Decide whether an answer is a call, where no mark tells."""
+        """Decide whether an answer is a call, for formats without an opening delimiter."""
         begun = self._held.lstrip()
         if begun.startswith("{"):
             self._held = begun
@@ -110,7 +110,7 @@ class ToolCallParser:
         return ()
 
     def _say(self) -> tuple[Delta, ...]:
-        """Return text, but for what may belong to a call: white space, and half a mark."""
+        """Return text, without a suffix that may belong to a call: white space, a delimiter."""
         mark = self._form.open.text if self._form.open.token_id is None else ""
         if self._phase == "end" or not mark:
             said, found, num_held = self._held, "", 0
@@ -128,38 +128,38 @@ class ToolCallParser:
         return deltas
 
     def _start(self) -> None:
-        """Expect a call."""
+        """Prepare to parse a call."""
         self._call = new_call(self._form, self._tools)
         self._written = ""
-        self._is_told = self._has_arguments = False
+        self._is_named = self._has_arguments = False  # in the deltas returned so far
 
     def _open(self) -> tuple[Delta, ...]:
-        """Begin a call at its mark."""
+        """Begin a call at its opening delimiter."""
         is_cut = self._phase == "call" and self._call.name is None
-        deltas = self._given_back() if is_cut else ()
-        self._held = ""  # white space before the mark
+        deltas = self._held_as_text() if is_cut else ()
+        self._held = ""  # white space before the delimiter
         self._is_in_list = False
         self._start()
         self._phase = "call"
         return deltas
 
     def _close(self) -> tuple[Delta, ...]:
-        """End a call at its mark."""
-        deltas = self._told(self._call.close())
+        """End a call at its closing delimiter."""
+        deltas = self._call_deltas(self._call.close())
         if self._call.name is None:
-            return (*self._given_back(), TextDelta(self._form.close.text))
+            return (*self._held_as_text(), TextDelta(self._form.close.text))
         self._phase = "after"
         return deltas + self._completed()
 
     def _write(self) -> tuple[Delta, ...]:
-        """Take more of a call."""
+        """Parse more of a call."""
         if self._form.is_list and not self._is_in_list and self._held.lstrip().startswith("["):
             self._is_in_list = True
             self._written += "["
             self._held = self._held.lstrip()[1:]
         text, self._held = self._held, ""
         self._written += text
-        deltas = self._told(self._call.push(text))
+        deltas = self._call_deltas(self._call.push(text))
         if self._call.is_broken and self._call.name is None:
             written, self._held = self._written, ""
             self._phase = "say" if self._form.open.text else "end"
@@ -170,8 +170,8 @@ class ToolCallParser:
         self._phase, self._held = "after", self._call.rest
         return deltas + self._completed()
 
-    def _go_on(self) -> tuple[Delta, ...]:
-        """Find out what follows a call: its closing mark, another call, or text."""
+    def _after_call(self) -> tuple[Delta, ...]:
+        """Determine what follows a call: its closing delimiter, another call, or text."""
         begun = self._held.lstrip()
         separators = "," * self._is_in_list + ";" * (not self._form.open.text)
         begun = begun.lstrip(separators + " \n\t\r") if separators else begun
@@ -191,24 +191,24 @@ class ToolCallParser:
             self._phase = "say" if open_.text else "end"
         return ()
 
-    def _told(self, more: str) -> tuple[Delta, ...]:
-        """Return the delta of more of a call, of which the first names it."""
+    def _call_deltas(self, more: str) -> tuple[Delta, ...]:
+        """Return the delta for more arguments of a call; the first delta also names the tool."""
         name = self._call.name
-        if name is None or (self._is_told and not more):
+        if name is None or (self._is_named and not more):
             return ()
         self._has_arguments |= bool(more)
-        if self._is_told:
+        if self._is_named:
             return (ToolCallDelta(self._num_calls - 1, arguments=more),)
-        self._is_told = True
+        self._is_named = True
         self._num_calls += 1
         return (ToolCallDelta(self._num_calls - 1, new_id(), name, more),)
 
     def _completed(self) -> tuple[Delta, ...]:
-        """Return the arguments of a call that was written without any."""
-        return () if self._has_arguments else self._told("{}")
+        """Return empty arguments for a call that was written without any."""
+        return () if self._has_arguments else self._call_deltas("{}")
 
-    def _given_back(self) -> tuple[Delta, ...]:
-        """Return what was held for a call, and is none, as text."""
+    def _held_as_text(self) -> tuple[Delta, ...]:
+        """Return the text that was held for a call that turned out to be invalid."""
         text = self._form.open.text + self._written + self._held
         self._held = self._written = ""
         self._phase = "say" if self._form.open.text else "end"
@@ -216,5 +216,5 @@ class ToolCallParser:
 
 
 def new_id() -> str:
-    """Return an id for a call."""
+    """Return a random id for a call."""
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(ID_CHARS))

@@ -1,6 +1,6 @@
-"""Where an error came from, without its text: a library's text may repeat what a client sent.
+"""Formats tracebacks without error texts, because a library's text may repeat client input.
 
-Nothing here is logged: callers log what is returned.
+Only :class:`TraceFormatter` and :func:`log_of_worker` concern logging; the rest returns text.
 """
 
 import logging
@@ -12,7 +12,7 @@ from vlmkit.errors import VlmkitError
 
 
 class TraceFormatter(logging.Formatter):
-    """Formats an error of a record as types and places, whichever library logs it.
+    """Formats the error of a log record as types and locations, for all libraries.
 
     Args:
         tells_all: whether errors are formatted with their texts, for debugging.
@@ -23,7 +23,7 @@ class TraceFormatter(logging.Formatter):
         self.tells_all = tells_all
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a line, and behind it where an error came from."""
+        """Return the line of a record, followed by the traceback of its error."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self.tells_all:
             record = copy(record)  # other handlers may format the whole error
@@ -32,9 +32,9 @@ class TraceFormatter(logging.Formatter):
 
 
 def log_of_worker() -> None:
-    """Have a worker process write vlmkit's warnings to standard error, without errors' texts.
+    """Set up a worker process to write vlmkit's warnings to standard error, without error texts.
 
-    Nothing of other libraries is written: their texts may repeat what a client sent.
+    Records of other libraries are dropped, because their texts may repeat client input.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(TraceFormatter())
@@ -44,7 +44,7 @@ def log_of_worker() -> None:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the types and places of an error and of its causes; of ours, their texts, too."""
+    """Return types and locations of an error and its causes, with the texts of vlmkit's errors."""
     return "".join(_parts(error, set())).rstrip("\n")
 
 

@@ -1,6 +1,6 @@
-"""Where vlmkit keeps what it can make again: one folder for each user of a machine.
+"""The user's cache folder, for files that vlmkit can create again.
 
-Who can write there can plant what is loaded from there, so it belongs to that user alone.
+Only that user may write to it, because files in it are loaded.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Return the folder, which need not exist: in ``XDG_CACHE_HOME``, or in ``~/.cache``."""
+    """Return the cache folder in ``XDG_CACHE_HOME`` or ``~/.cache``; it need not exist."""
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return root / "vlmkit"

@@ -1,6 +1,6 @@
-"""Answers one prompt with an engine and an encoder that nobody else uses yet.
+"""Computes one answer with an engine and an encoder, for self-checks while a model is loaded.
 
-For engines that are tried when their model is loaded. What the answer should be, the engine knows.
+Nothing else may use engine or encoder yet. The engine itself compares the result.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -12,23 +12,23 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
 from vlmkit.types.sampling import SamplingParams
 
-NUM_CHUNKS = 3  # of a prompt, where it may be cut
+NUM_CHUNKS = 3  # of a prompt, if its spans allow
 
 
 def answered(
     engine: Engine, encoder: MediaEncoder, prompt: Prompt, answer: Seq[int]
 ) -> list[Array] | None:
-    """Compute a prompt in chunks, then an answer token by token; nothing is kept in the cache.
+    """Compute a prompt in chunks, then an answer token by token; leaves nothing in the cache.
 
     Args:
-        engine: computes nothing else meanwhile.
-        encoder: of the prompt's media.
-        prompt: with media.
-        answer: tokens that follow.
+        engine: the engine, which must compute nothing else meanwhile.
+        encoder: the encoder of the prompt's media.
+        prompt: a prompt with media.
+        answer: the tokens that follow the prompt.
 
     Returns:
-        Logits ``[vocab]`` of the prompt's last token and of each token of the answer; None where
-        the cache has no room for so many tokens.
+        Logits ``[vocab]`` of the prompt's last token and of each token of the answer; None if the
+        cache has no room for so many tokens.
     """
     plan = engine.read(prompt)
     sequence = Sequence(
@@ -60,9 +60,9 @@ def _rows(engine: Engine, sequence: Sequence) -> Iterator[Array]:
         start = stop
 
 
-def _stops(plan: PromptPlan, num_tokens: int, most: int) -> Iterator[int]:
-    """Yield where chunks of a prompt end, which is before or behind each span, never inside."""
-    size = min(most, -(-num_tokens // NUM_CHUNKS))
+def _stops(plan: PromptPlan, num_tokens: int, max_tokens: int) -> Iterator[int]:
+    """Yield the ends of the chunks of a prompt, never inside a span."""
+    size = min(max_tokens, -(-num_tokens // NUM_CHUNKS))
     start = 0
     while start < num_tokens:
         stop = min(start + size, num_tokens)

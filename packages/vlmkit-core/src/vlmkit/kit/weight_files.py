@@ -1,6 +1,6 @@
-"""Why the files of a model's weights cannot be read; looks at names, sizes and headers alone.
+"""Finds reasons why a model's weight files cannot be read, from names, sizes and headers.
 
-Says nothing of ONNX graphs, which have files of their own, nor of what the weights are.
+Covers neither ONNX graphs, which have their own files, nor the values of weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _OTHERS = {
 
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
-    """Say why a model's weights cannot be read from safetensors; None where they seem whole."""
+    """Return why a model's weights cannot be read from safetensors; None if they seem complete."""
     folder = checkpoint.path
     index = checkpoint.read_json(INDEX).get("weight_map")
     files = _named(index) if index is not None else [WHOLE]
@@ -42,7 +42,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
 
 
 def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
-    """Say what a model needs for pictures that is not part of its weights; None for nothing."""
+    """Return why a model's weights do not support images: an unmerged adapter; None if they do."""
     if not checkpoint.has(f"{VISION_ADAPTER}/adapter_config.json"):
         return None
     return Objection(
@@ -53,7 +53,7 @@ def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
 
 
 def _named(index: Any) -> list[str]:
-    """Return the files that an index names; none where it is not as it should be."""
+    """Return the files that an index names; empty if the index is invalid."""
     if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
         return []
     return sorted(set(index.values()))
@@ -73,16 +73,16 @@ def _adapter(checkpoint: Checkpoint, *, has_weights: bool) -> Objection:
 
 
 def _absent(folder: Path) -> Objection:
-    """Say what there is in place of weights that can be read."""
+    """Return what the folder holds instead of readable weights."""
     if pieces := _names(folder, ("model-*-of-*.safetensors",)):
         return Objection(
             f"its weights are in pieces such as {pieces[0]!r}, and {INDEX!r} is missing, which "
             "says what is in each",
             hint=f"fetch {INDEX}, too",
         )
-    if own := _names(folder, ("consolidated*.safetensors",)):
+    if consolidated := _names(folder, ("consolidated*.safetensors",)):
         return Objection(
-            f"{own[0]!r} is in Mistral's own form, and {WHOLE!r} is missing",
+            f"{consolidated[0]!r} is in Mistral's own form, and {WHOLE!r} is missing",
             hint="fetch the same model in the form of transformers",
         )
     if other := _names(folder, ("*.safetensors",)):
@@ -115,7 +115,7 @@ def _names(folder: Path, patterns: Iterable[str]) -> Sequence[str]:
 
 
 def _flaw(checkpoint: Checkpoint, file: str) -> Objection | None:
-    """Say what is wrong with one file of weights."""
+    """Return what is wrong with one weight file; None if nothing is."""
     if Path(file).name != file or "\\" in file:
         return Objection(
             f"{INDEX!r} names {file!r}, which is not a file of its folder", hint=FETCH_AGAIN
@@ -139,11 +139,11 @@ def _flaw(checkpoint: Checkpoint, file: str) -> Objection | None:
 
 
 def _stated_bytes(path: Path) -> int:
-    """Return how long a file is by its own header.
+    """Return the size in bytes of a file by its header.
 
     Raises:
-        ValueError: it is not a safetensors file.
-        OSError: it cannot be read.
+        ValueError: the file is not a safetensors file.
+        OSError: the file cannot be read.
     """
     tensors, begin = read_header(path)
     return begin + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
 from vlmkit.kit.install_command import install_command
-from vlmkit.kit.objection import hint_of, together
+from vlmkit.kit.objection import combined, hint_of
 from vlmkit.plugins.names import OWN, is_called
 from vlmkit.plugins.provider import Provider
 
@@ -94,7 +94,7 @@ class Providers(Generic[T]):
         reasons = self.objections(subject)
         able = [p for p in self if reasons[self.key(p)] is None]
         if not able:
-            every = together(reasons)
+            every = combined(reasons)
             raise PluginUnavailable(
                 f"no installed {self.kind} can serve this model ({every or 'none is installed'})",
                 hint=every.hint or f"install one: {install_command('vlmkit-torch')}, for example",

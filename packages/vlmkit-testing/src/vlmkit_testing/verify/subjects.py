@@ -14,7 +14,7 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.objection import told
+from vlmkit.kit.objection import with_hint
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.provider import Provider
@@ -91,7 +91,7 @@ class ModelParts:
     def objection(self, section: str, name: str) -> str | None:
         """Say why a provider that is named cannot serve it here; None where it can."""
         provider = registry_of(self._plugins, section).get(name)
-        return told(provider.objection(self._checkpoint, is_named=True))
+        return with_hint(provider.objection(self._checkpoint, is_named=True))
 
     def special_texts(self) -> list[str]:
         """Return how its vocabulary writes special tokens; empty where its files do not say."""

@@ -56,7 +56,7 @@ def note_of(
         return None
     kernels = {k: v for k, v in os.environ.items() if k.startswith(KERNEL_VARIABLES)}
     facts = [repr(settings), f"{device} {dtype}", repr(sorted(kernels.items())), _sources()]
-    return selfcheck_records.place(checkpoint.path, "self-checks", facts)
+    return selfcheck_records.record_path(checkpoint.path, "self-checks", facts)
 
 
 def _sources() -> str:
