@@ -1,4 +1,4 @@
-"""Image files before they are pixels: headers, memory bounds, and decoders in processes.
+"""Image files: types, headers, memory costs, and decoding, also in separate processes.
 
-Public, for media loaders. Nothing here knows a request or a model.
+Public, for media loaders. Nothing here depends on requests or models.
 """

@@ -1,7 +1,7 @@
-"""The script of a process that decodes one image: the file comes by stdin, pixels go to stdout.
+"""The script of a process that decodes one image: file from stdin, pixels to stdout.
 
-A line of JSON says which function decodes, and with how much memory and time. The answer is a line
-of JSON with the size, and then rows of RGB; or a line that names the problem.
+A line of JSON before the file names the decoder function and its limits of memory and time. The
+answer is a line of JSON with the size, then rows of RGB; or a line that names the problem.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ import sys
 import threading
 from typing import BinaryIO
 
-NICENESS = 10  # answers that are computed on the same CPUs go first
+NICENESS = 10  # answers on the same CPUs take precedence
 
 
 def main() -> None:
     """Decode one file."""
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no pixel
+    os.dup2(2, 1)  # prints of libraries must not mix with pixels
     job = json.loads(sys.stdin.buffer.readline())
     content = sys.stdin.buffer.read(job["num_bytes"])
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -29,13 +29,13 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has closed the pipe."""
+    """End this process when its parent closes the pipe."""
     os.read(0, 1)
     os._exit(1)
 
 
 def _limit(memory_bytes: int, cpu_s: int) -> None:
-    """Lower this process's priority and limit what it takes from here on, as far as possible."""
+    """Lower this process's priority, and limit its further memory and time where possible."""
     if sys.platform != "win32":
         import resource
 
@@ -45,9 +45,9 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
             with open("/proc/self/statm") as file:  # noqa: PTH123 - it costs an import
                 used = int(file.read().split()[0]) * resource.getpagesize()
             limits["RLIMIT_AS"] = used + memory_bytes
-        for name, most in limits.items():
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # unknown, or not here
-                resource.setrlimit(getattr(resource, name), (most, most))
+        for name, limit in limits.items():
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # unknown or unsupported
+                resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 def _answer(decoder: str, content: bytes, memory_bytes: int, cpu_s: int, answer: BinaryIO) -> None:
@@ -57,26 +57,26 @@ def _answer(decoder: str, content: bytes, memory_bytes: int, cpu_s: int, answer:
 
         from vlmkit.image_files.pixels import strips, upright_of
 
-        PIL.Image.MAX_IMAGE_PIXELS = None  # the size was checked, by limits that can be set
+        PIL.Image.MAX_IMAGE_PIXELS = None  # the parent checked the size against its settings
         load = getattr(importlib.import_module(module), name)
         _limit(memory_bytes, cpu_s)
         pixels = upright_of(load(content))
     except ImportError:
-        _tell(answer, problem="missing")
+        _write_line(answer, problem="missing")
     except MemoryError:
-        _tell(answer, problem="memory")
+        _write_line(answer, problem="memory")
     except Exception as error:  # noqa: BLE001 - a decoder may raise anything
         is_short = str(error).startswith("out of memory")
-        _tell(answer, problem="memory" if is_short else "broken")
+        _write_line(answer, problem="memory" if is_short else "broken")
     else:
-        _tell(answer, size=pixels.picture.size, turned=pixels.turned)
+        _write_line(answer, size=pixels.picture.size, turned=pixels.turned)
         answer.writelines(
             pixels.picture.crop(strip).tobytes() for strip in strips(pixels.picture.size)
         )
 
 
-def _tell(answer: BinaryIO, **found: object) -> None:
-    answer.write(json.dumps(found).encode() + b"\n")
+def _write_line(answer: BinaryIO, **result: object) -> None:
+    answer.write(json.dumps(result).encode() + b"\n")
 
 
 if __name__ == "__main__":

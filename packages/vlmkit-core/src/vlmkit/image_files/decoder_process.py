@@ -1,8 +1,9 @@
-"""A process of its own that decodes one file, and ends when that is done.
+"""Runs a separate process that decodes one file.
 
-It ends as well when its time is over, when whoever waits is cancelled, and with its parent. It has
-none of the parent's sockets and variables, but the rights of the same user: it is no sandbox. A
-decoder that crashes, never ends or wants all memory costs one file and not the parent.
+The process ends when it is done, after its time limit, when the waiting request is cancelled, and
+with its parent. A decoder that crashes, hangs or exhausts memory affects one file, not the parent.
+This is not a sandbox: the process lacks the parent's sockets and variables, but has the rights of
+the same user.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 Calling = Callable[[Callable[[], object]], AbstractContextManager[None]]
-"""Registers what ends the process early, such as ``Cancellation.calling``."""
+"""Registers a callback that ends the process early, such as ``Cancellation.calling``."""
 
 _NEEDED = (
     *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
@@ -24,11 +25,11 @@ _NEEDED = (
 )
 
 
-class DecoderEnded(Exception):  # noqa: N818 - whoever reads the answer says what it means
-    """The process ended before its answer did.
+class DecoderEnded(Exception):  # noqa: N818 - the reader of the answer decides what it means
+    """The process ended before its answer was complete.
 
     Attributes:
-        is_late: whether its time was over.
+        is_late: whether its time limit had passed.
     """
 
     def __init__(self, *, is_late: bool) -> None:
@@ -37,13 +38,13 @@ class DecoderEnded(Exception):  # noqa: N818 - whoever reads the answer says wha
 
 
 class Answer:
-    """What the process writes, of which nothing is believed."""
+    """The output of the process, which is untrusted."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
 
     def read(self, num_bytes: int) -> bytes:
-        """Return so many bytes.
+        """Return the next ``num_bytes`` bytes.
 
         Raises:
             EOFError: the process ended before them.
@@ -54,17 +55,17 @@ class Answer:
         return content
 
     def line(self, max_bytes: int) -> dict[str, Any]:
-        """Return one line of a JSON object.
+        """Return the next line as a JSON object.
 
         Raises:
-            EOFError: the process ended before its end, or it is none.
+            EOFError: the process ended within the line, or the line is not a JSON object.
         """
         try:
             found = json.loads(self._stream.readline(max_bytes))
         except ValueError as error:
             raise EOFError from error
         if not isinstance(found, dict):
-            raise EOFError  # noqa: TRY004 - whatever it is, it is no answer
+            raise EOFError  # noqa: TRY004 - any other value is an invalid answer
         return found
 
 
@@ -77,18 +78,18 @@ def decoder_process(
     timeout_s: float,
     calling: Calling | None = None,
 ) -> Iterator[Answer]:
-    """Run a script with a file, and yield its answer; the process is gone when this closes.
+    """Run a script with a file and yield its answer; the process is gone when the context closes.
 
     Args:
-        script: path of the script; it reads ``job`` as a line of JSON, and then the file.
-        job: what is wanted.
-        data: the file.
-        timeout_s: after which the process is killed.
-        calling: registers how to kill it.
+        script: path of the script, which reads ``job`` as a line of JSON, and then the file.
+        job: the parameters of the script.
+        data: the content of the file.
+        timeout_s: time after which the process is killed.
+        calling: registers a callback that kills it early.
 
     Raises:
         DecoderEnded: the process ended too early.
-        OSError: no process can be started.
+        OSError: the process cannot be started.
     """
     is_late = threading.Event()
     with subprocess.Popen(  # noqa: S603 - a file of an installed package
@@ -97,7 +98,7 @@ def decoder_process(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # decoders print what is in files
-        start_new_session=True,  # Ctrl-C is for the parent
+        start_new_session=True,  # Ctrl-C must only reach the parent
     ) as process:
         clock = threading.Timer(timeout_s, _end, (process, is_late))
         clock.daemon = True
@@ -115,7 +116,7 @@ def decoder_process(
             process.kill()
             clock.join()
             if process.stdin is not None:
-                with suppress(OSError):  # what it did not read is sent again, in vain
+                with suppress(OSError):  # closing flushes data that the process did not read
                     process.stdin.close()
 
 
@@ -125,10 +126,10 @@ def _end(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
 
 
 def _send(stdin: IO[bytes], *pieces: bytes) -> None:
-    """Send what the process reads; the pipe stays open until it is to end."""
+    """Send data to the process; the open pipe also keeps it alive."""
     try:
         for piece in pieces:
             stdin.write(piece)
         stdin.flush()
-    except OSError as error:  # it has ended
+    except OSError as error:  # the process has ended
         raise EOFError from error

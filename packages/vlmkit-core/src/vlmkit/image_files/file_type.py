@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, in words for people who expected an image.
+"""Recognises file types by their first bytes, with descriptions and hints for error messages.
 
 Opens nothing and refuses nothing.
 """
@@ -11,17 +11,17 @@ from vlmkit.image_files.tiff import is_tiff
 from vlmkit.image_files.webp import is_webp
 
 START_BYTES = 1024
-DECODED_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
+DECODED_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
 SAVE_AS = "save it as PNG or JPEG"
 
 
 class FileType(NamedTuple):
-    """A type of files.
+    """A file type.
 
     Attributes:
-        name: with its article, such as ``a PDF document``.
+        name: its name with an article, such as ``a PDF document``.
         remedy: what a user can do about it.
-        distribution: what opens such files once it is installed; empty where nothing is known to.
+        distribution: the distribution that opens such files; empty if none is known.
     """
 
     name: str
@@ -30,7 +30,7 @@ class FileType(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """Every remedy in one sentence, for people who may not know this machine."""
+        """A hint with all remedies, also for clients of a server."""
         return (
             f"install {self.distribution}, or {self.remedy}" if self.distribution else self.remedy
         )
@@ -55,7 +55,7 @@ _RIFF_KINDS = {
     b"AVI ": FileType("an AVI video", _VIDEO),
     b"WAVE": FileType("WAV audio", "send an image"),
 }
-_BEGINNINGS = (
+_SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", FileType("a PNG image", SAVE_AS)),
     (b"\xff\xd8\xff", FileType("a JPEG image", SAVE_AS)),
     (b"GIF8", FileType("a GIF image", SAVE_AS)),
@@ -95,13 +95,13 @@ _BLANK = b"\xef\xbb\xbf \t\r\n\0"
 
 
 def is_image(content: bytes) -> bool:
-    """Return whether a file begins as one of the formats that :class:`vlmkit.Image` decodes."""
+    """Return whether the first bytes show a format that :class:`vlmkit.Image` decodes."""
     is_other = is_webp(content) or is_tiff(content) or is_avif(content)
-    return is_other or content.startswith(DECODED_BEGINNINGS)
+    return is_other or content.startswith(DECODED_SIGNATURES)
 
 
 def file_type(content: bytes) -> FileType:
-    """Return what a file is, as far as its first bytes tell."""
+    """Return the type of a file by its first bytes."""
     if not content:
         return EMPTY
     start = bytes(content[:START_BYTES])
@@ -109,7 +109,7 @@ def file_type(content: bytes) -> FileType:
         return _ISO_BRANDS.get(start[8:12], FileType("an MPEG-4 video", _VIDEO))
     if start.startswith(b"RIFF") and start[8:12] in _RIFF_KINDS:
         return _RIFF_KINDS[start[8:12]]
-    for begin, found in _BEGINNINGS:
+    for begin, found in _SIGNATURES:
         if start.startswith(begin):
             return found
     text = start.lstrip(_BLANK)
@@ -124,7 +124,7 @@ def _is_text(start: bytes) -> bool:
     try:
         text = start.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(start) - 3:  # or a character is cut at the end
+        if error.start < len(start) - 3:  # otherwise a character is cut off at the end
             return False
         text = start[: error.start].decode()
     return all(char.isprintable() or char in "\t\r\n\f" for char in text)

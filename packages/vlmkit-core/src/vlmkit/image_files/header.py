@@ -1,4 +1,4 @@
-"""What a file says of its picture before any pixel is decoded: size, orientation, and memory."""
+"""Reads size, orientation and memory cost of an image file without decoding a pixel."""
 
 import io
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Header(NamedTuple):
-    """Sizes in pixels, width first.
+    """The sizes of an image in pixels, width first.
 
     Attributes:
-        source_size: in the file.
-        size: after turning upright.
-        turned: whether an orientation tag turns it.
+        source_size: the size in the file.
+        size: the size after turning upright.
+        turned: whether an orientation tag rotates or mirrors the image.
     """
 
     source_size: tuple[int, int]
@@ -28,12 +28,12 @@ class Header(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What stands before the pixels of a file.
+    """The header data of a file.
 
     Attributes:
         size: width and height in pixels, before turning upright.
         cost: the memory that decoding takes.
-        tags: a picture whose tags tell its orientation; its pixels are not read.
+        tags: an image object with the orientation tags; its pixels are not read.
     """
 
     size: tuple[int, int]
@@ -44,17 +44,17 @@ class Beginning(NamedTuple):
 def read_beginning(content: bytes, coefficient_bytes: int = 0) -> Beginning:
     """Read a file up to its pixels.
 
-    WebP and AVIF files are read without their decoders, which take memory when they are made, and
-    TIFF files without most of their tags.
+    WebP and AVIF files are read without their decoders, which allocate memory when they are
+    created. TIFF files are read without most of their tags.
 
     Args:
         content: the file.
-        coefficient_bytes: of a JPEG file.
+        coefficient_bytes: memory of the coefficients of a JPEG file.
 
     Raises:
-        Exception: what Pillow raises.
-        ImageError: it is of a kind that is not decoded, or takes too long to.
-        ValueError: it breaks off, or its header is none.
+        Exception: any error of Pillow.
+        ImageError: the kind of image is not supported, or it takes too long to decode.
+        ValueError: the file is truncated, or its header is invalid.
     """
     if tiff.is_tiff(content):
         return _of_page(tiff.first_page(content), len(content))
@@ -70,7 +70,7 @@ def read_beginning(content: bytes, coefficient_bytes: int = 0) -> Beginning:
         import PIL.Image
 
         picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=DECODED_HERE)
-        # MPO files are JPEG files to everything but their class.
+        # MPO files are JPEG files; only their class in Pillow differs.
         kind = picture.format if picture.format in DECODED_HERE else "JPEG"
         mode, size = picture.mode, picture.size
         is_copied = mode != "RGB" or picture.has_transparency_data
@@ -87,7 +87,7 @@ def read_beginning(content: bytes, coefficient_bytes: int = 0) -> Beginning:
 
 
 def _of_page(page: tiff.Page, num_file_bytes: int) -> Beginning:
-    """Return what a page of a TIFF file says; Pillow says which mode its pixels have."""
+    """Return the header data of a TIFF page; Pillow determines the mode of its pixels."""
     import PIL.Image
 
     page.check()
@@ -110,7 +110,7 @@ def _of_page(page: tiff.Page, num_file_bytes: int) -> Beginning:
 
 
 def _of_avif(header: IsoHeader, num_file_bytes: int) -> Beginning:
-    width, height = size = header.coded_size  # its decoder crops nothing
+    width, height = size = header.coded_size  # the decoder does not crop
     cost = decode_cost(
         COSTS["AVIF"],
         "L" if header.is_grey and not header.has_alpha else "RGBA",
@@ -124,7 +124,7 @@ def _of_avif(header: IsoHeader, num_file_bytes: int) -> Beginning:
 
 
 def read_header(beginning: Beginning) -> Header:
-    """Return the sizes of a picture that was opened and need not be decoded."""
+    """Return the sizes of an image from its header data; decodes nothing."""
     from PIL.Image import Transpose
 
     turn = turn_of(beginning.tags)
@@ -139,14 +139,14 @@ def read_header(beginning: Beginning) -> Header:
 
 
 def _has_late_tags(content: bytes) -> bool:
-    """Return whether tags stand behind the pixels of a PNG file, which nothing has read yet."""
+    """Return whether a PNG file may have orientation tags after its pixels, not yet read."""
     return content.startswith(png.BEGIN) and any(
         png.can_orient(content, chunk) for chunk in png.chunks(content)
     )
 
 
 def with_all_tags(content: bytes) -> bytes:
-    """Return a file whose tags stand before its pixels; those of a PNG file may stand behind."""
+    """Return a file with its orientation tags before the pixels; a PNG file may have them after."""
     if not content.startswith(png.BEGIN):
         return content
     pixels, tags = 0, []

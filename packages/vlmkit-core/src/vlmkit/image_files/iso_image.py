@@ -1,7 +1,7 @@
-"""What AVIF and HEIF files say of their picture before any pixel: size, turn, bytes of its planes.
+"""Reads size, orientation and plane sizes from the headers of AVIF and HEIF files.
 
-Reads boxes of ISO/IEC 14496-12 and item properties of ISO/IEC 23008-12, in time that follows the
-number of boxes, which is limited. Decodes nothing: whoever decodes compares the size.
+Reads boxes of ISO/IEC 14496-12 and item properties of ISO/IEC 23008-12. The time is linear in the
+number of boxes, which is limited. Decodes nothing: the decoder must compare the size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ NEUTRAL_BRANDS = frozenset({b"mif1", b"mif2", b"msf1"})
 MAX_BRANDS = 64
 MAX_BOXES = 2**12
 MAX_ASSOCIATIONS = 2**14
-SAMPLE_ENTRY_BYTES = 78  # of a picture's, before its boxes
-TRACK_SIZE_AT = (76, 88)  # in a track's header, by its version
+SAMPLE_ENTRY_BYTES = 78  # of a visual sample entry, before its boxes
+TRACK_SIZE_AT = (76, 88)  # offset in a track header, by its version
 TURNS = (1, 8, 3, 6)
-"""Orientations of pictures that are turned by quarters against the clock."""
+"""EXIF orientations by the number of counterclockwise quarter turns."""
 MIRRORED_TURNS = ((4, 2), (5, 7), (2, 4), (7, 5))
-"""The same where they are then mirrored, top to bottom or left to right."""
+"""The same if the image is then mirrored, top to bottom or left to right."""
 ON_ITS_SIDE = frozenset({5, 6, 7, 8})
 HEVC_CHROMA = (0, 0.5, 1, 2)  # samples of both chroma planes for each pixel
 HEVC_DEPTH = 7  # bits a sample has over 8
@@ -28,7 +28,7 @@ HIGH_BITS, MONOCHROME, HALF_WIDTH, HALF_HEIGHT = 0x40, 0x10, 0x08, 0x04
 
 
 class Box(NamedTuple):
-    """One box: its kind, and where its payload starts and stops in the file."""
+    """One box: its kind, and the range of its payload in the file."""
 
     kind: bytes
     start: int
@@ -36,15 +36,15 @@ class Box(NamedTuple):
 
 
 class IsoHeader(NamedTuple):
-    """What stands before the pixels.
+    """The header data of an AVIF or HEIF file.
 
     Attributes:
         coded_size: width and height in pixels.
-        size: the same after cropping, and before turning upright.
-        orientation: what makes it upright, as the tag of EXIF has it; 1 is nothing.
-        plane_bytes: of one pixel in all planes of a decoder, alpha included.
-        has_alpha: whether it may be transparent.
-        is_grey: whether it has no colours.
+        size: the size after cropping, before turning upright.
+        orientation: the orientation as an EXIF value; 1 is upright.
+        plane_bytes: bytes per pixel in all planes of a decoder, alpha included.
+        has_alpha: whether the image may be transparent.
+        is_grey: whether the image has no colours.
     """
 
     coded_size: tuple[int, int]
@@ -56,7 +56,7 @@ class IsoHeader(NamedTuple):
 
     @property
     def is_turned(self) -> bool:
-        """Whether the upright picture differs from the coded one."""
+        """Whether the upright image differs from the coded one."""
         return self.orientation != 1
 
     @property
@@ -66,7 +66,7 @@ class IsoHeader(NamedTuple):
 
 
 def brands(content: bytes) -> list[bytes]:
-    """Return the brands of a file, the major one first; none of a file of another kind."""
+    """Return the brands of a file, the major one first; empty for other kinds of files."""
     if content[4:8] != b"ftyp":
         return []
     stop = min(int.from_bytes(content[:4], "big"), len(content), 16 + 4 * MAX_BRANDS)
@@ -74,12 +74,12 @@ def brands(content: bytes) -> list[bytes]:
 
 
 def is_avif(content: bytes) -> bool:
-    """Return whether a file begins as an AVIF file."""
+    """Return whether the brands of a file are those of AVIF."""
     return _has_brand(content, AVIF_BRANDS)
 
 
 def is_heic(content: bytes) -> bool:
-    """Return whether a file begins as a HEIF file of HEVC pictures."""
+    """Return whether the brands of a file are those of HEIF with HEVC images."""
     return _has_brand(content, HEIC_BRANDS)
 
 
@@ -91,18 +91,18 @@ def _has_brand(content: bytes, wanted: frozenset[bytes]) -> bool:
 
 
 def read_iso_header(content: bytes, kind: str) -> IsoHeader:
-    """Return what a file says of its picture.
+    """Return the header data of a file.
 
     Args:
         content: the file, or its beginning.
-        kind: what it is, for errors.
+        kind: the kind of file, for errors, such as ``an AVIF file``.
 
     Raises:
-        ImageError: it has more boxes than pictures have.
-        ValueError: it states no size.
+        ImageError: the file has more boxes than images have.
+        ValueError: the file states no size.
     """
     boxes = _Boxes(content, kind)
-    tops = list(boxes.inside(0, len(content)))
+    tops = list(boxes.within(0, len(content)))
     items = next((box for box in tops if box.kind == b"meta"), None)
     movie = next((box for box in tops if box.kind == b"moov"), None)
     is_movie = movie is not None and brands(content)[0] not in AVIF_BRANDS - {b"avis"}
@@ -114,15 +114,15 @@ def read_iso_header(content: bytes, kind: str) -> IsoHeader:
 
 
 class _Boxes:
-    """Reads boxes of one file, of which there may be a limited number."""
+    """Reads a limited number of boxes of one file."""
 
     def __init__(self, content: bytes, kind: str) -> None:
         self.content = content
         self._kind = kind
         self._num_read = 0
 
-    def inside(self, start: int, stop: int) -> Iterator[Box]:
-        """Yield the boxes between two places; one that is cut off ends there."""
+    def within(self, start: int, stop: int) -> Iterator[Box]:
+        """Yield the boxes in a range of bytes; a truncated box ends with the range."""
         while start + 8 <= stop:
             self.count(MAX_BOXES, "boxes")
             head, num_bytes = 8, self.number(start, 4)
@@ -136,29 +136,29 @@ class _Boxes:
             )
             start += num_bytes
 
-    def count(self, most: int, what: str) -> None:
-        """Count one of what is read.
+    def count(self, limit: int, what: str) -> None:
+        """Count one more item that is read.
 
         Raises:
-            ImageError: there are too many.
+            ImageError: there are more than ``limit``.
         """
         self._num_read += 1
-        if self._num_read > most:
-            raise too_complex(self._kind, f"over {most} {what}")
+        if self._num_read > limit:
+            raise too_complex(self._kind, f"over {limit} {what}")
 
     def number(self, start: int, num_bytes: int) -> int:
-        """Return a number; 0 where the file has ended."""
+        """Return a big-endian number; 0 after the end of the file."""
         return int.from_bytes(self.content[start : start + num_bytes], "big")
 
 
 def _of_track(boxes: _Boxes, movie: Box) -> IsoHeader:
-    """Return what the first track with a picture says: it is an animation."""
+    """Return the header data of an animation, from its first track with a size."""
     size: tuple[int, int] | None = None
     configurations: list[Box] = []
-    for track in boxes.inside(movie.start, movie.stop):
+    for track in boxes.within(movie.start, movie.stop):
         if track.kind != b"trak":
             continue
-        for box in boxes.inside(track.start, track.stop):
+        for box in boxes.within(track.start, track.stop):
             if box.kind == b"tkhd":
                 at = box.start + TRACK_SIZE_AT[boxes.number(box.start, 1) == 1]
                 found = (boxes.number(at, 4) >> 16, boxes.number(at + 4, 4) >> 16)
@@ -167,15 +167,15 @@ def _of_track(boxes: _Boxes, movie: Box) -> IsoHeader:
                 configurations += _configurations(boxes, box, (b"minf", b"stbl", b"stsd"))
     if size is None:
         raise ValueError("no track states a size")
-    has_alpha = len(configurations) > 1  # in a track of its own
+    has_alpha = len(configurations) > 1  # alpha is in a separate track
     planes = _planes(boxes, configurations, has_alpha=has_alpha)
     return IsoHeader(size, size, 1, *planes)
 
 
 def _configurations(boxes: _Boxes, box: Box, path: tuple[bytes, ...]) -> Iterator[Box]:
-    """Yield what the samples of a track say of their decoder."""
+    """Yield the decoder configurations of a track's samples."""
     spare = {b"stsd": 8, b"av01": SAMPLE_ENTRY_BYTES}.get(box.kind, 0)
-    for inner in boxes.inside(box.start + spare, box.stop):
+    for inner in boxes.within(box.start + spare, box.stop):
         if inner.kind == b"av1C":
             yield inner
         elif inner.kind == b"av01" or (path and inner.kind == path[0]):
@@ -183,8 +183,8 @@ def _configurations(boxes: _Boxes, box: Box, path: tuple[bytes, ...]) -> Iterato
 
 
 def _of_items(boxes: _Boxes, items: Box) -> IsoHeader:
-    """Return what the properties of the primary item say."""
-    inner = {box.kind: box for box in boxes.inside(items.start + 4, items.stop)}
+    """Return the header data of a still image, from the properties of its primary item."""
+    inner = {box.kind: box for box in boxes.within(items.start + 4, items.stop)}
     primary, described = inner.get(b"pitm"), inner.get(b"iprp")
     if primary is None or described is None:
         raise ValueError("no primary item")
@@ -192,34 +192,36 @@ def _of_items(boxes: _Boxes, items: Box) -> IsoHeader:
     item_id = boxes.number(primary.start + 4, item_bytes)
     properties: list[Box] = []
     associations: list[Box] = []
-    for box in boxes.inside(described.start, described.stop):
+    for box in boxes.within(described.start, described.stop):
         if box.kind == b"ipco":
-            properties += boxes.inside(box.start, box.stop)
+            properties += boxes.within(box.start, box.stop)
         elif box.kind == b"ipma":
             associations.append(box)
     indexes = [index for box in associations for index in _indexes(boxes, box, item_id)]
-    own = {properties[i - 1].kind: properties[i - 1] for i in indexes if 0 < i <= len(properties)}
+    by_kind = {
+        properties[i - 1].kind: properties[i - 1] for i in indexes if 0 < i <= len(properties)
+    }
     has_alpha = any(box.kind == b"auxC" for box in properties)
-    return _of_properties(boxes, own, _planes(boxes, properties, has_alpha=has_alpha))
+    return _of_properties(boxes, by_kind, _planes(boxes, properties, has_alpha=has_alpha))
 
 
 def _of_properties(
-    boxes: _Boxes, own: Mapping[bytes, Box], planes: tuple[float, bool, bool]
+    boxes: _Boxes, by_kind: Mapping[bytes, Box], planes: tuple[float, bool, bool]
 ) -> IsoHeader:
-    if b"ispe" not in own:
+    if b"ispe" not in by_kind:
         raise ValueError("no size")
-    at = own[b"ispe"].start + 4
+    at = by_kind[b"ispe"].start + 4
     size = (boxes.number(at, 4), boxes.number(at + 4, 4))
-    turns = boxes.number(own[b"irot"].start, 1) & 3 if b"irot" in own else 0
+    turns = boxes.number(by_kind[b"irot"].start, 1) & 3 if b"irot" in by_kind else 0
     orientation = TURNS[turns]
-    if b"imir" in own:
-        orientation = MIRRORED_TURNS[turns][boxes.number(own[b"imir"].start, 1) & 1]
-    crop = _crop(boxes, own[b"clap"]) if b"clap" in own else size
+    if b"imir" in by_kind:
+        orientation = MIRRORED_TURNS[turns][boxes.number(by_kind[b"imir"].start, 1) & 1]
+    crop = _crop(boxes, by_kind[b"clap"]) if b"clap" in by_kind else size
     return IsoHeader(size, crop, orientation, *planes)
 
 
 def _crop(boxes: _Boxes, box: Box) -> tuple[int, int]:
-    """Return the width and height that a clean aperture leaves; each is a fraction."""
+    """Return the width and height of a clean aperture, which are stored as fractions."""
     width, of_width, height, of_height = (boxes.number(box.start + at, 4) for at in (0, 4, 8, 12))
     if not of_width or not of_height:
         raise ValueError("a fraction has no denominator")
@@ -227,7 +229,7 @@ def _crop(boxes: _Boxes, box: Box) -> tuple[int, int]:
 
 
 def _indexes(boxes: _Boxes, box: Box, item_id: int) -> Iterator[int]:
-    """Yield which properties an item has, counted from 1."""
+    """Yield the indexes of an item's properties, counted from 1."""
     item_bytes = 4 if boxes.number(box.start, 1) else 2
     index_bytes = 2 if boxes.number(box.start + 3, 1) & 1 else 1
     at = box.start + 8
@@ -238,8 +240,8 @@ def _indexes(boxes: _Boxes, box: Box, item_id: int) -> Iterator[int]:
         found, num_indexes = boxes.number(at, item_bytes), boxes.number(at + item_bytes, 1)
         at += item_bytes + 1
         if found == item_id:
-            for place in range(num_indexes):
-                index = boxes.number(at + place * index_bytes, index_bytes)
+            for number in range(num_indexes):
+                index = boxes.number(at + number * index_bytes, index_bytes)
                 yield index & (0x7FFF if index_bytes == 2 else 0x7F)
         at += num_indexes * index_bytes
 
@@ -247,7 +249,7 @@ def _indexes(boxes: _Boxes, box: Box, item_id: int) -> Iterator[int]:
 def _planes(
     boxes: _Boxes, properties: Sequence[Box], *, has_alpha: bool
 ) -> tuple[float, bool, bool]:
-    """Return the bytes of a pixel in all planes, whether one is alpha, and whether all are grey."""
+    """Return bytes per pixel of all planes, whether there is alpha, and whether all are grey."""
     colour_bytes, sample_bytes, has_colours = 1.0, 1, False
     for box in properties:
         if box.kind == b"av1C":

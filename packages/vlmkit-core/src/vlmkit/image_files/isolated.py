@@ -1,7 +1,7 @@
-"""Pixels by a decoder that runs in a process of its own.
+"""Decodes images in a separate process.
 
-For decoders that would hold the interpreter's lock for seconds, print parts of files, or whose
-memory and time a header does not limit. What comes back is compared with what the header states.
+For decoders that would hold the GIL for seconds, print parts of files, or whose memory and time do
+not follow from a header. The size of the result is compared with the header.
 """
 
 from vlmkit.errors import ImageError, OutOfMemory
@@ -15,14 +15,14 @@ OWN_DECODERS = (
     (is_avif, "vlmkit.image_files.pixels:loaded_avif"),
     (is_tiff, "vlmkit.image_files.pixels:loaded_tiff"),
 )
-SPARE_BYTES = 64 * 2**20  # for what a decoder maps and never touches
+SPARE_BYTES = 64 * 2**20  # for memory that a decoder maps and never touches
 CPU_S = 20
-TIMEOUT_S = 60.0  # on a machine with more to do than it has cores
+TIMEOUT_S = 60.0  # allows for an overloaded machine
 MAX_LINE_BYTES = 1024
 
 
 def own_decoder(content: bytes) -> str:
-    """Return the name of the function that decodes a file in such a process; or nothing."""
+    """Return the function that decodes a file in a process, as ``module:name``; empty if none."""
     return next((name for is_kind, name in OWN_DECODERS if is_kind(content)), "")
 
 
@@ -36,16 +36,15 @@ def decoded(
     """Return the pixels of a file.
 
     Args:
-        decoder: the module and name of a function from a file's content to a Pillow image, as
-            ``module:name``.
+        decoder: the function that turns a file's content into a Pillow image, as ``module:name``.
         content: the file.
-        size: what its header states, after turning upright.
+        size: the size in its header, after turning upright.
         peak_bytes: memory that decoding takes.
-        calling: registers what ends the decoder early.
+        calling: registers a callback that ends the decoder early.
 
     Raises:
-        ImageError: they cannot be decoded, are of another size, or take too long.
-        OutOfMemory: this machine has no room for them now.
+        ImageError: the pixels cannot be decoded, have another size, or take too long.
+        OutOfMemory: this machine has too little free memory for them.
     """
     job = {
         "decoder": decoder,
@@ -64,7 +63,7 @@ def decoded(
                 code="image_too_complex",
                 hint="save it again, as an ordinary PNG or JPEG file",
             ) from None
-    except (OSError, MemoryError) as error:  # no process can be started, or no pixels kept
+    except (OSError, MemoryError) as error:  # no memory for a process or for the pixels
         raise OutOfMemory(SUBJECT) from error
     if not has_room(peak_bytes):
         raise OutOfMemory(SUBJECT)
@@ -72,7 +71,7 @@ def decoded(
 
 
 def _received(answer: Answer, size: tuple[int, int]) -> Pixels:
-    """Return what comes, of which nothing is believed."""
+    """Return the pixels from the process's answer, which is untrusted."""
     import PIL.Image
 
     found = answer.line(MAX_LINE_BYTES)

@@ -1,8 +1,7 @@
-"""What a JPEG file would cost to decode, told from its markers before anything is decoded.
+"""Checks the cost of decoding a JPEG file by its markers, before anything is decoded.
 
-A progressive file goes over all of its pixels once for each scan, and a scan takes a dozen bytes.
-Says nothing of what is wrong with a file: that is the decoder's business, which never finds more
-scans than are found here.
+A progressive file processes all pixels once for each scan, and a scan can be a dozen bytes. Does
+not validate the file, which the decoder does. The decoder never finds more scans than this module.
 """
 
 import re
@@ -11,7 +10,7 @@ from vlmkit.image_files.too_complex import too_complex
 
 BEGIN = b"\xff\xd8\xff"
 KIND = "a JPEG file"
-MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # without those that have no place of their own
+MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # without markers inside of scan data
 START, END, SCAN = 0xD8, 0xD9, 0xDA
 TABLES, TAGS, EDITOR = 0xDB, 0xE1, 0xED
 PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
@@ -19,42 +18,42 @@ BLOCK_SIDE, COEFFICIENT_BYTES = 8, 2
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 TAGS_BEGIN, NOTE_BEGIN = b"Exif\0\0", b"8BIM"
 MAX_SEGMENTS = 2**14
-MAX_SCANNED_PIXELS = 2 * 10**9  # 100 scans of a picture of 20 million pixels
-MAX_TAGS_SEGMENTS = 64  # Pillow copies all that came before for each
+MAX_SCANNED_PIXELS = 2 * 10**9  # 100 scans of an image of 20 million pixels
+MAX_TAGS_SEGMENTS = 64  # for each, Pillow copies all earlier ones
 MAX_TABLES_BYTES = 2**16  # 4 tables of 64 numbers are usual
-MAX_NOTES = 2**12  # of an editor's, in all
-MAX_IDLE_BYTES = 2**16  # between segments, where Pillow looks at each byte by itself
-PIECE_BYTES = 2**20  # searched at once: no other thread runs meanwhile
+MAX_NOTES = 2**12  # resource blocks of an editor, in all segments
+MAX_IDLE_BYTES = 2**16  # between segments, where Pillow reads byte by byte
+PIECE_BYTES = 2**20  # searched at once, because the search holds the GIL
 
 
 def check(content: bytes, max_scans: int) -> int:
-    """Refuse a file that would take far longer to decode than its size in pixels tells.
+    """Raise an error for a file that takes far longer to decode than its size in pixels suggests.
 
-    Takes time in proportion to the file, whatever is in it.
+    Takes time linear in the size of the file, whatever its content.
 
     Returns:
         The memory that its decoder takes for coefficients, in bytes.
 
     Raises:
-        ImageError: it has too many scans, or more segments than pictures have.
+        ImageError: the file has too many scans, or more segments than images have.
     """
     parts = _Parts(max_scans)
-    place = 0
+    position = 0
     for _ in range(MAX_SEGMENTS):
-        found = _next_marker(content, place)
+        found = _next_marker(content, position)
         if not parts.num_scans:
-            parts.num_idle_bytes += found - place
+            parts.num_idle_bytes += found - position
         if parts.num_idle_bytes > MAX_IDLE_BYTES:
             break
         if found == len(content) or (content[found + 1] == END and parts.num_scans):
             return parts.coefficient_bytes
-        place = found + 2 + _length(content, found)
-        parts.count(content, found, place)
+        position = found + 2 + _length(content, found)
+        parts.count(content, found, position)
     raise too_complex(KIND, "more segments than a picture has")
 
 
 class _Parts:
-    """What was found so far."""
+    """Counts the parts of a file found so far."""
 
     def __init__(self, max_scans: int) -> None:
         self.num_scans = self.num_idle_bytes = self.coefficient_bytes = 0
@@ -83,10 +82,10 @@ class _Parts:
             self._check()
 
     def _read_frame(self, content: bytes, start: int) -> None:
-        """Read a frame's size, and what its coefficients take if its scans are not whole pictures.
+        """Read a frame's size, and compute the memory of its coefficients.
 
-        By ITU-T T.81, sections B.2.2 and A.1.1. A decoder keeps coefficients where a scan refines
-        those of others, or holds only some of the components.
+        By ITU-T T.81, sections B.2.2 and A.1.1. A decoder keeps coefficients if a scan refines
+        earlier scans, or holds only some of the components.
         """
         height = int.from_bytes(content[start + 5 : start + 7], "big")
         width = int.from_bytes(content[start + 7 : start + 9], "big")
@@ -120,16 +119,16 @@ class _Parts:
             raise too_complex(KIND, f"over {MAX_NOTES} notes of an editor")
 
 
-def _next_marker(content: bytes, place: int) -> int:
-    """Return where the next marker is; the end of the file where there is none."""
-    for start in range(place, len(content), PIECE_BYTES):
+def _next_marker(content: bytes, position: int) -> int:
+    """Return the position of the next marker; the end of the file if there is none."""
+    for start in range(position, len(content), PIECE_BYTES):
         if found := MARKER.search(content, start, start + PIECE_BYTES + 1):
             return found.start()
     return len(content)
 
 
-def _length(content: bytes, place: int) -> int:
-    """Return how many bytes belong to a marker; those two that tell it count as well."""
-    if content[place + 1] in (START, END):
+def _length(content: bytes, position: int) -> int:
+    """Return the length of a marker's segment in bytes, including its two length bytes."""
+    if content[position + 1] in (START, END):
         return 0
-    return max(2, int.from_bytes(content[place + 2 : place + 4], "big"))
+    return max(2, int.from_bytes(content[position + 2 : position + 4], "big"))

@@ -1,7 +1,7 @@
-"""Pixels as every model wants them: upright, RGB, 8 bits a colour. How a checked file becomes that.
+"""Decodes checked image files to the common format: upright, RGB, 8 bits per colour.
 
-No text of the decoder's errors leaves this module. What may be decoded at all is the image's
-business.
+Never passes on the text of a decoder's error. Does not check whether a file may be decoded, which
+:class:`vlmkit.Image` does.
 """
 
 import io
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import PIL.Image
 
 ORIENTATION_TAG = 0x0112
-ORIENTING = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # where it can stand
-NO_MEMORY = "out of memory"  # how words of Pillow's decoders begin that are no MemoryError
-BREAKS_OFF = "image file is truncated"  # of these words memory is never the reason
+ORIENTING = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # may hold that tag
+NO_MEMORY = "out of memory"  # prefix of Pillow's memory errors other than MemoryError
+BREAKS_OFF = "image file is truncated"  # prefix of an error that memory never causes
 BROKEN = "image is broken: its pixels cannot be decoded"
-SUBJECT = "this image"  # what there was no memory for
+SUBJECT = "this image"  # the subject of memory errors
 
 
 class Pixels(NamedTuple):
-    """An upright RGB picture, and whether an orientation tag turned it."""
+    """An upright RGB image, and whether an orientation tag rotated or mirrored it."""
 
     picture: "PIL.Image.Image"
     turned: bool
@@ -34,17 +34,16 @@ class Pixels(NamedTuple):
 def decoded(content: bytes, peak_bytes: int) -> Pixels:
     """Return the pixels of a file whose header was checked.
 
-    A decoder that gets no memory may say that the file is broken. It is asked a second time then,
-    because others may have had the memory for a moment; a file is broken if both times there was
-    enough of it.
+    A decoder that gets no memory may report a broken file. Decoding is then tried again, because
+    the shortage may have been short. A file counts as broken if there was enough memory both times.
 
     Args:
         content: the file.
         peak_bytes: memory that decoding takes.
 
     Raises:
-        ImageError: they cannot be decoded.
-        OutOfMemory: this machine has no room for them now.
+        ImageError: the pixels cannot be decoded.
+        OutOfMemory: this machine has too little free memory for them.
     """
     try:
         return _decoded(content)
@@ -60,9 +59,9 @@ def decoded(content: bytes, peak_bytes: int) -> Pixels:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Return an error whose traceback, and those of what led to it, no longer hold the pixels.
+    """Return an error after removing its tracebacks and those of its causes, which hold pixels.
 
-    Errors travel to other threads, and may be in a cycle that is collected much later.
+    Errors are passed to other threads, and may be in a reference cycle that is collected late.
     """
     each: BaseException | None = error
     while each is not None:
@@ -72,14 +71,14 @@ def _without_frames(error: BaseException) -> BaseException:
 
 
 def _hides_reasons(content: bytes, error: Exception) -> bool:
-    """Return whether a decoder may have failed for want of memory without saying so."""
+    """Return whether a decoder may have lacked memory and reported another error."""
     if webp.is_webp(content):
         return True
     return content.startswith(jpeg.BEGIN) and not str(error).startswith(BREAKS_OFF)
 
 
 def upright(picture: "PIL.Image.Image") -> Pixels:
-    """Return a copy of the pixels of what Pillow opened; errors as for :func:`decoded`."""
+    """Return a copy of a Pillow image's pixels; errors as for :func:`decoded`."""
     try:
         picture.load()
         return _upright(picture, is_shared=True)
@@ -88,7 +87,7 @@ def upright(picture: "PIL.Image.Image") -> Pixels:
 
 
 def broken() -> ImageError:
-    """Return the refusal of a file whose pixels cannot be decoded."""
+    """Return the error for a file whose pixels cannot be decoded."""
     return ImageError(BROKEN, hint="check that the file is complete, or save it again")
 
 
@@ -97,18 +96,18 @@ def _broken(error: Exception, needed_bytes: int) -> ImageError | OutOfMemory:
 
 
 def is_short_of_memory(error: Exception, needed_bytes: int = 0) -> bool:
-    """Return whether an error of a decoder means that there is not enough memory.
+    """Return whether a decoder failed because of too little memory.
 
     Args:
-        error: of the decoder.
-        needed_bytes: memory that it takes; less than that may be left, whatever it says.
+        error: the decoder's error.
+        needed_bytes: memory that decoding takes; compared with free memory for other errors.
     """
     is_stated = isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY)
     return is_stated or not has_room(needed_bytes)
 
 
 def has_room(num_bytes: int) -> bool:
-    """Return whether there is memory: a decoder that got none says that the file is broken."""
+    """Return whether ``num_bytes`` of memory can be allocated now."""
     try:
         mmap.mmap(-1, max(1, num_bytes)).close()
     except (OSError, MemoryError):
@@ -121,7 +120,7 @@ def _decoded(content: bytes) -> Pixels:
 
 
 def _loaded(content: bytes) -> "PIL.Image.Image":
-    """Return the pixels and tags of a file, without what else its decoder keeps."""
+    """Return the pixels and tags of a file, without other data of its decoder."""
     import PIL.Image
 
     picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=DECODED_HERE)
@@ -132,7 +131,8 @@ def _loaded(content: bytes) -> "PIL.Image.Image":
 def _loaded_webp(content: bytes) -> "PIL.Image.Image":
     """Return the first frame of a WebP file.
 
-    Pillow's own way keeps the decoder, with two canvases, and copies the frame once more.
+    Does not use ``PIL.Image.open``, which keeps the decoder with two canvases and copies the frame
+    once more.
     """
     import PIL.Image
     from PIL import _webp
@@ -151,7 +151,8 @@ def _loaded_webp(content: bytes) -> "PIL.Image.Image":
 def loaded_avif(content: bytes) -> "PIL.Image.Image":
     """Return the first frame of an AVIF file.
 
-    Pillow's own way keeps the decoder and its planes beside two copies of the pixels.
+    Does not use ``PIL.Image.open``, which keeps the decoder and its planes besides two copies of
+    the pixels.
     """
     import PIL.Image
     from PIL import _avif
@@ -166,7 +167,7 @@ def loaded_avif(content: bytes) -> "PIL.Image.Image":
 
 
 def loaded_tiff(content: bytes) -> "PIL.Image.Image":
-    """Return the first page of a TIFF file that shows something."""
+    """Return the first page of a TIFF file that is not a thumbnail or mask."""
     import PIL.Image
 
     page = tiff.first_page(content)
@@ -178,7 +179,7 @@ def loaded_tiff(content: bytes) -> "PIL.Image.Image":
 
 
 def _orienting(orientation: int) -> dict[str, bytes]:
-    """Return an orientation as Pillow keeps it."""
+    """Return an orientation as an entry of Pillow's ``info``."""
     import PIL.Image
 
     exif = PIL.Image.Exif()
@@ -187,7 +188,7 @@ def _orienting(orientation: int) -> dict[str, bytes]:
 
 
 def oriented(orientation: int) -> "PIL.Image.Image":
-    """Return a picture without pixels that has an orientation."""
+    """Return an image object without pixels that has an orientation."""
     import PIL.Image
 
     picture = PIL.Image.Image()
@@ -196,7 +197,7 @@ def oriented(orientation: int) -> "PIL.Image.Image":
 
 
 def tags_holder(content: bytes) -> "PIL.Image.Image":
-    """Return a picture without pixels that has the tags of a WebP file."""
+    """Return an image object without pixels that has the tags of a WebP file."""
     import PIL.Image
 
     picture = PIL.Image.Image()
@@ -205,16 +206,16 @@ def tags_holder(content: bytes) -> "PIL.Image.Image":
 
 
 def upright_of(picture: "PIL.Image.Image") -> Pixels:
-    """Return the pixels of what a decoder returned; nobody else has it."""
+    """Return the pixels of a decoder's result, which must not be shared."""
     return _upright(picture)
 
 
 def _upright(picture: "PIL.Image.Image", *, is_shared: bool = False) -> Pixels:
-    """Return a picture upright and in RGB.
+    """Return a loaded image upright and in RGB.
 
     Args:
-        picture: whose pixels are there.
-        is_shared: whether somebody else has it too, so that its pixels must be copied.
+        picture: an image with loaded pixels.
+        is_shared: whether other code references the image, so that its pixels must be copied.
     """
     turn = turn_of(picture)
     if turn is not None:
@@ -222,20 +223,20 @@ def _upright(picture: "PIL.Image.Image", *, is_shared: bool = False) -> Pixels:
     if is_shared or picture.mode != "RGB" or picture.has_transparency_data:
         picture = _to_rgb(picture)
     else:
-        picture = picture._new(picture.im)  # noqa: SLF001 - it has read its tags
-    picture.info.clear()  # nobody must follow them a second time
+        picture = picture._new(picture.im)  # noqa: SLF001 - without the parsed tags
+    picture.info.clear()  # the orientation must not be applied twice
     return Pixels(picture, turn is not None)
 
 
 def may_turn(picture: "PIL.Image.Image") -> bool:
-    """Return whether a picture has anything that can hold an orientation tag."""
+    """Return whether an image has metadata that can hold an orientation tag."""
     return any(name in picture.info for name in ORIENTING)
 
 
 def turn_of(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
-    """Return what the orientation tag asks for; None where it is absent, wrong or unreadable.
+    """Return the transposition of the orientation tag; None if it is missing or invalid.
 
-    Only what was read of the file so far is looked at; pixels are not.
+    Uses only the metadata that was read so far, and decodes no pixels.
     """
     from PIL.Image import Image, Transpose
 
@@ -249,34 +250,34 @@ def turn_of(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
         8: Transpose.ROTATE_90,
     }
     try:
-        tags = Image.getexif(picture)  # a PNG file's own way would decode it first
+        tags = Image.getexif(picture)  # the method of PNG images would decode the pixels
         return turns.get(tags.get(ORIENTATION_TAG, 1))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - the pixels are good, whatever is wrong with the tags
+    except Exception:  # noqa: BLE001 - broken tags do not make the pixels invalid
         return None
 
 
 def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
-    """Return a copy in RGB; no other one of its size is made on the way."""
+    """Return a copy in RGB without another full-size copy."""
     scale = None
     if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
-        # Pillow clips wide greys to 255 where people expect the whole range to be scaled.
+        # Pillow clips wide greys to 255, but users expect the whole range to be scaled.
         _, high = picture.getextrema()
         scale = 255.0 / 65535.0 if picture.mode.startswith("I") else 255.0 / max(float(high), 1e-9)  # type: ignore[arg-type]
     elif not picture.has_transparency_data:
         return picture.convert("RGB")
     import PIL.Image
 
-    made = PIL.Image.new("RGB", picture.size)
+    converted = PIL.Image.new("RGB", picture.size)
     for strip in strips(picture.size):
         piece = picture.crop(strip)
-        made.paste(_on_white(piece) if scale is None else _grey(piece, scale), strip[:2])
-    return made
+        converted.paste(_on_white(piece) if scale is None else _grey(piece, scale), strip[:2])
+    return converted
 
 
 def strips(size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield boxes of whole rows from top to bottom, so that no large picture is copied whole."""
+    """Yield boxes of whole rows from top to bottom, so that a large image is copied in pieces."""
     width, height = size
     num_rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, num_rows):
@@ -284,7 +285,7 @@ def strips(size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _grey(strip: "PIL.Image.Image", scale: float) -> "PIL.Image.Image":
-    """Return greys of 8 bits; what is transparent of wide ones would hide others here."""
+    """Return greys of 8 bits; ignores a transparent grey, which could match other values here."""
     return strip.convert("F").point(lambda value: value * scale).convert("L").convert("RGB")
 
 

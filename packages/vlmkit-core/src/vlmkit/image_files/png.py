@@ -1,8 +1,8 @@
-"""Chunks of PNG files: how many there are, and which of them no answer depends on.
+"""Reads chunks of PNG files, and removes compressed chunks that pixels do not depend on.
 
 Pillow inflates texts and colour profiles of a few bytes to megabytes each, and keeps them. Only two
-kinds of text matter here, because they can hold an orientation. Says nothing of what is wrong with
-a file: that is the decoder's business.
+kinds of text are needed, because they can hold an orientation. Does not validate files, which the
+decoder does.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ END, PIXELS, EXIF = b"IEND", b"IDAT", b"eXIf"
 TEXTS = frozenset({b"iTXt", b"tEXt", b"zTXt"})
 INFLATED = frozenset({b"iCCP", b"iTXt", b"zTXt"})
 ORIENTING_TEXTS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")
-MAX_CHUNKS = 2**15  # as many as a file of 32 MiB has whose chunks are of 1 KiB
+MAX_CHUNKS = 2**15  # the number of 1 KiB chunks in a file of 32 MiB
 HEADER_BYTES = 8  # length and kind
 
 
 class Chunk(NamedTuple):
-    """One chunk: its kind, and where it starts and stops in the file."""
+    """One chunk: its kind, and its range in the file."""
 
     kind: bytes
     start: int
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(content: bytes) -> Iterator[Chunk]:
-    """Yield the chunks before the end of a file, at most ``MAX_CHUNKS`` of them."""
+    """Yield the chunks of a file before its end chunk, at most ``MAX_CHUNKS``."""
     start = len(BEGIN)
     for _ in range(MAX_CHUNKS):
         kind = content[start + 4 : start + HEADER_BYTES]
@@ -46,7 +46,7 @@ def can_orient(content: bytes, chunk: Chunk) -> bool:
 
 
 def without_inflated(content: bytes) -> bytes:
-    """Return a file without the compressed texts and profiles that no answer depends on."""
+    """Return a file without compressed texts and profiles, except those with an orientation."""
     dropped = [
         chunk
         for chunk in chunks(content)
@@ -54,6 +54,6 @@ def without_inflated(content: bytes) -> bytes:
     ]
     if not dropped:
         return content
-    bounds = [0, *(place for chunk in dropped for place in chunk[1:]), len(content)]
+    bounds = [0, *(edge for chunk in dropped for edge in chunk[1:]), len(content)]
     view = memoryview(content)
     return b"".join(view[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True))

@@ -1,9 +1,8 @@
-"""What a picture file would cost to open, told from its parts before any decoder sees them.
+"""Checks the cost of opening an image file by its structure, before any decoder reads it.
 
-A decoder takes files part by part, and its time follows their number, not the pixels: a part takes
-a few bytes. Here parts are counted, in time that follows the file's size. Bounds are far from what
-cameras, phones and editors write. Says nothing of what is wrong with a file: that is the decoder's
-business.
+A decoder's time depends on the number of a file's parts, not only on its pixels, and a part can be
+a few bytes. This module counts parts, in time linear in the file's size. The limits are far above
+what cameras, phones and editors write. It does not validate files, which the decoder does.
 """
 
 from vlmkit.image_files import jpeg, png, webp
@@ -15,22 +14,22 @@ MAX_BLOCKS = 2**14
 MAX_COMMENT_BLOCKS = 2**10
 
 BMP_BEGIN = b"BM"
-BMP_RUN_LENGTHS = (1, 2)  # decoded run by run, pixel by pixel, in Python
+BMP_RUN_LENGTHS = (1, 2)  # compressions that Pillow decodes in Python, pixel by pixel
 MAX_RUN_LENGTH_PIXELS = 2**22
 
 
 def check(content: bytes, max_scans: int) -> int:
-    """Refuse a file that would take far longer to open than its size in pixels tells.
+    """Raise an error for a file that takes far longer to open than its size in pixels suggests.
 
     Args:
-        content: the file, whose size was checked.
-        max_scans: times that a JPEG file may go over its pixels.
+        content: the file, whose size in bytes was checked.
+        max_scans: maximum number of scans of a JPEG file.
 
     Returns:
         The memory that a JPEG decoder takes for coefficients, in bytes; 0 for other files.
 
     Raises:
-        ImageError: it has more parts than pictures have.
+        ImageError: the file has more parts than images have.
     """
     if content.startswith(jpeg.BEGIN):
         return jpeg.check(content, max_scans)
@@ -45,28 +44,28 @@ def check(content: bytes, max_scans: int) -> int:
     return 0
 
 
-def _check_num_chunks(kind: str, num_chunks: int, most: int) -> None:
-    if num_chunks == most:
-        raise too_complex(kind, f"{most} chunks or more")
+def _check_num_chunks(kind: str, num_chunks: int, limit: int) -> None:
+    if num_chunks == limit:
+        raise too_complex(kind, f"{limit} chunks or more")
 
 
 def _check_gif(content: bytes) -> None:
-    """Count what stands before the first picture, which is the one that is looked at."""
+    """Count the blocks before the first image; later images are not decoded."""
     flags = content[10] if len(content) > 10 else 0
-    place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     num_blocks = num_comments = 0
-    while place < len(content) and content[place] not in (GIF_PICTURE, GIF_END):
-        is_extension = content[place] == GIF_EXTENSION
-        is_comment = is_extension and content[place + 1 : place + 2] == bytes((GIF_COMMENT,))
-        place += 2 if is_extension else 1
+    while position < len(content) and content[position] not in (GIF_PICTURE, GIF_END):
+        is_extension = content[position] == GIF_EXTENSION
+        is_comment = is_extension and content[position + 1 : position + 2] == bytes((GIF_COMMENT,))
+        position += 2 if is_extension else 1
         num_blocks += 1
-        while is_extension and place < len(content) and content[place]:
-            place += 1 + content[place]
+        while is_extension and position < len(content) and content[position]:
+            position += 1 + content[position]
             num_blocks += 1
             num_comments += is_comment
             if num_blocks > MAX_BLOCKS:
                 break
-        place += is_extension
+        position += is_extension
         if num_blocks > MAX_BLOCKS or num_comments > MAX_COMMENT_BLOCKS:
             raise too_complex("a GIF file", "more blocks before its first picture than are usual")
 

@@ -1,9 +1,8 @@
-"""Pages of TIFF files: the memory that each takes to decode, and a file of its own for each.
+"""Pages of TIFF files: the cost of decoding each, and a separate file for each.
 
-This module follows the directories of a file itself, within limits. It gives the decoder only the
-tags that pixels depend on; a decoder would read all tags and follow their offsets. Damaged pixels
-are left to the decoder. The format is that of "TIFF Revision 6.0", Adobe's technical notes, and the
-BigTIFF design of 2004.
+Reads the directories of a file within limits. The decoder gets only the tags that pixels depend on,
+because it would read all others and follow their offsets. Does not validate pixels, which the
+decoder does. Follows "TIFF Revision 6.0", Adobe's technical notes, and the BigTIFF design of 2004.
 """
 
 import struct
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from vlmkit.errors import ImageError
 from vlmkit.image_files.too_complex import too_complex
 
-BEGINNINGS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 KIND = "a TIFF file"
 
 KIND_OF_PAGE, WIDTH, HEIGHT, BITS, COMPRESSION, COLOURS = 254, 256, 257, 258, 259, 262
@@ -30,22 +29,22 @@ NEEDED = frozenset(
         *YCBCR,
     }
 )
-"""Tags that a decoder gets, besides those of strips or tiles. The orientation is applied here."""
+"""Tags that a decoder gets besides those of strips or tiles; not the orientation, applied here."""
 
 COMPRESSIONS = frozenset({1, 2, 3, 4, 5, 7, 8, 32773, 32946, 34925, 50000})
-"""None, CCITT's three, LZW, JPEG, Deflate by two numbers, PackBits, LZMA and Zstandard."""
+"""None, three of CCITT, LZW, JPEG, Deflate with two codes, PackBits, LZMA and Zstandard."""
 JPEG = 7
 OTHERS = {6: "old-style JPEG", 34712: "JPEG 2000", 34887: "LERC", 50001: "WebP", 50002: "JPEG XL"}
 CAMERA_RAW = (32803, 34892)
-REDUCED_OR_MASK = 1 | 4  # kinds of pages that show nothing of their own
+REDUCED_OR_MASK = 1 | 4  # kinds of pages that are thumbnails or masks
 
 MAX_PAGES = 2**10
 MAX_TAGS = 2**9
 MAX_SEGMENTS = 2**16
-MAX_VALUES = 3 * 2**16  # of another tag; a palette has most
-MAX_PADDING = 4  # pixels of tiles for each that is shown
+MAX_VALUES = 3 * 2**16  # of any other tag; the largest is a palette
+MAX_PADDING = 4  # ratio of pixels in tiles to pixels of the image
 SPARE_PIXELS = 2**22
-MAX_SCANS = 4  # of one JPEG strip or tile; 1 is usual, 3 where colours come one by one
+MAX_SCANS = 4  # of one JPEG strip or tile; 1 is usual, 3 if each colour has its own scan
 SCAN = b"\xff\xda"
 
 INTEGERS = {1: "B", 3: "H", 4: "L", 13: "L", 16: "Q", 18: "Q"}
@@ -55,7 +54,7 @@ SHORT, LONG, LONG8 = 3, 4, 16
 
 
 class Tag(NamedTuple):
-    """One tag: the type of its values, their number, and where they are in the file."""
+    """One tag: the type of its values, their number, and their offset in the file."""
 
     type: int
     num_values: int
@@ -63,13 +62,13 @@ class Tag(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How the numbers of a file are written: its byte order, and the widths of its directories."""
+    """The number format of a file: its byte order, and whether it is a BigTIFF file."""
 
     order: str
     is_big: bool
 
     def unpack(self, form: str, content: bytes, at: int) -> tuple[int, ...]:
-        """Return numbers.
+        """Return the numbers at an offset.
 
         Raises:
             ValueError: the file ends before them.
@@ -80,32 +79,32 @@ class Layout(NamedTuple):
             raise ValueError("it breaks off") from error
 
     def pack(self, form: str, *numbers: int) -> bytes:
-        """Return numbers as they are written."""
+        """Return the encoding of numbers."""
         return struct.pack(self.order + form, *numbers)
 
 
 def is_tiff(content: bytes) -> bool:
-    """Return whether a file begins as a TIFF file."""
-    return content.startswith(BEGINNINGS)
+    """Return whether the first bytes are those of a TIFF file."""
+    return content.startswith(SIGNATURES)
 
 
 def first_page(content: bytes) -> "Page":
-    """Return the first page of a file that shows something; errors as for :func:`pages`."""
+    """Return the first page that is not a thumbnail or mask; errors as for :func:`pages`."""
     return next(_pages(content))
 
 
 def pages(content: bytes) -> list["Page"]:
-    """Return the pages of a file that show something: no thumbnails, and no masks.
+    """Return the pages of a file without thumbnails and masks.
 
     Raises:
-        ImageError: it has none, or more pages or tags than files have.
-        ValueError: it breaks off.
+        ImageError: the file has no such page, or more pages or tags than usual files have.
+        ValueError: the file is truncated.
     """
     return list(_pages(content))
 
 
 def has_pages(content: bytes) -> bool:
-    """Return whether a file is a TIFF file of several pages; errors are for whoever opens it."""
+    """Return whether a file is a TIFF file of several pages; False if it is broken."""
     if not is_tiff(content):
         return False
     try:
@@ -119,7 +118,7 @@ def _pages(content: bytes) -> Iterator["Page"]:
     layout = Layout(order, is_big=b"+" in content[:4])
     (at,) = layout.unpack("Q", content, 8) if layout.is_big else layout.unpack("L", content, 4)
     number, seen = 0, set[int]()
-    while at and at not in seen:  # a file whose directories go round in a circle ends there
+    while at and at not in seen:  # stop at a cycle of directories
         if len(seen) == MAX_PAGES:
             raise too_complex(KIND, f"over {MAX_PAGES} pages")
         seen.add(at)
@@ -136,7 +135,7 @@ def _pages(content: bytes) -> Iterator["Page"]:
 
 
 def _directory(content: bytes, layout: Layout, at: int) -> tuple[dict[int, Tag], int]:
-    """Return the tags of one directory, and where the next one is; 0 where there is none."""
+    """Return the tags of one directory, and the offset of the next; 0 if there is none."""
     count, entry, link = ("Q", "HHQ", "Q") if layout.is_big else ("H", "HHL", "L")
     entry_bytes, inline_bytes = (20, 8) if layout.is_big else (12, 4)
     (num_tags,) = layout.unpack(count, content, at)
@@ -146,10 +145,10 @@ def _directory(content: bytes, layout: Layout, at: int) -> tuple[dict[int, Tag],
     tags: dict[int, Tag] = {}
     for _ in range(num_tags):
         name, kind, num_values = layout.unpack(entry, content, at)
-        place = at + entry_bytes - inline_bytes
+        offset = at + entry_bytes - inline_bytes
         if num_values * TYPE_BYTES.get(kind, 0) > inline_bytes:
-            (place,) = layout.unpack(link, content, place)
-        tags.setdefault(name, Tag(kind, num_values, place))
+            (offset,) = layout.unpack(link, content, offset)
+        tags.setdefault(name, Tag(kind, num_values, offset))
         at += entry_bytes
     return tags, layout.unpack(link, content, at)[0]
 
@@ -159,9 +158,9 @@ class Page:
 
     Args:
         content: the file.
-        layout: how its numbers are written.
-        tags: of the page.
-        number: its place among the pages that are shown, from 1.
+        layout: the number format of the file.
+        tags: the tags of the page.
+        number: its number among the pages that are not thumbnails or masks, from 1.
     """
 
     def __init__(
@@ -189,9 +188,9 @@ class Page:
 
     @property
     def segment_bytes(self) -> int:
-        """Memory of its largest strip or tile, decoded; a decoder holds it besides the picture.
+        """Memory in bytes of its largest decoded strip or tile, which a decoder buffers.
 
-        One that is not compressed is read row by row.
+        0 if the page is not compressed: it is then read row by row.
         """
         if self.first(COMPRESSION, 1) == 1:
             return 0
@@ -200,11 +199,11 @@ class Page:
         return width * height * samples * -(-max(8, *self._numbers(BITS, (1,))) // 8)
 
     def check(self) -> None:
-        """Refuse a page that takes far longer to decode than its size tells, or is not decoded.
+        """Check that a page is supported and not far more expensive than its size suggests.
 
         Raises:
-            ImageError: it is one.
-            ValueError: its tags make no sense.
+            ImageError: the page is not supported, or takes too long to decode.
+            ValueError: its tags are invalid.
         """
         compression = self.first(COMPRESSION, 1)
         if self.first(COLOURS, 0) in CAMERA_RAW:
@@ -233,30 +232,30 @@ class Page:
             raise too_complex(KIND, f"over {MAX_SCANS} scans in a strip or tile")
 
     def file(self, *, has_pixels: bool = True) -> bytes:
-        """Return a file of this page alone, with the tags that its pixels depend on.
+        """Return a file with only this page, and only the tags that its pixels depend on.
 
         Args:
-            has_pixels: whether it gets the strips or tiles, too.
+            has_pixels: whether to include the strips or tiles.
 
         Raises:
-            ValueError: they are not in the file, or more bytes than it has.
+            ValueError: the strips or tiles are outside the file, or overlap.
         """
         segments = self._segments() if has_pixels else [(0, 0)]
         sizes = [stop - start for start, stop in segments]
         if sum(sizes) > len(self._content):
             raise ValueError("its strips or tiles overlap")
         head_bytes, number = (16, LONG8) if self._layout.is_big else (8, LONG)
-        places, at = [], head_bytes
+        offsets, at = [], head_bytes
         for num_bytes in sizes:
-            places.append(at)
+            offsets.append(at)
             at += num_bytes
         kept = {
             name: (tag.type, self._raw(name)) for name, tag in self._tags.items() if name in NEEDED
         }
         names = (TILE_OFFSETS, TILE_BYTES) if self.is_tiled else (STRIP_OFFSETS, STRIP_BYTES)
-        for name, numbers in zip(names, (places, sizes), strict=True):
+        for name, numbers in zip(names, (offsets, sizes), strict=True):
             kept[name] = (number, self._layout.pack(f"{len(numbers)}{INTEGERS[number]}", *numbers))
-        if not self.is_tiled:  # decoders take memory for as many rows as are stated
+        if not self.is_tiled:  # decoders allocate memory for the stated number of rows
             kept[ROWS] = (LONG, self._layout.pack("L", self._segment_size()[1]))
         spare = -at % 8
         values, directory = _written(kept, self._layout, at + spare)
@@ -272,7 +271,7 @@ class Page:
         """Return the first number of a tag.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the tag is missing and there is no default, or it is invalid.
         """
         numbers = self._numbers(name, () if default is None else (default,))
         if not numbers:
@@ -289,7 +288,7 @@ class Page:
         return self._layout.unpack(f"{tag.num_values}{INTEGERS[tag.type]}", self._content, tag.at)
 
     def _raw(self, name: int) -> bytes:
-        """Return the values of a tag as they stand in the file."""
+        """Return the bytes of a tag's values in the file."""
         tag = self._tags[name]
         self._check_count(name, tag)
         num_bytes = tag.num_values * TYPE_BYTES.get(tag.type, 0)
@@ -309,14 +308,14 @@ class Page:
         return self.first(SAMPLES, 1) if self.first(PLANES, 1) == 2 else 1
 
     def _segment_size(self) -> tuple[int, int]:
-        """Return width and height of a tile, or of a strip."""
+        """Return width and height of a tile or strip in pixels."""
         if self.is_tiled:
             return self.first(TILE_WIDTH), self.first(TILE_HEIGHT)
         width, height = self.size
         return width, min(self.first(ROWS, height), height)
 
     def _segments(self) -> list[tuple[int, int]]:
-        """Return where the strips or tiles start and stop in the file."""
+        """Return the ranges of the strips or tiles in the file."""
         names = (TILE_OFFSETS, TILE_BYTES) if self.is_tiled else (STRIP_OFFSETS, STRIP_BYTES)
         starts = self._numbers(names[0])
         end = len(self._content)
@@ -329,14 +328,14 @@ class Page:
 
 
 def _written(kept: Mapping[int, tuple[int, bytes]], layout: Layout, at: int) -> tuple[bytes, bytes]:
-    """Return the values that stand outside of a directory, from a place on, and the directory."""
+    """Return the values stored outside of a directory, from an offset on, and the directory."""
     count, entry, link = ("Q", "HHQ", "Q") if layout.is_big else ("H", "HHL", "L")
     inline_bytes = 8 if layout.is_big else 4
     values, entries = bytearray(), [layout.pack(count, len(kept))]
     for name, (kind, data) in sorted(kept.items()):
-        place = data.ljust(inline_bytes, b"\0")
+        value = data.ljust(inline_bytes, b"\0")
         if len(data) > inline_bytes:
-            place = layout.pack(link, at + len(values))
+            value = layout.pack(link, at + len(values))
             values += data + bytes(-len(data) % 8)
-        entries.append(layout.pack(entry, name, kind, len(data) // TYPE_BYTES[kind]) + place)
+        entries.append(layout.pack(entry, name, kind, len(data) // TYPE_BYTES[kind]) + value)
     return bytes(values), b"".join([*entries, layout.pack(link, 0)])

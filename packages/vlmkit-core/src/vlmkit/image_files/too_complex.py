@@ -1,14 +1,14 @@
-"""The error of a picture whose file has more parts than pictures have."""
+"""The error for an image file that has more parts than usual image files have."""
 
 from vlmkit.errors import ImageError
 
 
 def too_complex(kind: str, problem: str) -> ImageError:
-    """Return the refusal of a file.
+    """Return the error for a file.
 
     Args:
-        kind: what the file is, such as ``a PNG file``.
-        problem: what it has too much of.
+        kind: the kind of file, such as ``a PNG file``.
+        problem: what the file has too much of.
     """
     return ImageError(
         f"image is {kind} of {problem}",

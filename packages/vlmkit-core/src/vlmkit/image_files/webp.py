@@ -1,6 +1,6 @@
-"""What a WebP file says of its picture, read before its decoder is made: that takes all memory.
+"""Reads size and tags of a WebP file without its decoder, which allocates all memory at once.
 
-Says nothing of what is wrong with a file: that is the decoder's business.
+Does not validate files, which the decoder does.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MAX_CHUNKS = 2**15  # an animation has one for each frame
 
 
 class Chunk(NamedTuple):
-    """One chunk: its kind, and where its payload starts and stops in the file."""
+    """One chunk: its kind, and the range of its payload in the file."""
 
     kind: bytes
     start: int
@@ -24,14 +24,14 @@ class Chunk(NamedTuple):
 
 
 def is_webp(content: bytes) -> bool:
-    """Return whether a file begins as a WebP file."""
+    """Return whether the first bytes are those of a WebP file."""
     return content.startswith(BEGIN) and content[8:12] == KIND
 
 
 def size(content: bytes) -> tuple[int, int] | None:
-    """Return width and height in pixels; None where the file is another, or its header is not ours.
+    """Return width and height in pixels; None for other files or an unknown header.
 
-    By "WebP Container Specification" and "WebP Lossless Bitstream Specification" of Google, and by
+    Follows Google's "WebP Container Specification" and "WebP Lossless Bitstream Specification", and
     RFC 6386, section 9.1.
     """
     if not (is_webp(content) and len(content) >= 30):
@@ -48,29 +48,29 @@ def size(content: bytes) -> tuple[int, int] | None:
 
 
 def is_whole(content: bytes) -> bool:
-    """Return whether a file is as long as it says."""
+    """Return whether a file is at least as long as its header states."""
     return len(content) >= 8 + _number(content[4:8])
 
 
 def chunks(content: bytes) -> Iterator[Chunk]:
-    """Yield the chunks of a file, at most ``MAX_CHUNKS`` of them; those of frames are not read."""
-    place, end = FIRST_CHUNK, min(len(content), 8 + _number(content[4:8]))
+    """Yield the top-level chunks of a file, at most ``MAX_CHUNKS``; not those inside frames."""
+    position, end = FIRST_CHUNK, min(len(content), 8 + _number(content[4:8]))
     for _ in range(MAX_CHUNKS):
-        if place + 8 > end:
+        if position + 8 > end:
             return
-        start = place + 8
-        stop = start + _number(content[place + 4 : start])
-        yield Chunk(content[place : place + 4], start, stop)
-        place = stop + (stop - start) % 2
+        start = position + 8
+        stop = start + _number(content[position + 4 : start])
+        yield Chunk(content[position : position + 4], start, stop)
+        position = stop + (stop - start) % 2
 
 
 def states_tags(content: bytes) -> bool:
-    """Return whether a file says that it has tags, which can hold an orientation."""
+    """Return whether the header of a file states EXIF or XMP tags."""
     return content[12:16] == EXTENDED and bool(content[20] & (EXIF_FLAG | XMP_FLAG))
 
 
 def tags(content: bytes) -> dict[str, bytes]:
-    """Return the first EXIF and XMP chunk that a file says it has, by Pillow's names."""
+    """Return the first EXIF and XMP chunk that the header states, by Pillow's names."""
     found: dict[str, bytes] = {}
     if states_tags(content):
         for kind, start, stop in chunks(content):
