@@ -457,7 +457,7 @@ def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"plugin file {str(broken)!r} could not be loaded: ZeroDivisionError: division by zero"
     )
-    assert caught.value.hint == "mend it, or take it out of plugins"
+    assert caught.value.hint == "fix it, or remove it from plugins"
 
 
 def test_a_plugin_file_that_is_refused_says_what_to_do(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from vlmkit.checkpoints.generation_config import default_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
 from vlmkit.config.paths import expanded
 from vlmkit.config.providers import (
+    build_group,
     check_groups,
     component_names_of,
     is_left_out,
-    members,
     refuse_broken_files,
     registry_of,
     with_broken_plugins,
@@ -245,7 +245,7 @@ def assemble(
                 built.callback(close)
         for section in GROUPS:
             registry, group = registry_of(plugins, section), config.group(section)
-            parts[section] = members(registry, group, context, built)
+            parts[section] = build_group(registry, group, context, built)
         component_names = component_names_of(plugins, choice, parts)
         for name, make in observers.items():
             if (observer := make()) is not None:

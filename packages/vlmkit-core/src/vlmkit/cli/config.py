@@ -69,7 +69,7 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
         output.errors(errors)
         is_misused = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
         click.get_current_context().exit(EXIT_USAGE if is_misused else EXIT_FAILED)
-    click.echo(f"valid: {len(layered.origins)} settings, the rest by default")
+    click.echo(f"valid: {len(layered.set_by)} settings, the rest by default")
 
 
 @config.command()

@@ -1,8 +1,8 @@
 """Settings: typed, in layers, each with its origin.
 
-Defaults are overridden by a TOML file, that by the environment, that by ``--set``. A setting that
-nothing knows is an error which names the nearest one that exists. What a provider's own settings
-are is known only once plugins are loaded: they are kept as they are until then.
+A TOML file overrides defaults, the environment overrides the file, and ``--set`` overrides both. An
+unknown setting is an error that names the nearest known one. Settings of providers are checked
+only after plugins are loaded, and stay raw until then.
 """
 
 from vlmkit.config.layers import RESERVED_VARIABLES

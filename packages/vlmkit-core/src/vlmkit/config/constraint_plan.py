@@ -1,4 +1,4 @@
-"""What a constraint worker builds: a model's compiler of constraints, and nothing else."""
+"""The plan of a constraint worker, which builds only a model's constraint compiler."""
 
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ConstraintPlan(WorkerPlan, frozen=True, kw_only=True):
-    """What a constraint worker builds.
+    """The parts that a constraint worker builds.
 
     Attributes:
-        compiler: who compiles constraints.
-        token_bytes: what each token adds to a text.
+        compiler: the provider of the constraint compiler.
+        token_bytes: the bytes that each token adds to a text, by token id.
     """
 
     compiler: Part
@@ -27,19 +27,19 @@ class ConstraintPlan(WorkerPlan, frozen=True, kw_only=True):
 
 
 def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> "ConstraintWorker":
-    """Return what tries constraints; no process is started yet.
+    """Return a worker that tries constraints; starts no process yet.
 
     Args:
-        compiler: its provider.
+        compiler: the provider of the constraint compiler.
         config: all settings.
-        context: what the model's parts are built from.
+        context: the build context of the model.
     """
     from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
     from vlmkit.running.prompting.renderers.messages import Frame
 
     def plan(token_bytes: Seq[bytes]) -> "Frame":
         files = context.files
-        made = ConstraintPlan(
+        worker_plan = ConstraintPlan(
             plugins=config.plugins,
             reference=context.reference,
             name=files.name,
@@ -48,6 +48,6 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
             compiler=compiler,
             token_bytes=list(token_bytes),
         )
-        return Frame(msgspec.msgpack.encode(made))
+        return Frame(msgspec.msgpack.encode(worker_plan))
 
     return ConstraintWorker(plan, config.pipeline.prepare_timeout_s)

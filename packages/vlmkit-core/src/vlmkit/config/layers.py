@@ -1,6 +1,7 @@
-"""Where values come from: a TOML file, the environment, the command line, arguments in Python.
+"""The sources of settings: a TOML file, the environment, the command line, Python arguments.
 
-Each source gives leaves: a path, a value and an origin. What they mean is not known here.
+Each source yields leaves: a path, a value and an origin. This module does not check whether a
+setting exists.
 """
 
 import re
@@ -14,9 +15,9 @@ from vlmkit.errors import ConfigError
 
 PREFIX = "VLMKIT_"
 RESERVED_VARIABLES = {
-    "VLMKIT_BLOCK": "plugins to leave out: names of plugins or distributions, with commas; "
-    "one that nothing has is told",
-    "VLMKIT_CONFIG": "the config file, where --config names none",
+    "VLMKIT_BLOCK": "plugins not to load: names of plugins or distributions, separated by commas; "
+    "unknown names are reported",
+    "VLMKIT_CONFIG": "the config file, if --config is not given",
     "VLMKIT_DEBUG": "1 shows tracebacks and the log, as `vlmkit --debug` does",
 }
 MAX_FILE_BYTES = 2**20
@@ -28,14 +29,14 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value that somebody set.
+    """One value of a source.
 
     Attributes:
         path: the keys that lead to it.
-        value: what it was set to.
-        origin: who set it, for people.
-        text: what was written, where it was text that may or may not mean a number.
-        folder: that paths in the value are relative to; the working directory when None.
+        value: the value.
+        origin: the source, for messages.
+        text: the original text, if the value was parsed from a text that may be a string or not.
+        folder: the folder that paths in the value are relative to; None for the working directory.
     """
 
     path: Keys
@@ -64,7 +65,7 @@ def from_file(file: Path) -> Iterator[Leaf]:
     except ValueError as error:  # TOMLDecodeError, or the bytes are not UTF-8
         raise ConfigError(
             f"config file {str(file)!r} is not valid TOML: {error}",
-            hint="mend the line; texts stand in quotes, and tables begin with [name]",
+            hint="fix the line; texts need quotes, and tables begin with [name]",
         ) from error
     for leaf in leaves(tree, str(file)):
         yield replace(leaf, folder=file.parent)
@@ -94,7 +95,7 @@ def from_assignments(assignments: Iterable[str]) -> Iterator[Leaf]:
 
 
 def from_options(options: Mapping[str, str]) -> Iterator[Leaf]:
-    """Yield a value for each setting that an option of its own states; its last key names it."""
+    """Yield a value for each setting with its own option; the option is named by the last key."""
     for dotted, text in options.items():
         path = tuple(dotted.split("."))
         yield from _from_text(path, text, f"--{path[-1].replace('_', '-')}")
@@ -122,9 +123,9 @@ def nested(values: Mapping[Keys, Any]) -> dict[str, Any]:
 
 
 def _of_services(environ: Mapping[str, str]) -> set[str]:
-    """Return the variables by which Kubernetes tells where a Service is, such as one of our name.
+    """Return the variables that Kubernetes sets for Services whose names begin with our prefix.
 
-    Each Service has a ``NAME_PORT`` that holds an address. Without one, the others are mistakes.
+    Each Service has a ``NAME_PORT`` that holds an address. Without it, the others are mistakes.
     """
     ours = [name for name in environ if name.startswith(PREFIX) and "__" not in name]
     ports = [name for name in ours if name.endswith("_PORT") and ADDRESS.match(environ[name])]
@@ -138,7 +139,7 @@ def _of_services(environ: Mapping[str, str]) -> set[str]:
 
 
 def _from_text(path: Keys, text: str, origin: str) -> Iterator[Leaf]:
-    """Yield what a text means as a TOML value, or the text itself where it is none."""
+    """Yield the TOML value of a text, or the text itself if it is not a TOML value."""
     value = _toml_value(text)
     if isinstance(value, dict) and value:
         yield from leaves(value, origin, path)
@@ -151,7 +152,7 @@ def _toml_value(text: str) -> Any:
         tree = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    # More than one key means that the text held a line break; a date is no type of ours.
+    # More than one key means that the text held a line break; no setting is a date.
     is_one = tree.keys() == {"value"} and "\n" not in text
     is_ours = is_one and isinstance(tree["value"], bool | int | float | str | list | dict)
     return tree["value"] if is_ours else text

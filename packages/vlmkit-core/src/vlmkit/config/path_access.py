@@ -1,6 +1,6 @@
-"""Whether a path can be used as the setting needs that names it.
+"""Checks that paths in settings can be used as their settings need.
 
-Leaves nothing on the disk, and does not look at what a file holds.
+Leaves nothing on the disk, and does not read files.
 """
 
 import errno
@@ -12,7 +12,7 @@ from pathlib import Path
 from vlmkit.config.paths import NamedPath
 from vlmkit.errors import ConfigError
 
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # or to open a pipe would wait for its other end
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # otherwise opening a pipe waits for its other end
 _VERBS = {"read": "read", "append": "written", "folder": "used", "plugin": "read"}
 _HINTS = {
     "read": "name a file that the server's user can read",
@@ -23,7 +23,7 @@ _HINTS = {
 
 
 def access_error(named: NamedPath) -> ConfigError | None:
-    """Return why this process cannot use a path as its setting needs; None where it can."""
+    """Return the error if this process cannot use a path as its setting needs; else None."""
     path = Path(named.path)
     try:
         match named.use:
@@ -34,7 +34,7 @@ def access_error(named: NamedPath) -> ConfigError | None:
             case "folder":
                 _check_folder(path)
             case "plugin":
-                os.stat(path)  # noqa: PTH116 - Path.exists says no more than yes or no
+                os.stat(path)  # noqa: PTH116 - Path.exists does not return the reason
     except OSError as error:
         return ConfigError(
             f"{named.setting} {named.path!r} cannot be {_VERBS[named.use]}: {error.strerror}",
@@ -53,26 +53,26 @@ def _check_readable(path: Path) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise OSError unless a file can be appended to, or created."""
+    """Raise OSError unless a file can be appended to or created."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | _NONBLOCK))
     except FileNotFoundError:
-        _check_room(path.parent)
+        _check_creatable(path.parent)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+        if error.errno != errno.ENXIO:  # a pipe without a reader yet
             raise
 
 
 def _check_folder(path: Path) -> None:
     """Raise OSError unless files can be created in a folder, or the folder itself."""
     if path.exists():
-        _check_room(path)
+        _check_creatable(path)
     else:
-        _check_room(next(parent for parent in path.absolute().parents if parent.exists()))
+        _check_creatable(next(parent for parent in path.absolute().parents if parent.exists()))
 
 
-def _check_room(folder: Path) -> None:
-    """Raise OSError unless files can be created in a folder that is there."""
+def _check_creatable(folder: Path) -> None:
+    """Raise OSError unless files can be created in an existing folder."""
     if not folder.exists():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {str(folder)!r}")
     if not folder.is_dir():
@@ -80,7 +80,7 @@ def _check_room(folder: Path) -> None:
     is_effective = os.access in os.supports_effective_ids
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=is_effective):
         raise PermissionError(errno.EACCES, f"no permission to create files in {str(folder)!r}")
-    try:  # as root, permissions forbid nothing, and /proc takes no file all the same
+    try:  # root passes all permission checks, but /proc still refuses files
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         text = f"no file can be created in {str(folder)!r}: {error.strerror}"

@@ -1,6 +1,6 @@
-"""Where the paths among settings lead: a config file's are relative to its folder.
+"""Resolves paths in settings; those of a config file are relative to its folder.
 
-Which settings are paths, their types say (:mod:`vlmkit.settings.paths`). Opens no path.
+The types of settings state which are paths (:mod:`vlmkit.settings.paths`). Opens no path.
 """
 
 import os
@@ -15,12 +15,12 @@ from vlmkit.settings.paths import PATH_USE, PathUse
 
 
 class NamedPath(NamedTuple):
-    """A path that a setting names.
+    """A path in a setting.
 
     Attributes:
-        setting: the setting, dotted.
-        path: where it leads.
-        use: how it is used.
+        setting: the dotted name of the setting.
+        path: the path.
+        use: how the path is used.
     """
 
     setting: str
@@ -32,17 +32,17 @@ _Change = Callable[[NamedPath], str]
 
 
 def expanded(path: str) -> Path:
-    """Return a path with ``~`` replaced, where that is somebody's home."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path raises for a user who is not there
+    """Return a path with ``~`` replaced, if that user exists."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path raises for an unknown user
 
 
 def anchored(value: Any, kind: Any, folder: Path | None) -> Any:
     """Return a value with every path in it relative to a folder.
 
     Args:
-        value: of plain types; what does not fit its type stays as it is.
-        kind: its type.
-        folder: that of the file that states the value; None for the working directory.
+        value: a value of plain types; parts that do not match the type stay unchanged.
+        kind: the type of the value.
+        folder: the folder of the file that states the value; None for the working directory.
     """
 
     def change(named: NamedPath) -> str:
@@ -54,7 +54,7 @@ def anchored(value: Any, kind: Any, folder: Path | None) -> Any:
 
 
 def named_paths(value: Any, kind: Any, setting: str = "") -> list[NamedPath]:
-    """Return every path in a value of a type, with the setting that names it."""
+    """Return every path in a value of a type, with its setting."""
     found: list[NamedPath] = []
 
     def note(named: NamedPath) -> str:
@@ -66,7 +66,7 @@ def named_paths(value: Any, kind: Any, setting: str = "") -> list[NamedPath]:
 
 
 def _changed(value: Any, kind: inspect.Type, place: str, change: _Change) -> Any:
-    """Return a value with each path that its type knows changed; an empty one is none."""
+    """Return a value with ``change`` applied to each non-empty path in it, by its type."""
     match kind:
         case inspect.Metadata(type=inner, extra=extra):
             use = (extra or {}).get(PATH_USE)
@@ -79,24 +79,26 @@ def _changed(value: Any, kind: inspect.Type, place: str, change: _Change) -> Any
         case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list | tuple):
             return [_changed(each, kind.item_type, place, change) for each in value]
         case inspect.DictType(value_type=inner) if isinstance(value, Mapping):
-            return {k: _changed(v, inner, _inside(place, k), change) for k, v in value.items()}
+            return {k: _changed(v, inner, _dotted(place, k), change) for k, v in value.items()}
         case inspect.StructType(fields=fields) if isinstance(value, Mapping):
-            own = {field.encode_name: field.type for field in fields}
+            types = {field.encode_name: field.type for field in fields}
             return {
-                key: _changed(each, own[key], _inside(place, key), change) if key in own else each
+                key: _changed(each, types[key], _dotted(place, key), change)
+                if key in types
+                else each
                 for key, each in value.items()
             }
     return value
 
 
-def _inside(place: str, key: Any) -> str:
+def _dotted(place: str, key: Any) -> str:
     return f"{place}.{key}" if place else str(key)
 
 
 def _anchored_model(model: str, folder: Path | None) -> str:
-    """Return a model's reference; one that begins with a dot is a folder beside the file."""
+    """Return a model's reference; one that begins with a dot is relative to the config file."""
     if folder is None or not model.startswith("."):
         return model
     found = folder / model
-    # Without the dot it would be taken for the name of a packaged model, or for a hub id.
+    # Without the dot it would mean the name of a packaged model, or a hub id.
     return str(found) if found.is_absolute() else f".{os.sep}{found}"

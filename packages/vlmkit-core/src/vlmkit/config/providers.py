@@ -1,4 +1,4 @@
-"""Where sections meet plugins: whether what is set for a provider is what that provider takes."""
+"""Checks the sections of the config against the providers of plugins, and builds groups of them."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,10 +36,10 @@ def groups_of(plugins: Plugins) -> list[str]:
 
 
 def is_left_out(section: str, component: Component) -> bool:
-    """Tell whether a section says that its component is done without.
+    """Return whether a section disables its component.
 
     Raises:
-        ConfigError: that is not possible, or there are settings for what is not there.
+        ConfigError: the component is required, or it is disabled and has settings.
     """
     if component.use != "none":
         return False
@@ -54,9 +54,9 @@ def is_left_out(section: str, component: Component) -> bool:
 
 
 def with_provider_paths(layered: LayeredConfig, plugins: Plugins) -> LayeredConfig:
-    """Return a config whose paths in settings of providers are resolved, too.
+    """Return a config with the paths in settings of providers resolved, too.
 
-    Which of these are paths, only the plugins know, so this follows once they are loaded.
+    Plugins must be loaded, because only they know which of these settings are paths.
     """
     config, groups = layered.config, groups_of(plugins)
 
@@ -81,21 +81,21 @@ def _resolved_entry(entry: Any, config: Config, plugins: Plugins, folder: Path |
     """Resolve the paths in a model's own sections."""
     changed = dict(entry)
     for section in COMPONENTS:
-        own = entry.get(section)
-        if isinstance(own, Mapping):
-            name = own.get("use", config.component(section).use)
-            changed[section] = _resolved(own, (), _settings_of(section, name, plugins), folder)
+        keys = entry.get(section)
+        if isinstance(keys, Mapping):
+            name = keys.get("use", config.component(section).use)
+            changed[section] = _resolved(keys, (), _settings_of(section, name, plugins), folder)
     return changed
 
 
 def _settings_of(section: str, name: Any, plugins: Plugins) -> Iterator[type[msgspec.Struct]]:
-    """Yield the settings of the provider that a section names, or of each that may be taken."""
+    """Yield the settings type of the provider that a section names, or of each candidate."""
     registry = registry_of(plugins, section)
-    meant: Iterable[Provider[Any]] = registry if name == "auto" else ()
+    candidates: Iterable[Provider[Any]] = registry if name == "auto" else ()
     if isinstance(name, str) and name != "auto" and registry.offers(name):
-        with suppress(ConfigError):  # several offer it, which is an error later on
-            meant = [registry.get(name)]
-    for provider in meant:
+        with suppress(ConfigError):  # several plugins have it, which is an error later
+            candidates = [registry.get(name)]
+    for provider in candidates:
         if provider.settings is not None:
             yield provider.settings
 
@@ -103,7 +103,7 @@ def _settings_of(section: str, name: Any, plugins: Plugins) -> Iterator[type[msg
 def _resolved(
     value: Any, keys: Keys, kinds: Iterable[type[msgspec.Struct]], folder: Path | None
 ) -> Any:
-    """Return a setting with its paths resolved as the first type says that has any there."""
+    """Return a setting with its paths resolved, by the first type that has a path there."""
     for kind in kinds:
         changed = anchored(nested({keys: value}) if keys else value, kind, folder)
         for key in keys:
@@ -114,18 +114,18 @@ def _resolved(
 
 
 def check_components(config: Config, plugins: Plugins) -> None:
-    """Check the provider and the settings of every component, as far as no model is needed.
+    """Check the provider and settings of every component, as far as possible without a model.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
-        PluginError: a provider that is chosen by name does not exist or cannot run here.
+        PluginError: a provider that the config names does not exist or cannot run here.
     """
     for error in component_errors(config, plugins):
         raise error
 
 
 def check_groups(config: Config, plugins: Plugins) -> None:
-    """Check every provider of the kinds whose providers are all used; errors as above."""
+    """Check every configured provider of groups; errors as for :func:`check_components`."""
     for _, _, error in _wrong_groups(config, plugins):
         raise error
 
@@ -133,13 +133,13 @@ def check_groups(config: Config, plugins: Plugins) -> None:
 def component_errors(
     config: Config, plugins: Plugins, *, is_complete: bool = True
 ) -> Iterator[VlmkitError]:
-    """Yield what is wrong with providers and their settings, as far as no model is needed.
+    """Yield the errors of providers and their settings, as far as possible without a model.
 
     Args:
-        config: names them.
-        plugins: offer them.
-        is_complete: whether all plugins that are meant are there; if not, only providers that are
-            named and there are checked.
+        config: the config that names the providers.
+        plugins: the loaded plugins.
+        is_complete: whether all configured plugins are loaded; if not, only known providers are
+            checked.
     """
     for entry in (None, *config.entries()):
         for error in wrong_sections(config, plugins, entry, is_complete=is_complete).values():
@@ -150,7 +150,7 @@ def component_errors(
 
 
 def setting_errors(layered: LayeredConfig, plugins: Plugins) -> list[VlmkitError]:
-    """Return what is wrong with settings, those of providers too, and with plugin files."""
+    """Return the errors of all settings, including those of providers, and of plugin files."""
     return [
         *layered.errors,
         *plugins.errors,
@@ -160,7 +160,7 @@ def setting_errors(layered: LayeredConfig, plugins: Plugins) -> list[VlmkitError
 
 
 def has_all_plugins(layered: LayeredConfig, plugins: Plugins) -> bool:
-    """Tell whether each plugin that may be loaded is known."""
+    """Return whether all configured plugins are known."""
     tables = {setting.partition(".")[0] for setting in layered.unsound}
     return not plugins.errors and "plugins" not in tables
 
@@ -168,7 +168,7 @@ def has_all_plugins(layered: LayeredConfig, plugins: Plugins) -> bool:
 def wrong_sections(
     config: Config, plugins: Plugins, entry: ModelEntry | None, *, is_complete: bool = True
 ) -> dict[str, VlmkitError]:
-    """Return what is wrong with components by their sections; as for :func:`component_errors`."""
+    """Return the errors of components by section; arguments as for :func:`component_errors`."""
     found: dict[str, VlmkitError] = {}
     for section in COMPONENTS:
         try:
@@ -181,7 +181,7 @@ def wrong_sections(
 
 
 def _wrong_groups(config: Config, plugins: Plugins) -> Iterator[tuple[str, str, VlmkitError]]:
-    """Yield the section, the name and the error of each provider of a group that is wrong."""
+    """Yield section, name and error of each group's provider that has an error."""
     for section in groups_of(plugins):
         group = config.group(section)
         for name in dict.fromkeys((*group.use, *group.settings)):
@@ -204,37 +204,37 @@ def _check_component(section: str, component: Component, plugins: Plugins) -> No
 
 
 def paths_of(config: Config, plugins: Plugins) -> list[NamedPath]:
-    """Return every path in tables of plugins, and of the providers that the config chooses."""
+    """Return every path in tables of plugins, and in settings of the configured providers."""
     found = []
     for name, table in plugins.tables.items():
         if not isinstance(table, Kind):
             found += named_paths(config.table(name, table), table, name)
     for entry in (None, *config.entries()):
         for section in COMPONENTS:
-            with suppress(ConfigError):  # its use is no text, which is an error elsewhere
+            with suppress(ConfigError):  # an invalid `use` is reported elsewhere
                 component = config.component(section, entry)
                 for kind in _settings_of(section, component.use, plugins):
                     found += named_paths(component.settings, kind, section)
     for section in groups_of(plugins):
         group = config.group(section)
         for name in group.use:
-            own = group.settings.get(name, {})
+            settings = group.settings.get(name, {})
             for kind in _settings_of(section, name, plugins) if name != "auto" else ():
-                found += named_paths(own, kind, f"{section}.{name}")
+                found += named_paths(settings, kind, f"{section}.{name}")
     return found
 
 
 def names_of(group: Group, registry: Registry[Any], subject: object) -> list[str]:
-    """Return the providers that a section of several uses for a model, each once."""
+    """Return the names of the providers that a group uses for a model, without duplicates."""
     able = [registry.key(p) for p in registry.able(subject)] if "auto" in group.use else []
-    names = (own for name in group.use for own in (able if name == "auto" else [name]))
+    names = (each for name in group.use for each in (able if name == "auto" else [name]))
     return list(dict.fromkeys(names))
 
 
-def members(
+def build_group(
     registry: Registry[Any], group: Group, context: BuildContext, built: ExitStack
 ) -> dict[str, Any]:
-    """Build all of a group, each by its name; those that can be are closed with the stack."""
+    """Build all providers of a group, by name, and register their ``close`` with the stack."""
     found = {}
     for name in names_of(group, registry, context.checkpoint):
         found[name] = registry.build(name, group.settings.get(name, {}), context)
@@ -244,27 +244,27 @@ def members(
 
 
 def media_loaders(config: Config, plugins: Plugins) -> "dict[str, MediaLoader]":
-    """Build what opens files, by name, for a command that has no model yet.
+    """Build the media loaders, by name, for a command without a model.
 
     Raises:
-        ConfigError: a setting is wrong.
-        PluginError: one that was asked for is not here.
+        ConfigError: a setting is invalid.
+        PluginError: a configured media loader is missing.
     """
     section = MEDIA_LOADER.section
     registry, context = registry_of(plugins, section), BuildContext(registries=plugins.by_kind)
     with ExitStack() as built:
-        return members(registry, config.group(section), context, built)
+        return build_group(registry, config.group(section), context, built)
 
 
 def component_names_of(
     plugins: Plugins, choice: Mapping[str, tuple[str, Any]], parts: Mapping[str, Any]
 ) -> ComponentNames:
-    """Return how messages call the providers of a pipeline's parts.
+    """Return the names of a pipeline's components for messages.
 
     Args:
-        plugins: offer them.
-        choice: who makes the part of each section that chooses one, and with which settings.
-        parts: has those of each section of several by the names of their providers.
+        plugins: the loaded plugins.
+        choice: name and settings of the chosen provider of each section.
+        parts: the built components; those of groups by the names of their providers.
     """
     kinds = plugins.sections
     named = {kinds[each].name: _who(plugins, each, name) for each, (name, _) in choice.items()}
@@ -280,30 +280,30 @@ def _who(plugins: Plugins, section: str, name: str) -> str:
 
 
 def refuse_broken_files(settings: PluginSettings, plugins: Plugins) -> None:
-    """Raise if a plugin file that the config names was not loaded.
+    """Raise an error if a plugin file in the config was not loaded.
 
     Raises:
-        PluginError: one was not; says why.
+        PluginError: a file was not loaded; states the reason.
     """
     for error in broken_files(settings, plugins):
         raise error
 
 
 def broken_files(settings: PluginSettings, plugins: Plugins) -> Iterator[PluginError]:
-    """Yield why each plugin file was not loaded that the config names and that was not."""
+    """Yield an error for each plugin file in the config that was not loaded."""
     for file in (str(expanded(file)) for file in settings.files):
         if error := plugins.broken.get(file):
             hint = error.hint if isinstance(error, VlmkitError) else ""
             problem = PluginError(
                 f"plugin file {file!r} could not be loaded: {described(error)}",
-                hint=hint or "mend it, or take it out of plugins",
+                hint=hint or "fix it, or remove it from plugins",
             )
             problem.__cause__ = error
             yield problem
 
 
 def with_broken_plugins(error: PluginError, plugins: Plugins) -> PluginError:
-    """Return an error about a missing provider that also says which plugins are not loaded."""
+    """Return an error about a missing provider that also lists the plugins that are not loaded."""
     broken = "; ".join(f"{name}: {described(e)}" for name, e in plugins.broken.items())
     unlisted = ", ".join(sorted({each.source for each in plugins.found if each.unlisted}))
     if not broken and not unlisted:
@@ -314,14 +314,14 @@ def with_broken_plugins(error: PluginError, plugins: Plugins) -> PluginError:
 
 
 def described(error: BaseException) -> str:
-    """Return an error's kind and text in one line, for the owner of this machine."""
+    """Return an error's type and text in one line, for the owner of this machine."""
     return text_of(error) if isinstance(error, PluginError) else named(error)
 
 
 def _check_named(
     registry: Registry[Any], name: str, settings: Mapping[str, Any], plugins: Plugins
 ) -> None:
-    """Check a provider that is chosen by name, and its settings."""
+    """Check a provider that the config names, and its settings."""
     try:
         provider = registry.get(name)
     except PluginError as error:
@@ -332,7 +332,7 @@ def _check_named(
 
 
 def _check_for_any(registry: Registry[Any], component: Component) -> None:
-    """Check that settings suit at least one provider: which one it will be is not known yet."""
+    """Check that settings suit at least one provider; which one is used is not known yet."""
     errors: list[ConfigError] = []
     known: list[str] = []
     for provider in registry:

@@ -1,4 +1,4 @@
-"""From layers of values to one checked :class:`Config`, remembering who set what."""
+"""Merges layers of values into one checked :class:`Config`, with the origin of each value."""
 
 import difflib
 import os
@@ -44,7 +44,7 @@ from vlmkit.settings.plugins import PluginSettings
 DEFAULT = "default"
 ARGUMENT = "argument"
 RENAMED: Mapping[Keys, Keys] = MappingProxyType({("server", "fetch"): ("fetch",)})
-"""Tables and settings that had another name, and what they are called now."""
+"""The new names of renamed tables and settings, by their old names."""
 BASE = "config"
 
 
@@ -59,7 +59,7 @@ class Setting:
 
     @property
     def shown(self) -> Any:
-        """The value, or stars in place of a secret."""
+        """The value, or ``***`` for a secret."""
         name = self.path.rpartition(".")[2]
         if name in ("model", "models"):
             return _shown_models(self.value)
@@ -67,7 +67,7 @@ class Setting:
 
 
 def _shown_models(value: Any) -> Any:
-    """Return what ``model`` or ``models`` says, without the secrets of URIs."""
+    """Return the value of ``model`` or ``models`` without the secrets in URIs."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, list | tuple):
@@ -79,14 +79,14 @@ def _shown_models(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LayeredConfig:
-    """A checked config, and who set each of its values.
+    """A checked config, and the origin of each of its values.
 
     Attributes:
         config: the values.
-        given: who set a value to what, by its path; what is not here is a default.
-        errors: why settings were left out, where that was asked for.
-        unsound: these settings, dotted, and those that were probably meant.
-        unread: tables of vlmkit's own that no installed plugin decodes.
+        given: the values that were set, with their origins, by path; others are defaults.
+        errors: the errors of settings that were dropped, when diagnosing.
+        unsound: the dotted names of these settings, and of those that were probably meant.
+        unread: tables of vlmkit that no installed plugin decodes.
     """
 
     config: Config
@@ -96,21 +96,21 @@ class LayeredConfig:
     unread: frozenset[str] = frozenset()
 
     @property
-    def origins(self) -> Mapping[str, str]:
-        """Who set a value, by its dotted path."""
+    def set_by(self) -> Mapping[str, str]:
+        """The origin of each value that was set, by its dotted path."""
         return {".".join(path): leaf.origin for path, leaf in self.given.items()}
 
     def changed(self, change: Callable[[Leaf], Leaf]) -> "LayeredConfig":
-        """Return the config with each value that was set changed.
+        """Return the config after applying a function to each value that was set.
 
         Raises:
-            ConfigError: a value is not what was expected.
+            ConfigError: a new value is invalid.
         """
         given = {path: change(leaf) for path, leaf in self.given.items()}
         return replace(self, config=_converted(given, type(self.config)), given=given)
 
     def settings(self) -> Iterator[Setting]:
-        """Yield every setting but those of providers, and of these the ones that somebody set."""
+        """Yield every setting of the core, and the settings of providers that were set."""
         yield from self._of(self.config, ())
 
     def _of(self, struct: msgspec.Struct, prefix: Keys) -> Iterator[Setting]:
@@ -129,11 +129,11 @@ class LayeredConfig:
 
     def _setting(self, path: Keys, value: Any, meaning: str) -> Setting:
         dotted = ".".join(path)
-        return Setting(dotted, value, self.origins.get(dotted, DEFAULT), meaning)
+        return Setting(dotted, value, self.set_by.get(dotted, DEFAULT), meaning)
 
 
 class _Refusal(NamedTuple):
-    """A wrong setting or value, and where it stands, or was probably meant to."""
+    """The error of a setting, with its path, or the path that was probably meant."""
 
     error: ConfigError
     place: Place
@@ -141,19 +141,19 @@ class _Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What each layer states, of tables that the core decodes and of tables that plugins do.
+    """The values of all layers, before they are decoded.
 
-    Which tables there are is known once plugins are loaded, and which plugins are loaded, once
-    their own table is read.
+    Decoding has two steps. The table ``plugins`` selects the plugins to load. Once they are loaded,
+    all tables are known, including those that plugins own.
     """
 
     leaves: tuple[Leaf, ...]
 
     def plugins(self) -> PluginSettings:
-        """Return which plugins are loaded.
+        """Return the settings that select the plugins to load.
 
         Raises:
-            ConfigError: that cannot be told.
+            ConfigError: these settings are invalid.
         """
         given = [leaf for leaf in self.leaves if leaf.path[0] == "plugins"]
         return Layers(tuple(given)).read().config.plugins
@@ -161,21 +161,21 @@ class Layers:
     def read(
         self, tables: Mapping[str, Table] = MappingProxyType({}), *, diagnoses: bool = False
     ) -> LayeredConfig:
-        """Return the config that the layers come to.
+        """Merge the layers and return the config.
 
-        A table of vlmkit's own stays unread where what decodes it is not installed.
+        A table of vlmkit is not decoded if the distribution that owns it is not installed.
 
         Args:
-            tables: what decodes the tables of plugins.
-            diagnoses: leave wrong settings out and report them in the result, in place of raising.
+            tables: the types of the tables that plugins own, by name.
+            diagnoses: drop invalid settings and report them in the result, instead of raising.
 
         Raises:
-            ConfigError: a setting is unknown, or its value is not what was expected.
+            ConfigError: a setting is unknown, or its value is invalid.
         """
         struct = with_tables(tables)
         absent = OWNERS_OF_TABLES.keys() - tables.keys()
-        given = [leaf for leaf in self.leaves if not _is_left(leaf, absent)]
-        unread = {leaf.path[0] for leaf in self.leaves if _is_left(leaf, absent)}
+        given = [leaf for leaf in self.leaves if not _is_unread(leaf, absent)]
+        unread = {leaf.path[0] for leaf in self.leaves if _is_unread(leaf, absent)}
         merged, unknown = _merged(given, struct)
         if diagnoses:
             return replace(_sound(merged, unknown, struct), unread=frozenset(unread))
@@ -185,11 +185,11 @@ class Layers:
         return LayeredConfig(_converted(merged, struct), merged, unread=frozenset(unread))
 
 
-def _is_left(leaf: Leaf, absent: Collection[str]) -> bool:
-    """Tell whether a value is one for a plugin that is not there.
+def _is_unread(leaf: Leaf, absent: Collection[str]) -> bool:
+    """Return whether a value is for a plugin that is not installed, and may be ignored.
 
-    That a file or the environment is shared with a server, and has tables of it, is no mistake. One
-    that was stated for this program alone is.
+    A file or the environment may be shared with a server and hold its tables. A value that was
+    given to this program alone is an error instead.
     """
     is_renamed = any(leaf.path[: len(old)] == old for old in RENAMED)
     is_shared = leaf.origin != ARGUMENT and not leaf.origin.startswith("--")
@@ -208,15 +208,15 @@ def read_layers(
     """Read all layers.
 
     Args:
-        file: the TOML file; None takes what ``VLMKIT_CONFIG`` names, if anything.
-        environ: the environment; None takes the process's own.
+        file: the TOML file; None uses the file in ``VLMKIT_CONFIG``, if any.
+        environ: the environment; None uses that of the process.
         assignments: ``section.key=value`` texts of the command line.
-        options: what the command line's own options for some settings say, by dotted path.
-        arguments: nested values that a Python program gave; these win.
-        base: a config to start from in place of the defaults.
+        options: values of command-line options for single settings, by dotted path.
+        arguments: nested values of a Python program, which override all others.
+        base: a config to start from instead of the defaults.
 
     Raises:
-        ConfigError: the file cannot be read, or an assignment is none.
+        ConfigError: the file cannot be read, or an assignment is malformed.
     """
     environ = os.environ if environ is None else environ
     named = environ.get("VLMKIT_CONFIG")
@@ -235,7 +235,7 @@ def read_layers(
 def _sound(
     merged: Mapping[Keys, Leaf], unknown: Sequence[_Refusal], struct: type[Config]
 ) -> LayeredConfig:
-    """Return the config without what is wrong in it, and all that is."""
+    """Return the config without invalid settings, with the list of their errors."""
     refusals = [*unknown]
     pending = _refusals(merged, struct) or _contradictions(merged, struct)
     while pending:
@@ -250,7 +250,7 @@ def _sound(
 
 
 def _merged(given: Iterable[Leaf], struct: type[Config]) -> tuple[dict[Keys, Leaf], list[_Refusal]]:
-    """Return the last leaf of each path that exists, and the errors of the others."""
+    """Return the last leaf of each known path, and the errors of unknown paths."""
     merged: dict[Keys, Leaf] = {}
     unknown: list[_Refusal] = []
     for leaf in given:
@@ -260,7 +260,7 @@ def _merged(given: Iterable[Leaf], struct: type[Config]) -> tuple[dict[Keys, Lea
         inside = [path for path in merged if path[: len(leaf.path)] == leaf.path]
         if leaf.value == {} and inside:
             continue
-        # A value replaces the table at its place, and a table's value what stood there before.
+        # A value replaces a table at its path, and a value inside a table replaces a plain value.
         above = [path for path in merged if leaf.path[: len(path)] == path]
         for path in {*inside, *above}:
             del merged[path]
@@ -269,16 +269,16 @@ def _merged(given: Iterable[Leaf], struct: type[Config]) -> tuple[dict[Keys, Lea
 
 
 def _files_of_plugins(leaf: Leaf) -> Leaf:
-    """Take a list of plugins for their files, which it means for short."""
+    """Expand the short form ``plugins = [...]`` to ``plugins.files``."""
     is_short = leaf.path == ("plugins",) and isinstance(leaf.value, list | tuple)
     return replace(leaf, path=("plugins", "files")) if is_short else leaf
 
 
 def _unknown_path(leaf: Leaf, config: type[Config]) -> _Refusal | None:
-    """Return an error unless the core, or perhaps a provider, knows a path."""
+    """Return an error unless the core, or possibly a provider, knows a path."""
     struct: type[msgspec.Struct] | None = config
     for depth, key in enumerate(leaf.path):
-        if struct is None:  # a value of the core's has no keys of its own
+        if struct is None:  # a plain value has no keys
             parent = ".".join(leaf.path[:depth])
             hint = "write [[models]]" if parent == "models" else ""
             error = ConfigError(f"{parent!r} has no key {key!r} ({leaf.origin})", hint=hint)
@@ -297,7 +297,7 @@ def _unknown_path(leaf: Leaf, config: type[Config]) -> _Refusal | None:
 
 
 def _not_a_section(leaf: Leaf, struct: type[msgspec.Struct]) -> ConfigError:
-    """Say that one value stands where there must be a table."""
+    """Return the error for a plain value at the path of a table."""
     dotted = ".".join(leaf.path)
     has_use = struct in (Component, Group)
     hint = f"did you mean {_spelt((*leaf.path, 'use'), leaf)}?" if has_use else ""
@@ -308,7 +308,7 @@ def _not_a_section(leaf: Leaf, struct: type[msgspec.Struct]) -> ConfigError:
 
 
 def _outside_group(leaf: Leaf) -> _Refusal | None:
-    """Return an error unless a setting of one of several providers is in that one's own table."""
+    """Return an error unless a provider's setting in a group is in the provider's own table."""
     section, key, *rest = leaf.path
     if key == "use" or rest or isinstance(leaf.value, Mapping):
         return None
@@ -320,7 +320,7 @@ def _outside_group(leaf: Leaf) -> _Refusal | None:
 
 
 def _unknown(leaf: Leaf, depth: int, siblings: list[str], config: type[Config]) -> _Refusal:
-    """Say which setting is unknown, and which one was probably meant, which is its place then."""
+    """Return the error for an unknown setting, with the path that was probably meant."""
     head, key, tail = leaf.path[:depth], leaf.path[depth], leaf.path[depth + 1 :]
     dotted = ".".join(leaf.path[: depth + 1])
     message = f"unknown setting {dotted!r} ({leaf.origin})"
@@ -344,14 +344,14 @@ def _unknown(leaf: Leaf, depth: int, siblings: list[str], config: type[Config]) 
 
 
 def _spelt(path: Keys, leaf: Leaf) -> str:
-    """Write a path the way in which the leaf's source writes paths."""
+    """Return a path in the notation of the leaf's source."""
     if leaf.origin.startswith("environment "):
         return repr(PREFIX + "__".join(path).upper())
     return repr(".".join(path))
 
 
 def _as_text_if_needed(leaf: Leaf, config: type[Config]) -> Leaf:
-    """Take ``12345`` as it was written where a text is wanted, such as a key or a name."""
+    """Return a leaf with its original text if the setting expects text, such as ``12345``."""
     kind = None if leaf.text is None else field_type(leaf.path, config)
     if kind is None or fits(leaf.value, kind) or not fits(leaf.text, kind):
         return leaf
@@ -359,7 +359,7 @@ def _as_text_if_needed(leaf: Leaf, config: type[Config]) -> Leaf:
 
 
 def _anchored(leaf: Leaf, config: type[Config]) -> Leaf:
-    """Resolve the paths in a setting of the core; those of providers have to wait for plugins."""
+    """Resolve the paths in a setting of the core; those of providers need loaded plugins."""
     kind = field_type(leaf.path, config)
     if kind is None or (struct_of(kind) is not None and not isinstance(leaf.value, Mapping)):
         return leaf
@@ -367,43 +367,43 @@ def _anchored(leaf: Leaf, config: type[Config]) -> Leaf:
 
 
 def _converted(merged: Mapping[Keys, Leaf], struct: type[Config]) -> Config:
-    """Return the typed config; an error names the setting, its value and who set it."""
+    """Return the typed config; an error names the setting, its value and its origin."""
     tree = _with_sections(merged, struct)
     try:
         config = msgspec.convert(tree, struct)
     except msgspec.ValidationError as error:
         refused = [refusal.error for refusal in _refusals(merged, struct)]
         raise ConfigError.together(refused) from error
-    config.entries()  # raises where they contradict each other
+    config.entries()  # raises an error if models contradict each other
     return config
 
 
 def _with_sections(merged: Mapping[Keys, Leaf], struct: type[Config]) -> dict[str, Any]:
-    """Return the tables of a config, with the settings of providers apart from their names."""
+    """Return the tables of a config, with ``use`` and ``settings`` separate in each section."""
     tree = nested({path: leaf.value for path, leaf in merged.items()})
     default = struct()
     for section in sections_of(struct):
-        own = tree.get(section, {})
-        settings = {key: value for key, value in own.items() if key != "use"}
-        use = own.get("use", getattr(default, section).use)
+        table = tree.get(section, {})
+        settings = {key: value for key, value in table.items() if key != "use"}
+        use = table.get("use", getattr(default, section).use)
         tree[section] = {"use": use, "settings": settings}
     return tree
 
 
 def _refusals(merged: Mapping[Keys, Leaf], struct: type[Config]) -> list[_Refusal]:
-    """Return what is wrong with each value, in the order in which they were set."""
+    """Return the errors of values, in the order in which the values were set."""
     paths = list(merged)
     refusals = []
     for flaw in flaws(_with_sections(merged, struct), struct):
-        own = next((path for path in paths if path == flaw.place[: len(path)]), None)
-        text = flaw.text(merged[own].origin if own else "")
-        order = paths.index(own) if own else len(paths)
+        found = next((path for path in paths if path == flaw.place[: len(path)]), None)
+        text = flaw.text(merged[found].origin if found else "")
+        order = paths.index(found) if found else len(paths)
         refusals.append((order, _Refusal(ConfigError(text, hint=flaw.hint), flaw.place)))
     return [refusal for _, refusal in sorted(refusals, key=lambda each: each[0])]
 
 
 def _contradictions(merged: Mapping[Keys, Leaf], struct: type[Config]) -> list[_Refusal]:
-    """Return what is wrong with the models that are set, each of which is right."""
+    """Return the errors of models that are valid separately but contradict each other."""
     config = msgspec.convert(_with_sections(merged, struct), struct)
     try:
         config.entries()
@@ -419,7 +419,7 @@ def _contradictions(merged: Mapping[Keys, Leaf], struct: type[Config]) -> list[_
 
 
 def _without(places: Sequence[Place], merged: Mapping[Keys, Leaf]) -> dict[Keys, Leaf]:
-    """Return what is set but for the values at some places."""
+    """Return the values without those at the given paths."""
     kept = {}
     places = [place[:2] if place[2:] == ("model",) else place for place in places]  # of models
     for path, leaf in merged.items():
@@ -430,7 +430,7 @@ def _without(places: Sequence[Place], merged: Mapping[Keys, Leaf]) -> dict[Keys,
 
 
 def _pruned(value: Any, places: Sequence[Place]) -> Any:
-    """Return a value without those parts of it."""
+    """Return a value without the parts at the given paths."""
     if not places:
         return value
     inner = {place[0]: [p[1:] for p in places if p[0] == place[0]] for place in places}
@@ -442,7 +442,7 @@ def _pruned(value: Any, places: Sequence[Place]) -> Any:
 
 
 def _tree(config: Config) -> dict[str, Any]:
-    """Return a config as the nested tables that a file would hold."""
+    """Return a config as the nested tables of a config file."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
     for section in sections_of(type(config)):
         stated: Component | Group = getattr(config, section)
@@ -451,7 +451,7 @@ def _tree(config: Config) -> dict[str, Any]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a value of plain types; of a model entry only what was set."""
+    """Return a value as plain types; a model entry contains only what was set."""
     if isinstance(value, tuple) and any(isinstance(item, ModelEntry) for item in value):
         return [_stated(entry) for entry in value]
     return msgspec.to_builtins(value)

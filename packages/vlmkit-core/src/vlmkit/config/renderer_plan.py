@@ -1,4 +1,4 @@
-"""What a renderer builds: a model's text side and whatever opens its files, and nothing else."""
+"""The plan of a renderer process, which builds only a model's tokenizer and media loaders."""
 
 import logging
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class TextSide(WorkerPlan, frozen=True, kw_only=True):
-    """What a renderer builds.
+    """The parts that a renderer builds.
 
     Attributes:
-        model: how the server lists it.
-        tokenizer: who makes tokens.
-        media_loaders: who opens files, in order.
-        modalities: what messages may hold.
-        limits: of the engine.
-        bounds: what is refused of one request.
-        memory_bytes: that the renderer may take.
-        num_threads: that decode the images of a request.
+        model: the name of the model in the server.
+        tokenizer: the provider of the tokenizer.
+        media_loaders: the providers of the media loaders, in order.
+        modalities: the kinds of content that messages may hold.
+        limits: the limits of the engine.
+        bounds: the limits of one request.
+        memory_bytes: memory that the renderer may use in addition to its idle memory.
+        num_threads: threads that decode the images of a request.
     """
 
     model: str
@@ -46,13 +46,15 @@ class TextSide(WorkerPlan, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProcesses:
-    """The processes that a served model has beside the one that runs it.
+    """The worker processes of a served model, besides the process that runs it.
 
     Attributes:
-        num_renderers: how many open files, decode images and make prompts; 0 does that in threads.
-        needs_renderers: whether a model that no renderer can build is refused, not served without.
-        renderer_memory_bytes: memory that a renderer may take besides what it has when idle.
-        compiles_constraints: whether constraints are compiled in a process of their own first.
+        num_renderers: number of processes that open files, decode images and build prompts; 0 uses
+            threads.
+        needs_renderers: whether a model is refused if no renderer can be started, instead of being
+            served without.
+        renderer_memory_bytes: memory that a renderer may use in addition to its idle memory.
+        compiles_constraints: whether constraints are first compiled in a separate process.
     """
 
     num_renderers: int
@@ -69,21 +71,21 @@ def renderers(
     context: BuildContext,
     model: str,
 ) -> "RendererPool | None":
-    """Start processes that build a text side once more, if any are asked for.
+    """Start the renderer processes of a model, if any are configured.
 
-    Where the operator asked for none, and they are the default of a public address, a text side
-    that cannot be built in them is built in the server alone, and the log says so.
+    Renderers are the default of a server with a public address. If they are only the default and
+    cannot be started, the server process renders prompts itself and logs a warning.
 
     Args:
-        workers: how many, and what they may take; none where None.
-        parts: of the pipeline, as built here.
-        tokenizer: its provider.
+        workers: number and limits of the processes; None for none.
+        parts: the components of the pipeline, as built in this process.
+        tokenizer: the provider of the tokenizer.
         config: all settings.
-        context: what the parts were built from.
-        model: how the server lists it.
+        context: the build context of the components.
+        model: the name of the model in the server.
 
     Raises:
-        VlmkitError: they cannot build it, and were asked for.
+        VlmkitError: the operator configured renderers, and they cannot be started.
     """
     if workers is None or not workers.num_renderers:
         return None

@@ -1,4 +1,4 @@
-"""The JSON schema of the config, with the meaning of each field and the providers that are here."""
+"""The JSON schema of the config, with a description of each field and the installed providers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(plugins: Plugins) -> dict[str, Any]:
-    """Return the schema of a config file; each component's section has a form per provider."""
+    """Return the schema of a config file; each component's section has a variant per provider."""
     schema = _struct_schema(with_tables(plugins.tables))
     for section in COMPONENTS:
         meaning = schema["properties"][section].get("description", "")
@@ -54,10 +54,10 @@ def _provider_forms(registry: Registry[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _group_form(registry: Registry[Any], default: Sequence[str]) -> dict[str, Any]:
-    """Return the form of a section that names several providers, with a table for each."""
+    """Return the schema of a group's section, with a table for each provider."""
     keys = {registry.key(p): p.settings for p in registry}
     names = {"type": "array", "items": {"enum": ["auto", *keys]}, "default": list(default)}
-    tables = {key: _struct_schema(own) for key, own in keys.items() if own is not None}
+    tables = {key: _struct_schema(struct) for key, struct in keys.items() if struct is not None}
     return {
         "type": "object",
         "properties": {"use": names, **tables},
@@ -66,11 +66,11 @@ def _group_form(registry: Registry[Any], default: Sequence[str]) -> dict[str, An
 
 
 def _unnamed_forms(kind: Kind[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the forms that name no provider."""
+    """Yield the variants that name no provider."""
     yield {
         "title": "auto",
         "description": "the best provider that can serve the model here",
-        "type": "object",  # its settings are checked by the one that is chosen
+        "type": "object",  # the chosen provider checks its settings
         "properties": {"use": {"const": "auto", "default": kind.default}},
     }
     if kind.takes_none:
@@ -84,7 +84,7 @@ def _unnamed_forms(kind: Kind[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _struct_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the schema of a struct with everything in place and every field described."""
+    """Return the schema of a struct without references, with a description of every field."""
     _, components = msgspec.json.schema_components([struct])
     schema: dict[str, Any] = _inlined({"$ref": f"#/$defs/{struct.__name__}"}, components)
     _describe(schema, struct)
@@ -92,7 +92,7 @@ def _struct_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _inlined(node: Any, components: dict[str, Any]) -> Any:
-    """Replace every reference by what it refers to; settings are trees, never recursive."""
+    """Replace every reference by its target; settings are trees, never recursive."""
     if isinstance(node, list):
         return [_inlined(item, components) for item in node]
     if not isinstance(node, dict):
@@ -105,7 +105,7 @@ def _inlined(node: Any, components: dict[str, Any]) -> Any:
 
 
 def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    """Write each field's meaning into its schema, here and in the structs inside."""
+    """Add the description of each field to its schema, including nested structs."""
     meanings = descriptions(struct)
     schema["description"] = (struct.__doc__ or "").partition("\n")[0]
     for field in msgspec.structs.fields(struct):

@@ -1,4 +1,4 @@
-"""What can be configured: the names, types and meanings of all settings of the core."""
+"""The names, types and descriptions of all settings of the core."""
 
 import functools
 import inspect
@@ -24,41 +24,40 @@ from vlmkit.settings.plugins import PluginSettings
 S = TypeVar("S", bound=msgspec.Struct)
 
 SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.section}
-"""The kind that each section of a pipeline's providers selects from."""
+"""The kind of provider that each section of a pipeline selects, by section."""
 COMPONENTS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "one")
 GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
 ModelAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which provider makes a component, and that provider's own settings.
+    """The provider of a component, and its settings.
 
     Attributes:
-        use: the provider's name; ``auto`` takes the best one that can serve the model here,
-            ``none`` does without where that is possible.
-        settings: the other keys of the section, checked by the provider that is chosen.
+        use: the provider's name; ``auto`` uses the best one that can serve the model here,
+            ``none`` disables the component where that is possible.
+        settings: the other keys of the section, checked by the chosen provider.
     """
 
     use: str = "auto"
     settings: dict[str, Any] = {}
 
-    def overridden(self, own: Mapping[str, Any]) -> "Component":
-        """Return this section with a model's own keys over it.
+    def overridden(self, keys: Mapping[str, Any]) -> "Component":
+        """Return this section, overridden by the keys of a model's own section.
 
-        Keys that name another provider stand alone: these settings are not that provider's.
+        If the keys name another provider, the settings of this section do not apply to it.
         """
-        use = own.get("use", self.use)
-        given = {key: value for key, value in own.items() if key != "use"}
+        use = keys.get("use", self.use)
+        given = {key: value for key, value in keys.items() if key != "use"}
         base = self.settings if use == self.use else {}
         return Component(use=use, settings={**base, **given})
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which providers of a kind are used, all of them together, and the settings of each.
+    """The providers of a kind that are used together, and the settings of each.
 
     Attributes:
-        use: names of providers, which are all used; ``auto`` stands for all that can serve the
-            model here.
+        use: names of the providers to use; ``auto`` stands for all that can serve the model here.
         settings: a table of settings for each provider, by its name.
     """
 
@@ -87,7 +86,7 @@ def _sections(name: str, fields: Iterable[tuple[str, Any, Any, str]]) -> Any:
     )
 
 
-if TYPE_CHECKING:  # what is made of a table at run time has no types; `component` has
+if TYPE_CHECKING:  # type checkers do not see structs created at run time; `component` is typed
 
     class OwnSections(msgspec.Struct, frozen=True):
         """A table of keys for each component."""
@@ -122,18 +121,18 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One of several models.
 
     Attributes:
-        model: a packaged name, a folder, a hub id, or a URI that a plugin knows.
-        name: how clients call it; by default what ``model`` says, or the last part of what can
-            only be a path or is a URI.
-        aliases: other names that clients of a server may call it by.
-        revision: the revision to take from the hub.
-        load: when a server loads it; as ``server.fleet.load`` says when None.
-        idle_unload_s: time without a request after which a server unloads it; as
-            ``server.fleet.idle_unload_s`` says when None.
-        memory_bytes: what it counts for in ``server.fleet.memory_budget_bytes``; the size of its
-            weight files when None.
-        on_engine_failure: what a server does when its engine fails for good; as
-            ``server.fleet.on_engine_failure`` says when None.
+        model: a packaged name, a folder, a hub id, or a URI that a plugin supports.
+        name: its name for clients; by default the value of ``model``, or the last part of a path or
+            URI.
+        aliases: further names for clients of a server.
+        revision: the revision to download from the hub.
+        load: when a server loads it; ``server.fleet.load`` applies when None.
+        idle_unload_s: time without requests after which a server unloads it;
+            ``server.fleet.idle_unload_s`` applies when None.
+        memory_bytes: its share of ``server.fleet.memory_budget_bytes``; the size of its weight
+            files when None.
+        on_engine_failure: what a server does when its engine fails for good;
+            ``server.fleet.on_engine_failure`` applies when None.
     """
 
     model: ModelReference
@@ -147,21 +146,21 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that it may be called by, its own name first."""
+        """All names of the model, the main name first."""
         return (self.name or shown(self.model), *self.aliases)
 
 
 class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set of the core; plugins add tables of their own.
+    """All settings of the core; plugins add tables of their own.
 
     Attributes:
-        model: a packaged name, a folder, a hub id, or a URI that a plugin knows; a folder that
+        model: a packaged name, a folder, a hub id, or a URI that a plugin supports; a folder that
             starts with a dot is relative to the config file.
-        revision: the revision to take from the hub.
-        models: several models, in place of ``model``.
-        plugins: which plugins are loaded.
-        pipeline: bounds of each pipeline.
-        fetch: images named by URL.
+        revision: the revision to download from the hub.
+        models: several models, instead of ``model``.
+        plugins: the plugins to load.
+        pipeline: limits of each pipeline.
+        fetch: fetching images by URL.
     """
 
     model: ModelReference | None = None
@@ -172,7 +171,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
     fetch: FetchSettings = FetchSettings()
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Return the models that are asked for; empty if none is.
+        """Return the configured models; empty if there are none.
 
         Raises:
             ConfigError: both ``model`` and ``models`` are set, or two models share a name.
@@ -188,38 +187,38 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
         return (ModelEntry(model=self.model, revision=self.revision),)
 
     def component(self, section: str, entry: ModelEntry | None = None) -> Component:
-        """Return a component's section, with a model's own keys over it if one is given.
+        """Return a component's section, overridden by that of a model if one is given.
 
         Raises:
-            ConfigError: the model's own section names its provider by something else than text.
+            ConfigError: ``use`` of the model's own section is not text.
         """
         base: Component = getattr(self, section)
         if entry is None:
             return base
-        own = getattr(entry, section)
-        if not isinstance(use := own.get("use", ""), str):
+        keys = getattr(entry, section)
+        if not isinstance(use := keys.get("use", ""), str):
             raise ConfigError(
                 f"{section}.use = {use!r} of model {entry.names[0]!r}: expected text",
                 hint=f'write the name of a provider, such as {section}.use = "auto"',
             )
-        return base.overridden(own)
+        return base.overridden(keys)
 
     def group(self, section: str) -> Group:
         """Return the section of a kind whose providers are all used.
 
-        It is empty where the owner of the kind was not loaded when the config was read.
+        It is empty if the owner of the kind was not loaded when the config was read.
         """
         chosen: Group = getattr(self, section, Group())
         return chosen
 
     def table(self, name: str, kind: type[S]) -> S:
-        """Return a table that a plugin decodes; its defaults where that plugin is not loaded."""
+        """Return a table that a plugin owns; its defaults if that plugin is not loaded."""
         found = getattr(self, name, None)
         return found if isinstance(found, kind) else kind()
 
 
 def with_tables(tables: Mapping[str, Table]) -> type[Config]:
-    """Return the config's type with the tables of plugins; always the same for the same ones."""
+    """Return the config's type with the tables of plugins; cached for equal tables."""
     return _with_tables(tuple(tables.items())) if tables else Config
 
 
@@ -238,7 +237,7 @@ def _with_tables(tables: tuple[tuple[str, Table], ...]) -> type[Config]:
         "Config",
         rows,
         bases=(Config,),
-        namespace={"__doc__": f"Everything that can be set.\n\nAttributes:\n{meanings}"},
+        namespace={"__doc__": f"All settings.\n\nAttributes:\n{meanings}"},
         frozen=True,
         kw_only=True,
         forbid_unknown_fields=True,
@@ -252,7 +251,7 @@ def _summary(struct: type[msgspec.Struct]) -> str:
 
 
 def struct_of(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the struct that a field's type is, ``X | None`` included; None for other types."""
+    """Return the struct type of a field, also of ``X | None``; None for other types."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind
     if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
@@ -262,13 +261,13 @@ def struct_of(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def sections_of(config: type[Config]) -> list[str]:
-    """Return the tables of a config in which providers are chosen."""
+    """Return the sections of a config that choose providers."""
     fields = msgspec.structs.fields(config)
     return [field.encode_name for field in fields if field.type in (Component, Group)]
 
 
 def known_paths(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Iterator[Any]:
-    """Yield the path of every setting of a struct and of the structs in it."""
+    """Yield the path of every setting of a struct, including nested structs."""
     for field in msgspec.structs.fields(struct):
         path = (*prefix, field.encode_name)
         inner = struct_of(field.type)
@@ -281,7 +280,7 @@ def known_paths(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> I
 
 
 def field_type(path: tuple[str, ...], struct: type[msgspec.Struct]) -> Any:
-    """Return the type of the setting at a path; None where the core does not know it."""
+    """Return the type of the setting at a path; None if the core does not know it."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
     kind = fields.get(path[0])
     if kind is None or len(path) == 1:
@@ -291,7 +290,7 @@ def field_type(path: tuple[str, ...], struct: type[msgspec.Struct]) -> Any:
 
 
 def descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return what each field means, by the ``Attributes:`` of the struct and of its bases."""
+    """Return the description of each field, from ``Attributes:`` of the struct and its bases."""
     found: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         name = ""

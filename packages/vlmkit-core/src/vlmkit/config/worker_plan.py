@@ -1,4 +1,4 @@
-"""What every worker process of a model is given: whose code it runs, and the model's files."""
+"""The common part of the plans of worker processes: the plugins, and the model's files."""
 
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,20 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.settings.plugins import PluginSettings
 
 Part = tuple[str, dict[str, Any]]
-"""A provider's name, and its settings."""
+"""The name of a provider, and its settings."""
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process builds; each kind of worker adds its parts.
+    """The plan of a worker process; each kind of worker adds its parts.
+
+    It has no other settings of the server, which may be secrets.
 
     Attributes:
-        plugins: whose code is run; of other settings it has none, which may be secrets.
-        reference: what the user called the model.
-        name: of the checkpoint.
-        path: its folder.
-        revision: of it.
+        plugins: the plugins to load.
+        reference: the user's reference of the model.
+        name: the name of the checkpoint.
+        path: the folder of the checkpoint.
+        revision: the revision of the checkpoint.
     """
 
     plugins: PluginSettings
