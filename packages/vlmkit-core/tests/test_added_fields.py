@@ -198,7 +198,7 @@ def test_two_components_of_one_model_mean_one_thing_by_a_field(tmp_path: Path) -
         vlmkit.load("mock", sampler={"use": "other"}, **parts)
     assert str(caught.value) == (
         f"scheduler 'odd' from {str(file)!r} and sampler 'other' from {str(file)!r} both add the "
-        "field 'odd' to requests, and mean different things by it"
+        "field 'odd' to requests, with different definitions"
     )
 
 

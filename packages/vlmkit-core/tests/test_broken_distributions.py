@@ -118,7 +118,7 @@ KINDS = (
         "async-hook", HARMLESS.replace("def v", "async def v"), "is an async function or one that"
     ),
     in_hook("yields", "yield registry.add('x', print)", "is an async function or one that yields"),
-    in_hook("returns", "return {'x': print}", "returned a value, which nobody reads"),
+    in_hook("returns", "return {'x': print}", "returned a value, which is ignored"),
     in_hook("hook-raises", "registry.add('x', print); 1 // 0", "ZeroDivisionError"),
     in_hook("hook-exits", "raise SystemExit", "the plugin tried to end the process"),
     # What it registers is nothing.
@@ -217,20 +217,18 @@ KINDS = (
     told(
         "stream",
         "import sys, io\nsys.stdout = io.StringIO()",
-        "put others in place of the standard streams",
+        "replaced the standard streams",
     ),
-    told(
-        "folder", "import os\nos.chdir('/')", "changed the working folder, which was changed back"
-    ),
+    told("folder", "import os\nos.chdir('/')", "changed the working folder, which was restored"),
     told(
         "signals",
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
-        "took signals, which were taken back: SIGTERM",
+        "set signal handlers, which were restored: SIGTERM",
     ),
     told(
         "log",
         "import logging\nlogging.basicConfig(level=10, force=True)",
-        "configured the log of the whole process",
+        "configured the root logger",
     ),
     told("path", "import sys\nsys.path.insert(0, '/nowhere')", "changed sys.path"),
     told("environment", "import os\nos.environ['BROKEN'] = 'x'", "changed the environment: BROKEN"),
@@ -264,12 +262,12 @@ AT_USE = {
     "exits": ("lambda c: exit(3)", "could not be built: SystemExit: 3"),
     "nothing": ("lambda c: None", "was built as None"),
     "class": ("lambda c: Sampler", "was built as the class 'Sampler', not as an instance of one"),
-    "later": ("lambda c: later(c)", "was built as a 'coroutine', which nobody waits for"),
+    "later": ("lambda c: later(c)", "was built as a 'coroutine', which is not awaited"),
     "partial": (
         "lambda c: object()",
         "was built as 'object', which lacks 'prepare' of the protocol",
     ),
-    "waits": ("lambda c: Waiting()", "'prepare' is an async function, but nobody waits for it"),
+    "waits": ("lambda c: Waiting()", "'prepare' is an async function, but it is not awaited"),
     "odd": ("lambda c: Odd()", "'prepare' takes (), but is called with (rows)"),
     "why-raises": (
         "print, why_not=lambda: 1 // 0",
@@ -485,8 +483,8 @@ def test_a_misspelt_block_is_told_and_a_right_one_makes_the_check_pass(tmp_path:
     wrong = site.vlmkit("plugins", "--check", "--json", VLMKIT_BLOCK="broken-dependenzy")
     assert wrong.returncode == 1
     assert wrong.stderr == (
-        "note: VLMKIT_BLOCK leaves out 'broken-dependenzy', and no plugin or distribution here is "
-        "called so; did you mean 'broken-dependency'?\n"
+        "note: VLMKIT_BLOCK names 'broken-dependenzy', and no plugin or distribution has that "
+        "name; did you mean 'broken-dependency'?\n"
     )
     json.loads(wrong.stdout)
     right = site.vlmkit("plugins", "--check", VLMKIT_BLOCK="broken-dependency")

@@ -23,7 +23,7 @@ import pytest
 import vlmkit
 from vlmkit.config import Config
 from vlmkit.errors import ConfigError, PluginError, UnknownPlugin
-from vlmkit.plugins import api_version, hookspecs, loader
+from vlmkit.plugins import hookspecs, loader
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registry import BuildContext
 
@@ -501,7 +501,7 @@ def test_a_hook_for_a_kind_of_the_server_says_what_to_install_without_it(site: S
 def test_a_hook_that_returns_what_it_should_register_is_refused(site: Site) -> None:
     site.install("returns", sampler("x").replace("registry.add", "return dict.fromkeys"))
     assert refusal(site.load(), "returns") == (
-        "hook 'vlmkit_register_samplers' returned a value, which nobody reads",
+        "hook 'vlmkit_register_samplers' returned a value, which is ignored",
         "call registry.add",
     )
 
@@ -551,7 +551,7 @@ def test_a_plugin_for_another_api_version_is_refused(site: Site, line: str, stat
 def test_a_plugin_for_an_older_minor_version_is_taken(
     site: Site, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int], stated: str
 ) -> None:
-    monkeypatch.setattr(api_version, "API_VERSION", offered)
+    monkeypatch.setattr(loader, "API_VERSION", offered)
     site.install("older", sampler("x").replace("(1, 0)", stated))
     assert names(site.load()) == ["x"]
 
@@ -890,10 +890,10 @@ def test_a_name_to_leave_out_that_nothing_has_is_told_with_the_nearest(site: Sit
     assert site.load(block=["vlmkit-good", ""]).notes == []
     assert site.load(block=["vlmkit_god", "zzz"]).notes == [
         (
-            "VLMKIT_BLOCK leaves out 'vlmkit_god', and no plugin or distribution here is called "
-            "so; did you mean 'vlmkit-good'?"
+            "VLMKIT_BLOCK names 'vlmkit_god', and no plugin or distribution has that "
+            "name; did you mean 'vlmkit-good'?"
         ),
-        "VLMKIT_BLOCK leaves out 'zzz', and no plugin or distribution here is called so",
+        "VLMKIT_BLOCK names 'zzz', and no plugin or distribution has that name",
     ]
 
 

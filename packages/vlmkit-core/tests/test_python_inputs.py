@@ -13,7 +13,7 @@ import pytest
 
 import vlmkit
 from vlmkit import cli
-from vlmkit.assembly.notebook_progress import notebook_progress
+from vlmkit.assembly.load import notebook_progress
 from vlmkit.errors import ConstraintError, ImageError, MediaError, RequestError, VlmkitError
 from vlmkit.kit.install_command import install_command
 from vlmkit.types.completion import Completion

@@ -137,7 +137,9 @@ def test_an_examination_that_says_nothing_is_told(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     registry.add("mute", built, examine=lambda _: None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(PluginError, match="engine 'mute' from 'my-plugin' was examined, and said"):
+    with pytest.raises(
+        PluginError, match="engine 'mute' from 'my-plugin' was examined, and returned"
+    ):
         registry.examine("mute", {}, context)
 
 
@@ -320,7 +322,7 @@ class Awaited(Encoder):
         (Unready, "'identity' raises RuntimeError: not yet known"),
         (Listing, "'media_kinds' is of type 'list', not 'frozenset'"),
         (Empty, "'identity' is of type 'NoneType', not 'str'"),
-        (Awaited, "'encode' is an async function, but nobody waits for it"),
+        (Awaited, "'encode' is an async function, but it is not awaited"),
     ],
 )
 def test_a_member_that_is_not_what_the_protocol_says_is_refused(
@@ -356,8 +358,8 @@ def test_a_build_that_is_not_plain_is_refused_when_it_is_registered(
 @pytest.mark.parametrize(
     ("build", "problem"),
     [
-        (lambda _: asyncio.sleep(0), "a 'coroutine', which nobody waits for"),
-        (lambda _: (Encoder() for _ in "one"), "a 'generator', which nobody waits for"),
+        (lambda _: asyncio.sleep(0), "a 'coroutine', which is not awaited"),
+        (lambda _: (Encoder() for _ in "one"), "a 'generator', which is not awaited"),
         (lambda _: Encoder, "the class 'Encoder', not as an instance of one"),
     ],
 )

@@ -60,5 +60,5 @@ def test_what_is_awaited_may_return_an_awaitable_in_other_ways(own: Any) -> None
 
 
 def test_what_is_awaited_and_returns_no_awaitable_is_refused() -> None:
-    with pytest.raises(PluginError, match="'describe' is no async function, but is waited for"):
+    with pytest.raises(PluginError, match="'describe' is not an async function, but it is awaited"):
         registry_with(lambda name: {}).build("tools", {}, BuildContext())

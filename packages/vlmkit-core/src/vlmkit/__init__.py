@@ -5,11 +5,11 @@ import vlmkit
 with vlmkit.load("demo") as model:
     print(model.generate("What is in this picture?", images=["shapes.png"]).text)
 
-These few names are what programs and plugins start from; each is imported when it is first used,
-so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.types`, :mod:`vlmkit.interfaces`,
-:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.image_files`, :mod:`vlmkit.errors`, and of
-:mod:`vlmkit.plugins` the modules ``hookspecs``, ``kinds`` and ``registry``. Everything else may
-change with any version.
+Programs and plugins start from the names in this module. Each is imported on first use, so
+``import vlmkit`` is cheap. Also public are :mod:`vlmkit.types`, :mod:`vlmkit.interfaces`,
+:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.image_files` and :mod:`vlmkit.errors`. In
+:mod:`vlmkit.plugins`, the modules ``hookspecs``, ``kinds`` and ``registry`` are public. Everything
+else may change with any version.
 """
 
 import importlib
@@ -54,7 +54,14 @@ __all__ = [
     "load",
 ]
 
-sys.meta_path.insert(0, MovedModules())
+
+def _install_command(distribution: str) -> str:
+    from vlmkit.kit.install_command import install_command
+
+    return install_command(distribution)
+
+
+sys.meta_path.insert(0, MovedModules(_install_command))
 
 _HOMES = {
     "API_VERSION": "plugins.hookspecs",

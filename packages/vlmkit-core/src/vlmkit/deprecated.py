@@ -1,14 +1,13 @@
-"""Old names of modules, which lead to the new ones with a warning until version 0.3.
+"""Deprecated names of modules, classes and functions, which work until version 0.3.
 
-A program or plugin that imports one gets the module that has the new name, and a
-``DeprecationWarning`` for each old name that it uses.
+An old name gives the object with the new name, and a ``DeprecationWarning`` for each use.
 """
 
 import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -46,7 +45,7 @@ MOVED = {
     "vlmkit.kit.lark_rules": "vlmkit.formats.lark_rules",
     "vlmkit.kit.media_trial": "vlmkit.kit.vision_selfcheck",
     "vlmkit.kit.model_folder": "vlmkit.checkpoints.folder",
-    "vlmkit.kit.notebook_stages": "vlmkit.assembly.notebook_progress",
+    "vlmkit.kit.notebook_stages": "vlmkit.assembly.load",
     "vlmkit.kit.packaged_model": "vlmkit.checkpoints.package",
     "vlmkit.kit.place_formats": "vlmkit.kit.grounding_formats",
     "vlmkit.kit.places": "vlmkit.running.engine_loop.grounding",
@@ -74,9 +73,9 @@ MOVED = {
     "vlmkit.sources": "vlmkit.assembly.sources",
     "vlmkit.testing": "vlmkit_testing",
 }
-"""The new name of each module that was moved; modules inside it move with it."""
+"""The new names of moved modules, by their old names; submodules move with their package."""
 RENAMED = {
-    "vlmkit.assembly.notebook_progress": {
+    "vlmkit.assembly.load": {
         "NotebookStages": "NotebookProgress",
         "notebook_stages": "notebook_progress",
     },
@@ -105,16 +104,16 @@ RENAMED = {
     "vlmkit.running.scheduling.eviction": {"Holdings": "EvictionPolicy"},
     "vlmkit.types.grounding": {"Place": "GroundedRegion"},
 }
-"""The new name of each class and function of a public module, by old names."""
+"""The new names of classes and functions by their old names, for each module by its new name."""
 DISTRIBUTIONS = {"vlmkit_server": "vlmkit-server", "vlmkit_testing": "vlmkit-testing"}
 
 
 class OldName(DeprecationWarning):
-    """A module was imported by an old name.
+    """A module, class or function was used by an old name.
 
     Attributes:
-        old: that name.
-        new: what the module is called now.
+        old: the old name.
+        new: the new name.
     """
 
     def __init__(self, old: str, new: str) -> None:
@@ -124,7 +123,7 @@ class OldName(DeprecationWarning):
 
 
 def new_name(name: str) -> str | None:
-    """Return what a module is called now; None if it has no new name."""
+    """Return the new name of a module; None if it was not moved."""
     parts = name.split(".")
     for end in range(len(parts), 1, -1):
         if moved := MOVED.get(".".join(parts[:end])):
@@ -136,11 +135,17 @@ def new_name(name: str) -> str | None:
 
 
 class MovedModules(MetaPathFinder):
-    """A finder of modules that finds those of old names; first of all finders.
+    """Finds modules by their old names; must be the first finder.
 
-    A package of an old name has the folder of the new one. Finders before this one would load the
-    modules inside it a second time.
+    An old package name has the folder of the new one. An earlier finder would therefore load its
+    submodules a second time.
+
+    Args:
+        install_command: returns the command that installs a distribution.
     """
+
+    def __init__(self, install_command: Callable[[str], str]) -> None:
+        self._install_command = install_command
 
     def find_spec(
         self,
@@ -148,35 +153,36 @@ class MovedModules(MetaPathFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002 - as Python calls it
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return how to import a module of an old name; None for any other one."""
+        """Return the spec of a module with an old name; None for any other module."""
         if not name.startswith("vlmkit."):
             return None
         moved = new_name(name)
-        return None if moved is None else ModuleSpec(name, _Alias(moved), is_package=True)
+        if moved is None:
+            return None
+        return ModuleSpec(name, _Alias(moved, self._install_command), is_package=True)
 
 
 class _Alias(Loader):
-    """Loads the module of a new name in place of one with the old name."""
+    """Loads the module with the new name under the old name."""
 
-    def __init__(self, moved: str) -> None:
+    def __init__(self, moved: str, install_command: Callable[[str], str]) -> None:
         self._moved = moved
+        self._install_command = install_command
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Have Python make an empty module, which ``exec_module`` replaces."""
+        """Let Python create an empty module, which ``exec_module`` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module of the new name where the other one was to be.
+        """Replace the module with the one of the new name, with its old names of classes.
 
         Raises:
-            ModuleNotFoundError: its distribution is not installed; says how to install it.
+            ModuleNotFoundError: its distribution is not installed; has the install command.
         """
         package = self._moved.partition(".")[0]
         if importlib.util.find_spec(package) is None:
-            from vlmkit.kit.install_command import install_command
-
             raise ModuleNotFoundError(
                 f"{module.__name__} is {self._moved} now, of {DISTRIBUTIONS[package]}: "
-                f"{install_command(DISTRIBUTIONS[package])}",
+                f"{self._install_command(DISTRIBUTIONS[package])}",
                 name=package,
             )
         warnings.warn(OldName(module.__name__, self._moved), stacklevel=2)
@@ -187,9 +193,9 @@ class _Alias(Loader):
 
 
 def renamed(module: str, name: str) -> Any:
-    """Return what a name of a public module is called now, with a warning.
+    """Return the object that an old name of a public module means, with a warning.
 
-    Modules call it in their ``__getattr__``.
+    Modules with renamed classes or functions call it in their ``__getattr__``.
 
     Raises:
         AttributeError: the module has no such name.
@@ -202,7 +208,7 @@ def renamed(module: str, name: str) -> Any:
 
 
 def forget(old: str) -> None:
-    """Forget an old name, so that its next import, in another plugin, warns again."""
+    """Remove an old module name from ``sys.modules``, so that its next import warns again."""
     sys.modules.pop(old, None)
     package, _, name = old.rpartition(".")
     if package in sys.modules:

@@ -1,1 +1,1 @@
-"""From a model's name and a config to a running model, and the worker processes of one."""
+"""Loads a model by its name and a config, and runs its worker processes. Private."""

@@ -1,7 +1,6 @@
 """The process of a constraint worker: ``python -m vlmkit.assembly.constraint_worker``.
 
-It says by its first answer whether it could build the compiler. No engine, no tokenizer and no
-weights are here.
+Its first answer says whether it built the compiler. It has no engine, tokenizer or weights.
 """
 
 import logging
@@ -24,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Build a compiler and serve trials of it."""
+    """Build a compiler and serve trial compilations."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # prints of libraries must not mix with answers
     log_of_worker()
-    asked = os.fdopen(os.dup(0), "rb", buffering=0)  # a buffer would hide what waits in the pipe
+    requests = os.fdopen(os.dup(0), "rb", buffering=0)  # a buffer would hide data in the pipe
     try:
-        plan = msgspec.msgpack.decode(read_frame(asked).head, type=ConstraintPlan)
+        plan = msgspec.msgpack.decode(read_frame(requests).head, type=ConstraintPlan)
     except (EOFError, OSError):
         return
     try:
@@ -38,14 +37,14 @@ def main() -> None:
     except VlmkitError as error:
         write_frame(answers, frame_of(refusal_of(error)))
         return
-    SandboxServer(compiler, len(plan.token_bytes), asked, answers).serve()
+    SandboxServer(compiler, len(plan.token_bytes), requests, answers).serve()
 
 
 def built(plan: ConstraintPlan) -> ConstraintCompiler:
-    """Return the compiler.
+    """Build the compiler of a plan.
 
     Raises:
-        VlmkitError: it cannot be built.
+        VlmkitError: the compiler cannot be built.
     """
     plugins = load_plugins(plan.plugins)
     context = BuildContext(

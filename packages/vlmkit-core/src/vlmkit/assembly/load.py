@@ -1,11 +1,14 @@
-"""From a model's name and a config to a running model.
+"""Loads a model: from its name and a config to a running model.
 
-Lets the registries choose a provider for each component, checks every
-setting before anything costly is built, and takes down what was built if a later part fails.
+The registries choose a provider for each component. Every setting is checked before anything costly
+is built. If a component fails, those built before it are closed.
 """
 
+import importlib
 import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.assembly.notebook_progress import notebook_progress
 from vlmkit.assembly.sources import Check, name_of, reference_of, resolve, wrong_type
 from vlmkit.checkpoints.generation_config import default_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
@@ -59,7 +61,7 @@ log = logging.getLogger(__name__)
 
 MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
-"""Told the name of each stage of loading when it begins; the last one is ``ready``."""
+"""Called with the name of each stage of loading when it begins; the last one is ``ready``."""
 
 
 def load(
@@ -73,17 +75,19 @@ def load(
     """Load a model and return it running; close it, or use it in a ``with`` statement.
 
     Args:
-        model: a packaged name such as ``demo``, a folder, a hub id, or a URI that a plugin knows.
-        config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path, and with
-            None, ``VLMKIT_`` variables count too.
-        revision: the revision to take from the hub.
-        on_stage: called with the name of each stage of loading as it begins; a notebook shows them
-            when None.
-        **sections: sections of the config, such as ``engine={"use": "torch"}``; these win.
+        model: a packaged name such as ``demo``, a folder, a hub id, or a URI that a plugin
+            supports.
+        config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path or None,
+            ``VLMKIT_`` variables apply, too.
+        revision: the revision to download from the hub.
+        on_stage: called with the name of each stage of loading when it begins. When None, a
+            notebook shows the stages.
+        **sections: sections of the config, such as ``engine={"use": "torch"}``, which override the
+            rest.
 
     Raises:
-        ConfigError: a setting is unknown or its value is not what was expected.
-        PluginError: no plugin can serve the model, or the one that was asked for is broken.
+        ConfigError: a setting is unknown or its value is invalid.
+        PluginError: no plugin can serve the model, or the configured plugin is broken.
         CheckpointError: the model cannot be found, or its files are broken.
     """
     if on_stage is not None and not callable(on_stage):
@@ -107,7 +111,7 @@ def load(
     config = with_provider_paths(layers.read(plugins.tables), plugins).config
     runner = assemble(entry, config, plugins, on_stage or notebook_progress())
     from vlmkit.inputs.images import fetcher_of
-    from vlmkit.model import Model  # commands that run none import no arrays
+    from vlmkit.model import Model  # commands without a model must not import NumPy
 
     return Model(runner, fetcher_of(config.fetch))
 
@@ -115,18 +119,18 @@ def load(
 def fetch(
     model: str | os.PathLike[str], *, revision: str | None = None, check: Check | None = None
 ) -> Checkpoint:
-    """Return the files of a model as :func:`load` finds them, and build nothing.
+    """Return the files of a model as :func:`load` finds them; build nothing.
 
-    What is on a hub is fetched. ``VLMKIT_`` variables count.
+    Downloads a model from a hub. ``VLMKIT_`` variables apply.
 
     Args:
         model: as for :func:`load`.
-        revision: the revision to take from the hub.
-        check: called with previews of the model before its weights are fetched: what it raises
-            ends that. A model that is on this disk has none.
+        revision: the revision to download from the hub.
+        check: called with previews of the model before its weights are downloaded. An error that it
+            raises stops the download. It is not called for a model on this disk.
 
     Raises:
-        ConfigError: a setting is unknown or its value is not what was expected.
+        ConfigError: a setting is unknown or its value is invalid.
         CheckpointError: the model cannot be found, or its files are broken.
     """
     layers = read_layers()
@@ -138,7 +142,7 @@ def fetch(
 def find_files(
     entry: ModelEntry, config: Config, plugins: Plugins, *, is_update: bool = False
 ) -> Checkpoint:
-    """Return the files of a model; weights are fetched only if it can be loaded here.
+    """Return the files of a model; download weights only if the model can be loaded here.
 
     Raises:
         CheckpointError: the model cannot be found, or its files are broken.
@@ -152,10 +156,10 @@ def find_files(
 def refuse_unservable(
     entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
 ) -> None:
-    """Refuse a model that cannot be loaded here, as far as that shows without its weights.
+    """Check that a model can be loaded here, as far as possible without its weights.
 
     Raises:
-        VlmkitError: as :func:`find_files`.
+        VlmkitError: the model cannot be loaded; as for :func:`find_files`.
     """
     choice = choose(entry, config, plugins, checkpoint)
     context = BuildContext(
@@ -176,19 +180,19 @@ def load_plugins(
     diagnoses: bool = False,
     is_lenient: bool = False,
 ) -> Plugins:
-    """Load all plugins, those of the config included, but for those that VLMKIT_BLOCK names.
+    """Load all plugins, including those of the config, except those in VLMKIT_BLOCK.
 
-    Where ``plugins.only`` names some, of those that are installed only these are imported.
+    If ``plugins.only`` is set, no other installed plugin is imported.
 
     Args:
-        settings: name the files, and the distributions that may be loaded.
-        environ: has VLMKIT_BLOCK; that of the process when None.
-        diagnoses: take note of a plugin file that cannot be loaded, as of any other plugin.
-        is_lenient: take note of a wrong name in ``plugins.only``, too.
+        settings: the plugin files, and the distributions that may be loaded.
+        environ: the environment with VLMKIT_BLOCK; that of the process when None.
+        diagnoses: record an error of a plugin file in the result, instead of raising it.
+        is_lenient: record a wrong name in ``plugins.only`` in the result, instead of raising.
 
     Raises:
-        ConfigError: ``plugins.only`` names one that is not installed.
-        PluginError: a plugin file that the config names cannot be loaded.
+        ConfigError: ``plugins.only`` names a distribution that is not installed.
+        PluginError: a plugin file in the config cannot be loaded.
     """
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
     files = [expanded(file) for file in settings.files]
@@ -206,19 +210,19 @@ def assemble(
     observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
     workers: WorkerProcesses | None = None,
 ) -> "Runner":
-    """Build a runner; errors as for :func:`load`.
+    """Build the runner of a model; errors as for :func:`load`.
 
     Args:
         entry: the model.
-        config: how it is built.
-        plugins: of what.
-        on_stage: called with the name of each stage as it begins.
-        observers: what makes observers besides the config's, by name.
-        workers: the processes beside this one, of a model that is served. What is late is then
-            built now: all requests would wait for it.
+        config: the settings.
+        plugins: the plugins that provide the components.
+        on_stage: called with the name of each stage when it begins.
+        observers: functions that create further observers, by name.
+        workers: the worker processes of a served model; None for other models. Late components of a
+            served model are built now, because all requests would wait for them later.
     """
-    tell = on_stage or ignore_progress
-    tell("model files")
+    report = on_stage or ignore_progress
+    report("model files")
     checkpoint = find_files(entry, config, plugins)
     choice = choose(entry, config, plugins, checkpoint)
     fields = request_fields(choice, plugins)
@@ -227,7 +231,7 @@ def assemble(
         entry.model,
         checkpoint,
         revision=entry.revision,
-        on_stage=tell,
+        on_stage=report,
         registries=plugins.by_kind,
         components=choice,
     )
@@ -235,9 +239,9 @@ def assemble(
     with ExitStack() as built:
         for section, (name, settings) in choice.items():
             if SECTIONS[section].is_late:
-                parts[section] = _late(registry_of(plugins, section), name, settings, context)
+                parts[section] = _deferred(registry_of(plugins, section), name, settings, context)
                 continue
-            tell(section.replace("_", " "))
+            report(section.replace("_", " "))
             parts[section] = registry_of(plugins, section).build(name, settings, context)
             if section == TOKENIZER.section:
                 context = replace(context, text_side=parts[section])
@@ -251,13 +255,13 @@ def assemble(
             if (observer := make()) is not None:
                 parts[OBSERVER.section][name] = observer
                 built.callback(observer.close)
-        _show_pictures(parts, choice, context)
-        own = choice["tokenizer"]
-        pool = renderers(workers, parts, own, config, context, name_of(entry))
+        _check_vision(parts, choice, context)
+        tokenizer = choice["tokenizer"]
+        pool = renderers(workers, parts, tokenizer, config, context, name_of(entry))
         parts["renderers"] = built.enter_context(pool) if pool else None
         parts["constraint_worker"] = _constraint_worker(choice, config, context, workers)
         from vlmkit.checkpoints.pooling import (
-            read_pooling,  # commands that run none import no arrays
+            read_pooling,  # commands without a model must not import NumPy
         )
         from vlmkit.running.pipeline.pipeline import Pipeline
 
@@ -270,14 +274,14 @@ def assemble(
             pooling=partial(read_pooling, checkpoint),
             component_names=component_names,
         )
-        built.pop_all()  # the runner closes them from now on
+        built.pop_all()  # from now on the runner closes them
         built.callback(runner.close)
         if workers is not None and "constraint" in parts:
-            tell("constraint")
+            report("constraint")
             runner.prepare()
         built.pop_all()
     heap.trim()
-    tell("ready")
+    report("ready")
     return runner
 
 
@@ -287,14 +291,14 @@ def _constraint_worker(
     context: BuildContext,
     workers: WorkerProcesses | None,
 ) -> "ConstraintWorker | None":
-    """Return what tries constraints, if there are any and a process can be forked."""
+    """Return the worker that tries constraints; None without constraints or without fork."""
     compiler = choice.get("constraint")
     if compiler is None or workers is None or not workers.compiles_constraints:
         return None
     if not hasattr(os, "fork"):
         log.warning("constraints are compiled in the server's process: this system has no fork")
         return None
-    from vlmkit.config.constraint_plan import constraint_worker  # it imports arrays
+    from vlmkit.config.constraint_plan import constraint_worker  # it imports NumPy
 
     return constraint_worker(compiler, config, context)
 
@@ -305,7 +309,7 @@ def request_fields(
     """Return the fields that a model's components add to requests.
 
     Raises:
-        PluginError: two of them read one field in different ways.
+        PluginError: two components define the same field differently.
     """
     found: dict[str, tuple[RequestField[Any], str]] = {}
     for section, (name, _) in choice.items():
@@ -316,22 +320,22 @@ def request_fields(
             other, owner = found.setdefault(field.name, (field, who))
             if other != field:
                 raise PluginError(
-                    f"{owner} and {who} both add the field {field.name!r} to requests, and mean "
-                    "different things by it",
+                    f"{owner} and {who} both add the field {field.name!r} to requests, with "
+                    "different definitions",
                     hint="use one of them with another component",
                 )
     return [field for field, _ in found.values()]
 
 
-def _show_pictures(
+def _check_vision(
     parts: Mapping[str, Any], choice: Mapping[str, Any], context: BuildContext
 ) -> None:
-    """Try a model with pictures, if it takes any and its engine wants it."""
+    """Run the engine's self-check with images, if the model takes images."""
     encoder = parts.get("media_encoder")
     if encoder is None:
         return
     from vlmkit.assembly.vision_warm_up import (
-        warm_up_vision,  # commands that run none import no arrays
+        warm_up_vision,  # commands without a model must not import NumPy
     )
 
     warm_up_vision(
@@ -344,10 +348,10 @@ def _show_pictures(
     )
 
 
-def _late(
+def _deferred(
     registry: Registry[Any], name: str, settings: Mapping[str, Any], context: BuildContext
 ) -> Callable[[Vocabulary], Any]:
-    """Return what builds a component for a vocabulary, once somebody needs it."""
+    """Return a function that builds a component for a vocabulary when it is first needed."""
     return lambda words: registry.build(name, settings, replace(context, vocabulary=words))
 
 
@@ -358,10 +362,10 @@ def choose(
     checkpoint: Checkpoint,
     sections: Iterable[str] = COMPONENTS,
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the provider's name and settings of each component that the model needs.
+    """Return the name and settings of the provider of each component that the model needs.
 
-    Builds nothing, so a wrong setting of the last component costs no loading of the first. Of the
-    ``sections``, that is.
+    Builds nothing, so an invalid setting of the last component is found before the first is loaded.
+    Considers only the given ``sections``.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
@@ -377,23 +381,23 @@ def choose(
         try:
             provider = chosen(section, config, plugins, checkpoint, entry)
         except PluginError as error:
-            raise _reason(error, checkpoint, plugins) from error
+            raise _explained(error, checkpoint, plugins) from error
         registry = registry_of(plugins, section)
         registry.check_settings(provider, component.settings)
         choice[section] = (registry.key(provider), component.settings)
     return choice
 
 
-def _reason(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
-    """Return why a component has no provider: where weights are broken, nothing else matters.
+def _explained(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
+    """Return why a component has no provider; broken weights take precedence over other reasons.
 
-    They are not where an engine can do without them, as one of graphs can. An adapter is one
-    whatever is installed.
+    Broken weights do not matter to an engine that needs none, such as one that runs graphs. A
+    folder with only an adapter is broken whatever is installed.
     """
     flaw = weight_files.objection(checkpoint)
-    said = registry_of(plugins, "engine").objections(checkpoint).values()
-    is_told = flaw in said or checkpoint.has("adapter_config.json")
-    is_flawed = is_told and None not in said
+    reasons = registry_of(plugins, "engine").objections(checkpoint).values()
+    is_reason = flaw in reasons or checkpoint.has("adapter_config.json")
+    is_flawed = is_reason and None not in reasons
     if flaw is None or not is_flawed or not isinstance(error, PluginUnavailable):
         return with_broken_plugins(error, plugins)
     return CheckpointError(f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint)
@@ -406,42 +410,42 @@ def chosen(
     checkpoint: Checkpoint,
     entry: ModelEntry | None = None,
 ) -> Provider[Any]:
-    """Return the provider that makes a component of a model.
+    """Return the provider of a component of a model.
 
-    An encoder that is left to ``auto`` is that of the engine, if there is one.
+    For ``auto``, the media encoder of the chosen engine is preferred, if there is one.
 
     Raises:
-        PluginError: none can, or the one that the config names cannot.
+        PluginError: no provider can serve the model, or the configured one cannot.
     """
     use = config.component(section, entry).use
     if section == "media_encoder" and use == "auto":
-        own = encoder_of_engine(config, plugins, checkpoint, entry)
-        if own is not None:
-            return own
+        encoder = encoder_of_engine(config, plugins, checkpoint, entry)
+        if encoder is not None:
+            return encoder
     return registry_of(plugins, section).choose(use, checkpoint)
 
 
 def encoder_of_engine(
     config: Config, plugins: Plugins, checkpoint: Checkpoint, entry: ModelEntry | None = None
 ) -> Provider[MediaEncoder] | None:
-    """Return the encoder that has the chosen engine's name and plugin, if it can serve the model.
+    """Return the encoder with the name and plugin of the chosen engine, if it can serve the model.
 
-    The two are made for each other: they can share what they load, on the same device.
+    The two belong together: they can share what they load, on the same device.
     """
     try:
         engine = chosen("engine", config, plugins, checkpoint, entry)
     except PluginError:
         return None
     names = (engine.name, engine.plugin)
-    own = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
-    is_able = own is not None and not own.objection(checkpoint, is_named=True)
-    return own if is_able else None
+    encoder = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
+    is_able = encoder is not None and not encoder.objection(checkpoint, is_named=True)
+    return encoder if is_able else None
 
 
 def is_needless(
     section: str, component: Component, plugins: Plugins, checkpoint: Checkpoint
 ) -> bool:
-    """Tell whether a component that is left to ``auto`` is one that the model does without."""
+    """Return whether ``auto`` means that the model does without a component."""
     if component.use != "auto":
         return False
     if section == "media_encoder":
@@ -451,7 +455,39 @@ def is_needless(
 
 
 def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
-    """Tell whether a model has a media encoder: its config says so, or a provider does."""
+    """Return whether a model has a media encoder, by its config or by a provider."""
     if "vision_config" in checkpoint.answering:
         return True
     return None in plugins.media_encoders.objections(checkpoint).values()
+
+
+class NotebookProgress:
+    """Shows the present stage of loading as one line below a notebook's cell, and finally the time.
+
+    Args:
+        display: IPython's ``display``, whose output can be updated.
+    """
+
+    def __init__(self, display: Any) -> None:
+        self._display = display
+        self._handle: Any = None
+        self._began_s = time.perf_counter()
+
+    def __call__(self, name: str) -> None:
+        """Show that a stage begins."""
+        passed_s = time.perf_counter() - self._began_s
+        text = f"ready after {passed_s:.1f} s" if name == "ready" else f"loading {name} ..."
+        shown = {"text/plain": text}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+def notebook_progress() -> NotebookProgress | None:
+    """Return a progress display for the notebook that runs this; None outside a notebook."""
+    ipython = sys.modules.get("IPython")  # not imported here: a notebook has imported it
+    shell = ipython.get_ipython() if ipython is not None else None
+    if not hasattr(shell, "kernel"):  # the shell of a terminal has no kernel
+        return None
+    return NotebookProgress(importlib.import_module("IPython.display").display)

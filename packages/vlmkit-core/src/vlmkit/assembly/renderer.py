@@ -1,7 +1,7 @@
-"""The process of a renderer: ``python -m vlmkit.assembly.renderer``, as a server runs it.
+"""The process of a renderer: ``python -m vlmkit.assembly.renderer``, started by a server.
 
-It says by its first answer whether it could build its text side. No engine is built here, and no
-weights are read.
+Its first answer says whether it built its tokenizer and media loaders. It builds no engine and
+reads no weights.
 """
 
 import logging
@@ -39,28 +39,28 @@ UNBOUNDED = 2**63
 
 
 def main() -> None:
-    """Build a text side and serve it."""
+    """Build a tokenizer and media loaders, and serve requests for prompts."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # prints of libraries must not mix with answers
     log_of_worker()
-    sheet = SharedArena.open(sys.argv[1])
-    asked = sys.stdin.buffer
-    plan = msgspec.msgpack.decode(read_frame(asked).head, type=TextSide)
+    arena = SharedArena.at(sys.argv[1])
+    requests = sys.stdin.buffer
+    plan = msgspec.msgpack.decode(read_frame(requests).head, type=TextSide)
     try:
         prompts = built(plan)
     except VlmkitError as error:
         send_answer(answers, refusal_of(error))
         return
     bound_memory(plan.memory_bytes)
-    room = DecodeMemoryLimiter(plan.bounds.max_decoding_bytes, UNBOUNDED)
-    serve(prompts, room, sheet, asked, answers)
+    limiter = DecodeMemoryLimiter(plan.bounds.max_decoding_bytes, UNBOUNDED)
+    serve(prompts, limiter, arena, requests, answers)
 
 
 def built(plan: TextSide) -> LocalPromptBuilder:
-    """Return what makes prompts.
+    """Build the prompt builder of a plan.
 
     Raises:
-        VlmkitError: a part of it cannot be built.
+        VlmkitError: a component cannot be built.
     """
     plugins = load_plugins(plan.plugins)
     context = BuildContext(
@@ -82,21 +82,21 @@ def built(plan: TextSide) -> LocalPromptBuilder:
     )
     pooling = cache(partial(read_pooling, plan.checkpoint))
     workers = FairExecutor(plan.num_threads, "vlmkit-pictures")
-    pictures = ImageDecoder(workers, plan.num_threads, plan.bounds.max_decoding_bytes)
+    decoder = ImageDecoder(workers, plan.num_threads, plan.bounds.max_decoding_bytes)
     component_names = component_names_of(
         plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders}
     )
     media = MediaPreparation(loaders, facts, component_names)
     return LocalPromptBuilder(
-        tokenizer, media, pictures, pooling, plan.limits, plan.bounds, component_names
+        tokenizer, media, decoder, pooling, plan.limits, plan.bounds, component_names
     )
 
 
 def _part(section: str, part: Part, plugins: Plugins, context: BuildContext) -> Any:
-    """Build one part.
+    """Build one component.
 
     Raises:
-        VlmkitError: it cannot be built; its provider may be one that needs what a renderer lacks.
+        VlmkitError: the component cannot be built; it may need an engine, which a renderer lacks.
     """
     name, settings = part
     try:

@@ -1,6 +1,7 @@
-"""Who has a model, by what a user calls it: whoever owns its scheme, a package, a folder or a hub.
+"""Finds the files of a model by its reference, and downloads them if needed.
 
-Asks in that order, and has the files fetched. What runs them is chosen elsewhere.
+A reference is looked up in this order: a source that owns its URI scheme, a package, a folder, a
+hub. This module does not choose what runs the model.
 """
 
 import difflib
@@ -31,13 +32,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Check = Callable[[Checkpoint], None]
-"""Called with a preview of a model; raises a VlmkitError if its weights are not to be fetched."""
+"""Called with a preview of a model; raises a VlmkitError to prevent the download of its weights."""
 
 
 def name_of(entry: ModelEntry) -> str:
-    """Return how clients call a model: its own name, its folder's, or what it was asked for by.
+    """Return the name of a model for clients: its configured name, or one from its reference.
 
-    Of a URI it is the last part of the path.
+    The latter is the last part of a path or URI, or the reference itself.
     """
     if entry.name is not None:
         return entry.name
@@ -49,10 +50,10 @@ def name_of(entry: ModelEntry) -> str:
 
 
 def reference_of(model: object) -> str:
-    """Return what somebody calls a model, as text.
+    """Return the reference of a model as text.
 
     Raises:
-        CheckpointError: it is no text and no path, or empty.
+        CheckpointError: the value is neither a text nor a path, or is empty.
     """
     reference: object = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(reference, str) or not reference:
@@ -65,7 +66,7 @@ def reference_of(model: object) -> str:
 
 
 def wrong_type(name: str, value: object, wanted: str, example: str) -> ConfigError:
-    """Return the error of an argument that is of another type; its hint has an example."""
+    """Return the error for an argument of the wrong type; its hint has an example."""
     problem = f"{name} is {wanted}, and was {type(value).__name__}"
     return ConfigError(problem, hint=f"write {name}={example}, for example")
 
@@ -78,28 +79,28 @@ def resolve(
     check: Check | None = None,
     is_update: bool = False,
 ) -> Checkpoint:
-    """Return the files of a model, after fetching them if they are not on this disk.
+    """Return the files of a model, after downloading them if they are not on this disk.
 
     Args:
-        reference: what a user calls it.
-        plugins: have the sources.
-        revision: of the source; None is the newest.
-        check: called before weights are fetched, if the source can show a model without them.
-        is_update: ask the source also for a model that is on this disk.
+        reference: the user's reference of the model.
+        plugins: the plugins with the model sources.
+        revision: the revision of the source; None is the newest.
+        check: called before weights are downloaded, if the source has previews.
+        is_update: whether to ask the source for a newer version of a model on this disk.
 
     Raises:
-        CheckpointError: nothing of that name is known (the hint says what is), or a small file of
-            the model says what no model can be.
-        ConfigError: the revision is no text.
-        VlmkitError: what ``check`` raises.
+        CheckpointError: the model is unknown (the hint lists known ones), or a small file of it has
+            values that no model has.
+        ConfigError: the revision is not text.
+        VlmkitError: an error of ``check``.
     """
-    if not isinstance(revision, str | None):  # msgspec checks no types of what Python passes
+    if not isinstance(revision, str | None):  # Python callers are not checked by msgspec
         raise wrong_type("revision", revision, "a text", '"main"')
     found = find(reference, plugins)
     if isinstance(found, Path):
         checkpoint = model_folder(found)
     else:
-        models, context = _asked(reference, plugins, revision, is_update=is_update)
+        models, context = _source_context(reference, plugins, revision, is_update=is_update)
         name = models.key(found)
         if check is not None:
             with closing(_previews(name, plugins, context)) as previews:
@@ -119,19 +120,18 @@ def inspected(
     inspect: Callable[[Checkpoint], T],
     is_final: Callable[[T], bool],
 ) -> T:
-    """Return what ``inspect`` finds out about a model without its weights, which are not fetched.
+    """Return the result of ``inspect`` on a model; downloads no weights.
 
-    It inspects the model's folder if that is on this disk. Else it inspects the previews of its
-    source in turn, the last of which shows most, until ``is_final`` accepts a finding. A source may
-    delete a preview as soon as it is asked for the next one.
+    It inspects the model's folder if that is on this disk. Otherwise it inspects the previews of
+    the source in turn, of which the last is the most complete, until ``is_final`` accepts a result.
+    A source may delete a preview when the next one is requested.
 
     Raises:
-        CheckpointError: nothing of that name is known, or its source shows no model without
-            its weights.
+        CheckpointError: the model is unknown, or its source has no previews.
     """
     found = find(reference, plugins)
     if isinstance(found, Provider) and found.previews is not None:
-        models, context = _asked(reference, plugins, revision)
+        models, context = _source_context(reference, plugins, revision)
         findings: list[T] = []
         with closing(_previews(models.key(found), plugins, context)) as previews:
             for preview in previews:
@@ -144,11 +144,11 @@ def inspected(
 
 
 def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int:
-    """Delete a model that was fetched from this disk; return how many bytes that freed.
+    """Delete a downloaded model from this disk; return the number of bytes that this freed.
 
     Raises:
-        CheckpointError: it is not on this disk, or is a folder or a package, which have their own
-            ways to be deleted.
+        CheckpointError: the model is not on this disk, or is a folder or a package, which users
+            delete themselves.
     """
     found = find(reference, plugins)
     if isinstance(found, Path):
@@ -161,15 +161,15 @@ def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int
             f"model {reference!r} is part of the distribution {found.plugin!r}",
             hint=f"uninstall {found.plugin}",
         )
-    models, context = _asked(reference, plugins, revision)
+    models, context = _source_context(reference, plugins, revision)
     with _without_secrets(reference):
         return models.remove(models.key(found), context)
 
 
-def _asked(
+def _source_context(
     reference: str, plugins: Plugins, revision: str | None, *, is_update: bool = False
 ) -> tuple[Registry[Checkpoint], BuildContext]:
-    """Return the sources, and what one of them is asked."""
+    """Return the registry of model sources, and the build context for one of them."""
     context = BuildContext(
         reference, revision=revision, is_update=is_update, registries=plugins.by_kind
     )
@@ -179,7 +179,7 @@ def _asked(
 def _previews(
     name: str, plugins: Plugins, context: BuildContext
 ) -> Generator[Checkpoint, None, None]:
-    """Yield the previews of a source, each after its small files were checked."""
+    """Yield the previews of a source, each after checking its small files."""
     with (
         _without_secrets(context.reference),
         closing(plugins.of(MODEL).previews(name, context)) as previews,
@@ -191,20 +191,20 @@ def _previews(
 
 @contextmanager
 def _without_secrets(reference: str) -> Iterator[None]:
-    """Take the secrets of a reference out of errors."""
+    """Remove the secrets of a reference from errors."""
     try:
         yield
     except VlmkitError as error:
-        if (told := without_secrets(str(error), reference)) == str(error):
+        if (redacted := without_secrets(str(error), reference)) == str(error):
             raise
-        raise CheckpointError(told, hint=without_secrets(error.hint, reference)) from None
+        raise CheckpointError(redacted, hint=without_secrets(error.hint, reference)) from None
 
 
 def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
-    """Return the files of a model that is on this disk already; fetches nothing.
+    """Return the files of a model on this disk; downloads nothing.
 
     Raises:
-        CheckpointError: nothing of that name is known, or it would have to be fetched.
+        CheckpointError: the model is unknown, or not on this disk.
     """
     found = find(reference, plugins)
     is_source = isinstance(found, Provider) and not found.is_packaged
@@ -217,9 +217,9 @@ def resolve_local(reference: str, plugins: Plugins, revision: str | None = None)
 
 
 def fetched(source: Provider[Checkpoint]) -> list[str]:
-    """Return the references of a source's models that are on this disk, in order.
+    """Return the references of a source's models on this disk, sorted.
 
-    A source that cannot say it has none: it must not stand in the way of the others.
+    A source whose list fails counts as empty, so that it does not affect other sources.
     """
     if source.list_models is None:
         return []
@@ -231,10 +231,10 @@ def fetched(source: Provider[Checkpoint]) -> list[str]:
 
 
 def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
-    """Return who has a model: a source of its scheme, a package, a folder, or a hub that takes it.
+    """Return the source or folder of a model: by its scheme, a package, a folder, or a hub.
 
     Raises:
-        CheckpointError: nobody has it; the hint says what there is.
+        CheckpointError: no source has it; the hint lists what is available.
     """
     if (uri := model_uri(reference)) is not None:
         return _owner(uri.scheme, reference, plugins)
@@ -262,7 +262,7 @@ def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint
     """Return the source that owns a scheme.
 
     Raises:
-        CheckpointError: there is none, or it refuses the reference.
+        CheckpointError: no source owns it, or the source refuses the reference.
     """
     owner = next((p for p in plugins.models if scheme in p.schemes), None)
     if owner is None:
@@ -281,12 +281,12 @@ def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint
 
 
 def schemes(plugins: Plugins) -> list[str]:
-    """Return how references begin that some source owns, and whose they are."""
+    """Return the URI schemes of all sources, each with the plugin that owns it."""
     return [f"{each}:// ({p.plugin})" for p in plugins.models for each in p.schemes]
 
 
 def is_path(reference: str) -> bool:
-    """Tell whether a reference can only be meant as a path, here or on Windows.
+    """Return whether a reference can only be a path, also on Windows.
 
     A hub id has at most one slash, no backslash and no drive.
     """
@@ -296,7 +296,7 @@ def is_path(reference: str) -> bool:
 
 
 def _what_there_is(reference: str, plugins: Plugins) -> str:
-    """Return the nearest model's name, or else all packaged ones and what could fetch more."""
+    """Return a hint: the nearest model's name, or all packaged models and other sources."""
     unlisted = [plugin for plugin in plugins.found if plugin.unlisted]
     if owner := next((plugin for plugin in unlisted if plugin.name == reference), None):
         return f"plugins.only excludes {owner.who}: add {owner.source!r} to it"
@@ -315,6 +315,6 @@ def _what_there_is(reference: str, plugins: Plugins) -> str:
 
 
 def packaged_models(plugins: Plugins) -> list[str]:
-    """Return the names of the models that installed distributions carry."""
+    """Return the names of the models in installed distributions."""
     models = plugins.of(MODEL)
     return [models.key(provider) for provider in models if provider.is_packaged]

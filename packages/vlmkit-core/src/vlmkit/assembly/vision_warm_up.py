@@ -1,9 +1,9 @@
-"""Shows a model its first pictures while it is loaded, so that nobody's request has to.
+"""Runs an engine's self-check with images while a model is loaded, before the first request.
 
-Makes three small pictures into prompts as requests are made into prompts, and lets the engine try
-itself with them (:class:`vlmkit.interfaces.engine.VisionSelfCheck`). A model that did so once,
-with the same files, settings and packages on the same machine, is not tried again. The engine knows
-what is right; the tokenizer knows how large pictures are shown.
+Builds prompts for three small images in the same way as for requests, and passes them to the engine
+(:class:`vlmkit.interfaces.engine.VisionSelfCheck`). A passed check is recorded, and repeated only
+if files, settings, packages or the machine change. The engine decides what is correct; the
+tokenizer decides the sizes of images.
 """
 
 import math
@@ -25,18 +25,18 @@ from vlmkit.types.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.types.message import ImagePart, Message
 
 PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)), ((128, 128), (256, 64)))
-"""Height and width of each, and how many tokens it is to take where that can be chosen.
+"""Height and width of each image, and the numbers of tokens to request, in order of preference.
 
-A square picture of many tokens is cut into as many rows of tiles as columns, and nothing is padded:
-some families compute such a picture in another way.
+A square image of many tokens is cut into equally many rows and columns of tiles, without padding:
+some families compute such an image in another way.
 """
 
-MAX_NUMBERS = 2**20  # of a picture's arrays; where it has more, it is to take fewer tokens
+MAX_NUMBERS = 2**20  # elements of an image's arrays; if it has more, fewer tokens are requested
 
-ENLARGED = 4  # each side of a picture that a processor finds too small
-FEW_NUMBERS = 64  # of an array that may tell a picture's size or tiles; others are of pixels
-NUM_AROUND = 16  # tokens of text before and behind an image; templates may begin with thousands
-BLOCK = 4  # pixels of one colour: single ones would be averaged to grey
+ENLARGED = 4  # factor for the sides of an image that a processor finds too small
+FEW_NUMBERS = 64  # elements of an array that describes size or tiles; larger ones hold pixels
+NUM_AROUND = 16  # tokens of text before and after an image; templates may begin with thousands
+BLOCK = 4  # side of a block of one colour in pixels; single pixels would average to grey
 HINT = 'media_encoder.use = "none" serves its text; engine.self_check = false does not try it'
 
 
@@ -49,19 +49,19 @@ def warm_up_vision(
     built_with: object = "",
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Let an engine that wants it try itself with pictures.
+    """Run the self-check of an engine that has one.
 
     Args:
-        engine: is tried.
-        encoder: of its media.
-        tokenizer: makes prompts.
-        checkpoint: what they were built from.
-        built_with: which providers, with which settings.
-        on_stage: told if pictures are shown.
+        engine: the engine to check.
+        encoder: the media encoder.
+        tokenizer: builds the prompts.
+        checkpoint: the model that the components were built from.
+        built_with: the providers of the components, with their settings.
+        on_stage: called with the name of the stage if the check runs.
 
     Raises:
-        CheckpointError: no picture can be answered about, or the answer would be wrong.
-        OutOfMemory: there is no room for a small picture.
+        CheckpointError: the model cannot answer about images, or its answers are wrong.
+        OutOfMemory: there is too little memory for a small image.
     """
     if "image" not in encoder.media_kinds:
         return
@@ -70,14 +70,14 @@ def warm_up_vision(
         return
     try:
         prompts = list(_prompts(tokenizer))
-        seen = _place(checkpoint, prompts, (name, built_with))
-        if not prompts or (selfcheck_records.read(seen) is not None):
+        record = _record_path(checkpoint, prompts, (name, built_with))
+        if not prompts or (selfcheck_records.read(record) is not None):
             return
         on_stage("first pictures")
         engine.try_media(prompts, encoder)
     except (CheckpointError, OutOfMemory):
         raise
-    except ImageError as error:  # with a cause where a family's code fails
+    except ImageError as error:  # it has a cause if a family's code failed
         raise (
             _fails(checkpoint)
             if error.__cause__
@@ -98,7 +98,7 @@ def warm_up_vision(
         ) from error
     except Exception as error:  # a family's code may raise anything
         raise _fails(checkpoint) from error
-    selfcheck_records.write(seen)
+    selfcheck_records.write(record)
 
 
 def _fails(checkpoint: Checkpoint) -> CheckpointError:
@@ -110,20 +110,20 @@ def _fails(checkpoint: Checkpoint) -> CheckpointError:
 
 
 def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
-    """Yield a short prompt for each picture; one for all where all are shown in one size.
+    """Yield a short prompt for each image; only one if the model sees all in the same size.
 
     Raises:
-        RequestError: the tokenizer makes none.
+        RequestError: the tokenizer refuses the prompt.
     """
     known: list[object] = []
-    for number, (size, wishes) in enumerate(PICTURES):
+    for number, (size, token_counts) in enumerate(PICTURES):
         try:
-            prompt = _affordable(tokenizer, picture(*size, seed=number), wishes)
+            prompt = _affordable(tokenizer, picture(*size, seed=number), token_counts)
         except ImageError:
             larger = picture(*(ENLARGED * side for side in size), seed=number)
-            prompt = _affordable(tokenizer, larger, wishes)
+            prompt = _affordable(tokenizer, larger, token_counts)
         except RequestError as error:
-            if error.code == "no_chat_template":  # pictures come in conversations alone
+            if error.code == "no_chat_template":  # images need a conversation
                 return
             raise
         (slot,) = prompt.media
@@ -134,17 +134,17 @@ def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
 
 
 def _outline(array: Array) -> tuple[object, ...]:
-    """Return an array's shape, and all of it where it is small enough to tell sizes or tiles."""
+    """Return an array's shape, and its values if it is small enough to describe sizes or tiles."""
     is_small = math.prod(array.shape) <= FEW_NUMBERS
     return array.shape, np.from_dlpack(array).tolist() if is_small else None
 
 
-def _affordable(tokenizer: Tokenizer, shown: Image, wishes: Seq[int]) -> Prompt:
-    """Return a prompt by the first wish that keeps a tower's work small, or else by the last."""
+def _affordable(tokenizer: Tokenizer, shown: Image, token_counts: Seq[int]) -> Prompt:
+    """Return a prompt with the first number of tokens that keeps the arrays small, or the last."""
     if "image_detail" not in tokenizer.honours:
         return _prompt(tokenizer, shown, PLAIN_IMAGE)
-    for wish in wishes:
-        prompt = _prompt(tokenizer, shown, ImageOptions(wanted_tokens=wish))
+    for num_tokens in token_counts:
+        prompt = _prompt(tokenizer, shown, ImageOptions(wanted_tokens=num_tokens))
         arrays = prompt.media[0].inputs.values()
         if sum(math.prod(array.shape) for array in arrays) <= MAX_NUMBERS:
             break
@@ -159,23 +159,23 @@ def _prompt(tokenizer: Tokenizer, shown: Image, options: ImageOptions) -> Prompt
 
 
 def _shortened(prompt: Prompt) -> Prompt:
-    """Return the part of a prompt that is around its image."""
+    """Return the part of a prompt around its image."""
     (slot,) = prompt.media
     start = max(0, slot.start - NUM_AROUND)
-    own = replace(slot, start=slot.start - start, stop=slot.stop - start)
-    return Prompt(prompt.token_ids[start : slot.stop + NUM_AROUND], (own,))
+    moved = replace(slot, start=slot.start - start, stop=slot.stop - start)
+    return Prompt(prompt.token_ids[start : slot.stop + NUM_AROUND], (moved,))
 
 
 def picture(height: int, width: int, *, seed: int = 0) -> Image:
-    """Return a picture of blocks of random colours, always the same."""
+    """Return an image of blocks of random colours, the same for the same seed."""
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (-(-height // BLOCK), -(-width // BLOCK), 3), dtype=np.uint8)
     pixels = blocks.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)[:height, :width]
     return Image.open(np.ascontiguousarray(pixels))
 
 
-def _place(checkpoint: Checkpoint, prompts: Seq[Prompt], built_with: object) -> Path | None:
-    """Return the note that is there once this model went through; None where none can be."""
+def _record_path(checkpoint: Checkpoint, prompts: Seq[Prompt], built_with: object) -> Path | None:
+    """Return the path of the record of a passed check; None if it cannot exist."""
     facts = [repr(built_with)]
     facts += [f"{prompt.token_ids} {prompt.media[0].digest!r}" for prompt in prompts]
     return selfcheck_records.record_path(checkpoint.path, "first-looks", facts)

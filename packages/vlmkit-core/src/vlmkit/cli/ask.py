@@ -2,6 +2,9 @@
 
 import difflib
 import os
+import stat
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from vlmkit.types.request import Request
 
 IMAGE = "--image"
+SILENCE_S = 2.0
 
 
 class AskCommand(click.Command):
@@ -131,10 +135,48 @@ def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
 
 def _question(prompt: str | None, images: Sequence[str]) -> str | None:
     """Return what to ask: what is piped in, unless that is a picture, and PROMPT below it."""
-    from vlmkit.cli.piped_input import piped_text
-
-    piped = "" if "-" in images else piped_text()
+    piped = "" if "-" in images else _piped_text()
     return "\n".join(text for text in (piped, prompt) if text) or prompt
+
+
+def _piped_text() -> str:
+    """Return the text on standard input, without the line break at its end; empty if none is there.
+
+    A terminal is not read, nor is the null device. A pipe is read to its end: after a while of
+    silence, standard error says that this is what the command waits for.
+
+    Raises:
+        click.UsageError: it is no text, but a picture perhaps.
+    """
+    if not _is_piped():
+        return ""
+    waiting = threading.Timer(SILENCE_S, _say_waiting)
+    waiting.daemon = True
+    waiting.start()
+    try:
+        content = sys.stdin.buffer.read()
+    finally:
+        waiting.cancel()
+    try:
+        return content.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.UsageError(
+            "standard input is not UTF-8 text; a picture is read by --image -"
+        ) from None
+
+
+def _is_piped() -> bool:
+    if sys.stdin is None:  # it was closed, and its number may be another file's by now
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _say_waiting() -> None:
+    click.echo("reading standard input to its end; </dev/null gives none", err=True)
 
 
 def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FilePart]":

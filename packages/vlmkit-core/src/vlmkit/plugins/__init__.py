@@ -1,5 +1,5 @@
-"""How plugins are found, offered and chosen.
+"""Discovery, registration and selection of plugins.
 
-Public are :mod:`vlmkit.plugins.hookspecs`, :mod:`vlmkit.plugins.kinds` and
-:mod:`vlmkit.plugins.registry`.
+Public: :mod:`vlmkit.plugins.hookspecs`, :mod:`vlmkit.plugins.kinds` and
+:mod:`vlmkit.plugins.registry`. The other modules are private.
 """

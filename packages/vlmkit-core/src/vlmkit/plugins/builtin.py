@@ -1,4 +1,4 @@
-"""What comes with the core: its components, by the same hooks as everyone else's."""
+"""The built-in components of the core, registered by the same hooks as those of plugins."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from vlmkit.settings.scheduler import SchedulerSettings
 
 VLMKIT_API = (1, 0)
 PRIORITY = 10
-"""More than the 0 of a plugin that states none: installing one must not change any answer."""
+"""Above the default of 0, so that installing a plugin changes no answer unless it asks to."""
 
 
 def _build_scheduler(context: BuildContext) -> Scheduler:
@@ -62,7 +62,7 @@ def _build_tiff_loader(_: BuildContext) -> MediaLoader:
 
 @hookimpl
 def vlmkit_register_schedulers(registry: Registry[Any]) -> None:
-    """Offer ``scheduler.use = "continuous"``."""
+    """Register ``scheduler.use = "continuous"``."""
     registry.add(
         "continuous",
         _build_scheduler,
@@ -74,7 +74,7 @@ def vlmkit_register_schedulers(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_samplers(registry: Registry[Any]) -> None:
-    """Offer ``sampler.use = "array"``."""
+    """Register ``sampler.use = "array"``."""
     registry.add(
         "array",
         _build_sampler,
@@ -85,18 +85,18 @@ def vlmkit_register_samplers(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_proposers(registry: Registry[Any]) -> None:
-    """Offer ``proposer.use = "ngram"``."""
+    """Register ``proposer.use = "ngram"``."""
     registry.add(
         "ngram",
         _build_ngram,
         settings=NgramSettings,
-        description="what followed the same few tokens before, in the prompt or the answer",
+        description="drafts the tokens that followed the same few tokens in prompt or answer",
     )
 
 
 @hookimpl
 def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
-    """Offer ``media_loaders.use = ["image", "tiff"]``."""
+    """Register ``media_loaders.use = ["image", "tiff"]``."""
     registry.add(
         "image",
         _build_image_loader,
@@ -106,22 +106,22 @@ def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
     registry.add(
         "tiff",
         _build_tiff_loader,
-        priority=-PRIORITY,  # whoever installs another for such files wants that one
-        description="pages of TIFF files as pictures",
+        priority=-PRIORITY,  # any other installed loader for TIFF files takes precedence
+        description="pages of TIFF files as images",
     )
 
 
 @hookimpl
 def vlmkit_register_observers(registry: Registry[Any]) -> None:
-    """Offer ``observers.use = ["log", "counters"]``."""
+    """Register ``observers.use = ["log", "counters"]``."""
     registry.add(
         "log",
         _build_log,
         settings=RequestLogSettings,
-        description="a line of JSON when a request is accepted, begins to be answered and ends",
+        description="a JSON line when a request is accepted, at its first token and at its end",
     )
     registry.add(
         "counters",
         _build_counters,
-        description="sums of requests, tokens and seconds, for the statistics",
+        description="totals of requests, tokens and seconds, for the statistics",
     )

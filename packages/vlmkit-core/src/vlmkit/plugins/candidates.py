@@ -1,4 +1,4 @@
-"""Plugins before they are loaded: what is installed, and what of it cannot even be read."""
+"""Finds installed plugins before they are loaded, including those whose metadata is broken."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from vlmkit.plugins.local import load_local, local_digest
 from vlmkit.plugins.names import canonical
 
 MOST_CHARS = 100
-"""Of names and versions: metadata may say anything."""
+"""Maximum length of names and versions, because metadata is untrusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Candidate:
     """A plugin before it is loaded.
 
     Attributes:
-        name: the entry point's, or the file's stem.
+        name: the name of the entry point, or the file's stem.
         source: the distribution, or the path of a local file or folder.
-        version: of the distribution; empty where nobody knows.
-        entry: what is to be loaded, or why that is not known.
-        remarks: what is odd about how it was installed.
+        version: the version of the distribution; empty if unknown.
+        entry: the object to load, or the error that prevents that.
+        remarks: problems of its installation.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Candidate:
 
     @property
     def names(self) -> set[str]:
-        """Everything that VLMKIT_BLOCK may call it."""
+        """All names of the plugin for VLMKIT_BLOCK."""
         return {canonical(self.name), canonical(self.source)}
 
     def load(self) -> Any:
-        """Import it, and return the object that has its hooks."""
+        """Import the plugin, and return the object with its hooks."""
         if isinstance(self.entry, PluginError):
             raise self.entry
         if isinstance(self.entry, ModuleType):
@@ -58,7 +58,7 @@ class Candidate:
         return self.entry.load()
 
     def digest(self) -> str:
-        """Return the hash of what was installed; empty where it cannot be found out."""
+        """Return the hash of the installed files; empty if unknown."""
         try:
             if isinstance(self.entry, Path):
                 return local_digest(self.entry)
@@ -71,7 +71,7 @@ class Candidate:
 
 
 def installed(entries: Iterable[importlib.metadata.EntryPoint] | None = None) -> list[Candidate]:
-    """Return a candidate for each entry point, by default of everything that is installed."""
+    """Return a candidate for each entry point, by default for all that are installed."""
     found = list(_installed()) if entries is None else list(map(_from_entry, entries))
     return sorted(found, key=lambda candidate: (candidate.source, candidate.name))
 
@@ -79,12 +79,12 @@ def installed(entries: Iterable[importlib.metadata.EntryPoint] | None = None) ->
 def _installed() -> Iterator[Candidate]:
     try:
         yield from map(_from_entry, importlib.metadata.entry_points(group=hookspecs.PROJECT))
-    except Exception:  # noqa: BLE001 - one distribution's broken files stop that for all
+    except Exception:  # noqa: BLE001 - broken files of one distribution break this for all
         yield from _one_by_one()
 
 
 def _one_by_one() -> Iterator[Candidate]:
-    """Look at each distribution by itself, the first one of each name, as Python does."""
+    """Read each distribution separately, the first of each name, as Python does."""
     seen = set()
     for dist in importlib.metadata.distributions():
         name = _name_of(dist)
@@ -92,13 +92,13 @@ def _one_by_one() -> Iterator[Candidate]:
             continue
         seen.add(canonical(name))
         try:
-            own = list(dist.entry_points.select(group=hookspecs.PROJECT))
+            entries = list(dist.entry_points.select(group=hookspecs.PROJECT))
         except Exception as error:  # noqa: BLE001 - as above
-            if _is_meant(dist):
+            if _has_plugins(dist):
                 broken = PluginError(f"its entry points cannot be read: {named(error)}")
                 yield Candidate(name, name, "", broken)
             continue
-        yield from map(_from_entry, own)
+        yield from map(_from_entry, entries)
 
 
 def _from_entry(entry: importlib.metadata.EntryPoint) -> Candidate:
@@ -108,9 +108,9 @@ def _from_entry(entry: importlib.metadata.EntryPoint) -> Candidate:
     remarks, stated = [], {"Name": "", "Version": ""}
     try:
         metadata: Any = entry.dist.metadata
-        # A broken installation states neither, and its distribution's own properties will raise.
+        # A broken installation states neither, and the properties of its distribution raise.
         stated = {key: one_line(metadata.get(key) or "", MOST_CHARS) for key in stated}
-    except Exception as error:  # noqa: BLE001 - whatever the file holds
+    except Exception as error:  # noqa: BLE001 - the file may hold anything
         remarks.append(f"has metadata that cannot be read: {named(error)}")
     else:
         remarks += [f"does not say its {key.lower()}" for key in stated if not stated[key]]
@@ -126,14 +126,14 @@ def _name_of(dist: importlib.metadata.Distribution) -> str:
 
 
 def _folder_name(dist: importlib.metadata.Distribution) -> str:
-    """Return what the folder of a distribution's metadata calls it."""
+    """Return the name of a distribution from the folder of its metadata."""
     folder = Path(str(getattr(dist, "_path", "")))
     is_one = folder.suffix in (".dist-info", ".egg-info")
     return one_line(folder.name.partition("-")[0], MOST_CHARS) if is_one else ""
 
 
-def _is_meant(dist: importlib.metadata.Distribution) -> bool:
-    """Tell whether entry points that cannot be read have some of ours among them."""
+def _has_plugins(dist: importlib.metadata.Distribution) -> bool:
+    """Return whether unreadable entry points seem to include plugins of vlmkit."""
     folder = getattr(dist, "_path", None)
     try:
         content: bytes = folder.joinpath("entry_points.txt").read_bytes()  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""Building components by their providers, and what else a provider's functions do.
+"""Calls the functions of providers: builds components, examines models, lists and removes them.
 
-Settings are checked first. An error that a provider does not explain becomes a ``PluginError``.
+Settings are checked first. An unexpected error of a provider becomes a ``PluginError``.
 """
 
 import logging
@@ -17,7 +17,7 @@ from vlmkit.kit.model_uri import scheme_of, without_secrets
 from vlmkit.kit.one_line import named
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext
-from vlmkit.plugins.output_check import check_output
+from vlmkit.plugins.protocol_check import check_output
 from vlmkit.plugins.provider import Provider
 from vlmkit.plugins.providers import Providers
 from vlmkit.plugins.setting_values import flaws, near
@@ -44,8 +44,8 @@ class ComponentBuilder(Providers[T]):
 
         Raises:
             ConfigError: a setting is unknown or out of range.
-            PluginError: the provider's ``build`` failed in a way that it does not explain, or
-                returned something other than the component.
+            PluginError: the provider's ``build`` raised an unexpected error, or did not return the
+                component.
         """
         provider = self._chosen(name, context)
         built = self._call(provider, provider.build, settings, context)
@@ -53,31 +53,32 @@ class ComponentBuilder(Providers[T]):
         return built
 
     def examine(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> str:
-        """Say how a provider would run a model; empty where it does not say. Builds nothing.
+        """Return how a provider would run a model; empty if it does not say. Builds nothing.
 
         Raises:
-            VlmkitError: what :meth:`build` would raise, as far as that shows without weights.
+            VlmkitError: an error that :meth:`build` would raise, as far as possible without
+                weights.
         """
         provider = self._chosen(name, context)
         if provider.examine is None:
             self.check_settings(provider, settings)
             return ""
-        said: object = self._call(provider, provider.examine, settings, context)
-        if not isinstance(said, str):
+        description: object = self._call(provider, provider.examine, settings, context)
+        if not isinstance(description, str):
             raise PluginError(
-                f"{self.who(provider)} was examined, and said a value of type "
-                f"{type(said).__name__!r} in place of words"
+                f"{self.who(provider)} was examined, and returned a value of type "
+                f"{type(description).__name__!r}, not text"
             )
-        return said
+        return description
 
     def previews(self, name: str, context: BuildContext) -> Generator[Checkpoint, None, None]:
-        """Yield what a source of models shows of one before its weights are fetched.
+        """Yield the previews of a model that its source has before weights are downloaded.
 
-        Close it, or the folder of the last one stays until it is collected.
+        Close the generator; otherwise the last preview's folder stays until garbage collection.
 
         Raises:
-            PluginError: the provider failed in a way that it does not explain, or yielded
-                something other than a checkpoint.
+            PluginError: the provider raised an unexpected error, or yielded something other than a
+                checkpoint.
         """
         provider = self._chosen(name, context)
         if provider.previews is None:
@@ -94,10 +95,10 @@ class ComponentBuilder(Providers[T]):
                 yield preview
 
     def remove(self, name: str, context: BuildContext) -> int:
-        """Delete a model from this disk by the source that has it; return how many bytes it freed.
+        """Delete a model from this disk by its source; return the number of bytes that this freed.
 
         Raises:
-            PluginError: the source cannot, or failed in a way that it does not explain.
+            PluginError: the source cannot remove models, or raised an unexpected error.
             CheckpointError: the model is not on this disk.
         """
         provider = self._chosen(name, context)
@@ -109,7 +110,7 @@ class ComponentBuilder(Providers[T]):
             return int(provider.remove(context))
 
     def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
-        """Return the settings as the provider's own struct.
+        """Check settings and return them as the provider's own struct.
 
         Raises:
             ConfigError: a setting is unknown or out of range.
@@ -150,21 +151,21 @@ class ComponentBuilder(Providers[T]):
         settings: Mapping[str, Any],
         context: BuildContext,
     ) -> R:
-        """Give a provider's function its checked settings; wrap what it does not explain."""
+        """Call a provider's function with its checked settings; wrap unexpected errors."""
         checked = self.check_settings(provider, settings)
         with self._explained(provider, context):
             return function(replace(context, settings=checked))
 
     @contextmanager
     def _explained(self, provider: Provider[T], context: BuildContext) -> Iterator[None]:
-        """Wrap an error of a provider's function that it does not explain itself."""
+        """Turn an unexpected error of a provider's function into a ``PluginError``."""
         who = self.who(provider)
         try:
             yield
         except (VlmkitError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # it may end the process, or panic in another language
-            is_uri = scheme_of(context.reference) is not None  # which may hold a password
+        except BaseException as error:  # also SystemExit, and panics of other languages
+            is_uri = scheme_of(context.reference) is not None  # it may hold a password
             if is_uri:
                 log.warning("%s could not be built\n%s", who, trace_of(error))
             else:

@@ -1,6 +1,6 @@
-"""What a plugin's hooks offer, and every trap of pluggy sprung before anything is taken.
+"""Calls the hooks of a plugin, after checking them for all known pitfalls of pluggy.
 
-pluggy is used here and nowhere else.
+The only module that uses pluggy.
 """
 
 import difflib
@@ -19,17 +19,17 @@ from vlmkit.plugins.registries import Registries
 
 
 def collect(source: str, plugins: Registries, plugin: Any) -> None:
-    """Take everything that a plugin offers, or nothing.
+    """Register everything that a plugin provides, or nothing.
 
     Args:
-        source: who offers it.
-        plugins: gets it.
+        source: the distribution or file of the plugin.
+        plugins: the registries to fill.
         plugin: the object with the hooks.
 
     Raises:
-        PluginError: a hook would not be called, or registered what cannot be used.
+        PluginError: a hook would not be called, or registered something unusable.
     """
-    manager = pluggy.PluginManager(hookspecs.PROJECT)  # one each: no half-registered state
+    manager = pluggy.PluginManager(hookspecs.PROJECT)  # one for each: no partial registration
     manager.register(plugin, name=source)
     callers = manager.get_hookcallers(plugin) or []
     known = [kind.hook for kind in plugins.kinds]
@@ -39,19 +39,19 @@ def collect(source: str, plugins: Registries, plugin: Any) -> None:
         _refuse_other_kinds(caller)
         _refuse_defaults(caller)
         _refuse_arguments(caller)
-    # Last: pluggy's own words for these traps are hard to read.
+    # Last, because pluggy's own messages for these errors are hard to read.
     manager.add_hookspecs(_specifications(plugins.kinds))
     offered = Registries(source, plugins.kinds)
     for kind in plugins.kinds:
         if getattr(manager.hook, kind.hook)(registry=offered.of(kind)):
             raise PluginError(
-                f"hook {kind.hook!r} returned a value, which nobody reads", hint="call registry.add"
+                f"hook {kind.hook!r} returned a value, which is ignored", hint="call registry.add"
             )
     plugins.merge(offered)
 
 
 def _specifications(kinds: Iterable[Kind[Any]]) -> type:
-    """Return a hook for each kind, as pluggy wants to have it."""
+    """Return a class with a hook specification for each kind, as pluggy expects."""
 
     def specification() -> Any:
         @hookspecs.hookspec
@@ -65,7 +65,7 @@ def _specifications(kinds: Iterable[Kind[Any]]) -> type:
 def _refuse_unmarked(
     plugin: Any, callers: Sequence[pluggy.HookCaller], known: Sequence[str]
 ) -> None:
-    """Refuse a hook without its marker, which pluggy would not see, and a plugin without hooks."""
+    """Raise an error for a hook without marker, which pluggy ignores, or a plugin without hooks."""
     marked = [i.function for caller in callers for i in caller.get_hookimpls()]
     for name in dir(plugin):
         if name.startswith("vlmkit_register_") and getattr(plugin, name) not in marked:
@@ -76,9 +76,9 @@ def _refuse_unmarked(
 
 
 def _refuse_unknown(caller: pluggy.HookCaller, known: Sequence[str]) -> None:
-    """Refuse a hook that nobody calls, which pluggy would register in silence.
+    """Raise an error for an unknown hook, which pluggy would register silently.
 
-    One that is marked as optional is for a kind whose owner need not be installed.
+    A hook marked as optional is for a kind whose owner may be missing.
     """
     is_optional = all(i.optionalhook for i in caller.get_hookimpls())
     if caller.name not in known and not is_optional:
@@ -93,14 +93,14 @@ def _refuse_unknown(caller: pluggy.HookCaller, known: Sequence[str]) -> None:
 
 
 def _refuse_other_kinds(caller: pluggy.HookCaller) -> None:
-    """Refuse a hook that does its work later, or around others', of which there are none."""
+    """Raise an error for a hook that is async or a generator, such as a hook wrapper."""
     for implementation in caller.get_hookimpls():
         function = inspect.unwrap(implementation.function)
         is_later = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         if is_later or inspect.isgeneratorfunction(function):
             raise PluginError(
-                f"hook {caller.name!r} is an async function or one that yields, which nobody waits "
-                "for",
+                f"hook {caller.name!r} is an async function or one that yields, which is not "
+                "awaited",
                 hint="make it a plain function that calls registry.add",
             )
 
@@ -116,7 +116,7 @@ def _refuse_defaults(caller: pluggy.HookCaller) -> None:
 
 
 def _refuse_arguments(caller: pluggy.HookCaller) -> None:
-    """Refuse any arguments but the one that is passed; without it, nothing can be registered."""
+    """Raise an error unless the hook takes exactly the one argument that is passed."""
     for implementation in caller.get_hookimpls():
         if tuple(implementation.argnames) != ("registry",):
             stated = ", ".join(implementation.argnames)

@@ -1,10 +1,9 @@
-"""What a plugin must leave as it found it while it is imported and registers.
+"""Detects process-wide side effects of importing and registering a plugin, and undoes some.
 
-What can be put back is: the working folder, signal handlers, the log's handlers, the standard
-streams. What others may need by now is left: ``sys.path``, the environment, threads. Either is
-told. What is printed to standard output goes to standard error, since output may be somebody's
-JSON. A plugin has the rights of the process: what it changes inside of a library, or ends by
-``os._exit``, nothing here can undo.
+It restores the working folder, signal handlers, handlers of the root logger and the standard
+streams. It does not undo changes of ``sys.path``, the environment and threads, which other code may
+need by then. It reports both. Prints to standard output go to standard error, because the output
+may be JSON for another program. It cannot undo changes inside libraries, or a call of ``os._exit``.
 """
 
 import logging
@@ -25,23 +24,23 @@ SIGNALS = (
     *("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGCHLD", "SIGPIPE"),
     *("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGTSTP", "SIGCONT", "SIGWINCH"),
 )
-"""Those that programs take; others are not looked at."""
+"""The signals that programs commonly handle; others are not checked."""
 
 
 class ImportSideEffects:
-    """Looks at the process before, and again afterwards.
+    """Records the state of the process on entry, and compares it on exit.
 
     Args:
-        aside: what stands in for standard output.
+        stdout_guard: replaces standard output while plugins are loaded.
 
     Attributes:
-        remarks: what was changed, as the ends of sentences about the plugin.
-        was_interrupted: whether somebody pressed Ctrl-C meanwhile; what else raises
-            KeyboardInterrupt is the plugin.
+        remarks: the changes, as the ends of sentences about the plugin.
+        was_interrupted: whether the user pressed Ctrl-C meanwhile; any other KeyboardInterrupt
+            comes from the plugin.
     """
 
-    def __init__(self, aside: StdoutGuard) -> None:
-        self._aside = aside
+    def __init__(self, stdout_guard: StdoutGuard) -> None:
+        self._stdout_guard = stdout_guard
         self.remarks: list[str] = []
         self.was_interrupted = False
 
@@ -53,7 +52,7 @@ class ImportSideEffects:
         self._log = (list(logging.root.handlers), logging.root.level)
         self._handlers = self._interruptible(_handlers())
         self._streams = (sys.stdout, sys.stderr)
-        self._aside.begin(self._threads)
+        self._stdout_guard.begin(self._threads)
         return self
 
     def __exit__(
@@ -62,15 +61,15 @@ class ImportSideEffects:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for look in (
-            *(self._look_at_streams, self._look_at_folder, self._look_at_signals),
-            *(self._look_at_log, self._look_at_path, self._look_at_environment),
-            self._look_at_threads,
+        for check in (
+            *(self._restore_streams, self._restore_folder, self._restore_signals),
+            *(self._restore_log, self._check_path, self._check_environment),
+            self._check_threads,
         ):
-            look()
+            check()
 
     def _interruptible(self, handlers: Handlers) -> Handlers:
-        """Note Ctrl-C, where it would raise KeyboardInterrupt; return the handlers to keep."""
+        """Record Ctrl-C if it would raise KeyboardInterrupt; return the handlers to restore."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.was_interrupted = True
@@ -82,20 +81,20 @@ class ImportSideEffects:
             self._note = note
         return handlers
 
-    def _look_at_streams(self) -> None:
+    def _restore_streams(self) -> None:
         output, errors = self._streams
         if sys.stdout is not output or sys.stderr is not errors:
-            self.remarks.append("put others in place of the standard streams, which are back")
+            self.remarks.append("replaced the standard streams, which were restored")
         sys.stdout, sys.stderr = output, errors
-        if self._aside.was_used:
+        if self._stdout_guard.was_used:
             self.remarks.append("printed to standard output; it went to standard error")
 
-    def _look_at_folder(self) -> None:
+    def _restore_folder(self) -> None:
         if self._folder is not None and _folder() != self._folder:
             os.chdir(self._folder)
-            self.remarks.append("changed the working folder, which was changed back")
+            self.remarks.append("changed the working folder, which was restored")
 
-    def _look_at_signals(self) -> None:
+    def _restore_signals(self) -> None:
         changed = []
         for number, handler in _handlers().items():
             before = self._handlers.get(number)
@@ -105,26 +104,26 @@ class ImportSideEffects:
             if handler is not before and before is not None:
                 signal.signal(number, before)
         if changed:
-            self.remarks.append(f"took signals, which were taken back: {_listed(changed)}")
+            self.remarks.append(f"set signal handlers, which were restored: {_listed(changed)}")
 
-    def _look_at_log(self) -> None:
+    def _restore_log(self) -> None:
         handlers, level = self._log
         if logging.root.handlers != handlers or logging.root.level != level:
             logging.root.handlers[:] = handlers
             logging.root.setLevel(level)
-            self.remarks.append("configured the log of the whole process, which was undone")
+            self.remarks.append("configured the root logger, which was restored")
 
-    def _look_at_path(self) -> None:
+    def _check_path(self) -> None:
         if sys.path != self._path:
-            self.remarks.append("changed sys.path, where all modules are looked for")
+            self.remarks.append("changed sys.path, which affects all imports")
 
-    def _look_at_environment(self) -> None:
+    def _check_environment(self) -> None:
         now = dict(os.environ)
         names = self._environ.keys() | now.keys()
         if changed := [n for n in names if now.get(n) != self._environ.get(n)]:
             self.remarks.append(f"changed the environment: {_listed(changed)}")
 
-    def _look_at_threads(self) -> None:
+    def _check_threads(self) -> None:
         started = [t.name for t in threading.enumerate() if t not in self._threads]
         if started:
             self.remarks.append(f"started threads: {_listed(started)}")
@@ -133,12 +132,12 @@ class ImportSideEffects:
 def _folder() -> Path | None:
     try:
         return Path.cwd()
-    except OSError:  # it is gone
+    except OSError:  # it was deleted
         return None
 
 
 def _handlers() -> Handlers:
-    """Return the handlers of signals, which only the main thread has and may change."""
+    """Return the signal handlers; empty outside the main thread, which alone can set them."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     known = (getattr(signal, name, None) for name in SIGNALS)

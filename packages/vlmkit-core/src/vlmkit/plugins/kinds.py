@@ -1,10 +1,10 @@
-"""The kinds of thing that a plugin can offer, as data.
+"""The kinds of providers that plugins can register, as data.
 
-One row each: its hook, its registry, its section of the config, and its place in the reference come
-out of it. A plugin that owns a kind says so: ``VLMKIT_KINDS = (Kind(...),)`` in its module makes a
-hook that other plugins can implement, and ``context.providers(kind)`` is what they offered. A
-table of the config that selects among these is another line: ``VLMKIT_TABLES = {"codecs": CODEC}``.
-A table may also have the settings of the plugin itself, as a struct that decodes it:
+A kind's row defines its hook, its registry, its section of the config and its entry in the
+reference. A plugin can own further kinds: ``VLMKIT_KINDS = (Kind(...),)`` in its module adds a hook
+that other plugins can implement. ``context.providers(kind)`` returns the providers that they
+register. ``VLMKIT_TABLES = {"codecs": CODEC}`` adds a table of the config that selects among them.
+A table may also hold settings of the plugin itself, decoded by a struct:
 ``VLMKIT_TABLES = {"cluster": ClusterSettings}``.
 """
 
@@ -34,31 +34,31 @@ Serves = Literal["all", "named", "own"]
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """One kind.
+    """One kind of provider.
 
     Attributes:
-        name: in the singular, with underscores between its words.
-        makes: the protocol or class of what its providers build; None leaves the check to who asks.
-        mode: which providers are used: ``one``, chosen by its name or by what it can serve; ``all``
-            named ones; or each ``by name`` on request.
-        meaning: what a provider of it makes, as the end of a sentence that begins with *what*.
-        contract: ``module:Class`` of the tests that a provider must pass; empty without any.
-        is_optional: a pipeline can do without, and does where the config does not choose; where
-            one is used, the section says ``none``. Of what is not optional, all that can serve are
-            used where the mode is ``all``.
-        is_dispensable: a model that has use for one is served without it where its section says
-            ``none``.
-        is_late: whether a provider of an optional kind is built when it is first needed, so that an
-            unused one costs nothing. A server builds it before it is ready, so that no request
-            waits. If the config chooses none, one that can serve is used, if there is any.
-        reserved: names that no provider can have, but those of the distribution that each of them
-            leads to.
-        max_words: words that a name may have, with a blank between two of them.
-        serves: what a provider without ``cannot_serve`` can be used for: ``all``, what it is
-            ``named`` for, or its ``own`` name alone.
-        field_changes: what fields may change that its providers add to requests, by
-            :attr:`vlmkit.interfaces.request_field.RequestField.changes`; nothing in it where what
-            they build sees no sequences.
+        name: its name in the singular, with underscores between words.
+        makes: the protocol or class of the components; None leaves the check to the caller.
+        mode: how providers are selected. ``one``: a single one, by name or by what it can serve.
+            ``all``: every one that the config lists. ``by name``: each when it is requested.
+        meaning: what its components do, as a phrase that begins with *what*.
+        contract: ``module:Class`` of the contract tests for its providers; empty for none.
+        is_optional: whether a pipeline works without a provider, and uses none by default. For mode
+            ``one``, the default of ``use`` is ``none``. Providers of a kind that is not optional
+            and has mode ``all`` are used by default if they can serve the model.
+        is_dispensable: whether ``use = "none"`` serves a model without the component even if the
+            model could use it.
+        is_late: whether an optional component is built only when it is first needed, or before a
+            server is ready. Unused installed providers then cost nothing. By default a provider
+            that can serve the model is used, if there is any.
+        reserved: names that only one distribution may use for its providers, with that
+            distribution.
+        max_words: maximum number of words in a name, separated by single blanks.
+        serves: what a provider without ``cannot_serve`` is used for. ``all``: every model.
+            ``named``: models whose config names it. ``own``: only the model of its own name.
+        field_changes: permitted values of
+            :attr:`vlmkit.interfaces.request_field.RequestField.changes` for its providers' request
+            fields; empty if the components see no sequences.
     """
 
     name: str
@@ -86,33 +86,33 @@ class Kind(Generic[T]):
 
     @property
     def hook(self) -> str:
-        """The hook that offers providers of it."""
+        """The hook that registers its providers."""
         return f"vlmkit_register_{self.plural}"
 
     @property
     def default(self) -> str:
-        """What ``use`` says in its section where the config does not: of a kind of mode ``one``."""
+        """The default of ``use`` in its section, for mode ``one``."""
         return "none" if self.is_optional and not self.is_late else "auto"
 
     @property
     def takes_none(self) -> bool:
-        """Whether its section may say ``none``."""
+        """Whether ``use`` may be ``none``."""
         return self.is_optional or self.is_dispensable
 
     @property
     def section(self) -> str:
-        """The table of the config that selects among its providers, where there is one."""
+        """The table of the config that selects among its providers; empty for mode ``by name``."""
         return {"one": self.name, "all": self.plural, "by name": ""}[self.mode]
 
 
 Table = type[msgspec.Struct] | Kind[Any]
-"""What decodes a table of the config: a struct, or the settings of each provider of a kind."""
+"""The type of a table of the config: a struct, or a kind with the settings of its providers."""
 
 TOKENIZER: Kind[Tokenizer] = Kind(
     "tokenizer",
     Tokenizer,
     "one",
-    "what makes prompts of conversations",
+    "what builds prompts from conversations",
     "vlmkit_testing:TokenizerContract",
     serves="named",
 )
@@ -138,7 +138,7 @@ SCHEDULER: Kind[Scheduler] = Kind(
     "scheduler",
     Scheduler,
     "one",
-    "what decides who runs next",
+    "what decides which sequences run next",
     "vlmkit_testing:SchedulerContract",
     field_changes=("nothing",),
 )
@@ -154,7 +154,7 @@ PROPOSER: Kind[Proposer] = Kind(
     "proposer",
     Proposer,
     "one",
-    "what guesses tokens that the engine then verifies",
+    "what drafts tokens that the engine then verifies",
     "vlmkit_testing:ProposerContract",
     field_changes=("nothing",),
     is_optional=True,
@@ -163,7 +163,7 @@ CONSTRAINT: Kind[ConstraintCompiler] = Kind(
     "constraint",
     ConstraintCompiler,
     "one",
-    "what keeps answers within a schema, a pattern or a grammar",
+    "what constrains answers to a schema, a pattern or a grammar",
     "vlmkit_testing:ConstraintContract",
     is_optional=True,
     is_late=True,
@@ -172,7 +172,7 @@ OBSERVER: Kind[Observer] = Kind(
     "observer",
     Observer,
     "all",
-    "what is told how requests fare",
+    "what receives the events of requests",
     "vlmkit_testing:ObserverContract",
     is_optional=True,
 )
@@ -180,20 +180,20 @@ MEDIA_LOADER: Kind[MediaLoader] = Kind(
     "media_loader",
     MediaLoader,
     "all",
-    "what opens files of images, sounds and the like",
+    "what opens files of images, sounds and other media",
     "vlmkit_testing:MediaLoaderContract",
 )
 MODEL: Kind[Checkpoint] = Kind(
     "model",
     Checkpoint,
     "by name",
-    "what has a model's files",
+    "what provides a model's files",
     "vlmkit_testing:ModelContract",
     serves="own",
 )
 COMMAND: Kind[Any] = Kind(
     "command",
-    None,  # the command line looks at what it was given, and knows click
+    None,  # the command line checks the result itself, because only it imports click
     "by name",
     "what adds a command to the command line",
     "vlmkit_testing:CommandContract",

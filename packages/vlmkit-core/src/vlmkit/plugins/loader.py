@@ -1,10 +1,13 @@
-"""Find plugins, load each one in isolation, and collect what they offer.
+"""Finds plugins, loads each in isolation, and registers what they provide.
 
-One plugin that is broken in any way (it fails to import, misspells a hook, gives a hook argument a
-default, registers a name twice, was written for another API version) is recorded with its reason,
-offers nothing and harms nobody; it is fatal only if the config selects something of it. What it
-does to the process on the way is undone where that is possible, and told. Code that ends the
-process at once, or changes a library from within, cannot be survived.
+A broken plugin is recorded with its error and registers nothing; others work. A plugin is broken if
+it fails to import, misspells a hook, gives a hook argument a default, registers a name twice, or
+was written for another API version. It is fatal only if the config selects something of it. Its
+side effects on the process are undone where possible, and reported. Nothing helps against a plugin
+that ends the process at once or patches a library.
+
+A plugin states ``VLMKIT_API = (major, minor)``, the version that it was written for. The major
+number is raised for a change that breaks plugins, the minor number for an addition.
 """
 
 import difflib
@@ -17,16 +20,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
+from vlmkit._version import __version__
 from vlmkit.deprecated import REMOVED_IN, OldName, forget
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.one_line import named, one_line
-from vlmkit.plugins import api_version, builtin
+from vlmkit.plugins import builtin
 from vlmkit.plugins.candidates import Candidate, installed
 from vlmkit.plugins.hooks import collect
+from vlmkit.plugins.hookspecs import API_VERSION
 from vlmkit.plugins.import_side_effects import ImportSideEffects
 from vlmkit.plugins.kinds import KINDS, Kind, Table
 from vlmkit.plugins.names import OWN, OWN_PLUGINS, OWNERS_OF_TABLES, canonical
@@ -37,7 +42,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RESERVED_TABLES = frozenset({"fetch", "model", "models", "pipeline", "plugins", "revision"})
-"""Tables and settings of the core at the top of the config, but for those of its kinds."""
+"""Top-level tables and settings of the core, without those of its kinds."""
 HEAVY = frozenset(
     {
         *("torch", "torchvision", "transformers", "tokenizers", "huggingface_hub", "safetensors"),
@@ -45,26 +50,26 @@ HEAVY = frozenset(
         *("onnxruntime", "onnx", "jax", "tensorflow", "mlx", "triton", "vllm", "pydantic"),
     }
 )
-"""Libraries whose import is felt; those that a plugin imports at once are told with its time."""
+"""Libraries with slow imports; those that a plugin imports at start-up are shown with its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One plugin that was found, and what became of it.
+    """One plugin that was found, and the result of loading it.
 
     Attributes:
         name: the entry point's name, or the file's stem.
         source: the distribution's name, or the path of a local file or folder.
-        version: of the distribution; empty for a file.
-        error: why it offers nothing; None when it loaded.
-        remarks: what it did that no plugin should, as the ends of sentences about it.
-        blocked: whether VLMKIT_BLOCK names it.
-        unlisted: whether ``plugins.only`` names others.
-        import_s: how long its import took, with what it imported that was not there.
-        num_modules: how many modules came with it.
-        heavy: the libraries among them that are better imported in ``build``.
+        version: the version of the distribution; empty for a file.
+        error: the error that prevented loading; None if it loaded.
+        remarks: its unwanted side effects, as the ends of sentences about it.
+        blocked: whether VLMKIT_BLOCK excludes it.
+        unlisted: whether ``plugins.only`` excludes it.
+        import_s: time of its import in seconds, including modules that it imported first.
+        num_modules: number of modules that it imported first.
+        heavy: the libraries among them that should be imported in ``build``.
         digest: returns the SHA-256 of the distribution's RECORD, which has the hashes of its files,
-            or that of a local file; empty where there is none.
+            or of a local file; empty if there is none.
     """
 
     name: str
@@ -81,25 +86,25 @@ class Plugin:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its code was run, and it offers what it has."""
+        """Whether it was loaded and its providers are registered."""
         return not (self.error or self.blocked or self.unlisted)
 
     @property
     def who(self) -> str:
-        """How messages call it: by its name, its distribution and the version of that."""
+        """Its description in messages: name, distribution and version."""
         version = f" {self.version}" if self.version else ""
         return f"plugin {self.name!r} of {self.source}{version}"
 
 
 class Plugins(Registries):
-    """Everything that plugins offer, and every plugin that was found.
+    """The registries of all providers, and every plugin that was found.
 
     Attributes:
-        found: all of them.
-        notes: what is odd about how plugins were chosen, as sentences.
-        errors: what is wrong with how they were chosen, where that was not raised.
-        tables: what decodes the tables of the config that plugins own, by their names.
-        aside: stood in for standard output; threads of plugins may know it.
+        found: all plugins.
+        notes: warnings about the selection of plugins, as sentences.
+        errors: errors in the selection of plugins that were not raised.
+        tables: the types of the config tables that plugins own, by name.
+        stdout_guard: replaced standard output during loading; threads of plugins may still use it.
     """
 
     def __init__(self) -> None:
@@ -108,7 +113,7 @@ class Plugins(Registries):
         self.notes: list[str] = []
         self.errors: list[ConfigError] = []
         self.tables: dict[str, Table] = {}
-        self.aside = StdoutGuard()
+        self.stdout_guard = StdoutGuard()
 
     @property
     def sections(self) -> dict[str, Kind[Any]]:
@@ -118,9 +123,9 @@ class Plugins(Registries):
 
     @property
     def broken(self) -> dict[str, Exception]:
-        """Reason by source of each plugin that could not be loaded.
+        """The error of each plugin that could not be loaded, by source.
 
-        Of a distribution that has several, each goes by its own name, too.
+        The key also has the plugin's name if its distribution has several plugins.
         """
         sources = [plugin.source for plugin in self.found]
         return {
@@ -131,13 +136,18 @@ class Plugins(Registries):
 
 
 class _Attempt:
-    """One candidate on its way in: opened first, and asked for what it offers when all are."""
+    """Loads one candidate in two steps: all are imported before the first hook is called."""
 
     def __init__(
-        self, candidate: Candidate, aside: StdoutGuard, *, is_blocked: bool, is_unlisted: bool
+        self,
+        candidate: Candidate,
+        stdout_guard: StdoutGuard,
+        *,
+        is_blocked: bool,
+        is_unlisted: bool,
     ) -> None:
         self._candidate = candidate
-        self._aside = aside
+        self._stdout_guard = stdout_guard
         self._is_blocked = is_blocked
         self._is_unlisted = is_unlisted
         self._remarks: list[str] = []
@@ -147,7 +157,7 @@ class _Attempt:
         self._new_modules: set[str] = set()
 
     def open(self, plugins: Plugins) -> None:
-        """Import it and take the kinds that it owns."""
+        """Import the plugin and register the kinds and tables that it owns."""
         if self._is_blocked or self._is_unlisted:
             return
         self._remarks += self._candidate.remarks
@@ -159,17 +169,17 @@ class _Attempt:
             self._tried(lambda: _take_kinds(self._module, plugins, self._candidate.source))
 
     def _loaded(self) -> Any:
-        api_version.check_part(self._candidate.source, self._candidate.version)
+        _check_part(self._candidate.source, self._candidate.version)
         return self._candidate.load()
 
     def collect(self, plugins: Plugins) -> None:
-        """Take what it offers."""
+        """Call the hooks of the plugin."""
         is_left_out = self._is_blocked or self._is_unlisted
         if not is_left_out and self._error is None:
             self._tried(lambda: collect(self._candidate.source, plugins, self._module))
 
-    def told(self) -> Plugin:
-        """Return what became of it."""
+    def result(self) -> Plugin:
+        """Return the result of loading."""
         candidate = self._candidate
         packages = {name.partition(".")[0] for name in self._new_modules}
         return Plugin(
@@ -184,33 +194,33 @@ class _Attempt:
         )
 
     def _tried(self, do: Callable[[], T]) -> T | None:
-        """Return what a plugin's code returns; it may raise anything, and is held to nothing."""
-        around = ImportSideEffects(self._aside)
+        """Call code of the plugin, which may raise anything; record its errors and side effects."""
+        side_effects = ImportSideEffects(self._stdout_guard)
         try:
-            with around, _old_names(self._remarks):
+            with side_effects, _old_names(self._remarks):
                 return do()
         except Exception as error:  # noqa: BLE001
             self._note(error)
         except SystemExit as error:
             self._note(PluginError("the plugin tried to end the process"), error)
         except BaseException as error:
-            if around.was_interrupted:
+            if side_effects.was_interrupted:
                 raise
             self._note(PluginError(f"the plugin raised {named(error)}, which is no error"), error)
         finally:
-            self._remarks += around.remarks
+            self._remarks += side_effects.remarks
         return None
 
     def _note(self, error: Exception, cause: BaseException | None = None) -> None:
         if cause is not None:
             error.__cause__ = cause
         self._error = error
-        log.info("%s could not be loaded", self.told().who, exc_info=error)
+        log.info("%s could not be loaded", self.result().who, exc_info=error)
 
 
 @contextmanager
 def _old_names(remarks: list[str]) -> Iterator[None]:
-    """Add a remark for each old name of a module that is imported meanwhile."""
+    """Add a remark for each old module name that is imported in the context."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OldName)
         try:
@@ -235,17 +245,17 @@ def load(
     entry_points: Sequence[importlib.metadata.EntryPoint] | None = None,
     is_lenient: bool = False,
 ) -> Plugins:
-    """Load the built-in components and every plugin; a broken one is recorded, never fatal.
+    """Load the built-in components and every plugin; a broken plugin is recorded, never fatal.
 
     Args:
-        files: local Python files, or folders with an ``__init__.py``, that are plugins too.
-        block: entry-point names, distribution names or file paths to leave out.
-        only: names of distributions; no plugin of another one is imported. All are when None.
-        entry_points: what to load in place of the installed entry points, for tests.
-        is_lenient: report wrong names of ``only`` in the result, in place of raising.
+        files: local Python files, or folders with an ``__init__.py``, to load as plugins.
+        block: names of entry points or distributions, or file paths, to exclude.
+        only: names of distributions; no plugin of another one is imported. None imports all.
+        entry_points: entry points to load instead of the installed ones, for tests.
+        is_lenient: report wrong names in ``only`` in the result, instead of raising.
 
     Raises:
-        ConfigError: ``only`` names a distribution that has no plugin here.
+        ConfigError: ``only`` names a distribution without an installed plugin.
     """
     there = installed(entry_points)
     local = [Candidate(path.stem, str(path), "", path) for path in dict.fromkeys(files)]
@@ -262,24 +272,24 @@ def load(
     attempts = [
         _Attempt(
             candidate,
-            plugins.aside,
+            plugins.stdout_guard,
             is_blocked=bool(candidate.names & blocked),
             is_unlisted=_is_unlisted(candidate, there, listed),
         )
         for candidate in candidates
     ]
     plugins.notes += _unknown(named, candidates)
-    with plugins.aside.in_place():
-        for attempt in attempts:  # all kinds are known before the first hook is called
+    with plugins.stdout_guard.installed():
+        for attempt in attempts:  # all kinds must be known before the first hook is called
             attempt.open(plugins)
         for attempt in attempts:
             attempt.collect(plugins)
-    plugins.found += [attempt.told() for attempt in attempts]
+    plugins.found += [attempt.result() for attempt in attempts]
     return plugins
 
 
 def _take_kinds(plugin: Any, plugins: Plugins, source: str) -> None:
-    api_version.check(getattr(plugin, "VLMKIT_API", None))
+    _check_api_version(getattr(plugin, "VLMKIT_API", None))
     kinds = getattr(plugin, "VLMKIT_KINDS", ())
     for kind in kinds if isinstance(kinds, tuple | list) else ():
         _refuse_reserved(getattr(kind, "plural", ""), source)
@@ -288,18 +298,18 @@ def _take_kinds(plugin: Any, plugins: Plugins, source: str) -> None:
 
 
 def _refuse_reserved(name: str, source: str) -> None:
-    """Refuse a kind or table that belongs to a part of vlmkit, which need not be installed."""
+    """Raise an error for a kind or table whose name another distribution of vlmkit owns."""
     owner = OWNERS_OF_TABLES.get(name, source)
     if canonical(owner) != canonical(source):
         raise PluginError(f"{name!r} belongs to {owner}", hint="give it another name")
 
 
 def _take_tables(tables: object, plugins: Plugins, source: str) -> None:
-    """Take the tables of the config that a plugin decodes; all or none.
+    """Register the config tables that a plugin owns; all or none.
 
     Raises:
-        PluginError: they are not a mapping of names to structs or kinds of mode ``all``, or a table
-            is another's.
+        PluginError: the tables are not a mapping of names to structs or kinds of mode ``all``, or a
+            name is taken.
     """
     if not isinstance(tables, Mapping):
         raise PluginError(
@@ -328,13 +338,13 @@ def _is_decoder(decoder: object) -> bool:
 
 
 def _is_unlisted(candidate: Candidate, there: list[Candidate], listed: set[str] | None) -> bool:
-    """Tell whether an installed plugin is none of those that may be loaded."""
+    """Return whether ``plugins.only`` excludes an installed plugin."""
     is_installed = any(candidate is each for each in there)
     return is_installed and listed is not None and canonical(candidate.source) not in listed
 
 
 def _unknown_listed(only: Iterable[str], there: Iterable[Candidate]) -> Iterator[ConfigError]:
-    """Yield an error for each distribution that may be loaded and has no plugin here."""
+    """Yield an error for each name in ``only`` without an installed plugin."""
     known = {canonical(candidate.source): candidate.source for candidate in there}
     for name in only:
         if canonical(name) not in {*known, *OWN_PLUGINS}:
@@ -348,8 +358,8 @@ def _unknown_listed(only: Iterable[str], there: Iterable[Candidate]) -> Iterator
 
 
 def _unknown(block: Iterable[str], candidates: Sequence[Candidate]) -> list[str]:
-    """Say of each name to leave out that nothing is called by what may be meant."""
-    known = {own: candidate for candidate in candidates for own in candidate.names}
+    """Return a warning for each unknown name in VLMKIT_BLOCK."""
+    known = {name: candidate for candidate in candidates for name in candidate.names}
     notes = []
     for name in block:
         if canonical(name) in known:
@@ -357,7 +367,53 @@ def _unknown(block: Iterable[str], candidates: Sequence[Candidate]) -> list[str]
         near = difflib.get_close_matches(canonical(name), known, n=1)
         hint = f"; did you mean {known[near[0]].source!r}?" if near else ""
         notes.append(
-            f"VLMKIT_BLOCK leaves out {one_line(name.strip(), 100)!r}, and no plugin or "
-            f"distribution here is called so{hint}"
+            f"VLMKIT_BLOCK names {one_line(name.strip(), 100)!r}, and no plugin or "
+            f"distribution has that name{hint}"
         )
     return notes
+
+
+def _check_api_version(stated: object) -> None:
+    """Check the API version of a plugin: equal major number, minor number not above ours.
+
+    Raises:
+        PluginError: the plugin was written for another version, or states none.
+    """
+    major, minor = API_VERSION
+    version = (stated, 0) if type(stated) is int else stated  # 1 is short for (1, 0)
+    if stated is None:
+        problem = "does not say VLMKIT_API"
+    elif not _is_version(version):
+        problem = f"has VLMKIT_API = {stated!r}, which is not (major, minor)"
+    elif version[0] != major or version[1] > minor:
+        problem = f"has VLMKIT_API = {stated!r}"
+    else:
+        return
+    raise PluginError(
+        f"the plugin {problem}; this vlmkit offers {API_VERSION!r}",
+        hint=f"install matching versions of both, or state VLMKIT_API = {API_VERSION!r} once the "
+        "plugin follows docs/reference/stability.md",
+    )
+
+
+def _check_part(distribution: str, version: str) -> None:
+    """Check that a distribution of vlmkit matches the version of the core.
+
+    Versions match if their first two numbers are equal.
+
+    Raises:
+        PluginError: the versions do not match; names both.
+    """
+    if distribution in OWN_PLUGINS and _series(version) != _series(__version__):
+        raise PluginError(
+            f"{distribution} {version} does not go with vlmkit-core {__version__}",
+            hint=f"install {distribution} {'.'.join(_series(__version__))}, or another core",
+        )
+
+
+def _series(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _is_version(stated: object) -> TypeGuard[tuple[int, int]]:
+    return isinstance(stated, tuple) and [type(part) for part in stated] == [int, int]

@@ -1,8 +1,8 @@
-"""Plugins that are files or folders of the user's, which are installed nowhere.
+"""Loads plugins that are local files or folders, not installed distributions.
 
-The folder that one lies in becomes a package, under a name that nothing else has: so a plugin can
-import what lies beside it, at once or later, and nobody else finds that on ``sys.path``. What is
-installed comes before a neighbour of the same name.
+The folder of such a plugin becomes a package with a unique name. The plugin can then import modules
+beside it, at once or later, and ``sys.path`` is unchanged. Installed modules take precedence over
+modules beside the plugin.
 """
 
 import builtins
@@ -24,15 +24,15 @@ PREFIX = "vlmkit_local_"
 
 
 def load_local(path: Path) -> ModuleType:
-    """Run a file, or a folder that has an ``__init__.py``, and return its module.
+    """Import a file, or a folder with an ``__init__.py``, and return its module.
 
     Raises:
-        PluginError: there is no such file, or it is not Python.
+        PluginError: the file does not exist, or is not a Python file.
     """
     file = _file_of(path)
     package = _package_of(path.resolve().parent)
     name = f"{package}.{path.stem.replace('.', '_')}"
-    _forget(name)  # of an earlier load, which may have been of other text
+    _forget(name)  # the file may have changed since an earlier load
     before = set(sys.modules)
     inside = [str(path.resolve())] if path.is_dir() else None
     spec = spec_from_file_location(
@@ -70,7 +70,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _file_of(path: Path) -> Path:
-    """Return the file that is run for a plugin."""
+    """Return the Python file to import for a plugin."""
     if path.is_dir():
         if not (path / INIT).is_file():
             raise PluginError(
@@ -86,7 +86,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _package_of(folder: Path) -> str:
-    """Return the name of a folder's package, which is made if it is not there."""
+    """Return the name of a folder's package; create the package if needed."""
     name = PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -98,18 +98,18 @@ def _package_of(folder: Path) -> str:
 
 
 def _forget(name: str) -> None:
-    """Drop a module and what is inside it."""
+    """Remove a module and its submodules from ``sys.modules``."""
     for known in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
         del sys.modules[known]
 
 
 class _Finder(MetaPathFinder):
-    """Finds what local plugins import of their folders, and nothing else."""
+    """Finds modules in the packages of local plugins' folders, and no others."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec whose module finds its own neighbours."""
+        """Return a spec whose module can import modules beside it."""
         if not fullname.startswith(PREFIX):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -119,10 +119,10 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Runs a module whose ``import`` statements find its neighbours, too."""
+    """Executes a module whose ``import`` statements also find modules beside it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module."""
+        """Execute the module with a special ``__import__``."""
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": self._import}
         super().exec_module(module)
 
@@ -134,7 +134,7 @@ class _Loader(SourceFileLoader):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Import as ever; what nobody has is looked for in the folder of the plugin."""
+        """Import as usual; look for a missing module in the folder of the plugin."""
         top, _, rest = name.partition(".")
         try:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
@@ -142,7 +142,7 @@ class _Loader(SourceFileLoader):
             if level or error.name != top or not self._is_beside(top):
                 raise
         package = self.name.partition(".")[0]
-        if fromlist:  # its names are imported where they are modules, as relative imports do
+        if fromlist:  # also imports its names that are modules, as relative imports do
             return builtins.__import__(f"{package}.{name}", globals, locals, fromlist, 0)
         importlib.import_module(f"{package}.{name}" if rest else f"{package}.{top}")
         return sys.modules[f"{package}.{top}"]

@@ -1,4 +1,4 @@
-"""Facts about this machine that decide what can run on it, found without heavy imports."""
+"""Facts about this machine for ``vlmkit doctor``, found without heavy imports."""
 
 import importlib.metadata
 import platform
@@ -38,7 +38,7 @@ CPU_FEATURES = (
 
 
 def facts(plugins: Plugins) -> dict[str, str]:
-    """Return what there is, by name; what cannot be found out reads ``unknown``."""
+    """Return the facts by name; unknown values are ``unknown``."""
     libraries = {name: _version(name) for name in LIBRARIES}
     return {
         "vlmkit": __version__,
@@ -81,7 +81,7 @@ def _memory() -> str:
 
 
 def _devices() -> list[str]:
-    """Return accelerators whose drivers are there, as the system shows them."""
+    """Return the accelerators with an installed driver, as the system lists them."""
     found = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         models = [line for line in _read(file).splitlines() if line.startswith("Model:")]
@@ -96,10 +96,10 @@ def _devices() -> list[str]:
 
 
 def _support() -> str:
-    """Say what of this project was ever run on such a machine; the README has the whole of it."""
+    """Return whether the project was tested on such a machine; the README has the details."""
     is_run = sys.platform == "linux" and platform.machine() == "x86_64"
-    said = "tested on such systems" if is_run else "written for such systems, and never run on one"
-    return f"{said}; never run on a real GPU" if _devices() else said
+    text = "tested on such systems" if is_run else "written for such systems, and never run on one"
+    return f"{text}; never run on a real GPU" if _devices() else text
 
 
 def _read(file: Path) -> str:

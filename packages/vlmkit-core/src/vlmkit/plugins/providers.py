@@ -1,7 +1,4 @@
-"""Providers of one kind: finding them by name, and choosing one that can serve.
-
-Nothing is built here.
-"""
+"""Finds providers of one kind by name, and chooses one that can serve; builds nothing."""
 
 import difflib
 from collections.abc import Iterator
@@ -28,19 +25,19 @@ class Providers(Generic[T]):
         self._providers: dict[tuple[str, str], Provider[T]] = {}
 
     def __iter__(self) -> Iterator[Provider[T]]:
-        """Yield the providers by name, and those of one name by who offers them."""
-        return iter([self._providers[place] for place in sorted(self._providers)])
+        """Yield the providers sorted by name, then by plugin."""
+        return iter([self._providers[key] for key in sorted(self._providers)])
 
     def offers(self, name: str) -> bool:
-        """Tell whether there is a provider that may be meant by a name."""
+        """Return whether a name matches at least one provider."""
         return bool(self._meant_by(name))
 
     def get(self, name: str) -> Provider[T]:
         """Return the provider of this name, or of ``distribution:name``.
 
         Raises:
-            UnknownPlugin: there is none; the hint names the nearest.
-            ConfigError: several distributions offer one of this name; the hint says how to choose.
+            UnknownPlugin: no provider has the name; the hint has the nearest name.
+            ConfigError: several distributions have one of this name; the hint says how to choose.
         """
         meant = self._meant_by(name)
         if len(meant) == 1:
@@ -56,19 +53,16 @@ class Providers(Generic[T]):
         raise UnknownPlugin(f"no installed plugin provides {self.kind} {name!r}", hint=hint)
 
     def key(self, provider: Provider[T]) -> str:
-        """Return what chooses a provider: its name, with its distribution if that is not enough."""
+        """Return the name that selects a provider, with its distribution if that is needed."""
         is_clear = self._meant_by(provider.name) == [provider]
         return provider.name if is_clear else f"{provider.plugin}:{provider.name}"
 
     def who(self, provider: Provider[T]) -> str:
-        """Return how messages call a provider and who offers it."""
+        """Return the description of a provider in messages, with its plugin."""
         return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
 
     def objections(self, subject: object) -> dict[str, str | None]:
-        """Say of every provider why it cannot serve ``subject`` here; None where it can.
-
-        Providers go by what chooses them.
-        """
+        """Return why each provider cannot serve ``subject`` here, by its key; None if it can."""
         return {self.key(p): p.objection(subject) for p in self}
 
     def able(self, subject: object) -> list[Provider[T]]:
@@ -81,8 +75,8 @@ class Providers(Generic[T]):
 
         Raises:
             UnknownPlugin: no plugin provides the name.
-            PluginUnavailable: the provider cannot serve; for ``auto``, none can. The message
-                says why of each.
+            PluginUnavailable: the provider cannot serve; for ``auto``, none can. The message has
+                the reason of each.
         """
         if name != "auto":
             provider = self.get(name)
@@ -94,18 +88,18 @@ class Providers(Generic[T]):
         reasons = self.objections(subject)
         able = [p for p in self if reasons[self.key(p)] is None]
         if not able:
-            every = combined(reasons)
+            reason = combined(reasons)
             raise PluginUnavailable(
-                f"no installed {self.kind} can serve this model ({every or 'none is installed'})",
-                hint=every.hint or f"install one: {install_command('vlmkit-torch')}, for example",
+                f"no installed {self.kind} can serve this model ({reason or 'none is installed'})",
+                hint=reason.hint or f"install one: {install_command('vlmkit-torch')}, for example",
             )
         return max(able, key=lambda provider: provider.priority_for(subject))
 
     def _meant_by(self, name: str) -> list[Provider[T]]:
-        """Return the providers that a config may mean; a name of vlmkit's own means vlmkit's."""
+        """Return the providers that a name matches; built-in providers take precedence."""
         source, _, bare = name.rpartition(":")
-        own = self._providers.get((bare, OWN))
-        if own is not None and not source:
-            return [own]
+        builtin = self._providers.get((bare, OWN))
+        if builtin is not None and not source:
+            return [builtin]
         meant = (p for p in self if p.name == bare)
         return [p for p in meant if not source or is_called(p.plugin, source)]

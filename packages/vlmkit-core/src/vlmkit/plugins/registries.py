@@ -1,4 +1,4 @@
-"""One registry for each kind of thing that plugins offer."""
+"""The registries of all kinds, one for each."""
 
 from collections.abc import Iterable
 from typing import Any, TypeGuard, TypeVar, get_args
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def _is_kind(thing: object) -> TypeGuard[Kind[Any]]:
-    """Tell whether something says of a kind what others will ask of it."""
+    """Return whether a value is a valid kind."""
     return (
         isinstance(thing, Kind)
         and _is_word(thing.name)
@@ -25,11 +25,11 @@ def _is_word(name: object) -> bool:
 
 
 class Registries:
-    """The registries of some kinds; ``registries.engines`` is that of the kind ``engine``.
+    """The registries of several kinds, such as ``registries.engines`` for the kind ``engine``.
 
     Args:
-        owner: who fills them.
-        kinds: which kinds there are.
+        owner: the distribution that registers providers.
+        kinds: the kinds.
     """
 
     def __init__(self, owner: str = "vlmkit", kinds: Iterable[Kind[Any]] = KINDS) -> None:
@@ -58,10 +58,10 @@ class Registries:
         return self.by_kind[kind.plural]
 
     def own(self, kinds: object) -> None:
-        """Take the kinds that a plugin owns; all or none.
+        """Add the kinds that a plugin owns; all or none.
 
         Raises:
-            PluginError: one is no kind, or has the name of another.
+            PluginError: a value is not a kind, or its name is taken.
         """
         new = Registries(kinds=())
         if not isinstance(kinds, tuple | list):
@@ -83,10 +83,10 @@ class Registries:
         self.by_kind |= new.by_kind
 
     def merge(self, other: "Registries") -> None:
-        """Take everything that ``other`` offers, or nothing."""
-        trial = Registries(kinds=self.kinds)
+        """Add all providers of ``other``, or none if one cannot be added."""
+        combined = Registries(kinds=self.kinds)
         for source in (self, other):
             for plural, registry in source.by_kind.items():
-                trial.by_kind[plural].merge(registry)
+                combined.by_kind[plural].merge(registry)
         for plural, registry in other.by_kind.items():
             self.by_kind[plural].merge(registry)

@@ -1,6 +1,6 @@
-"""Whether values of settings are of their types, and for each that is not: what was expected.
+"""Checks values of settings against their types, and describes what is expected.
 
-Reports every wrong value of a table, each with its place. Shows no secret.
+Reports every invalid value of a table with its path. Never shows secrets.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from vlmkit.kit.one_line import one_line
 
 SECRET_WORDS = frozenset({"key", "keys", "token", "secret", "secrets", "password"})
 NO_SECRETS = frozenset({"server.limits.key", "server.tls_private_key"})
-"""Settings that are limits and paths of files, although they are named as secrets are."""
+"""Settings that are not secrets although their names suggest it."""
 _MOST_SHOWN = 100
 _UNBOUNDED = 2**53 - 1
 _ALL = "`vlmkit config schema` describes every setting"
@@ -32,13 +32,13 @@ Place = tuple[str | int, ...]
 
 
 class Flaw(NamedTuple):
-    """One wrong value, or an unknown key of a table.
+    """One invalid value, or an unknown key of a table.
 
     Attributes:
-        place: the keys and indexes that lead to it.
-        problem: what was expected; empty where the key is unknown.
+        place: the path of keys and indexes.
+        problem: what is expected; empty for an unknown key.
         hint: what to do.
-        shown: the value, unless that is a table; no secret.
+        shown: the value for display, without secrets; empty for a table.
     """
 
     place: Place
@@ -47,10 +47,10 @@ class Flaw(NamedTuple):
     shown: str = ""
 
     def text(self, origin: str = "") -> str:
-        """Return all of it in one sentence.
+        """Return the error as one sentence.
 
         Args:
-            origin: who set the value.
+            origin: the source of the value.
         """
         by = f" ({origin})" if origin else ""
         path = dotted(self.place)
@@ -61,28 +61,28 @@ class Flaw(NamedTuple):
 
 
 def is_secret(path: str, value: object) -> bool:
-    """Tell whether a setting's value must not be shown: by the last word of its name.
+    """Return whether a setting's value must not be shown, by the last word of its name.
 
     Args:
-        path: of the setting, such as ``server.port``.
-        value: of it; switches are no secrets.
+        path: the dotted name of the setting, such as ``server.port``.
+        value: its value; booleans are never secrets.
     """
     is_named_so = re.split(r"[._]", path)[-1] in SECRET_WORDS
     return is_named_so and path not in NO_SECRETS and not isinstance(value, bool)
 
 
 def flaws(value: object, kind: Any, place: Place = (), *, is_strict: bool = True) -> Iterator[Flaw]:
-    """Yield every wrong value in a value of plain types.
+    """Yield the errors of every invalid value in a value of plain types.
 
     Args:
-        value: of a setting, or a table of settings.
+        value: the value of a setting, or a table of settings.
         kind: its type.
-        place: where it stands.
-        is_strict: whether a number in quotes is no number.
+        place: its path.
+        is_strict: whether a number in quotes is refused as a number.
     """
     found = list(_keys(value, kind, place))
-    for key, each, own in _parts(value, kind):
-        found += flaws(each, own, (*place, key), is_strict=is_strict)
+    for key, each, each_kind in _parts(value, kind):
+        found += flaws(each, each_kind, (*place, key), is_strict=is_strict)
     if found:
         yield from found
         return
@@ -98,7 +98,7 @@ def flaws(value: object, kind: Any, place: Place = (), *, is_strict: bool = True
 
 
 def _keys(value: object, kind: Any, place: Place) -> Iterator[Flaw]:
-    """Yield which keys of a table are unknown or missing."""
+    """Yield the errors of unknown and missing keys of a table."""
     struct, _ = _base(kind)
     if not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
         return
@@ -117,7 +117,7 @@ def _keys(value: object, kind: Any, place: Place) -> Iterator[Flaw]:
 
 
 def expected(kind: Any) -> str:
-    """Say in words which values a type has."""
+    """Return a description of the values of a type."""
     base, meta = _base(kind)
     origin = typing.get_origin(base)
     if meta.get("description"):
@@ -137,7 +137,7 @@ def expected(kind: Any) -> str:
 
 
 def _parts(value: object, kind: Any) -> Iterator[tuple[str | int, Any, Any]]:
-    """Yield what a value consists of: a key or index, a value and its type."""
+    """Yield the parts of a value: key or index, value, and type."""
     base, _ = _base(kind)
     origin, arguments = typing.get_origin(base), typing.get_args(base)
     if isinstance(base, type) and issubclass(base, msgspec.Struct):
@@ -161,8 +161,8 @@ def _base(kind: Any) -> tuple[Any, dict[str, Any]]:
         if typing.get_origin(kind) is Annotated:
             kind = arguments[0]
             for each in arguments[1:]:
-                own = {name: getattr(each, name, None) for name in _BOUNDS}
-                meta |= {name: bound for name, bound in own.items() if bound is not None}
+                bounds = {name: getattr(each, name, None) for name in _BOUNDS}
+                meta |= {name: bound for name, bound in bounds.items() if bound is not None}
         elif typing.get_origin(kind) in _UNIONS and NoneType in arguments and len(arguments) == 2:
             kind = next(each for each in arguments if each is not NoneType)
         else:
@@ -170,18 +170,18 @@ def _base(kind: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def dotted(place: Place) -> str:
-    """Return a place as messages show it, such as ``models[0].name``."""
+    """Return a path for messages, such as ``models[0].name``."""
     parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
     return "".join(parts).removeprefix(".")
 
 
 def _name(place: Place) -> str:
-    """Return a place without the indexes of lists."""
+    """Return a dotted path without list indexes."""
     return ".".join(key for key in place if isinstance(key, str))
 
 
 def _quoted(value: object, place: Place) -> str:
-    """Return a value as messages show it; empty where it is a table or holds one."""
+    """Return a value for messages; empty if it is or contains a table."""
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(isinstance(each, Mapping) for each in parts):
         return ""
@@ -193,7 +193,7 @@ def _quoted(value: object, place: Place) -> str:
 
 
 def _hint(value: object, kind: Any, place: Place) -> str:
-    """Say what to write in place of a value."""
+    """Return a hint for replacing an invalid value."""
     base, meta = _base(kind)
     if is_secret(_name(place), value):
         return _ALL
@@ -208,7 +208,7 @@ def _hint(value: object, kind: Any, place: Place) -> str:
 
 
 def _respelt(value: str, kind: Any) -> str:
-    """Say how to write a text that would be right without quotes, or in a list."""
+    """Return a hint for a text that would be valid without quotes, or in a list."""
     if len(value) < _MOST_SHOWN and fits(value, kind, is_strict=False):
         return f"write it without quotes: {value}"
     if len(value) < _MOST_SHOWN and fits([value], kind):
@@ -217,7 +217,7 @@ def _respelt(value: str, kind: Any) -> str:
 
 
 def _within(value: float, meta: Mapping[str, Any]) -> str:
-    """Say which bound of a number to keep to; empty where it keeps to all."""
+    """Return a hint with the bound that a number violates; empty if it violates none."""
     if "ge" in meta and value < meta["ge"]:
         return f"take {_number(meta['ge'])} or more"
     if "gt" in meta and value <= meta["gt"]:
@@ -228,7 +228,7 @@ def _within(value: float, meta: Mapping[str, Any]) -> str:
 
 
 def fits(value: object, kind: Any, *, is_strict: bool = True) -> bool:
-    """Tell whether a value is of a type; see :func:`flaws`."""
+    """Return whether a value has a type; see :func:`flaws`."""
     try:
         msgspec.convert(value, kind, strict=is_strict)
     except msgspec.ValidationError:
@@ -241,7 +241,7 @@ def _number(bound: object) -> str:
 
 
 def _range(meta: Mapping[str, Any]) -> str:
-    """Return the bounds of a number as the end of a phrase; those of all numbers say nothing."""
+    """Return the bounds of a number as the end of a phrase, without the general limits."""
     low = f"of at least {_number(meta['ge'])}" if "ge" in meta else ""
     low = f"above {_number(meta['gt'])}" if "gt" in meta else low
     high = f"below {_number(meta['lt'])}" if "lt" in meta else ""
@@ -263,6 +263,6 @@ def _length(meta: Mapping[str, Any], unit: str) -> str:
 
 
 def near(key: str, known: list[str]) -> str:
-    """Return a hint that names the nearest of some words; empty if none is near."""
+    """Return a hint with the nearest of the known words; empty if none is near."""
     found = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {found[0]!r}?" if found else ""

@@ -1,7 +1,4 @@
-"""Whether a provider's struct of settings can work, told when it is registered.
-
-What cannot would be found by whoever writes the first config, or asks for its schema.
-"""
+"""Checks a provider's settings struct when it is registered, before a config uses it."""
 
 from typing import Any
 
@@ -10,11 +7,11 @@ import msgspec
 from vlmkit.kit.one_line import named
 
 RESERVED = "use"
-"""What says in a section which provider is meant."""
+"""The key of a section that selects the provider."""
 
 
 def flaw(struct: type[msgspec.Struct]) -> str:
-    """Say why no section of a config could be read into a struct; empty where one can."""
+    """Return why no section of a config can be decoded into a struct; empty if it can."""
     try:
         return _shape(struct) or _values(struct)
     except Exception as error:  # noqa: BLE001 - types and defaults of others may raise anything
@@ -22,7 +19,7 @@ def flaw(struct: type[msgspec.Struct]) -> str:
 
 
 def _shape(struct: type[msgspec.Struct]) -> str:
-    """Say what is wrong with a struct's fields."""
+    """Return what is wrong with a struct's fields; empty if nothing is."""
     fields = msgspec.structs.fields(struct)
     if needed := [field.encode_name for field in fields if field.required]:
         return f"has no default for {', '.join(map(repr, needed))}"
@@ -36,7 +33,7 @@ def _shape(struct: type[msgspec.Struct]) -> str:
 
 
 def _values(struct: type[msgspec.Struct]) -> str:
-    """Say whether what a section leaves out would do if it stood there."""
+    """Return what is wrong with a struct's defaults; empty if they are valid values."""
     msgspec.json.schema_components([struct])
     default = msgspec.to_builtins(msgspec.convert({}, struct))
     try:
@@ -47,7 +44,7 @@ def _values(struct: type[msgspec.Struct]) -> str:
 
 
 def _is_endless(kind: Any, around: tuple[Any, ...] = ()) -> bool:
-    """Tell whether a type holds a struct that holds itself."""
+    """Return whether a type contains a recursive struct."""
     if kind in around:
         return True
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

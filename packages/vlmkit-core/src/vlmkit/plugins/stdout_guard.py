@@ -1,6 +1,6 @@
-"""Standard output while plugins are loaded: what they print goes to standard error.
+"""Redirects prints of plugins to standard error while they are loaded.
 
-Output may be somebody's JSON. Threads that were there before go on to use it.
+Standard output may be JSON for another program. Threads that existed before keep using it.
 """
 
 import sys
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class StdoutGuard:
-    """Stands in for standard output.
+    """Replaces standard output.
 
-    It must outlive every thread that may have been printing through it when it was taken away:
-    Python itself does not keep it while it prints. So whoever loads plugins holds on to it.
+    It must outlive every thread that may be printing through it when it is removed, because Python
+    holds no reference while it prints. The code that loads plugins therefore keeps it.
 
     Attributes:
-        was_used: whether what is loaded now has printed.
+        was_used: whether the plugin being loaded has printed.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class StdoutGuard:
         self.was_used = False
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Be standard output, if there is one."""
+    def installed(self) -> Iterator[None]:
+        """Replace standard output inside the context, if there is one."""
         if self._output is not None:
             sys.stdout = self
         try:
@@ -39,12 +39,12 @@ class StdoutGuard:
             self._is_over = True
 
     def begin(self, threads: Iterable[threading.Thread]) -> None:
-        """Look out for what is printed from now on, but by threads that are there already."""
+        """Start to detect prints, except those of existing threads."""
         self._earlier = _idents(threads)
         self.was_used = False
 
     def write(self, text: str) -> int:
-        """Write to where it belongs."""
+        """Write to standard output or standard error, depending on the thread."""
         return int(self._stream.write(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -61,5 +61,5 @@ class StdoutGuard:
 
 
 def _idents(threads: Iterable[threading.Thread]) -> set[int | None]:
-    """Return the threads but this one, which is where plugins are loaded."""
+    """Return the ids of all threads except this one, which loads the plugins."""
     return {thread.ident for thread in threads} - {threading.get_ident()}
