@@ -226,7 +226,7 @@ def test_a_file_is_a_question_and_a_terminal_nothing_and_a_closed_input_are_none
     for options in ({"stdin": follower}, {"stdin": subprocess.DEVNULL}, closed):
         assert start("ask", "mock", "alone", **options).communicate() == ("alone\n", "")
         process = start("ask", "mock", **options)
-        assert "say what to ask" in process.communicate()[1]
+        assert "give a prompt" in process.communicate()[1]
         assert process.returncode == 2
     os.close(leader)
     os.close(follower)
@@ -241,7 +241,7 @@ def test_a_pipe_that_says_nothing_is_told_to_be_waited_for(start: Start) -> None
 def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path) -> None:
     with picture.open() as file:
         process = start("ask", "mock", "what?", stdin=file)
-        assert "a picture is read by --image -" in process.communicate()[1]
+        assert "--image - reads an image from it" in process.communicate()[1]
         assert process.returncode == 2
     with picture.open() as file:
         process = start("ask", "mock", "what?", "--image", "-", stdin=file)
@@ -296,7 +296,7 @@ def test_documents_are_asked_about_as_pictures_are(
 def test_the_default_number_of_tokens_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("ask", "chat"):
         assert run([command, "--help"]) == 0
-        assert "the model's own limit by default" in " ".join(capsys.readouterr().out.split())
+        assert "by default the model's own limit" in " ".join(capsys.readouterr().out.split())
 
 
 # Failing.
@@ -330,8 +330,8 @@ def test_help_is_a_command_too(names: list[str], capsys: pytest.CaptureFixture[s
     ("arguments", "code", "error", "hint"),
     [
         (["ask"], 2, "name a model", "mock"),
-        (["ask", "mock"], 2, "say what to ask", ""),
-        (["ask", "mok"], 2, "'mok' is no model", "did you mean 'mock'?"),
+        (["ask", "mock"], 2, "give a prompt", ""),
+        (["ask", "mok"], 2, "'mok' is not a model", "did you mean 'mock'?"),
         (["ask", "what is this?"], 2, "name a model", "mock"),
         (["ask", "mock", "x", "--image", "/none/*.png"], 1, "no file matches '/none/*.png'", ""),
         (["ask", "mok", "x"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
@@ -403,7 +403,7 @@ def test_help_shows_the_defaults(command: list[str], capsys: pytest.CaptureFixtu
             "--port": str(settings.port),
             "--log-format": settings.log_format,
         },
-        "ask": {"--temperature": "the model's", "--seed": "another one each time"},
+        "ask": {"--temperature": "the model's", "--seed": "a random one"},
         "add": {"--scope": "chat and embed", "--file": "server.keys_file"},
     }
     for option, default in defaults[command[-1]].items():
@@ -616,7 +616,7 @@ def test_a_refused_picture_takes_back_those_that_wait_for_the_next_message(
     shown = capsys.readouterr()
     assert "40x30" not in shown.out
     assert "again?" in shown.out
-    assert "no picture is shown with the next message" in shown.err
+    assert "the next message has no image" in shown.err
     assert f"error: {'file ' * (refused[1] == 'n')}{named!r}" in shown.err
 
 
@@ -643,7 +643,7 @@ def test_tab_completes_commands_and_paths(
     (folder / "beach.png").write_bytes(picture.read_bytes())
     terminal = chat()
     terminal.type("/im\tholi\tbea\t\n")
-    terminal.wait_for("[40x30, shown with the next message]")
+    terminal.wait_for("[40x30, added to the next message]")
 
 
 def test_a_refused_message_leaves_the_conversation_as_it_was(
@@ -671,7 +671,7 @@ def test_a_terminal_chat_prompts_and_survives_ctrl_c_and_ends_by_ctrl_d(start: S
     # Python's input() can miss a signal that comes in the moment before it waits.
     interrupt = partial(process.send_signal, signal.SIGINT)
     interrupt()
-    terminal.wait_for("/quit leaves", nudge=interrupt)
+    terminal.wait_for("/quit ends the chat", nudge=interrupt)
     terminal.type("again\n")
     terminal.wait_for("again\r\nagain\r\n")
     terminal.wait_for("> ")
@@ -728,7 +728,7 @@ def test_a_dropped_or_quoted_path_is_a_picture_of_the_message_or_the_next(
     terminal = chat()
     for written in (*forms, *(f"/image {form}" for form in forms)):
         terminal.type(f"{written}\n")
-        terminal.wait_for("[40x30, shown with the next message]")
+        terminal.wait_for("[40x30, added to the next message]")
         terminal.wait_for("> ")
         terminal.type("what?\n")
         terminal.wait_for("image 1: 40x30")
@@ -861,7 +861,7 @@ def test_blocked_plugins_are_listed_as_such(
 ) -> None:
     monkeypatch.setenv("VLMKIT_BLOCK", "mock")
     assert run(["plugins"]) == 0
-    assert "left out by VLMKIT_BLOCK: vlmkit-mock" in capsys.readouterr().out
+    assert "excluded by VLMKIT_BLOCK: vlmkit-mock" in capsys.readouterr().out
 
 
 def test_plugins_that_are_not_listed_are_left_out_of_every_command(
@@ -870,7 +870,7 @@ def test_plugins_that_are_not_listed_are_left_out_of_every_command(
     pytest.importorskip("vlmkit_hf")
     sets = ["--set", "plugins.only=['vlmkit-hf']"]
     assert run(["plugins", *sets]) == 0
-    assert "left out by plugins.only: vlmkit-mock" in capsys.readouterr().out
+    assert "excluded by plugins.only: vlmkit-mock" in capsys.readouterr().out
     assert run(["plugins", "--json", *sets]) == 0
     found = {p["source"]: p for p in json.loads(capsys.readouterr().out)["plugins"]}
     assert found["vlmkit-mock"]["unlisted"]

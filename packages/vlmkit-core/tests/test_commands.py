@@ -168,9 +168,7 @@ def test_a_command_of_a_part_that_is_blocked_says_so(
 ) -> None:
     monkeypatch.setenv("VLMKIT_BLOCK", "vlmkit-testing")
     assert run(["verify"]) == 1
-    assert (
-        "is a command of vlmkit-testing, which VLMKIT_BLOCK leaves out" in capsys.readouterr().err
-    )
+    assert "is a command of vlmkit-testing, which VLMKIT_BLOCK excludes" in capsys.readouterr().err
 
 
 def test_a_command_of_a_part_that_is_broken_says_why(

@@ -279,4 +279,4 @@ def test_options_before_the_command_are_not_dropped_in_silence(tmp_path: Path) -
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "options stand after 'check'" in done.stderr
+    assert "options must follow 'check'" in done.stderr

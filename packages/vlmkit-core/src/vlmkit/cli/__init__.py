@@ -1,6 +1,6 @@
-"""The ``vlmkit`` command: one file for each of its commands, none of which computes anything.
+"""The ``vlmkit`` command, with one module for each of its commands. Computes nothing itself.
 
-Start-up is kept short: nothing that a command may not need is imported before it runs.
+To keep start-up short, modules import what only some commands need inside functions.
 """
 
 import logging
@@ -20,12 +20,12 @@ from vlmkit.cli.group import CommandGroup, show_help
 from vlmkit.errors import ConfigError, EngineFailed, UnknownPlugin, VlmkitError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE, EXIT_INTERRUPTED = 1, 2, 3, 130
-LAST_S = 10.0  # for Python to end, after an engine failed that may hang for ever
+LAST_S = 10.0  # time for Python to end after an engine failed, which may hang forever
 
 EPILOG = """\b
 First steps:
   vlmkit plugins                                 what is installed
-  vlmkit models list                             which models are here
+  vlmkit models list                             models on this machine
   vlmkit ask demo "What is this?" --image a.png  one answer
   vlmkit serve demo                              OpenAI's API on http://127.0.0.1:8000/v1
 """
@@ -33,11 +33,11 @@ First steps:
 
 @dataclass
 class State:
-    """What holds for the whole command line.
+    """State of the whole command line.
 
     Attributes:
-        debug: whether tracebacks and the log are shown.
-        ends_process: whether the process is over when the command is.
+        debug: whether to show tracebacks and the log.
+        ends_process: whether the process ends with the command.
     """
 
     debug: bool = False
@@ -61,7 +61,7 @@ class State:
 def vlmkit(context: click.Context, *, debug: bool) -> None:
     """Answers about images, from any vision-language model."""
     context.obj.debug = debug
-    # Only the error that reaches the user is shown; the log repeats it with its whole cause.
+    # Without --debug only the error is shown; the log would repeat it with its cause.
     logging.basicConfig(level=logging.INFO if debug else logging.CRITICAL)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -81,9 +81,9 @@ for _command in (
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
-    output.speak_utf8()
+    output.use_utf8()
     code = run(sys.argv[1:], ends_process=True)
-    if code == EXIT_ENGINE:  # what hangs in it must not keep the process
+    if code == EXIT_ENGINE:  # a hanging engine must not keep the process alive
         last = threading.Timer(LAST_S, os._exit, (code,))
         last.daemon = True
         last.start()
@@ -93,13 +93,13 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     """Run the command line and return its exit code.
 
-    It is 0, 1 failed, 2 misused, 3 an engine failed for good, or 130 interrupted.
+    0 is success, 1 failure, 2 wrong usage, 3 an engine that failed for good, and 130 an interrupt.
     """
     state = State(ends_process=ends_process)
     try:
         code = vlmkit.main(list(arguments), "vlmkit", standalone_mode=False, obj=state)
     except click.ClickException as error:
-        output.misuse(error)
+        output.usage_error(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
@@ -113,7 +113,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     except Exception as error:
         if state.debug:
             raise
-        if not (isinstance(error, OSError) and output.lost(error)):
+        if not (isinstance(error, OSError) and output.write_failure(error)):
             output.bug(error)
         return EXIT_FAILED
     return code if isinstance(code, int) else 0

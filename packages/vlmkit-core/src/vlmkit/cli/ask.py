@@ -1,4 +1,4 @@
-"""``vlmkit ask``: one question, one answer."""
+"""``vlmkit ask``: asks a model one question."""
 
 import difflib
 import os
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
-from vlmkit.cli.dropped_files import names_picture
+from vlmkit.cli.dropped_files import names_image
 
 if TYPE_CHECKING:
     from vlmkit.cli.loading import Wanted
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from vlmkit.types.request import Request
 
 IMAGE = "--image"
-SILENCE_S = 2.0
+WAIT_S = 2.0  # before a message says that standard input is being read
 
 
 class AskCommand(click.Command):
-    """Takes several files after one ``--image``, as a shell makes them of a pattern."""
+    """Accepts several files after one ``--image``, as a shell expands a pattern."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Write the option again before each further file."""
+        """Insert the option before each further file."""
         return super().parse_args(ctx, _each_by_option(args))
 
 
@@ -44,8 +44,8 @@ class AskCommand(click.Command):
     "images",
     metavar="FILE|URL|-",
     multiple=True,
-    help="Picture or document to ask about. Several files, patterns such as '*.png' and further "
-    "--image add to it; - reads standard input.",
+    help="Image or document to ask about. Accepts several files, patterns such as '*.png', and may "
+    "be repeated; - reads standard input.",
 )
 @options.sampled
 @options.as_json
@@ -62,11 +62,11 @@ def ask(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Ask MODEL one question, PROMPT, and write the answer as it comes.
+    """Ask MODEL one question, PROMPT, and stream the answer.
 
-    MODEL is a packaged name such as demo, a folder, a hub id, or a URI that a plugin knows. Without
-    it, the only model of the config is asked, or the only one that is here. Text that is piped in
-    is the question, or stands above PROMPT.
+    MODEL is a packaged name such as demo, a folder, a hub id, or a URI that a plugin supports. It
+    may be omitted if the config has only one model, or only one is installed. Text from standard
+    input is the question, or precedes PROMPT.
     """
     from vlmkit.assembly.sources import find, name_of
     from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
@@ -77,17 +77,17 @@ def ask(
     is_named = model is not None
     question = _question(prompt, images)
     if question is None and (is_named or images):
-        raise click.UsageError('say what to ask: vlmkit ask MODEL "PROMPT" --image FILE')
+        raise click.UsageError('give a prompt: vlmkit ask MODEL "PROMPT" --image FILE')
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
     target = wanted_of(model, layered.config, plugins)
     if question is None:
-        raise click.UsageError('say what to ask: vlmkit ask "PROMPT" --image FILE')
+        raise click.UsageError('give a prompt: vlmkit ask "PROMPT" --image FILE')
     find(target.entry.model, target.plugins)
     if not is_named:
         click.echo(f"model: {name_of(target.entry)}", err=True)
-    pictures = _checked(images, target)  # before the model, which takes long
+    parts = _checked(images, target)  # before loading the model, which takes long
     with opened(target) as loaded:
-        request = loaded.request(question, images=pictures, **params)
+        request = loaded.request(question, images=parts, **params)
         if as_json:
             output.json(_report(loaded, request))
         else:
@@ -95,27 +95,27 @@ def ask(
 
 
 def _each_by_option(args: Sequence[str]) -> list[str]:
-    """Return arguments with ``--image`` before each picture that follows one."""
-    made: list[str] = []
+    """Return arguments with ``--image`` inserted before each image that follows another."""
+    expanded: list[str] = []
     is_value = is_after = False
-    for place, word in enumerate(args):
+    for index, word in enumerate(args):
         if word == "--":
-            return [*made, *args[place:]]
+            return [*expanded, *args[index:]]
         if is_value:
             is_value, is_after = False, True
-        elif is_after and not word.startswith("-") and names_picture(word):
-            made.append(IMAGE)
+        elif is_after and not word.startswith("-") and names_image(word):
+            expanded.append(IMAGE)
         else:
             is_value, is_after = word == IMAGE, word.startswith(f"{IMAGE}=")
-        made.append(word)
-    return made
+        expanded.append(word)
+    return expanded
 
 
 def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
-    """Tell whether the only word of a command line names a model, and is not the question.
+    """Return whether the only argument of a command line is a model, not the question.
 
     Raises:
-        click.UsageError: it nearly names one.
+        click.UsageError: the argument resembles the name of a model.
     """
     from vlmkit.assembly.sources import packaged_models
     from vlmkit.kit.model_uri import model_uri
@@ -128,29 +128,29 @@ def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.7) if is_one_word else []
     if near:
         raise click.UsageError(
-            f"{word!r} is no model and hardly a question: did you mean {near[0]!r}?"
+            f"{word!r} is not a model, and seems not to be a question: did you mean {near[0]!r}?"
         )
     return is_one_word and "/" in word
 
 
 def _question(prompt: str | None, images: Sequence[str]) -> str | None:
-    """Return what to ask: what is piped in, unless that is a picture, and PROMPT below it."""
+    """Return the question: text from standard input, unless that is an image, then PROMPT."""
     piped = "" if "-" in images else _piped_text()
     return "\n".join(text for text in (piped, prompt) if text) or prompt
 
 
 def _piped_text() -> str:
-    """Return the text on standard input, without the line break at its end; empty if none is there.
+    """Return the text on standard input without its final line break; empty if there is none.
 
-    A terminal is not read, nor is the null device. A pipe is read to its end: after a while of
-    silence, standard error says that this is what the command waits for.
+    Reads neither a terminal nor the null device. A pipe is read to its end; after 2 s without an
+    end, a message on standard error says so.
 
     Raises:
-        click.UsageError: it is no text, but a picture perhaps.
+        click.UsageError: standard input is not text, but possibly an image.
     """
     if not _is_piped():
         return ""
-    waiting = threading.Timer(SILENCE_S, _say_waiting)
+    waiting = threading.Timer(WAIT_S, _report_waiting)
     waiting.daemon = True
     waiting.start()
     try:
@@ -161,12 +161,12 @@ def _piped_text() -> str:
         return content.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise click.UsageError(
-            "standard input is not UTF-8 text; a picture is read by --image -"
+            "standard input is not UTF-8 text; --image - reads an image from it"
         ) from None
 
 
 def _is_piped() -> bool:
-    if sys.stdin is None:  # it was closed, and its number may be another file's by now
+    if sys.stdin is None:  # it was closed, and its descriptor may be another file by now
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
@@ -175,12 +175,12 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def _say_waiting() -> None:
+def _report_waiting() -> None:
     click.echo("reading standard input to its end; </dev/null gives none", err=True)
 
 
 def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FilePart]":
-    """Return pictures that are opened, and files that a media loader will open."""
+    """Return the opened images, and files that a media loader will open."""
     if not images:
         return []
     from vlmkit.cli.images import matching, opened

@@ -1,4 +1,4 @@
-"""``vlmkit chat``: a conversation in the terminal, or with lines from a pipe."""
+"""``vlmkit chat``: a conversation with a model in the terminal, or with lines from a pipe."""
 
 import difflib
 import os
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 COMMANDS = ("/image", "/reset", "/help", "/quit")
 HELP = """\
-/image FILE|URL   show a picture or document with the next message; so does dropping it here
-/reset            forget the conversation
-/help             these lines
-/quit             leave; so does Ctrl-D. Ctrl-C stops an answer.
+/image FILE|URL   add an image or document to the next message; dropping a file here does the same
+/reset            start a new conversation
+/help             show this help
+/quit             quit; so does Ctrl-D. Ctrl-C stops an answer.
 TAB completes commands and paths."""
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--system", help="System message before the conversation.")
 @options.sampled
 @options.configured
 def chat(
@@ -44,7 +44,7 @@ def chat(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Talk with MODEL; pictures are shown with /image, or dropped."""
+    """Chat with MODEL; add images with /image, or by dropping files."""
     from vlmkit.cli.loading import opened, wanted
     from vlmkit.cli.typed_input import messages
 
@@ -52,16 +52,16 @@ def chat(
     with opened(wanted(model, config_file, assignments)) as loaded:
         if sys.stdin.isatty():
             facts = loaded.facts
-            most = max_tokens or facts.defaults.max_tokens or facts.limits.max_sequence_tokens
+            limit = max_tokens or facts.defaults.max_tokens or facts.limits.max_sequence_tokens
             click.echo(
-                f"{facts.name}, up to {most} tokens an answer (-m). /help says what you can do.",
+                f"{facts.name}, up to {limit} tokens per answer (-m). /help lists the commands.",
                 err=True,
             )
         Conversation(loaded, system, params).run(messages(COMMANDS))
 
 
 class Conversation:
-    """What was said so far, and the pictures that wait for the next message."""
+    """The messages so far, and the images for the next message."""
 
     def __init__(self, model: "Model", system: str | None, params: dict[str, Any]) -> None:
         from vlmkit.types.message import Message
@@ -73,16 +73,17 @@ class Conversation:
         self._images: list[ImagePart | FilePart] = []
 
     def run(self, messages: Iterable[str]) -> None:
-        """Answer each message until there is none, or one says ``/quit``."""
+        """Answer each message until the input ends or a message is ``/quit``."""
         for message in messages:
             if message.strip() == "/quit":
                 return
             try:
-                self._take(message.strip())
-            except RequestError as error:  # this message is wrong; the conversation is fine
+                self._handle(message.strip())
+            except RequestError as error:  # the message is invalid; the conversation continues
                 output.error(error)
 
-    def _take(self, message: str) -> None:
+    def _handle(self, message: str) -> None:
+        """Run a command, or answer a message."""
         from vlmkit.cli.dropped_files import dropped
         from vlmkit.cli.images import matching
 
@@ -93,28 +94,28 @@ class Conversation:
         if command == "/reset":
             self._messages, self._images = list(self._opening), []
             return
-        text, pictures = dropped(message)
-        self._show(pictures)
-        if not pictures and _is_command(message):
+        text, images = dropped(message)
+        self._show(images)
+        if not images and _is_command(message):
             self._explain(command)
         elif text:
             self._answer(text)
 
     def _explain(self, command: str) -> None:
-        """Write the commands; of an unknown one that it is none, and which may be meant."""
+        """Write the list of commands, after an error if the command is unknown."""
         if command not in COMMANDS:
             near = difflib.get_close_matches(command, COMMANDS, n=1)
-            meant = f": did you mean {near[0]}?" if near else ""
-            click.secho(f"error: unknown command {command!r}{meant}", err=True, fg="red")
+            hint = f": did you mean {near[0]}?" if near else ""
+            click.secho(f"error: unknown command {command!r}{hint}", err=True, fg="red")
         click.echo(HELP, err=True)
 
-    def _show(self, pictures: Sequence[str]) -> None:
-        """Show pictures with the next message; if one is refused, none that was to be shown."""
+    def _show(self, sources: Sequence[str]) -> None:
+        """Add images to the next message; if one is refused, drop all images of that message."""
         from vlmkit.cli.images import opened
         from vlmkit.types.message import ImagePart
 
         try:
-            parts = [opened(source, self._model.facts.bounds) for source in pictures]
+            parts = [opened(source, self._model.facts.bounds) for source in sources]
         except MediaError:
             self._drop_images()
             raise
@@ -123,29 +124,29 @@ class Conversation:
             size = (
                 f"{part.image.width}x{part.image.height}" if isinstance(part, ImagePart) else "file"
             )
-            click.echo(f"[{size}, shown with the next message]", err=True)
+            click.echo(f"[{size}, added to the next message]", err=True)
 
     def _drop_images(self) -> None:
-        """Forget pictures that wait, so that a question is not about others than it seems."""
+        """Drop the images for the next message, so that it is not sent with only some of them."""
         if self._images:
-            click.echo("[no picture is shown with the next message]", err=True)
+            click.echo("[the next message has no image]", err=True)
         self._images = []
 
     def _answer(self, text: str) -> None:
-        """Answer one message; what was said before Ctrl-C is kept, a refused message is not."""
+        """Answer one message; keep an answer stopped by Ctrl-C, but not a refused message."""
         from vlmkit.types.message import Message
 
-        asked = [*self._messages, Message.of("user", text, self._images)]
-        said: list[str] = []
+        messages = [*self._messages, Message.of("user", text, self._images)]
+        texts: list[str] = []
         try:
-            with suppress(KeyboardInterrupt), closing(self._chunks(asked)) as chunks:
-                said.extend(map(output.Answer().write, chunks))
+            with suppress(KeyboardInterrupt), closing(self._chunks(messages)) as chunks:
+                texts.extend(map(output.Answer().write, chunks))
         except MediaError:
             self._drop_images()
             raise
         click.echo()
-        if said:
-            self._messages = [*asked, Message.of("assistant", "".join(said))]
+        if texts:
+            self._messages = [*messages, Message.of("assistant", "".join(texts))]
             self._images = []
 
     def _chunks(self, messages: "list[Message]") -> "Generator[Chunk]":
@@ -158,7 +159,7 @@ class Conversation:
 
 
 def _is_command(message: str) -> bool:
-    """Tell whether a message is meant as a command: one word after a slash, and no path."""
+    """Return whether a message is a command: one word after a slash, and not a path."""
     word = message.partition(" ")[0]
     is_word = re.fullmatch(r"/\w*", word) is not None and "\n" not in message
     return is_word and (word == "/" or not os.path.exists(word))  # noqa: PTH110 - never raises

@@ -1,4 +1,4 @@
-"""``vlmkit config``: what is set, by whom, whether it holds, and what could be set."""
+"""``vlmkit config``: shows, checks and describes settings."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def config() -> None:
     """Show, check and describe settings.
 
-    A setting is looked for in this order, and the first place that states it wins: --set
-    section.key=value, VLMKIT_SECTION__KEY in the environment, the TOML file that --config or
-    VLMKIT_CONFIG names, the default.
+    The first of these sources that has a setting applies: --set section.key=value,
+    VLMKIT_SECTION__KEY in the environment, the TOML file of --config or VLMKIT_CONFIG, the default.
     """
 
 
@@ -29,7 +28,7 @@ def config() -> None:
 @options.as_json
 @options.configured
 def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]) -> None:
-    """Print every value and where it comes from."""
+    """Print every setting with its value and origin."""
     from vlmkit.cli.loading import read_with_plugins
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
@@ -48,9 +47,9 @@ def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str])
 @config.command()
 @options.configured
 def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
-    """Check every setting, report all that are wrong, and build nothing.
+    """Check every setting and report all errors; build nothing.
 
-    The settings of providers that are chosen by name are checked too.
+    Also checks the settings of providers that the config names.
     """
     from vlmkit.cli import EXIT_FAILED, EXIT_USAGE
     from vlmkit.cli.loading import diagnosed
@@ -67,8 +66,8 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
             errors.append(PluginError(f"{owner} could not be loaded: {described(error)}"))
     if errors:
         output.errors(errors)
-        is_misused = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
-        click.get_current_context().exit(EXIT_USAGE if is_misused else EXIT_FAILED)
+        is_usage = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
+        click.get_current_context().exit(EXIT_USAGE if is_usage else EXIT_FAILED)
     click.echo(f"valid: {len(layered.set_by)} settings, the rest by default")
 
 
@@ -77,7 +76,7 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
     """Print the JSON schema of a config file.
 
-    It has the settings of every installed provider.
+    Includes the settings of all installed providers.
     """
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.config.schema import json_schema
@@ -88,7 +87,7 @@ def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 
 
 def _all_settings(layered: "LayeredConfig", plugins: "Plugins") -> "Iterator[Setting]":
-    """Yield the settings of the core, and all those of providers that are chosen by name."""
+    """Yield the settings of the core, and those of providers that the config names."""
     from vlmkit.config import COMPONENTS, Setting
     from vlmkit.config.providers import groups_of, registry_of
     from vlmkit.config.structs import descriptions
@@ -112,6 +111,6 @@ def _all_settings(layered: "LayeredConfig", plugins: "Plugins") -> "Iterator[Set
 
 
 def _default(field: "msgspec.structs.FieldInfo") -> object:
-    made = field.default_factory
-    value = field.default if made is msgspec.NODEFAULT else made()
+    factory = field.default_factory
+    value = field.default if factory is msgspec.NODEFAULT else factory()
     return msgspec.to_builtins(value)

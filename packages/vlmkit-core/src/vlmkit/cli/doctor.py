@@ -1,4 +1,4 @@
-"""``vlmkit doctor``: what this machine is, and who could serve a model here."""
+"""``vlmkit doctor``: describes this machine, and reports which providers can serve a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,10 +29,10 @@ def doctor(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Say who can serve MODEL here, and why others cannot.
+    """Report which providers can serve MODEL here, and why others cannot.
 
-    Describes this machine first. Reads no weights and fetches none. Exits with 1 if MODEL cannot be
-    served.
+    Describes this machine first. Neither reads nor downloads weights. Exits with 1 if MODEL cannot
+    be served.
     """
     from vlmkit.assembly.sources import inspected
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
@@ -46,8 +46,8 @@ def doctor(
             entry.model,
             plugins,
             entry.revision,
-            inspect=partial(_judged, config=layered.config, plugins=plugins),
-            is_final=lambda judged: bool(judged["unserved"]),
+            inspect=partial(_model_report, config=layered.config, plugins=plugins),
+            is_final=lambda found: bool(found["unserved"]),
         )
     if as_json:
         output.json(report)
@@ -57,8 +57,8 @@ def doctor(
         click.get_current_context().exit(1)
 
 
-def _judged(checkpoint: "Checkpoint", config: "Config", plugins: "Plugins") -> dict[str, Any]:
-    """Return what the report says of a model."""
+def _model_report(checkpoint: "Checkpoint", config: "Config", plugins: "Plugins") -> dict[str, Any]:
+    """Return the report on a model."""
     found = list(verdicts(checkpoint, config, plugins))
     return {
         "model": {"name": checkpoint.name, "family": checkpoint.model_type or None},
@@ -69,7 +69,7 @@ def _judged(checkpoint: "Checkpoint", config: "Config", plugins: "Plugins") -> d
 
 
 def unserved(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the components for which no provider is chosen."""
+    """Return the components without a chosen provider."""
     components = dict.fromkeys(verdict["component"] for verdict in verdicts)
     served = {verdict["component"] for verdict in verdicts if verdict["is_chosen"]}
     return [component for component in components if component not in served]
@@ -78,7 +78,7 @@ def unserved(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
 def _write(report: dict[str, Any]) -> None:
     output.columns(("MACHINE", ""), [(name, str(v)) for name, v in report["machine"].items()])
     if "model" not in report:
-        click.echo("\n`vlmkit plugins` lists providers; `vlmkit doctor MODEL` judges them")
+        click.echo("\n`vlmkit plugins` lists providers; `vlmkit doctor MODEL` checks them")
         return
     family = report["model"]["family"] or "no family"
     click.echo(f"\nmodel {report['model']['name']} ({family})")
@@ -99,7 +99,7 @@ def _write(report: dict[str, Any]) -> None:
 
 
 def _ignored_generation_config(checkpoint: "Checkpoint") -> list[dict[str, str]]:
-    """Return the values of a model's ``generation_config.json`` that are not followed."""
+    """Return the values of a model's ``generation_config.json`` that are ignored."""
     from vlmkit.checkpoints.generation_config import read_generation_config
 
     return [finding._asdict() for finding in read_generation_config(checkpoint)[1]]
@@ -112,9 +112,9 @@ def _chosen(verdict: dict[str, Any]) -> str:
 def verdicts(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> Iterator[dict[str, Any]]:
-    """Yield what becomes of each provider if this model is loaded with this config.
+    """Yield the verdict on each provider if this model were loaded with this config.
 
-    Who would be taken is asked how it would run the model, and is not chosen if it refuses.
+    The chosen provider examines the model, and is not chosen if it refuses.
     """
     from vlmkit.assembly.load import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
@@ -135,17 +135,17 @@ def verdicts(
             continue
         is_auto_vision = section == "media_encoder" and component.use == "auto"
         follows = is_auto_vision and encoder_of_engine(config, plugins, checkpoint) is not None
-        passed_over = "the engine's own is taken" if follows else "not preferred"
+        why_others = "the engine's own is taken" if follows else "not preferred"
         try:
-            taken = registry.key(chosen(section, config, plugins, checkpoint))
+            selected = registry.key(chosen(section, config, plugins, checkpoint))
         except VlmkitError:
-            taken = None
-        for name, provider in _by_key(registry, taken):
-            is_named = name in (taken, component.use)
+            selected = None
+        for name, provider in _by_key(registry, selected):
+            is_named = name in (selected, component.use)
             objection = with_hint(provider.objection(checkpoint, is_named=is_named))
-            how, reason = "", objection or f"able, but {passed_over}"
-            if name == taken:
-                how, reason = _examined(registry, taken, component.settings, context)
+            how, reason = "", objection or f"able, but {why_others}"
+            if name == selected:
+                how, reason = _examined(registry, selected, component.settings, context)
             yield {
                 "component": section,
                 "provider": name,
@@ -154,7 +154,7 @@ def verdicts(
                 "reason": reason or None,
                 "priority": None if objection else provider.priority_for(checkpoint),
             }
-        if taken is None:
+        if selected is None:
             is_without = is_needless(section, component, plugins, checkpoint)
             yield {
                 "component": section,
@@ -169,7 +169,7 @@ def verdicts(
 def _components(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the provider and the settings of each component that has one."""
+    """Return name and settings of the provider of each component that has one."""
     from vlmkit.assembly.load import chosen
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
@@ -186,15 +186,15 @@ def _components(
 
 
 def _by_key(registry: "Registry[Any]", first: str | None) -> "list[tuple[str, Provider[Any]]]":
-    """Return providers by what chooses them, one of them first."""
+    """Return providers with their keys, the one with the key ``first`` first."""
     keys = [(registry.key(provider), provider) for provider in registry]
-    return sorted(keys, key=lambda own: own[0] != first)
+    return sorted(keys, key=lambda pair: pair[0] != first)
 
 
 def _examined(
     registry: "Registry[Any]", name: str, settings: Mapping[str, Any], context: "BuildContext"
 ) -> tuple[str, str]:
-    """Return how a provider would run a model, and why it refuses; one of them may be empty."""
+    """Return how a provider would run a model, and why it refuses; one or both are empty."""
     try:
         return registry.examine(name, settings, context), ""
     except VlmkitError as error:

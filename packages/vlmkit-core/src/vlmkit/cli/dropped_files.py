@@ -1,6 +1,6 @@
-"""Pictures in a message: paths that a terminal writes when files are dropped on it, or are quoted.
+"""Finds paths of images in a message, which a terminal inserts when files are dropped on it.
 
-Tells which words of a message are pictures, and opens none.
+Opens no file.
 """
 
 import os
@@ -24,18 +24,18 @@ _WORD = re.compile(
 )
 
 
-def names_picture(word: str) -> bool:
-    """Tell whether a word of a command line is a picture: a file, or a name or pattern of one."""
+def names_image(word: str) -> bool:
+    """Return whether an argument is an image: an existing file, or a file name or pattern."""
     is_name = word.lower().endswith(SUFFIXES) and not set(word) & set(" \t\n")
     return is_name or os.path.isfile(word)  # noqa: PTH113 - never raises
 
 
 def dropped(message: str) -> tuple[str, list[str]]:
-    """Return a message without its pictures, and the pictures' paths.
+    """Return a message without its images, and the paths of the images.
 
-    A picture is a word that is quoted or begins as a path does, has a picture's suffix, and names a
-    file that exists. Where the message says nothing else, the file need not exist: whoever opens it
-    will say so.
+    An image is a word that is quoted or begins like a path, has the suffix of an image, and names
+    an existing file. If the message has no other words, the file need not exist: opening it reports
+    that.
     """
     if (whole := _whole(message)) is not None:
         return "", [whole]
@@ -51,25 +51,25 @@ def dropped(message: str) -> tuple[str, list[str]]:
 
 
 def _whole(message: str) -> str | None:
-    """Return the path of a picture that a message is, with blanks in it or without."""
+    """Return the path of an image that is the whole message, possibly with blanks; else None."""
     text = message.strip()
     match = _WORD.fullmatch(text)
     paths = [text] if re.match(_PATH, text, re.IGNORECASE) else []
     paths += [_unquoted(match["word"])] if match else []
-    pictures = (path for path in paths if path.lower().endswith(SUFFIXES))
-    return next((path for path in pictures if os.path.isfile(path)), None)  # noqa: PTH113
+    images = (path for path in paths if path.lower().endswith(SUFFIXES))
+    return next((path for path in images if os.path.isfile(path)), None)  # noqa: PTH113
 
 
 def _unquoted(word: str) -> str:
-    """Return the path that a word of the shell means."""
+    """Return the path that a shell word means."""
     if sys.platform == "win32":  # a backslash is a separator there
         path = word.strip("\"'")
     else:
         path = shlex.split(word)[0]
-    with suppress(MediaError, ValueError):  # another machine's, or no path: who opens it says so
+    with suppress(MediaError, ValueError):  # invalid paths are reported when they are opened
         if is_file_url(path):
             return path_of(path)
-        return os.path.expanduser(path)  # noqa: PTH111 - Path raises for a user who is not there
+        return os.path.expanduser(path)  # noqa: PTH111 - Path raises for an unknown user
     return path
 
 

@@ -1,8 +1,8 @@
-"""The list of commands: those of the core, and those of plugins.
+"""Groups of commands that plugins can extend.
 
-Plugins are loaded only where a command may be theirs: for the list, and for a name that the core
-does not have. Vlmkit's own commands that other distributions have are found without loading any
-other plugin. A broken plugin never keeps the command line from working.
+Plugins are loaded only for the list of commands, and for a name that the core does not have. For
+commands of vlmkit in other distributions, only those distributions are loaded. A broken plugin does
+not break the command line.
 """
 
 import difflib
@@ -38,45 +38,45 @@ SYNONYMS = {
     "start": ("serve",),
     "uninstall": ("rm",),
 }
-"""What people call commands elsewhere, and how these may be called here."""
+"""Names of commands in other programs, with the corresponding names here."""
 
 
 @dataclass(frozen=True)
-class _Offer:
-    """The commands of plugins, and what kept others from being among them."""
+class _PluginCommands:
+    """The commands of plugins, and the errors of plugins that could not be loaded."""
 
     plugins: "Plugins"
     problems: tuple[str, ...] = ()
 
     @property
     def commands(self) -> "Registry[click.Command]":
-        """What plugins offer."""
+        """The registry of commands."""
         return self.plugins.commands
 
 
 class CommandGroup(click.Group):
-    """A group to which plugins add commands.
+    """A group of commands that plugins can extend.
 
-    A command of one of the groups inside has two words as its name, that of the group first.
+    A plugin's command in a subgroup has two words as its name, the group's name first.
     """
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands; those of plugins are not built for it."""
-        prefix, commands = _prefix(ctx), _offer().commands
-        offered = {
+        """Write the list of commands; does not build those of plugins."""
+        prefix, commands = _prefix(ctx), _load_commands().commands
+        of_plugins = {
             commands.key(each).removeprefix(prefix): each
             for each in commands
             if each.name.startswith(prefix) and " " not in each.name.removeprefix(prefix)
         }
-        names = [*self.commands, *offered]
-        width = formatter.width - 6 - max(map(len, names), default=0)  # as click has it
+        names = [*self.commands, *of_plugins]
+        width = formatter.width - 6 - max(map(len, names), default=0)  # as in click
         own = {
             name: command.get_short_help_str(width)
             for name, command in self.commands.items()
             if not command.hidden
         }
-        own |= {name: each.description for name, each in offered.items() if _is_own(each)}
-        others = {name: each.description for name, each in offered.items() if not _is_own(each)}
+        own |= {name: each.description for name, each in of_plugins.items() if _is_own(each)}
+        others = {name: each.description for name, each in of_plugins.items() if not _is_own(each)}
         for title, rows in (("Commands", own), ("Commands of plugins", others)):
             if rows:
                 with formatter.section(title):
@@ -90,16 +90,16 @@ class CommandGroup(click.Group):
         if name in self.commands or name.startswith("-"):
             return super().resolve_command(ctx, args)
         full = _prefix(ctx) + name
-        offer = _owner(full) or _offer()
-        is_offered = offer.commands.offers(full)
-        if not is_offered and ctx.resilient_parsing:  # a shell asks how the line may go on
+        loaded = _load_owner(full) or _load_commands()
+        is_found = loaded.commands.offers(full)
+        if not is_found and ctx.resilient_parsing:  # a shell asks for completions
             return None, None, args[1:]
-        if not is_offered:
-            raise _unknown(name, full, [*self.commands], offer, ctx)
-        return name, _built(full, offer.plugins), args[1:]
+        if not is_found:
+            raise _unknown(name, full, [*self.commands], loaded, ctx)
+        return name, _built(full, loaded.plugins), args[1:]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return what may follow: also the commands of vlmkit's own that plugins have."""
+        """Return the completions, including commands of vlmkit in other distributions."""
         prefix = _prefix(ctx)
         added = [
             CompletionItem(name.removeprefix(prefix))
@@ -111,7 +111,7 @@ class CommandGroup(click.Group):
 
 
 def _prefix(context: click.Context) -> str:
-    """Return what the names of a group's commands begin with among those of plugins."""
+    """Return the prefix of a group's commands in the registry."""
     return "" if context.parent is None else f"{context.info_name} "
 
 
@@ -119,36 +119,36 @@ def _is_own(offered: "Provider[click.Command]") -> bool:
     return offered.plugin in OWN_PLUGINS
 
 
-def _owner(command: str) -> _Offer | None:
-    """Load the one plugin that has a command of vlmkit's own; None where that does not have it."""
+def _load_owner(command: str) -> _PluginCommands | None:
+    """Load only the distribution that owns a command of vlmkit; None if it has no such command."""
     from vlmkit.assembly.load import load_plugins
-    from vlmkit.cli.streams import apart
+    from vlmkit.cli.streams import reserved_stdout
     from vlmkit.settings.plugins import PluginSettings
 
     if OWNERS_OF_COMMANDS.get(command) not in OWN_PLUGINS:
         return None
-    with apart():
-        offer = _Offer(load_plugins(PluginSettings(only=())))
-    return offer if offer.commands.offers(command) else None
+    with reserved_stdout():
+        loaded = _PluginCommands(load_plugins(PluginSettings(only=())))
+    return loaded if loaded.commands.offers(command) else None
 
 
-def _offer() -> _Offer:
-    """Load the plugins, or none but vlmkit's own where the config does not say which."""
+def _load_commands() -> _PluginCommands:
+    """Load all plugins; only those of vlmkit if the config of plugins is invalid."""
     from vlmkit.assembly.load import load_plugins
-    from vlmkit.cli.streams import apart
+    from vlmkit.cli.streams import reserved_stdout
     from vlmkit.config import read_layers
     from vlmkit.config.providers import described
     from vlmkit.settings.plugins import PluginSettings
 
     problems = []
-    with apart():
+    with reserved_stdout():
         try:
             plugins = load_plugins(read_layers().plugins(), diagnoses=True)
         except VlmkitError as error:
             plugins = load_plugins(PluginSettings(only=()))
             problems.append(described(error))
     problems += [f"{source}: {described(error)}" for source, error in plugins.broken.items()]
-    return _Offer(plugins, tuple(problems))
+    return _PluginCommands(plugins, tuple(problems))
 
 
 def _built(name: str, plugins: "Plugins") -> click.Command:
@@ -165,36 +165,36 @@ def _built(name: str, plugins: "Plugins") -> click.Command:
 
 
 def _unknown(
-    name: str, full: str, known: list[str], offer: _Offer, context: click.Context
+    name: str, full: str, known: list[str], loaded: _PluginCommands, context: click.Context
 ) -> click.UsageError:
-    """Return click's words for a command that nobody has, with what may be the reason.
+    """Return the error for an unknown command, with a suggestion and errors of broken plugins.
 
     Raises:
-        PluginUnavailable: it is one of vlmkit's own, of a distribution that does not offer it.
+        PluginUnavailable: the command belongs to a distribution of vlmkit that does not provide it.
     """
     if owner := OWNERS_OF_COMMANDS.get(full):
-        raise _missing(full, owner, offer)
-    prefix, commands = _prefix(context), offer.commands
+        raise _missing(full, owner, loaded)
+    prefix, commands = _prefix(context), loaded.commands
     names = [commands.key(each) for each in commands]
     known += [each.removeprefix(prefix) for each in names if each.startswith(prefix)]
-    meant = [each for each in SYNONYMS.get(name, ()) if each in known]
-    near = meant or difflib.get_close_matches(name, known, n=1)
+    synonyms = [each for each in SYNONYMS.get(name, ()) if each in known]
+    near = synonyms or difflib.get_close_matches(name, known, n=1)
     text = f"no such command {name!r}" + (f". Did you mean {near[0]!r}?" if near else "")
-    if offer.problems:
-        text += f"; could not be loaded: {'; '.join(offer.problems)}"
+    if loaded.problems:
+        text += f"; could not be loaded: {'; '.join(loaded.problems)}"
     return click.UsageError(text, context)
 
 
-def _missing(command: str, owner: str, offer: _Offer) -> PluginUnavailable:
-    """Return why a command of vlmkit's own cannot be had from the distribution that has it."""
+def _missing(command: str, owner: str, loaded: _PluginCommands) -> PluginUnavailable:
+    """Return the error for a command of vlmkit that its distribution does not provide."""
     from vlmkit.config.providers import described
 
     subject = f"`vlmkit {command}` is a command of {owner}, which"
-    found = next((plugin for plugin in offer.plugins.found if plugin.source == owner), None)
+    found = next((plugin for plugin in loaded.plugins.found if plugin.source == owner), None)
     if found is None:
         return PluginUnavailable(f"{subject} is not installed", hint=install_command(owner))
     if found.blocked:
-        return PluginUnavailable(f"{subject} VLMKIT_BLOCK leaves out")
+        return PluginUnavailable(f"{subject} VLMKIT_BLOCK excludes")
     hint = found.error.hint if isinstance(found.error, VlmkitError) else ""
     reason = described(found.error) if found.error else "it does not offer the command"
     return PluginUnavailable(f"{subject} could not be loaded: {reason}", hint=hint)
@@ -204,7 +204,7 @@ def _missing(command: str, owner: str, offer: _Offer) -> PluginUnavailable:
 @click.argument("names", nargs=-1, metavar="[COMMAND]...")
 @click.pass_context
 def show_help(context: click.Context, *, names: tuple[str, ...]) -> None:
-    """Show what vlmkit does, or a COMMAND of it."""
+    """Show the help of vlmkit, or of a COMMAND."""
     shown = context.find_root()
     for name in names:
         group = shown.command

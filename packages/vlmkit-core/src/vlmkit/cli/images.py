@@ -1,4 +1,4 @@
-"""Pictures that somebody names on the command line: files, URLs, or standard input."""
+"""Opens images that are named on the command line: files, URLs or standard input."""
 
 import sys
 from collections.abc import Iterable
@@ -18,20 +18,24 @@ WILD = frozenset("*?[")
 
 
 def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
-    """Return a picture: of a file, of a URL (data, file, http or https), or of standard input.
+    """Return the part for an image.
 
-    The last is for ``-``. One that is decoded here is decoded once, so that an error comes before
-    a model is loaded; a file of another type is for a media loader.
+    An image is decoded once, so that errors appear before a model is loaded. A file of another type
+    is left to a media loader.
+
+    Args:
+        source: a path, a URL (data, file, http or https), or ``-`` for standard input.
+        bounds: the limits of a request.
 
     Raises:
-        MediaError: it cannot be read, or is refused.
+        MediaError: the image cannot be read, or is refused.
     """
     from vlmkit.errors import ImageError, MediaError
     from vlmkit.inputs.images import WEB, named, shown_part
     from vlmkit.types.message import ImagePart
 
     if source == "-" and sys.stdin.isatty():
-        raise click.UsageError("--image - reads a picture from standard input: pipe one in")
+        raise click.UsageError("--image - reads an image from standard input: pipe one in")
     content: str | bytes = source
     if source == "-":
         content = sys.stdin.buffer.read(max(bounds.images.max_bytes, bounds.max_media_bytes) + 1)
@@ -51,10 +55,10 @@ def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
 
 
 def opened_image(source: str, bounds: "PipelineSettings") -> "Image":
-    """Return a picture as :func:`opened` does, for a command that uses no media loader.
+    """Return an image as :func:`opened` does, for a command without media loaders.
 
     Raises:
-        MediaError: it cannot be read, or is no image of a format that is decoded here.
+        MediaError: the image cannot be read, or its format is not supported.
     """
     from vlmkit.errors import MediaError
     from vlmkit.inputs.images import named
@@ -71,10 +75,10 @@ def opened_image(source: str, bounds: "PipelineSettings") -> "Image":
 
 
 def matching(sources: Iterable[str]) -> list[str]:
-    """Return sources with patterns, such as ``*.png``, replaced by the files that they match.
+    """Return sources with patterns such as ``*.png`` replaced by the matching files.
 
     Raises:
-        ImageError: a pattern matches none.
+        ImageError: a pattern matches no file.
     """
     import glob
     from pathlib import Path
@@ -87,7 +91,7 @@ def matching(sources: Iterable[str]) -> list[str]:
         is_url = "://" in source or is_data_url(source)
         if is_url or not WILD & set(source) or Path(source).is_file():
             found.append(source)
-        elif files := sorted(glob.glob(source)):  # noqa: PTH207 - of whole paths, too
+        elif files := sorted(glob.glob(source)):  # noqa: PTH207 - also for absolute paths
             found += files
         else:
             raise ImageError(f"no file matches {source!r}", hint="check the pattern and the folder")
@@ -95,7 +99,7 @@ def matching(sources: Iterable[str]) -> list[str]:
 
 
 def _fetcher(bounds: "PipelineSettings") -> "ImageFetcher":
-    """Return what fetches what the owner of this machine asks for, at any address."""
+    """Return a fetcher for the owner of this machine, which may connect to any address."""
     from vlmkit.kit.image_fetcher import ImageFetcher
     from vlmkit.settings.fetch import FetchSettings
 

@@ -1,4 +1,4 @@
-"""How commands get models: read the config, load plugins, build, and show that it takes time."""
+"""Loads models for commands: reads the config, loads plugins, builds, and shows progress."""
 
 import sys
 import time
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmkit.cli.output import told
-from vlmkit.cli.streams import apart
+from vlmkit.cli.output import write_notes
+from vlmkit.cli.streams import reserved_stdout
 from vlmkit.config import Config, LayeredConfig, ModelEntry, read_layers
 from vlmkit.errors import ConfigError
 from vlmkit.plugins.loader import Plugins
@@ -20,14 +20,14 @@ from vlmkit.settings.plugins import PluginSettings
 if TYPE_CHECKING:
     from vlmkit.model import Model
 
-QUIET_STAGES = ("model files", "ready")  # a source shows its own progress; the end needs none
+QUIET_STAGES = ("model files", "ready")  # sources show their own progress; the end needs none
 
 
 class Stages:
     """Shows the stages of loading on standard error, and times them.
 
     Args:
-        lists: write a line for each stage; otherwise a terminal shows the present one only.
+        lists: whether to write a line for each stage; otherwise a terminal shows the present one.
     """
 
     def __init__(self, *, lists: bool = False) -> None:
@@ -37,7 +37,7 @@ class Stages:
         self._status: Any = None
 
     def __call__(self, name: str) -> None:
-        """Note that a stage begins, and with it that the one before is over."""
+        """Record that a stage begins, and that the one before is over."""
         now = time.perf_counter()
         if self._lists and self._name:
             click.echo(f"  {self._name:16} {now - self._since:7.2f} s", err=True)
@@ -50,7 +50,7 @@ class Stages:
             self._status.update(f"loading {name}")
 
     def close(self) -> None:
-        """Clear the terminal's line."""
+        """Clear the line of the terminal."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -58,7 +58,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model that was asked for, and what it takes to build it."""
+    """A requested model, and what is needed to build it."""
 
     entry: ModelEntry
     config: Config
@@ -66,16 +66,16 @@ class Wanted:
 
 
 def wanted(model: str | None, config_file: Path | None, assignments: Sequence[str]) -> Wanted:
-    """Return the one model that a command is for; builds nothing."""
+    """Return the one model of a command; builds nothing."""
     layered, plugins = read_with_plugins(config_file, assignments)
     return wanted_of(model, layered.config, plugins)
 
 
 def wanted_of(model: str | None, config: Config, plugins: Plugins) -> Wanted:
-    """Return the model that was named, or the only one of the config, or the only one installed.
+    """Return the named model, or the only one of the config, or the only one installed.
 
     Raises:
-        click.UsageError: there is none, or several.
+        click.UsageError: there is no model, or there are several.
     """
     from vlmkit.assembly.sources import name_of, packaged_models
 
@@ -91,7 +91,7 @@ def wanted_of(model: str | None, config: Config, plugins: Plugins) -> Wanted:
 
 @contextmanager
 def opened(wanted: Wanted) -> "Iterator[Model]":
-    """Give one model, and close it in the end."""
+    """Load a model, and close it when the context closes."""
     from vlmkit.assembly.load import assemble
     from vlmkit.model import Model
 
@@ -104,15 +104,15 @@ def opened(wanted: Wanted) -> "Iterator[Model]":
 def wanted_entries(
     models: Sequence[str], config: Config, plugins: Plugins
 ) -> tuple[ModelEntry, ...]:
-    """Return what to load: the models that were named, or else those of the config.
+    """Return the named models, or else those of the config.
 
     Raises:
-        click.UsageError: there is none; says which models there are.
+        click.UsageError: there is no model; lists the available ones.
     """
     configured = config.entries()
     if not models:
         if not configured:
-            raise click.UsageError(f"name a model. {what_there_is(plugins)}")
+            raise click.UsageError(f"name a model. {_available_models(plugins)}")
         return configured
     by_name = {name: entry for entry in configured for name in entry.names}
     return tuple(
@@ -120,17 +120,17 @@ def wanted_entries(
     )
 
 
-def what_there_is(plugins: Plugins) -> str:
-    """Say in one sentence which models can be named."""
+def _available_models(plugins: Plugins) -> str:
+    """Return a sentence about the models that can be named."""
     from vlmkit.assembly.sources import packaged_models, schemes
     from vlmkit.kit.install_command import install_command
 
     packaged = ", ".join(packaged_models(plugins))
-    begun = "".join(f", what begins with {each}" for each in schemes(plugins))
+    uris = "".join(f", a URI of {each}" for each in schemes(plugins))
     if not packaged:
         demo = install_command("vlmkit-demo")
-        return f"None is installed{begun and ', but' + begun[1:]}: try {demo}."
-    return f"Installed: {packaged}. A folder{begun} or a hub id will do as well."
+        return f"None is installed{uris and ', but' + uris[1:]}: try {demo}."
+    return f"Installed: {packaged}. A folder{uris} or a hub id also works."
 
 
 def read_with_plugins(
@@ -140,27 +140,27 @@ def read_with_plugins(
     *,
     diagnoses: bool = False,
 ) -> tuple[LayeredConfig, Plugins]:
-    """Return the config and the plugins, for commands that build nothing.
+    """Return the config and the plugins; builds nothing.
 
-    One that diagnoses is not stopped by a plugin file that cannot be loaded. What plugins print is
-    kept from standard output.
+    With ``diagnoses``, a plugin file that cannot be loaded is not an error. Prints of plugins go to
+    standard error.
     """
     from vlmkit.assembly.load import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
     layers = read_layers(config_file, assignments=assignments, options=options)
-    with apart():
+    with reserved_stdout():
         plugins = load_plugins(layers.plugins(), diagnoses=diagnoses)
-    told(plugins)
+    write_notes(plugins)
     return with_provider_paths(layers.read(plugins.tables), plugins), plugins
 
 
 def diagnosed(
     config_file: Path | None, assignments: Sequence[str], options: Mapping[str, str]
 ) -> tuple[LayeredConfig, Plugins]:
-    """Return the config and the plugins without what is wrong in them, which both report.
+    """Return the config and the plugins without invalid settings; both list their errors.
 
-    Where it is not sound which plugins may be loaded, none but vlmkit's own is.
+    If the settings that select plugins are invalid, only those of vlmkit are loaded.
     """
     from vlmkit.assembly.load import load_plugins
     from vlmkit.config.providers import with_provider_paths
@@ -170,9 +170,9 @@ def diagnosed(
         settings = layers.plugins()
     except ConfigError:
         settings = PluginSettings(only=())
-    with apart():
+    with reserved_stdout():
         plugins = load_plugins(settings, diagnoses=True, is_lenient=True)
-    told(plugins)
+    write_notes(plugins)
     layered = layers.read(plugins.tables, diagnoses=True)
     return with_provider_paths(layered, plugins), plugins
 

@@ -1,4 +1,4 @@
-"""``vlmkit models``: which models are here, what they are, and fetching more."""
+"""``vlmkit models``: lists, downloads, deletes and describes models."""
 
 import time
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 
 @click.group(cls=CommandGroup)
 def models() -> None:
-    """List, fetch and describe models."""
+    """List, download, delete and describe models."""
 
 
 @models.command("list")
 @options.as_json
 @options.configured
 def list_(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]) -> None:
-    """List packaged models, and those of hubs that are on this disk."""
+    """List packaged models, and downloaded models."""
     from vlmkit.cli.loading import read_with_plugins
 
     _, plugins = read_with_plugins(config_file, assignments)
@@ -48,7 +48,7 @@ def list_(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]
 @models.command()
 @click.argument("model")
 @click.option("--revision", help="Branch, tag or commit; the newest by default.")
-@click.option("--force", is_flag=True, help="Fetch it although nothing here can serve it.")
+@click.option("--force", is_flag=True, help="Download it even if nothing here can serve it.")
 @options.configured
 def pull(
     *,
@@ -58,9 +58,9 @@ def pull(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Fetch MODEL from a hub, or its newest commit.
+    """Download MODEL from a hub, or its newest commit.
 
-    Its small files come first: weights are fetched only if they can be served here.
+    Downloads small files first, and weights only if the model can be served here.
     """
     from vlmkit.assembly.load import find_files
     from vlmkit.assembly.sources import resolve
@@ -88,9 +88,9 @@ models.add_command(pull, "fetch")
 def rm(
     *, model: str, revision: str | None, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
-    """Delete MODEL, which was fetched from a hub, from this disk.
+    """Delete the downloaded MODEL from this disk.
 
-    Other programs that keep models in the same cache lose it, too.
+    Other programs that use the same cache lose it, too.
     """
     from vlmkit.assembly.sources import remove
     from vlmkit.cli.loading import read_with_plugins
@@ -107,7 +107,7 @@ def rm(
 def info(
     *, model: str, as_json: bool, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
-    """Describe MODEL from its small files; fetches no weights."""
+    """Describe MODEL from its small files; downloads no weights."""
     from vlmkit.assembly.sources import inspected
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
 
@@ -133,7 +133,7 @@ def info(
 def _facts(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what is known of a model, and the components that have no provider for it."""
+    """Return facts about a model, and the components without a provider for it."""
     from vlmkit.assembly.load import sees
     from vlmkit.cli.doctor import unserved, verdicts
 
@@ -148,7 +148,7 @@ def _facts(
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """Return what a model's small files say about it."""
+    """Return the facts in a model's small files."""
     from vlmkit.kit.safetensors_header import weights_of
 
     weights = weights_of(checkpoint)
@@ -179,12 +179,12 @@ def _listed(plugins: "Plugins") -> list[tuple[str, str, str]]:
 
 
 def _context_tokens(config: dict[str, Any]) -> int | None:
-    """Return the longest sequence that a config states, of its text part first."""
-    places = [config.get(key) for key in ("text_config", "llm_config", "language_config")]
-    for place in (*places, config):
+    """Return the maximum sequence length in a config, first from its text part."""
+    parts = [config.get(key) for key in ("text_config", "llm_config", "language_config")]
+    for part in (*parts, config):
         for key in CONTEXT_KEYS:
-            if isinstance(place, dict) and isinstance(place.get(key), int):
-                return int(place[key])
+            if isinstance(part, dict) and isinstance(part.get(key), int):
+                return int(part[key])
     return None
 
 

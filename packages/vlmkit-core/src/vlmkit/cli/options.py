@@ -12,7 +12,7 @@ Command = Callable[..., Any]
 
 
 def configured(command: Command) -> Command:
-    """Add ``--config`` and ``--set``: every setting can be reached by them."""
+    """Add ``--config`` and ``--set``, which can change every setting."""
     for option in (
         click.option(
             "--set",
@@ -35,26 +35,26 @@ def configured(command: Command) -> Command:
 
 
 def sampled(command: Command) -> Command:
-    """Add the few sampling options that people change all the time."""
+    """Add the most common sampling options."""
     for option in (
         click.option(
             "--seed",
             type=int,
-            show_default="another one each time",
+            show_default="a random one",
             help="Make random choices repeatable.",
         ),
         click.option(
             "--temperature",
             type=click.FloatRange(0, 2),
             show_default="the model's",
-            help="0 takes the likeliest token.",
+            help="0 chooses the likeliest token.",
         ),
         click.option(
             "-m",
             "--max-tokens",
             type=click.IntRange(min=1),
-            help="Most tokens to generate; the model's own limit by default, or what its context "
-            "holds.",
+            help="Maximum number of tokens to generate; by default the model's own limit, or what "
+            "its context holds.",
         ),
     ):
         command = option(command)
@@ -62,7 +62,7 @@ def sampled(command: Command) -> Command:
 
 
 def as_json(command: Command) -> Command:
-    """Add ``--json``; where it is given, nothing else is written to standard output."""
+    """Add ``--json``, which reserves standard output for the JSON."""
     return click.option(
         "--json", "as_json", is_flag=True, is_eager=True, callback=_alone, help="Write JSON."
     )(command)

@@ -1,4 +1,4 @@
-"""How the command line writes: columns, errors, and text that a model made."""
+"""Output of the command line: columns, errors, JSON and answers of models."""
 
 import errno
 import io
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from vlmkit.types.completion import Chunk
 
 ALONE = "vlmkit.output"
-"""Where a click context keeps what writes JSON."""
+"""The key in a click context of the stream for JSON."""
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None))
-# A model can be made to write what a terminal takes for commands.
+# A model can be made to write terminal escape sequences.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def speak_utf8() -> None:
-    """Write and read UTF-8 where it is a pipe or a file: the system's own encoding may lack signs.
+def use_utf8() -> None:
+    """Use UTF-8 for pipes and files, because the system's encoding may lack characters.
 
-    A terminal says itself what it shows.
+    A terminal keeps its own encoding.
     """
     for stream, encoding in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):
         if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
@@ -38,7 +38,7 @@ def speak_utf8() -> None:
 
 
 def error(problem: VlmkitError, debug: bool = False) -> None:
-    """Write what went wrong, and what to do, to standard error."""
+    """Write an error and its hint to standard error, with the errors attached to it."""
     _error(problem, debug=debug)
     for other in problem.others if isinstance(problem, ConfigError) else ():
         _error(other, debug=debug)
@@ -46,8 +46,8 @@ def error(problem: VlmkitError, debug: bool = False) -> None:
 
 def errors(problems: Iterable[VlmkitError]) -> None:
     """Write errors to standard error, each once."""
-    each = [one for problem in problems for one in _single(problem)]
-    for problem in {(str(problem), problem.hint): problem for problem in each}.values():
+    singles = [each for problem in problems for each in _single(problem)]
+    for problem in {(str(problem), problem.hint): problem for problem in singles}.values():
         error(problem)
 
 
@@ -64,8 +64,8 @@ def _error(problem: VlmkitError, *, debug: bool) -> None:
         click.echo(f"hint: {hint}", err=True)
 
 
-def misuse(problem: click.ClickException) -> None:
-    """Write how the command line was misused, to standard error."""
+def usage_error(problem: click.ClickException) -> None:
+    """Write an error in the usage of the command line to standard error."""
     text = problem.format_message()
     click.secho(f"error: {text[:1].lower()}{text[1:].rstrip('.')}", err=True, fg="red")
     context = problem.ctx if isinstance(problem, click.UsageError) else None
@@ -73,10 +73,10 @@ def misuse(problem: click.ClickException) -> None:
         click.echo(f"hint: `{context.command_path} --help` shows how it is used", err=True)
 
 
-def lost(problem: OSError) -> bool:
-    """Write that the output cannot be written, if that is what an error is about.
+def write_failure(problem: OSError) -> bool:
+    """Report a failure to write the output, and return whether the error was one.
 
-    What was not written is given up: nothing tries again when the process ends.
+    Discards unwritten output, so that it is not written again when the process ends.
     """
     is_lost = problem.filename is None and problem.errno in _FULL
     try:
@@ -91,7 +91,7 @@ def lost(problem: OSError) -> bool:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what a stream holds go nowhere."""
+    """Discard the buffered output of a stream."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -100,13 +100,13 @@ def _discard(stream: TextIO) -> None:
 
 
 def bug(problem: Exception) -> None:
-    """Write that something failed which should not have, to standard error."""
+    """Write an unexpected error to standard error."""
     click.secho(f"error: unexpected {type(problem).__name__}: {problem}", err=True, fg="red")
     click.echo("hint: `vlmkit --debug ...` shows where; please report it", err=True)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write rows in aligned columns, the last of which is never cut or padded."""
+    """Write rows in aligned columns; the last column is not padded."""
     lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
     for number, line in enumerate(lines):
@@ -122,26 +122,26 @@ def json(value: Any) -> None:
 
 
 def write_alone(context: click.Context) -> None:
-    """Keep standard output for JSON until a command is over, or for good where that ends us."""
+    """Reserve standard output for JSON until the command ends, or the process if both end."""
     if ALONE not in context.meta:
         ends = context.find_root().obj.ends_process
-        context.meta[ALONE] = context.with_resource(streams.apart(for_good=ends))
+        context.meta[ALONE] = context.with_resource(streams.reserved_stdout(for_good=ends))
 
 
-def told(plugins: "Plugins") -> None:
-    """Write to standard error what is odd about how plugins were chosen."""
+def write_notes(plugins: "Plugins") -> None:
+    """Write warnings about the selection of plugins to standard error."""
     for note in plugins.notes:
         click.echo(f"note: {note}", err=True)
 
 
 class Answer:
-    """Writes an answer while it comes; what is thought before it is for a terminal's eyes alone."""
+    """Writes an answer while it is generated; reasoning is only shown on a terminal."""
 
     def __init__(self) -> None:
         self._is_thinking = False
 
     def write(self, chunk: "Chunk") -> str:
-        """Write a chunk at once, and return its text; a terminal gets no control characters."""
+        """Write a chunk and return its text; removes control characters for a terminal."""
         from vlmkit.types.delta import reasoning_of
 
         if sys.stderr.isatty() and (thought := reasoning_of(chunk.deltas)):
@@ -157,7 +157,7 @@ class Answer:
 
 
 def size(num_bytes: float) -> str:
-    """Return a size in the unit that suits it."""
+    """Return a size with a suitable unit."""
     units = ("bytes", "KiB", "MiB", "GiB", "TiB")
     power = 0
     while num_bytes >= 1024 and power < len(units) - 1:

@@ -1,4 +1,4 @@
-"""``vlmkit plugins``: what is installed, what of it can be used, and whether it keeps its word."""
+"""``vlmkit plugins``: lists plugins and their providers, with reasons why some cannot be used."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
-@click.option("--times", is_flag=True, help="Show how long each plugin's import took.")
-@click.option("--check", "demands", is_flag=True, help="Exit with 1 if any has a problem.")
+@click.option("--times", is_flag=True, help="Show the import time of each plugin.")
+@click.option("--check", "checks", is_flag=True, help="Exit with 1 if any plugin has a problem.")
 @options.as_json
 @options.configured
 @click.pass_context
@@ -23,29 +23,29 @@ def plugins(
     context: click.Context,
     *,
     times: bool,
-    demands: bool,
+    checks: bool,
     as_json: bool,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """List what plugins provide, and why some of it cannot be used."""
+    """List the providers of plugins, and why some cannot be used."""
     from vlmkit.cli.loading import read_with_plugins
 
     if context.invoked_subcommand is not None:
-        if as_json or config_file or assignments or times or demands:
-            raise click.UsageError(f"options stand after {context.invoked_subcommand!r}")
+        if as_json or config_file or assignments or times or checks:
+            raise click.UsageError(f"options must follow {context.invoked_subcommand!r}")
         return
     _, found = read_with_plugins(config_file, assignments, diagnoses=True)
     if as_json:
         output.json({"plugins": list(_plugins(found)), "providers": list(providers(found))})
     else:
         _write(found, times=times)
-    if demands and any(plugin.error or plugin.remarks for plugin in found.found):
+    if checks and any(plugin.error or plugin.remarks for plugin in found.found):
         context.exit(1)
 
 
 def _write(found: "Plugins", *, times: bool) -> None:
-    """Write tables, and a line for each plugin that has a problem."""
+    """Write a table, and a line for each problem of a plugin."""
     if times:
         by_time = sorted(found.found, key=lambda plugin: -plugin.import_s)
         columns = ("PLUGIN", "DISTRIBUTION", "SECONDS", "MODULES", "HEAVY LIBRARIES")
@@ -62,21 +62,21 @@ def _write(found: "Plugins", *, times: bool) -> None:
             for p in providers(found)
         ]
         output.columns(("KIND", "PROVIDER", "PLUGIN", "VERSION", "STATUS"), rows)
-    for plugin, told in zip(found.found, _plugins(found), strict=True):
-        if told["error"]:
-            click.echo(f"{plugin.who} could not be loaded: {told['error']}")
-        if told["hint"]:
-            click.echo(f"  hint: {told['hint']}")
+    for plugin, row in zip(found.found, _plugins(found), strict=True):
+        if row["error"]:
+            click.echo(f"{plugin.who} could not be loaded: {row['error']}")
+        if row["hint"]:
+            click.echo(f"  hint: {row['hint']}")
         for remark in plugin.remarks:
             click.echo(f"{plugin.who} {remark}")
         if plugin.blocked:
-            click.echo(f"left out by VLMKIT_BLOCK: {plugin.source}")
+            click.echo(f"excluded by VLMKIT_BLOCK: {plugin.source}")
         if plugin.unlisted:
-            click.echo(f"left out by plugins.only: {plugin.source}")
+            click.echo(f"excluded by plugins.only: {plugin.source}")
 
 
 def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
-    """Yield what is known of each provider; ``reason`` says why it cannot run here."""
+    """Yield the facts about each provider; ``reason`` is why it cannot run here."""
     from vlmkit import __version__
     from vlmkit.kit.objection import with_hint
 

@@ -1,7 +1,7 @@
-"""Standard output for the command alone: what else is printed goes to standard error.
+"""Reserves standard output for a command; other prints go to standard error.
 
-A plugin may print while it is imported, a library while a model is loaded, be it by Python, from C
-or in a thread of its own. None of that may stand in what another program reads.
+Plugins may print while they are imported, and libraries while a model is loaded, from Python, C or
+other threads. Such prints must not mix with output that another program reads.
 """
 
 import io
@@ -13,35 +13,36 @@ from typing import TextIO
 
 
 @contextmanager
-def apart(*, for_good: bool = False) -> Iterator[TextIO | None]:
-    """Yield what writes to standard output; everybody else writes to standard error meanwhile.
+def reserved_stdout(*, for_good: bool = False) -> Iterator[TextIO | None]:
+    """Yield the only stream that writes to standard output; other prints go to standard error.
 
     Args:
-        for_good: nobody gets it back: the process is about to end, and C may print even then.
+        for_good: do not restore standard output, because the process is about to end, and C code
+            may print even then.
     """
     output = sys.stdout
-    if output is sys.stderr or output is None:  # apart already, or there is none
+    if output is sys.stderr or output is None:  # reserved already, or there is none
         yield output
         return
     number = _number(output)
-    own = None if number is None else _moved(output, number)
+    moved = None if number is None else _moved(output, number)
     sys.stdout = sys.stderr
     try:
-        yield own or output
+        yield moved or output
     finally:
         sys.stdout = output
-        if own is not None and number is not None:
+        if moved is not None and number is not None:
             output.flush()
-            own.flush()
+            moved.flush()
             if not for_good:
-                os.dup2(own.fileno(), number)
-                own.close()
+                os.dup2(moved.fileno(), number)
+                moved.close()
 
 
 def _moved(output: TextIO, number: int) -> TextIO:
-    """Let a descriptor lead to standard error, and return what writes where it led before."""
+    """Redirect a descriptor to standard error; return a stream to its previous target."""
     output.flush()
-    kept = os.dup(number)
+    target = os.dup(number)
     errors = _number(sys.stderr)
     if errors is None:
         errors = os.open(os.devnull, os.O_WRONLY)
@@ -49,11 +50,11 @@ def _moved(output: TextIO, number: int) -> TextIO:
         os.close(errors)
     else:
         os.dup2(errors, number)
-    return open(kept, "w", encoding=output.encoding, errors=output.errors)  # noqa: PTH123
+    return open(target, "w", encoding=output.encoding, errors=output.errors)  # noqa: PTH123
 
 
 def _number(stream: TextIO | None) -> int | None:
-    """Return the descriptor of a pipe or a file; None for a terminal, and for what has none."""
+    """Return the descriptor of a pipe or file; None for terminals and streams without one."""
     try:
         number = None if stream is None else stream.fileno()
         return None if number is None or stream is None or stream.isatty() else number

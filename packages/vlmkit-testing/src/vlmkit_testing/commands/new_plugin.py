@@ -34,13 +34,13 @@ def _known(name: str) -> "Kind[Any]":
         PluginUnavailable: what owns it is not installed.
     """
     from vlmkit.assembly.load import load_plugins
-    from vlmkit.cli.streams import apart
+    from vlmkit.cli.streams import reserved_stdout
     from vlmkit.errors import PluginUnavailable
     from vlmkit.kit.install_command import install_command
     from vlmkit.plugins.names import SERVER
     from vlmkit.settings.plugins import PluginSettings
 
-    with apart():
+    with reserved_stdout():
         kinds = load_plugins(PluginSettings(only=())).kinds
     for kind in kinds:
         if kind.name == name:
