@@ -73,7 +73,7 @@ def lacking(thing: object, protocol: type) -> list[str]:
 
     Evaluates no property of the object, except one with the name of a method.
     """
-    members = _public_members(protocol)
+    members = _declared(protocol)
     return [name for name, member in members.items() if not _has(thing, name, member)]
 
 
@@ -82,7 +82,7 @@ def misfitting(thing: object, protocol: type) -> Iterator[str]:
 
     Evaluates every property. A method with an unknown signature, such as one in C, is accepted.
     """
-    for name, member in _public_members(protocol).items():
+    for name, member in _declared(protocol).items():
         if callable(member):
             yield from _of_method(getattr(thing, name), name, member)
         elif inspect.isfunction(getattr(type(thing), name, None)):
@@ -152,7 +152,7 @@ def _named(parameters: Iterable[inspect.Parameter]) -> str:
     return str(inspect.Signature(bare))[1:-1]
 
 
-def _public_members(protocol: type) -> dict[str, object]:
+def _declared(protocol: type) -> dict[str, object]:
     """Return the public members of a protocol and of the protocols that it extends."""
     parts = [part for part in reversed(protocol.__mro__) if is_protocol(part)]
     found = {name: member for part in parts for name, member in vars(part).items()}
