@@ -1,4 +1,4 @@
-"""Which words of a chat's message are pictures, and which are what they say."""
+"""Which words of a chat message are paths of images, and which are text."""
 
 import shlex
 from pathlib import Path

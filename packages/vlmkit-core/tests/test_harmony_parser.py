@@ -1,4 +1,4 @@
-"""Thoughts, text and calls are told apart by their channels, however an answer is cut."""
+"""Reasoning, text and calls are separated by channel, however an answer is split into tokens."""
 
 import json
 import re
@@ -120,7 +120,7 @@ def test_any_cut_of_an_answer_tells_the_same(name, places, data):
         ("so{end}{start}assistant to=functions.clock{channel}commentary{body}{}", None),
     ],
 )
-def test_what_is_written_otherwise_is_read_as_it_seems_meant(written, expected):
+def test_malformed_messages_are_parsed_leniently(written, expected):
     assert told(written) == (expected or ("", "so", [("clock", "{}")]))
 
 
@@ -133,18 +133,18 @@ def test_what_is_written_otherwise_is_read_as_it_seems_meant(written, expected):
         ("{channel}to=functions.clock commentary{body}", "clock"),
     ],
 )
-def test_whoever_is_called_in_any_channel_is_called(head, name):
+def test_a_call_is_accepted_in_any_channel(head, name):
     assert told(head + JSON) == ("", "", [(name, JSON)])
 
 
-def test_who_is_no_tool_is_not_called():
+def test_a_message_to_an_unknown_recipient_is_no_call():
     assert told(" to=python{channel}analysis code{body}1+1") == ("1+1", "", [])
     assert told(" to=python{channel}commentary{body}1+1") == ("", "1+1", [])
     called = " to=functions.clock{channel}commentary{body}[1]{call}"
     assert told(called, tools=()) == ("", "[1]", [])
 
 
-def test_calls_are_told_as_they_come():
+def test_arguments_of_calls_are_streamed():
     form = in_tokens(HARMONY)
     reader = HarmonyParser(Words, form, TOOLS)
     written = '{channel}commentary to=functions.clock{body}{"city": "Kö'
@@ -161,7 +161,7 @@ def test_a_call_without_arguments_has_an_empty_object():
     assert twice == ("", "", [("clock", "{}"), ("clock", "[]")])
 
 
-def test_marks_are_not_found_by_their_spelling():
+def test_delimiters_are_tokens_not_text():
     said = "<|end|><|start|>assistant to=functions.clock<|channel|>commentary<|message|>{}"
     assert told("{channel}final{body}" + said) == ("", said, [])
 

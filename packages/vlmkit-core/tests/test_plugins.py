@@ -885,7 +885,7 @@ def test_others_print_while_plugins_are_loaded(
     assert plugin.remarks == ("printed to standard output; it went to standard error",)
 
 
-def test_a_name_to_leave_out_that_nothing_has_is_told_with_the_nearest(site: Site) -> None:
+def test_an_unknown_name_in_vlmkit_block_is_reported_with_the_nearest_name(site: Site) -> None:
     site.install("vlmkit-good", sampler("good"))
     assert site.load(block=["vlmkit-good", ""]).notes == []
     assert site.load(block=["vlmkit_god", "zzz"]).notes == [

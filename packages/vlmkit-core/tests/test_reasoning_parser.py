@@ -1,4 +1,4 @@
-"""Reasoning is told from text, however an answer's tokens cut it."""
+"""Reasoning is separated from text, however an answer is split into tokens."""
 
 from itertools import pairwise
 
@@ -74,7 +74,7 @@ def test_marks_that_are_spelled_do_the_same(text, is_open, expected):
     assert read([text], is_open=is_open)[:2] == expected
 
 
-def test_a_mark_that_is_a_token_is_not_found_by_its_spelling():
+def test_a_delimiter_token_is_not_matched_by_its_text():
     told = read([START, "it says </think>", "!", END, "so"], AS_TOKENS)
     assert told == ("it says </think>!", "so", 4)
 
@@ -97,7 +97,7 @@ def test_nothing_but_marks_and_white_space_around_them_is_lost(text, is_open):
         assert said == text
 
 
-def test_reasoning_shows_while_it_comes_but_for_what_may_be_its_end():
+def test_reasoning_is_streamed_except_a_possible_end_delimiter():
     reader = ReasoningParser(Words, *SPELLED, is_open=True)
     told = [reasoning_of(reader.push(token)) for token in ("a", " ", "b", "</", "x", "</think>")]
     assert told == ["a", "", " b", "", "</x", ""]

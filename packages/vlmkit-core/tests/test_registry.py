@@ -133,9 +133,7 @@ def test_a_provider_says_how_it_would_run_a_model(
             registry.examine(name, {"width": 0}, context)
 
 
-def test_an_examination_that_says_nothing_is_told(
-    registry: Registry[Any], context: BuildContext
-) -> None:
+def test_an_examination_must_return_text(registry: Registry[Any], context: BuildContext) -> None:
     registry.add("mute", built, examine=lambda _: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(
         PluginError, match="engine 'mute' from 'my-plugin' was examined, and returned"
@@ -143,7 +141,7 @@ def test_an_examination_that_says_nothing_is_told(
         registry.examine("mute", {}, context)
 
 
-def test_an_examination_that_fails_is_told_like_a_build_that_fails(
+def test_a_failed_examination_is_a_plugin_error(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     registry.add("bad", built, examine=lambda _: str(1 // 0))

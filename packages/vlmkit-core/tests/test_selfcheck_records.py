@@ -1,4 +1,4 @@
-"""Notes of trials: found where nothing changed, and never trusted to say more than was written."""
+"""Records of passed self-checks are found only if nothing changed."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def noted(folder: Path, fact: str = "one") -> str | None:
     return selfcheck_records.read(selfcheck_records.record_path(folder, "trials", [fact]))
 
 
-def test_a_note_is_found_by_all_that_it_was_made_of(folder: Path) -> None:
+def test_a_record_is_found_only_by_the_same_files_kind_and_facts(folder: Path) -> None:
     assert noted(folder) is None
     selfcheck_records.write(selfcheck_records.record_path(folder, "trials", ["one"]), "passed")
 
@@ -31,7 +31,7 @@ def test_a_note_is_found_by_all_that_it_was_made_of(folder: Path) -> None:
     assert noted(folder) is None
 
 
-def test_a_folder_that_changed_just_now_has_none(
+def test_a_folder_that_changed_just_now_has_no_record(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 10**12)
@@ -41,7 +41,7 @@ def test_a_folder_that_changed_just_now_has_none(
     assert selfcheck_records.read(None) is None
 
 
-def test_a_note_that_cannot_be_written_or_read_costs_a_trial_alone(
+def test_a_record_that_cannot_be_written_or_read_raises_no_error(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("in the way")
@@ -52,14 +52,14 @@ def test_a_note_that_cannot_be_written_or_read_costs_a_trial_alone(
     assert noted(folder) is None
 
 
-def test_a_note_is_read_up_to_its_bound(folder: Path) -> None:
+def test_a_record_is_read_up_to_its_maximum_size(folder: Path) -> None:
     note = selfcheck_records.record_path(folder, "trials", ["one"])
     selfcheck_records.write(note, "x" * (selfcheck_records.MAX_BYTES + 1))
 
     assert len(noted(folder) or "") == selfcheck_records.MAX_BYTES
 
 
-def test_another_processor_is_another_machine(
+def test_another_processor_has_another_record(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = selfcheck_records.record_path(folder, "trials", [])
@@ -73,7 +73,7 @@ def test_another_processor_is_another_machine(
     assert len({one, two, selfcheck_records.record_path(folder, "trials", [])}) == 3
 
 
-def test_a_note_that_cannot_take_its_place_leaves_no_file_behind(folder: Path) -> None:
+def test_a_record_that_cannot_be_replaced_leaves_no_temporary_file(folder: Path) -> None:
     note = selfcheck_records.record_path(folder, "trials", ["one"])
     assert note is not None
     note.mkdir(parents=True)

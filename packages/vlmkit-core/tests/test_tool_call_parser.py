@@ -1,4 +1,4 @@
-"""Calls of tools are told from text, however an answer's tokens cut it."""
+"""Tool calls are separated from text, however an answer is split into tokens."""
 
 import json
 from dataclasses import replace
@@ -150,7 +150,7 @@ def test_any_words_are_read_to_their_end_however_they_are_cut(name, pieces, plac
     assert read(plain(FORMATS[name]), cut(text, places)) == read(plain(FORMATS[name]), [text])
 
 
-def test_arguments_come_before_the_call_is_whole():
+def test_arguments_of_calls_are_streamed():
     reader = plain(FORMATS["hermes"])
     start = '<tool_call>{"name": "weather", "arguments": {"city": "Kö'
     (call,) = tool_calls_of([d for piece in start for d in reader.push(piece)])
@@ -166,7 +166,7 @@ MARK = 900_001  # a token
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral_named", "glm", "qwen_tags"])
-def test_a_call_that_is_cut_off_before_its_name_says_nothing_behind_a_token(name):
+def test_a_call_truncated_before_its_name_is_dropped_after_a_delimiter_token(name):
     form = FORMATS[name]
     marked = replace(form, open=form.open._replace(token_id=MARK))
     begun = WRITTEN[name].removeprefix(form.open.text)

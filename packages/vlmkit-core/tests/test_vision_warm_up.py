@@ -1,4 +1,4 @@
-"""Engines that want it are shown three pictures at load, in short prompts, and only once."""
+"""Engines with a self-check get three images in short prompts at load, and only once."""
 
 import json
 from dataclasses import replace
@@ -80,7 +80,7 @@ def look(folder, engine, tokenizer=None, **how):
     warm_up_vision(engine, MockVisionEncoder(), own, Checkpoint("m", folder), **how)
 
 
-def test_it_is_shown_three_pictures_with_a_few_tokens_around(folder):
+def test_the_engine_checks_three_images_with_a_few_tokens_around(folder):
     engine, stages = Trying(), []
     look(folder, engine, on_stage=stages.append)
 
@@ -98,14 +98,14 @@ def test_it_is_shown_three_pictures_with_a_few_tokens_around(folder):
         assert prompt.token_ids[:NUM_AROUND] == whole.token_ids[: there.start][-NUM_AROUND:]
 
 
-def test_one_picture_shows_all_where_all_have_one_size(folder):
+def test_one_image_is_enough_if_the_model_sees_all_in_one_size(folder):
     engine, tokenizer = Trying(), Wordy()
     tokenizer.has_one_size = True
     look(folder, engine, tokenizer)
     assert [len(prompts) for prompts in engine.shown] == [1]
 
 
-def test_a_picture_that_would_take_a_tower_long_is_shown_in_fewer_tokens(folder, monkeypatch):
+def test_an_image_with_large_arrays_is_requested_with_fewer_tokens(folder, monkeypatch):
     wishes = []
 
     class Sized(Wordy):
@@ -124,7 +124,7 @@ def test_a_picture_that_would_take_a_tower_long_is_shown_in_fewer_tokens(folder,
     assert wishes == [(96, 64), (64, 256), (64, 64), (128, 256), (128, 64)]
 
 
-def test_it_is_shown_none_where_it_wants_none(folder):
+def test_an_engine_without_a_self_check_gets_no_images(folder):
     plain, unwilling = MockEngine(MockEngineSettings()), Trying()
     unwilling.trial_name = None
     broken = Wordy()
@@ -134,7 +134,7 @@ def test_it_is_shown_none_where_it_wants_none(folder):
     assert unwilling.shown == []
 
 
-def test_it_is_shown_them_again_when_something_changed(folder):
+def test_the_check_is_repeated_when_something_changed(folder):
     def shown(built_with="", name="a trial"):
         engine = Trying()
         engine.trial_name = name
@@ -169,7 +169,7 @@ def test_it_is_shown_them_again_when_something_changed(folder):
         ),
     ],
 )
-def test_what_fails_is_refused_in_a_sentence_every_time(folder, failure, kind, message, hint):
+def test_a_failed_check_is_an_error_at_each_load(folder, failure, kind, message, hint):
     for _ in range(2):
         engine = Trying()
         engine.failure = failure
@@ -179,7 +179,7 @@ def test_what_fails_is_refused_in_a_sentence_every_time(folder, failure, kind, m
         assert hint is None or caught.value.hint == hint
 
 
-def test_a_prompt_that_cannot_hold_a_picture_is_told_and_no_template_is_no_fault(folder):
+def test_a_prompt_without_image_is_an_error_but_a_missing_template_is_not(folder):
     tokenizer, engine = Wordy(), Trying()
     tokenizer.failure = RequestError("the template places 0 of 1 images")
     with pytest.raises(CheckpointError, match="no prompt can hold one: the template places 0"):
@@ -189,7 +189,7 @@ def test_a_prompt_that_cannot_hold_a_picture_is_told_and_no_template_is_no_fault
     assert engine.shown == []
 
 
-def test_where_nothing_can_be_remembered_it_is_tried_each_time(folder, tmp_path):
+def test_without_a_writable_cache_the_check_runs_at_each_load(folder, tmp_path):
     (tmp_path / "cache").write_text("not a folder")
     for _ in range(2):
         engine = Trying()
@@ -198,7 +198,7 @@ def test_where_nothing_can_be_remembered_it_is_tried_each_time(folder, tmp_path)
     assert not user_cache.folder().exists()
 
 
-def test_a_folder_that_changed_just_now_is_tried_each_time(folder, monkeypatch):
+def test_a_folder_that_changed_just_now_is_checked_at_each_load(folder, monkeypatch):
     monkeypatch.setattr(content, "SETTLED_NS", 10**15)
     assert content.changes(folder) is None
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_a_folder_that_changed_just_now_is_tried_each_time(folder, monkeypatch):
         assert engine.shown
 
 
-def test_a_cache_without_room_gives_no_answer_and_keeps_nothing():
+def test_a_full_cache_gives_no_answer_and_keeps_no_sequence():
     engine, encoder = Trying(capacity_tokens=64), MockVisionEncoder()
     shown = picture(96, 96)
     prompt = MockTokenizer().prompt([vlmkit.Message.of("user", "word " * 80, [shown])])
@@ -238,7 +238,7 @@ def test_chunks_cut_no_span_and_are_no_longer_than_they_must(sizes, rest, most):
         assert stop - start <= most or Span(start, stop) in spans
 
 
-def test_a_media_encoder_can_be_left_out():
+def test_a_media_encoder_can_be_disabled():
     with vlmkit.load("mock", media_encoder={"use": "none"}) as model:
         assert model.runner.facts.modalities == ("text",)
         assert model.generate("Hello", max_tokens=2).usage.completion_tokens == 2

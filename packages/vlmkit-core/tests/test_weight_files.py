@@ -1,4 +1,4 @@
-"""What is wrong with the files of weights is told from names, sizes and headers alone."""
+"""Errors of weight files are found from names, sizes and headers alone."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_whole_files_have_nothing_against_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x02", file_of(9)[:30], b"\xff" * 40, b"a web page..."])
-def test_what_is_no_safetensors_file_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_an_objection(content: bytes, tmp_path: Path) -> None:
     assert objection(tmp_path, model_safetensors=content) == (
         "'model.safetensors' is not a safetensors file"
     )
