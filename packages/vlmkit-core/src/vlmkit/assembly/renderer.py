@@ -43,7 +43,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with answers
     log_of_worker()
-    arena = SharedArena.at(sys.argv[1])
+    arena = SharedArena.open(sys.argv[1])
     requests = sys.stdin.buffer
     plan = msgspec.msgpack.decode(read_frame(requests).head, type=TextSide)
     try:
