@@ -65,7 +65,7 @@ class BuildContext:
         revision: for model sources: the revision that the user asked for; None is the newest.
         is_update: for model sources: ask for the newest commit of the revision, also where one is
             on this disk already.
-        on_stage: told what a long ``build`` is doing, a few words at a time.
+        on_stage: called with a few words about each stage of a long ``build``.
         registries: all that plugins offer, by the plural of its kind; use :meth:`providers`.
         vocabulary: of the model, for compilers of constraints.
         text_side: the model's tokenizer, for what is built after it: all other components.

@@ -108,8 +108,8 @@ class Provider(Generic[T]):
         request_fields: fields that it adds to requests: of an engine, a scheduler, a sampler or a
             proposer, which see sequences.
         plugin: the distribution or file that offers it; filled in by the loader.
-        is_by_name: whether it is used only where somebody names it: it does not say what it can
-            serve, and is of a kind where nobody can serve everything.
+        is_by_name: whether it is used only if it is named. It does not state what it can serve, and
+            no provider of its kind can serve everything.
     """
 
     name: str

@@ -77,9 +77,9 @@ def _tell(findings: "Sequence[Finding]", counts: dict[str, int]) -> None:
     output.columns(("KIND", "OUTCOME", "SENTENCE"), sorted(rows))
     for finding in findings:
         if finding.outcome == "failed":
-            click.echo(f"\n{finding.told()}")
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    click.echo(told if counts["held"] or counts["failed"] else f"{told}: nothing was tried")
+            click.echo(f"\n{finding.as_text()}")
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    click.echo(summary if counts["held"] or counts["failed"] else f"{summary}: nothing was tried")
 
 
 def _parts(model: str, layered: "LayeredConfig", found: "Plugins") -> "ModelParts":

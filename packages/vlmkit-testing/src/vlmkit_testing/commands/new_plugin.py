@@ -79,7 +79,7 @@ def new(*, kind: str, folder: Path, name: str | None, as_json: bool) -> None:
         )
         return
     article = "an" if chosen.words[0] in "aeiou" else "a"
-    told = f"{written.distribution}, {article} {chosen.words}"
-    click.echo(f"{told}: {len(written.files)} files in {folder}")
+    summary = f"{written.distribution}, {article} {chosen.words}"
+    click.echo(f"{summary}: {len(written.files)} files in {folder}")
     for command in (f"cd {folder}", 'pip install -e ".[test]"', "pytest", "mypy", check):
         click.echo(f"  {command}")

@@ -186,7 +186,7 @@ class CommandContract:
 
     def _those(self, arguments: Seq[Seq[str]], method: str) -> Seq[Seq[str]]:
         if not arguments:
-            pytest.skip(f"nobody said in {method}() how")
+            pytest.skip(f"override {method}() to run this test")
         return arguments
 
 

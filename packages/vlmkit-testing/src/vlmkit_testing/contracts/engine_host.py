@@ -114,7 +114,7 @@ class EngineHost:
     def hidden(self, items: Seq[WorkItem]) -> Row:
         """Compute items that all want hidden states; return ``[rows, hidden]``."""
         output = self.forward(items)
-        assert output.logits is None, "nobody asked for logits"
+        assert output.logits is None, "no item wants logits"
         return self._rows(output.hidden, items, self.engine.limits.hidden_size)
 
     def prefill(self, sequence: EngineSequence, *, chunk_tokens: int | None = None) -> Row:

@@ -241,7 +241,7 @@ class ToolSourceContract:
 
     def _known(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.arguments():
-            pytest.skip("nobody said with which arguments its tools work")
+            pytest.skip("override arguments() to run this test")
         return self.arguments()
 
     async def _known_call(self, source: ToolSource, name: str) -> Result:

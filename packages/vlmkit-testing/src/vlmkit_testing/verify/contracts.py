@@ -87,7 +87,7 @@ def check(
     tried = [kind for kind in kinds if kind.name in subjects]
     with tempfile.TemporaryDirectory() as folder:
         is_set = any(_settings(kind, name, config) for kind in tried)
-        # What a component writes where nobody said is not kept; what was said may be a path.
+        # Files that a component writes are dropped, unless settings may name relative paths.
         with contextlib.nullcontext() if is_set else contextlib.chdir(folder):
             return [*findings, *_run(tried, subjects)]
 

@@ -35,10 +35,10 @@ class Finding:
     test: str = ""
     read: str = ""
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """Return the finding as lines of text."""
-        told = ((name, getattr(self, name)) for name in ("promise", "reason", "test", "read"))
-        lines = (f"  {name:8}{text}" for name, text in told if text)
+        details = ((name, getattr(self, name)) for name in ("promise", "reason", "test", "read"))
+        lines = (f"  {name:8}{text}" for name, text in details if text)
         return "\n".join((f"{self.kind}: {self.sentence}", *lines))
 
 

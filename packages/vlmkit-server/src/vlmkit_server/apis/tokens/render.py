@@ -54,7 +54,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class RenderController(Controller):
-    """Makes prompts that nobody answers."""
+    """The routes that render prompts without an answer."""
 
     path = "/v1"
 
