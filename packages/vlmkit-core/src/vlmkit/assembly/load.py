@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -162,6 +162,17 @@ def refuse_unservable(
         VlmkitError: the model cannot be loaded; as for :func:`find_files`.
     """
     choice = choose(entry, config, plugins, checkpoint)
+    for error in examination_errors(entry, choice, plugins, checkpoint):
+        raise error
+
+
+def examination_errors(
+    entry: ModelEntry,
+    choice: Mapping[str, tuple[str, dict[str, Any]]],
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+) -> Iterator[VlmkitError]:
+    """Yield why chosen providers cannot serve a model, as far as they know without its weights."""
     context = BuildContext(
         entry.model,
         checkpoint,
@@ -170,7 +181,10 @@ def refuse_unservable(
         components=choice,
     )
     for section, (name, settings) in choice.items():
-        registry_of(plugins, section).examine(name, settings, context)
+        try:
+            registry_of(plugins, section).examine(name, settings, context)
+        except VlmkitError as error:
+            yield error
 
 
 def load_plugins(

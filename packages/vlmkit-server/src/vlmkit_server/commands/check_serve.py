@@ -4,7 +4,7 @@ It reads small files of models, and downloads those of a hub's model that are no
 neither downloads nor loads weights, and starts no server.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ def _refusals(
 
     A component whose own settings are invalid is left out: that is reported already.
     """
-    from vlmkit.assembly.load import choose
+    from vlmkit.assembly.load import choose, examination_errors
     from vlmkit.config.providers import wrong_sections
     from vlmkit.config.structs import COMPONENTS
 
@@ -122,28 +122,4 @@ def _refusals(
             refusals.append(error)
         except VlmkitError as error:  # without one component, others rarely work
             return [*refusals, error]
-    return [*refusals, *_examined(entry, choice, plugins, checkpoint)]
-
-
-def _examined(
-    entry: "ModelEntry",
-    choice: Mapping[str, tuple[str, dict[str, Any]]],
-    plugins: "Plugins",
-    checkpoint: "Checkpoint",
-) -> Iterator[VlmkitError]:
-    """Yield why the selected providers cannot serve a model."""
-    from vlmkit.config.providers import registry_of
-    from vlmkit.plugins.registry import BuildContext
-
-    context = BuildContext(
-        entry.model,
-        checkpoint,
-        revision=entry.revision,
-        registries=plugins.by_kind,
-        components=choice,
-    )
-    for section, (name, settings) in choice.items():
-        try:
-            registry_of(plugins, section).examine(name, settings, context)
-        except VlmkitError as error:
-            yield error
+    return [*refusals, *examination_errors(entry, choice, plugins, checkpoint)]

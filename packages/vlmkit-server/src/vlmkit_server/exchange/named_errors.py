@@ -11,26 +11,13 @@ from vlmkit.types.completion import Chunk, Completion, Timings, Usage
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart, parts_of
 from vlmkit.types.request import Request
+from vlmkit_server.exchange.streaming import Chunks
 
 Names = Seq[str | None]
 
 
-class AnswerReader(Protocol):
-    """An answer that is read."""
-
-    @property
-    def usage(self) -> Usage:
-        """The usage so far."""
-        ...
-
-    @property
-    def timings(self) -> Timings:
-        """The timings so far."""
-        ...
-
-    async def next_chunks(self) -> list[Chunk]:
-        """Wait for new chunks and return them; empty at the end of the answer."""
-        ...
+class AnswerReader(Chunks, Protocol):
+    """An answer that is read in chunks or as a whole."""
 
     async def aresult(self) -> Completion:
         """Wait for the end, and return the completion."""
