@@ -14,7 +14,7 @@ CORE = [
 SERVER = ["packages/vlmkit-server/tests/test_run.py"]
 ONNX = [
     f"plugins/vlmkit-onnx/tests/test_{name}.py"
-    for name in ("export_cache", "session", "slot_memory", "system_memory")
+    for name in ("export_cache", "session", "host_memory", "system_memory")
 ]
 PYTEST = [
     *("-X", "warn_default_encoding", "-m", "pytest", "-p", "other_system", "-q"),

@@ -60,7 +60,7 @@ def test_every_answer_is_valid_and_drafts_change_no_token(
     pictures = [] if name == "llama" else [picture(1)]
     engine = {"use": "torch", "device": "cpu", "cache_tokens": 16_384}
     with vlmkit.load(saved(name), engine=engine) as model:
-        drafting = model.runner._loop._drafting
+        drafting = model.runner._loop._steps._drafting
         found = asked(model, pictures)
         counters = model.runner.stats().counters
         before = counters["num_steps"]

@@ -288,8 +288,8 @@ def seen_from_the_start(patch: Patch) -> None:
 def seen_to_the_end(patch: Patch) -> None:
     made = spec.CrossAttentionSpec.attending_spans
 
-    def attending_spans(spec: Any, prompt: Prompt) -> Any:
-        return tuple(s._replace(stop=spec.TO_THE_END) for s in made(spec, prompt))
+    def attending_spans(own: Any, prompt: Prompt) -> Any:
+        return tuple(s._replace(stop=spec.TO_THE_END) for s in made(own, prompt))
 
     patch.setattr(spec.CrossAttentionSpec, "attending_spans", attending_spans)
 

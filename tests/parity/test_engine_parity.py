@@ -112,7 +112,7 @@ def test_a_text_has_no_part_that_must_be_read_at_once(
 def test_what_is_known_of_text_is_what_the_family_makes_of_it(name: str, saved: Saved) -> None:
     engine, _, _ = runner.load_engine(name, saved(name))
     reader, text = engine._reader, Prompt(tuple(range(40, 101)))
-    known, asked = reader.layout(text), reader._ask(text)
+    known, asked = reader.layout(text), reader._read_layout(text)
 
     assert (known.offset, known.views) == (asked.offset, asked.views)
     assert (known.positions is None) == (asked.positions is None)
