@@ -9,7 +9,7 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from vlmkit.errors import QueueFull
 from vlmkit.interfaces.engine import EngineLimits
@@ -31,6 +31,10 @@ from vlmkit_testing.contracts.scheduler_subject import (
 )
 from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
 from vlmkit_testing.contracts.strict_cache import StrictCache
+
+# In one step, the items of texts run and an item waits for its image.
+TEXT = Job(num_tokens=4, max_tokens=12, image_starts=(), priority=0, first_token=0)
+IMAGE = Job(num_tokens=12, max_tokens=4, image_starts=(1,), priority=0, first_token=500)
 
 
 class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract):
@@ -64,6 +68,7 @@ class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract):
         atomic=st.booleans(),
         encoder_steps=st.sampled_from([0, 0, 1, 5]),
     )
+    @example(work=[TEXT, IMAGE, TEXT], limits=LIMITS, atomic=False, encoder_steps=5)
     def test_every_sequence_finishes(
         self, work: list[Job], limits: EngineLimits, atomic: bool, encoder_steps: int
     ) -> None:
