@@ -1,5 +1,7 @@
 """Cached exports: found without torch, exported once, and never used half-written."""
 
+import ast
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,9 @@ import types
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from packaging.requirements import Requirement
 
 from vlmkit.errors import PluginUnavailable
@@ -20,6 +24,9 @@ from vlmkit_onnx.export_once import cached_export, cached_tower
 from vlmkit_onnx.folder import export_cache, manifest, refusal
 from vlmkit_onnx.folder.export_cache import cached_folder, finished
 from vlmkit_onnx.folder.manifest import Manifest
+
+CHECKED = (1, "19fb37e1f4466a26")
+"""The revision of the graphs, and a digest of the exporter's code that makes them."""
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def _silent(_: str) -> None:
     pass
 
 
-def test_the_folder_is_in_the_users_cache_and_named_by_content_and_exporter(
+def test_the_folder_is_in_the_users_cache_and_named_by_content_and_part(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     folder = cached_folder(checkpoint, "w8a8")
@@ -59,6 +66,59 @@ def test_a_fine_tune_of_equal_sizes_and_times_is_not_answered_by_another_models_
     shutil.copystat(weights, tuned / weights.name)
     assert finished(Checkpoint("copy", checkpoint.path), "w8a8") == folder
     assert finished(Checkpoint("tuned", tuned), "w8a8") is None
+
+
+def test_a_new_revision_of_the_graphs_is_exported_anew(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _exported(cached_folder(checkpoint, "w8a8"))
+    early = _exported(_early_folder(checkpoint))
+    assert finished(checkpoint, "w8a8") == folder
+    monkeypatch.setattr(export_cache, "REVISION", export_cache.REVISION + 1)
+    assert finished(checkpoint, "w8a8") is None
+    assert cached_folder(checkpoint, "w8a8") not in (folder, early)
+
+
+def test_an_early_export_is_used_for_its_checkpoint_and_precision(checkpoint: Checkpoint) -> None:
+    early = _exported(_early_folder(checkpoint))
+    assert finished(checkpoint, "w8a8") == early
+    assert finished(checkpoint, "int4") is None
+    assert cached_export(checkpoint, "w8a8", _silent) == early
+    (checkpoint.path / "model.safetensors").write_bytes(b"other weights")
+    assert finished(Checkpoint("tiny", checkpoint.path), "w8a8") is None
+
+
+@pytest.mark.parametrize(
+    ("operator", "parts"),
+    [("MatMulIntegerToFloat", ["tower", "tower-w8a8"]), ("MatMul", ["tower-fp32"])],
+)
+def test_an_early_tower_is_used_for_the_precision_of_its_graph(
+    operator: str, parts: list[str], checkpoint: Checkpoint
+) -> None:
+    early = _early_folder(checkpoint)
+    early.mkdir(parents=True)
+    node = helper.make_node(operator, ["a", "b"], ["c"])
+    a, b, c = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "abc")
+    graph = helper.make_graph([node], "vision", [a, b], [c])
+    onnx.save(helper.make_model(graph), str(early / "vision.onnx"))
+    found = [part for part in export_cache.TOWERS.values() if finished(checkpoint, part) == early]
+    assert found == parts
+
+
+def test_an_unfinished_early_export_is_ignored(checkpoint: Checkpoint) -> None:
+    _early_folder(checkpoint).mkdir(parents=True)
+    assert finished(checkpoint, "w8a8") is None
+
+
+def test_a_change_of_the_exporter_states_whether_its_graphs_change() -> None:
+    sources = Path(export_cache.__file__).parents[1] / "export"
+    digest = hashlib.sha256()
+    for path in sorted(sources.rglob("*.py")):
+        digest.update(_code_of(path).encode())
+    assert (export_cache.REVISION, digest.hexdigest()[:16]) == CHECKED, (
+        "the exporter changed: raise REVISION in export_cache.py if existing exports must not be "
+        "used any more, and record both numbers in CHECKED"
+    )
 
 
 def test_a_checkpoint_that_was_never_exported_is_not_read(
@@ -186,6 +246,30 @@ def test_the_exporters_extra_installs_its_packages() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     named = {Requirement(text).name for text in project["optional-dependencies"]["export"]}
     assert {name.replace("_", "-") for name in export_cache.EXPORTER_NEEDS} == named
+
+
+def _code_of(path: Path) -> str:
+    """Return a file's lines without docstrings, blank lines and lines of comments."""
+    text = path.read_text(encoding="utf-8")
+    lines = dict(enumerate(text.splitlines(), 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            for number in range(node.lineno, (node.end_lineno or 0) + 1):
+                lines.pop(number, None)
+    kept = (line.strip() for line in lines.values())
+    return "\n".join(line for line in kept if line and not line.startswith("#"))
+
+
+def _early_folder(checkpoint: Checkpoint) -> Path:
+    """Return a name as early versions wrote it, with a digest of the exporter's sources."""
+    folder = cached_folder(checkpoint, "w8a8")
+    return folder.with_name(f"0123456789abcdef-{checkpoint.fingerprint}")
+
+
+def _exported(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    manifest.write(folder, _manifest())
+    return folder
 
 
 def _manifest() -> Manifest:

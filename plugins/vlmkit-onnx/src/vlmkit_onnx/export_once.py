@@ -13,7 +13,9 @@ from typing import BinaryIO
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.folder.export_cache import (
     TOWERS,
+    Part,
     cached_folder,
+    finished,
     is_whole,
     refuse_without_exporter,
 )
@@ -38,7 +40,7 @@ def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStag
 
         export(checkpoint, folder, precision, on_stage, with_tower=False)
 
-    return _exported_once(cached_folder(checkpoint, precision), make, on_stage)
+    return _exported_once(checkpoint, precision, make, on_stage)
 
 
 def cached_tower(
@@ -56,13 +58,16 @@ def cached_tower(
 
         export_tower(checkpoint, folder, precision, on_stage)
 
-    return _exported_once(cached_folder(checkpoint, TOWERS[precision]), make, on_stage)
+    return _exported_once(checkpoint, TOWERS[precision], make, on_stage)
 
 
-def _exported_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) -> Path:
-    if is_whole(folder):
-        return folder
+def _exported_once(
+    checkpoint: Checkpoint, part: Part, make: Callable[[Path], None], on_stage: OnStage
+) -> Path:
+    if existing := finished(checkpoint, part):
+        return existing
     refuse_without_exporter()
+    folder = cached_folder(checkpoint, part)
     with _locked(folder.with_suffix(".lock"), on_stage):
         if not is_whole(folder):
             make(folder)
