@@ -106,7 +106,7 @@ def _ask_for_all(ask: Ask, count: int, num_tokens: int) -> Answered:
 
 
 def print_figures(load: Callable[[str, int, bool], Ask]) -> None:
-    """ShapeProbe a library in this process by the options of its command line; print JSON.
+    """Measure a library in this process by the options of its command line; print JSON.
 
     Args:
         load: returns who is asked, of a model's path, a number of threads, and whether tokens are

@@ -68,7 +68,7 @@ class Library:
     is_ours: ClassVar[bool] = False
 
     def figures(self, options: peers.Options, *, is_sampled: bool) -> answers.Figures:
-        """ShapeProbe it in a process of its own."""
+        """Measure it in a process of its own."""
         command = [self.python, str(server.HERE / self.script), str(self.model)]
         command += ["--threads", str(options.threads), "--tokens", str(options.tokens)]
         command += ["--sampled"] if is_sampled else []

@@ -375,7 +375,7 @@ def twelve(kind: str, num_renderers: int) -> None:
 
 
 def main() -> None:
-    """ShapeProbe what is asked for."""
+    """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["costs", "twelve"])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))

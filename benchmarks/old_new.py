@@ -54,7 +54,7 @@ Seen = dict[str, dict[str, list[float]]]
 
 
 def main() -> None:
-    """ShapeProbe both in turn and print the figures and their ratios."""
+    """Measure both in turn and print the figures and their ratios."""
     options = _options()
     old = Version("old", Source(options.old, options.old_path))
     new = Version("new", Source(options.new, options.new_path))

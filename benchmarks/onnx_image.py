@@ -25,11 +25,11 @@ SHAPES = ("smolvlm-256m", "smolvlm-500m", "qwen2.5-vl")
 TARGET_COLD, TARGET_SEEN = 2.0, 5.0
 
 Figures = dict[str, float]
-ShapeProbe = Callable[[], Figures]
+Measurement = Callable[[], Figures]
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe everybody in turn, shape by shape, and print a table of each."""
+    """Measure each contender in turn, shape by shape, and print a table of each."""
     for shape in ("smolvlm-small",) if options.shape == "small" else SHAPES:
         _bench(shape, options)
 
@@ -76,7 +76,7 @@ def _median(rounds: list[Figures], column: str) -> float:
 
 def _contenders(
     shape: str, checkpoint: Path, options: peers.Options
-) -> Iterator[tuple[str, ShapeProbe]]:
+) -> Iterator[tuple[str, Measurement]]:
     edge = image_shapes.IMAGE_SHAPES[shape].edge
     for name, folder in _exports(checkpoint, options):
         threads = f"media_encoder.num_threads={options.threads}"
@@ -96,7 +96,7 @@ def _exports(checkpoint: Path, options: peers.Options) -> Iterator[tuple[str, Pa
             yield f"vlmkit {precision}, tower {tower}", folder
 
 
-def _measure(start: peers.Start, edge: int) -> ShapeProbe:
+def _measure(start: peers.Start, edge: int) -> Measurement:
     def measure() -> Figures:
         with start() as (url, model), tempfile.TemporaryDirectory() as scratch:
             pictures = [str(_picture(Path(scratch) / f"{i}.jpg", edge)) for i in range(2)]

@@ -22,7 +22,7 @@ PROMPT = "some words of no meaning " * 2
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe each precision and print."""
+    """Measure each precision and print."""
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
     for precision in options.precisions:
         folder = peers.exported(checkpoint, precision)

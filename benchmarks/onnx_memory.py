@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe each precision of a language model and of one that sees, and print."""
+    """Measure each precision of a language model and of one that sees, and print."""
     shape = "smolvlm-small" if options.shape == "small" else "smolvlm-500m"
     checkpoints = (
         shapes.save(options.shape, options.models / f"random-{options.shape}"),

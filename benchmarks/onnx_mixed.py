@@ -30,7 +30,7 @@ Figures = dict[str, float]
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe everybody in turn and print the tables."""
+    """Measure each contender in turn and print the tables."""
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
     everybody = contenders.contenders(checkpoint, options)
     servers = [each for each in everybody if isinstance(each, contenders.Server)]

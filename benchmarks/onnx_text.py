@@ -34,7 +34,7 @@ Seen = dict[str, list[answers.Figures]]
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe everybody in turn and print the tables."""
+    """Measure each contender in turn and print the tables."""
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
     everybody = list(contenders.contenders(checkpoint, options))
     greedy: Seen = {contender.name: [] for contender in everybody}

@@ -26,7 +26,7 @@ CACHE_TOKENS = 2**14
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe and print."""
+    """Measure and print."""
     import vlmkit
 
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")

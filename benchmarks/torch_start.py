@@ -40,7 +40,7 @@ PEAK = 1.6  # times its weights, which transformers takes in float32 for a momen
 
 
 def bench(options: peers.Options) -> None:
-    """ShapeProbe and print."""
+    """Measure and print."""
     folder = options.models / f"random-{options.shape}-bf16"
     if options.shape in shapes.SHAPES:
         shapes.save(options.shape, folder, "bfloat16")

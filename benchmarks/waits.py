@@ -103,7 +103,7 @@ def _num_computed(model: Any) -> int:
 
 
 def measure(model: Any, rounds: int, prompt_tokens: int) -> None:
-    """ShapeProbe one model and print."""
+    """Measure one model and print."""
     longest = min(prompt_tokens, model.facts.limits.max_sequence_tokens // 2)
     model.generate("warm up " * 20, max_tokens=8)
     gaps = [gap(model, longest) for _ in range(rounds)]
@@ -121,7 +121,7 @@ def measure(model: Any, rounds: int, prompt_tokens: int) -> None:
 
 
 def bench(folder: Path, rounds: int) -> None:
-    """ShapeProbe a model as it is chosen for this machine."""
+    """Measure a model as it is chosen for this machine."""
     with vlmkit.load(str(folder)) as model:
         measure(model, rounds, 1024)
 

@@ -71,7 +71,7 @@ def _long(model: vlmkit.Model, shown: list[Any]) -> None:
 
 
 def measure(name: str, folder: Path, engine: str, rounds: int) -> None:
-    """ShapeProbe one family and print."""
+    """Measure one family and print."""
     chosen = {"engine": {"use": engine}, "observers": {"use": ["longest_step"]}}
     plugins = (str(Path(__file__).with_name("longest_step.py")),)
     with vlmkit.load(

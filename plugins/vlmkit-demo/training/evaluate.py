@@ -1,4 +1,4 @@
-"""ShapeProbe a checkpoint, or any server that speaks the OpenAI API, on held-out questions.
+"""Measure a checkpoint, or any server that speaks the OpenAI API, on held-out questions.
 
     python training/evaluate.py --checkpoint FOLDER [--write MODEL_CARD.md]
     python training/evaluate.py --base-url http://localhost:8000/v1 [--write CARD --table NAME]
