@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-file", "vlmkit-text")
+WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-file", "vlmkit-text", "vlmkit-constraint")
 
 CLIENT_KEY = "VLM_API_KEY"
 """A shell variable of clients; a name that begins with VLMKIT_ would be read as a setting."""
