@@ -37,6 +37,29 @@ def test_what_was_freed_goes_back_to_the_system():
     assert last
 
 
+def test_collection_resumes_after_a_pause_even_if_the_block_raises():
+    seen = []
+
+    def fails():
+        with heap.paused_collection():
+            seen.append(gc.isenabled())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_a_pause_leaves_disabled_collection_disabled():
+    gc.disable()
+    try:
+        with heap.paused_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def resident_after_freeing(num_blocks):
     """Return what freed blocks of 4 MiB leave in memory, when larger ones were freed before.
 

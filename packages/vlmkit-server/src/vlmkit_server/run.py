@@ -101,7 +101,8 @@ def serve(
     with contextlib.ExitStack() as last:
         try:
             with contextlib.closing(listener(settings)) as listening:
-                server = Server(service)
+                with heap.paused_collection():
+                    server = Server(service)
                 last.callback(server.close)
                 service.fleet.recovery.on_error(server.stop)
                 last.callback(server.forget_exit)

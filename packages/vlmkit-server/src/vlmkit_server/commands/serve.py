@@ -8,6 +8,7 @@ import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,13 @@ import click
 
 from vlmkit.cli import options, output
 from vlmkit.errors import VlmkitError
+from vlmkit.kit import heap
 from vlmkit.plugins.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.plugins.loader import Plugins
     from vlmkit.running.faults.attribution import ComponentNames
-    from vlmkit.settings.fetch import FetchSettings
-    from vlmkit_server.exchange.service import KnownFields
     from vlmkit_server.fleet.model_spec import ModelSpec
     from vlmkit_server.interfaces.monitor import Monitor
     from vlmkit_server.interfaces.tool_source import ToolSource
@@ -88,34 +88,16 @@ def serve(
     assignments: Sequence[str],
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
-    from vlmkit.assembly.sources import find, name_of
-    from vlmkit.cli.loading import read_with_plugins, wanted_entries
-    from vlmkit.config.providers import check_components, component_names_of
-    from vlmkit_server.commands.components import model_spec, monitors, request_fields, tool_sources
-
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
     if checks:
         _check(context, models, config_file, assignments, address)
         return
-    layered, plugins = read_with_plugins(config_file, assignments, address)
-    config, settings = layered.config, settings_of(layered.config)
-    check_components(config, plugins)
-    entries = wanted_entries(models, config, plugins)
-    for entry in entries:  # a misspelt name is reported before the port opens
-        find(entry.model, plugins)
-    server_monitors = monitors(config, plugins)
-    specs = {name_of(each): model_spec(each, config, plugins, server_monitors) for each in entries}
-    if len(specs) < len(entries):
-        raise click.UsageError("two models have one name; give each its own in [[models]]")
-    sources = tool_sources(config, plugins)
-    component_names = component_names_of(
-        plugins, {}, {"tool_sources": sources, "monitors": server_monitors}
-    )
-    with _shown_log(settings.log_format, debug=context.obj.debug):
-        _log_plugins(plugins, config)
-        fields = request_fields(plugins)
-        _run(specs, settings, config.fetch, sources, server_monitors, fields, component_names)
+    with heap.paused_collection():
+        prepared = _prepared(models, config_file, assignments, address)
+    with _shown_log(prepared.settings.log_format, debug=context.obj.debug):
+        _log_plugins(prepared.plugins, prepared.config)
+        _run(prepared)
         busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
         if busy:
             log.info("exit while threads are running: %s", ", ".join(busy))
@@ -124,6 +106,51 @@ def serve(
     if busy:
         logging.shutdown()
         os._exit(0)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that a config names, built or ready to load."""
+
+    config: "Config"
+    settings: "ServerSettings"
+    plugins: "Plugins"
+    specs: "dict[str, ModelSpec]"
+    tool_sources: "dict[str, ToolSource]"
+    monitors: "dict[str, Monitor]"
+    component_names: "ComponentNames"
+
+
+def _prepared(
+    models: Sequence[str],
+    config_file: Path | None,
+    assignments: Sequence[str],
+    address: Mapping[str, str],
+) -> _Prepared:
+    """Read the config, and build the components of the server; loads no model.
+
+    Raises:
+        click.UsageError: there is no model, or two have one name.
+        VlmkitError: the config is invalid, or a component cannot be built.
+    """
+    from vlmkit.assembly.sources import find, name_of
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
+    from vlmkit.config.providers import check_components, component_names_of
+    from vlmkit_server.commands.components import model_spec, monitors, tool_sources
+
+    layered, plugins = read_with_plugins(config_file, assignments, address)
+    config, settings = layered.config, settings_of(layered.config)
+    check_components(config, plugins)
+    entries = wanted_entries(models, config, plugins)
+    for entry in entries:  # a misspelt name is reported before the port opens
+        find(entry.model, plugins)
+    built = monitors(config, plugins)
+    specs = {name_of(each): model_spec(each, config, plugins, built) for each in entries}
+    if len(specs) < len(entries):
+        raise click.UsageError("two models have one name; give each its own in [[models]]")
+    sources = tool_sources(config, plugins)
+    names = component_names_of(plugins, {}, {"tool_sources": sources, "monitors": built})
+    return _Prepared(config, settings, plugins, specs, sources, built, names)
 
 
 def settings_of(config: "Config") -> "ServerSettings":
@@ -158,31 +185,28 @@ def _check(
     click.echo(f"valid: it would listen on {_url(settings_of(config))}")
 
 
-def _run(
-    specs: "dict[str, ModelSpec]",
-    settings: "ServerSettings",
-    fetch: "FetchSettings",
-    sources: "dict[str, ToolSource]",
-    server_monitors: "dict[str, Monitor]",
-    fields: "KnownFields",
-    component_names: "ComponentNames",
-) -> None:
+def _run(prepared: _Prepared) -> None:
     """Serve, and print an example request once the models are loaded."""
-    from vlmkit_server.run import serve as run_server
+    from vlmkit_server.commands.components import request_fields
+
+    with heap.paused_collection():
+        from vlmkit_server.run import serve as run_server
+
+    settings = prepared.settings
 
     def print_example(names: Sequence[str]) -> None:
         if settings.port and settings.log_format == "text":
-            shown = [*specs, *names][-1]  # a loaded one, if there is any
+            shown = [*prepared.specs, *names][-1]  # a loaded one, if there is any
             click.echo(_example(settings, shown), err=True)
 
     run_server(
-        specs,
+        prepared.specs,
         settings,
-        fetch=fetch,
-        tool_sources=sources,
-        monitors=server_monitors,
-        request_fields=fields,
-        component_names=component_names,
+        fetch=prepared.config.fetch,
+        tool_sources=prepared.tool_sources,
+        monitors=prepared.monitors,
+        request_fields=request_fields(prepared.plugins),
+        component_names=prepared.component_names,
         on_loaded=print_example,
     )
 
