@@ -57,8 +57,8 @@ def _options() -> argparse.Namespace:
 
 
 def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
-    from vlmkit.assembly.load import load_plugins
     from vlmkit.config import read_layers
+    from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.running.engine_loop.loop import Loop
     from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit.settings.pipeline import PipelineSettings

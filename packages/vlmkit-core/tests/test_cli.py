@@ -24,7 +24,6 @@ import pytest
 from PIL import Image
 
 import vlmkit
-from vlmkit.assembly.load import load_plugins
 from vlmkit.cli import (
     config as config_command,
     models as models_command,
@@ -33,6 +32,7 @@ from vlmkit.cli import (
     vlmkit as group,
 )
 from vlmkit.cli.models import describe
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.safetensors_header import BITS, weights_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.assembly.load import load_plugins
 from vlmkit.assembly.sources import resolve
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable

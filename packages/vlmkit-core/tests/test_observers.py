@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from mock_model import script, wait_until
-from vlmkit.assembly.load import assemble, load_plugins
+from vlmkit.assembly.load import assemble
 from vlmkit.config import ModelEntry, read_layers
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import check_components
 from vlmkit.config.schema import json_schema
 from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin

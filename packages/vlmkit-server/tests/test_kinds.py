@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlmkit.assembly.load import load_plugins
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import PluginError
 from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.registries import Registries

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from running_server import chat, eventually, process
 
-from vlmkit.assembly.load import load_plugins
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.schema import json_schema
 from vlmkit.settings.plugins import PluginSettings
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import spelling
-from vlmkit.assembly.load import load_plugins
 from vlmkit.config import Config
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import PluginError
 from vlmkit.kit.install_command import install_command
 from vlmkit.settings.plugins import PluginSettings

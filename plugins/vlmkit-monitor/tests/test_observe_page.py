@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_dashboard import SERIES
 
-from vlmkit.assembly.load import load_plugins
 from vlmkit.config import read_layers
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit_monitor import spans as genai
 from vlmkit_server.commands.components import monitors

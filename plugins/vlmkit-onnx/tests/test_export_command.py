@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import vlmkit
-from vlmkit.assembly.load import load_plugins
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command

@@ -8,8 +8,8 @@ import os
 
 import msgspec
 
-from vlmkit.assembly.load import load_plugins
 from vlmkit.config.constraint_plan import ConstraintPlan
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import PluginUnavailable, VlmkitError
 from vlmkit.interfaces.constraint import ConstraintCompiler, Vocabulary

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from vlmkit.assembly.sources import Check, name_of, reference_of, resolve, wrong_type
 from vlmkit.checkpoints.generation_config import default_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
-from vlmkit.config.paths import expanded
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import (
     build_group,
     check_groups,
     component_names_of,
     is_left_out,
-    refuse_broken_files,
     registry_of,
     with_broken_plugins,
     with_provider_paths,
@@ -45,11 +44,9 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, ignore_progress
-from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
     from vlmkit.interfaces.observer import Observer
@@ -185,35 +182,6 @@ def examination_errors(
             registry_of(plugins, section).examine(name, settings, context)
         except VlmkitError as error:
             yield error
-
-
-def load_plugins(
-    settings: PluginSettings,
-    *,
-    environ: Mapping[str, str] | None = None,
-    diagnoses: bool = False,
-    is_lenient: bool = False,
-) -> Plugins:
-    """Load all plugins, including those of the config, except those in VLMKIT_BLOCK.
-
-    If ``plugins.only`` is set, no other installed plugin is imported.
-
-    Args:
-        settings: the plugin files, and the distributions that may be loaded.
-        environ: the environment with VLMKIT_BLOCK; that of the process when None.
-        diagnoses: record an error of a plugin file in the result, instead of raising it.
-        is_lenient: record a wrong name in ``plugins.only`` in the result, instead of raising.
-
-    Raises:
-        ConfigError: ``plugins.only`` names a distribution that is not installed.
-        PluginError: a plugin file in the config cannot be loaded.
-    """
-    block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
-    files = [expanded(file) for file in settings.files]
-    plugins = loader.load(files=files, block=block, only=settings.only, is_lenient=is_lenient)
-    if not diagnoses:
-        refuse_broken_files(settings, plugins)
-    return plugins
 
 
 def assemble(

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.assembly.load import load_plugins
 from vlmkit.checkpoints.pooling import read_pooling
+from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import component_names_of, registry_of
 from vlmkit.config.renderer_plan import TextSide
 from vlmkit.config.worker_plan import Part

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from vlmkit.errors import PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.install_command import install_command, is_installed
 from vlmkit.plugins.names import OWN_PLUGINS, OWNERS_OF_COMMANDS
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from vlmkit.plugins.loader import Plugins
     from vlmkit.plugins.provider import Provider
     from vlmkit.plugins.registry import Registry
@@ -98,8 +99,10 @@ class CommandGroup(click.Group):
             raise _unknown(name, full, [*self.commands], loaded, ctx)
         return name, _built(full, loaded.plugins), args[1:]
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Return the completions, including commands of vlmkit in other distributions."""
+        from click.shell_completion import CompletionItem
+
         prefix = _prefix(ctx)
         added = [
             CompletionItem(name.removeprefix(prefix))
@@ -121,8 +124,8 @@ def _is_own(offered: "Provider[click.Command]") -> bool:
 
 def _load_owner(command: str) -> _PluginCommands | None:
     """Load only the distribution that owns a command of vlmkit; None if it has no such command."""
-    from vlmkit.assembly.load import load_plugins
     from vlmkit.cli.streams import reserved_stdout
+    from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.settings.plugins import PluginSettings
 
     if OWNERS_OF_COMMANDS.get(command) not in OWN_PLUGINS:
@@ -134,9 +137,9 @@ def _load_owner(command: str) -> _PluginCommands | None:
 
 def _load_commands() -> _PluginCommands:
     """Load all plugins; only those of vlmkit if the config of plugins is invalid."""
-    from vlmkit.assembly.load import load_plugins
     from vlmkit.cli.streams import reserved_stdout
     from vlmkit.config import read_layers
+    from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.config.providers import described
     from vlmkit.settings.plugins import PluginSettings
 

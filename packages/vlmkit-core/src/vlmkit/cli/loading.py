@@ -145,7 +145,7 @@ def read_with_plugins(
     With ``diagnoses``, a plugin file that cannot be loaded is not an error. Prints of plugins go to
     standard error.
     """
-    from vlmkit.assembly.load import load_plugins
+    from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
     layers = read_layers(config_file, assignments=assignments, options=options)
@@ -162,7 +162,7 @@ def diagnosed(
 
     If the settings that select plugins are invalid, only those of vlmkit are loaded.
     """
-    from vlmkit.assembly.load import load_plugins
+    from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
     layers = read_layers(config_file, assignments=assignments, options=options)

@@ -279,16 +279,6 @@ def _who(plugins: Plugins, section: str, name: str) -> str:
     return registry.who(registry.get(name))
 
 
-def refuse_broken_files(settings: PluginSettings, plugins: Plugins) -> None:
-    """Raise an error if a plugin file in the config was not loaded.
-
-    Raises:
-        PluginError: a file was not loaded; states the reason.
-    """
-    for error in broken_files(settings, plugins):
-        raise error
-
-
 def broken_files(settings: PluginSettings, plugins: Plugins) -> Iterator[PluginError]:
     """Yield an error for each plugin file in the config that was not loaded."""
     for file in (str(expanded(file)) for file in settings.files):

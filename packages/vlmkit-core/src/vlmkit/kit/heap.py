@@ -5,7 +5,6 @@ systems the functions do nothing. Long-lived objects are excluded from garbage c
 are not touched.
 """
 
-import ctypes
 import gc
 import sys
 import time
@@ -24,6 +23,8 @@ def trim() -> None:
     if give_back := _library("linux", "malloc_trim"):
         give_back(0)
     if relieve := _library("darwin", "malloc_zone_pressure_relief"):
+        import ctypes
+
         relieve.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         relieve(None, 0)  # all zones, as much as possible
 
@@ -109,4 +110,8 @@ def returning_large_blocks() -> Iterator[None]:
 
 def _library(system: str, name: str) -> Any:
     """Return a function of a system's C library; None on other systems or if it is missing."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == system else None
+    if sys.platform != system:
+        return None
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), name, None)

@@ -27,6 +27,7 @@ import msgspec
 from vlmkit._version import __version__
 from vlmkit.deprecated import REMOVED_IN, OldName, forget
 from vlmkit.errors import ConfigError, PluginError
+from vlmkit.kit import heap
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import builtin
 from vlmkit.plugins.candidates import Candidate, installed
@@ -279,7 +280,7 @@ def load(
         for candidate in candidates
     ]
     plugins.notes += _unknown(named, candidates)
-    with plugins.stdout_guard.installed():
+    with plugins.stdout_guard.installed(), heap.paused_collection():
         for attempt in attempts:  # all kinds must be known before the first hook is called
             attempt.open(plugins)
         for attempt in attempts:

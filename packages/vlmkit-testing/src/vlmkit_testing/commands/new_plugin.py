@@ -33,8 +33,8 @@ def _known(name: str) -> "Kind[Any]":
     Raises:
         PluginUnavailable: what owns it is not installed.
     """
-    from vlmkit.assembly.load import load_plugins
     from vlmkit.cli.streams import reserved_stdout
+    from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.errors import PluginUnavailable
     from vlmkit.kit.install_command import install_command
     from vlmkit.plugins.names import SERVER
