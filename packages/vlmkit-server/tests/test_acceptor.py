@@ -42,7 +42,7 @@ def test_endless_handshakes_are_counted_and_evicted(tmp_path):
         assert eventually(lambda: quota.num_held == 0)
 
 
-def test_a_handshake_that_never_ends_is_ended(tmp_path):
+def test_a_handshake_that_takes_too_long_is_closed(tmp_path):
     _, started = encrypted(tmp_path, header_timeout_s=0.3)
     with started as server:
         assert is_closed(opened(server, HELLO))
@@ -90,7 +90,7 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_without_files_to_spare_the_server_says_so_and_goes_on(tmp_path):
+def test_a_server_out_of_file_descriptors_logs_it_once_and_recovers(tmp_path):
     here = str(Path(__file__).parent)
     with process([sys.executable, "-c", PROGRAM, here], tmp_path) as server:
         (tmp_path / "take").touch()
@@ -108,7 +108,7 @@ def test_without_files_to_spare_the_server_says_so_and_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_thousand_idle_connections_are_held_and_the_honest_are_answered(tmp_path):
+def test_ten_thousand_idle_connections_block_no_active_client(tmp_path):
     num = 10_000
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < num + 500:

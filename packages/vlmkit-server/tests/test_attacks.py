@@ -87,14 +87,14 @@ MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_picture_of_any_shape_is_answered_or_refused(server, size):
+def test_an_image_of_any_size_is_answered_or_refused(server, size):
     answer = shown(server, file_of(PIL.Image.new("RGB", size, "teal")))
     assert answer.status_code in (200, 400)
     assert is_well(server)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_picture_of_any_mode_is_answered_or_refused(server, mode):
+def test_an_image_of_any_mode_is_answered_or_refused(server, mode):
     picture = PIL.Image.new(mode, (9, 7))
     for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "AVIF", "JPEG2000"):
         try:
@@ -107,7 +107,7 @@ def test_a_picture_of_any_mode_is_answered_or_refused(server, mode):
     assert is_well(server)
 
 
-def test_a_decoders_words_reach_nobody(server):
+def test_decoder_error_texts_are_in_no_response_and_no_log(server):
     png = file_of(PIL.Image.new("RGB", (64, 64), "teal"))
     broken = [
         png[:60],
@@ -128,7 +128,7 @@ def test_a_decoders_words_reach_nobody(server):
     assert is_well(server)
 
 
-def test_an_animation_is_one_picture(server):
+def test_an_animation_counts_as_one_image(server):
     frames = [PIL.Image.new("L", (32, 32), number % 256) for number in range(500)]
     content = io.BytesIO()
     frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
@@ -146,7 +146,7 @@ def test_an_animation_is_one_picture(server):
         image_part("data:video/jpeg;base64,/9j/AAAA,/9j/AAAA,/9j/AAAA"),
     ],
 )
-def test_no_video_is_taken_by_any_name(server, part):
+def test_a_video_part_is_refused_whatever_its_type(server, part):
     answer = post(server, {"model": "mock", "messages": [{"role": "user", "content": [part]}]})
     assert answer.status_code == 400
 
@@ -161,7 +161,7 @@ class Malice:
         return open, (str(self.path), "w")
 
 
-def test_a_pickle_is_opened_nowhere(server, folder):
+def test_a_pickle_is_never_loaded(server, folder):
     made = folder / "made-by-a-pickle"
     content = pickle.dumps(Malice(made))
     assert shown(server, content).status_code == 400
@@ -177,7 +177,7 @@ def test_a_pickle_is_opened_nowhere(server, folder):
     assert not made.exists()
 
 
-def test_no_client_reads_or_writes_a_file_of_the_server(server, folder):
+def test_clients_cannot_read_or_write_files_of_the_server(server, folder):
     secret = folder / "secret.txt"
     secret.write_text(SECRET)
     before = sorted(folder.rglob("*"))
@@ -200,7 +200,7 @@ def test_no_client_reads_or_writes_a_file_of_the_server(server, folder):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(server, folder):
+def test_requests_leave_no_file_in_the_temporary_folder(server, folder):
     picture = file_of(PIL.Image.effect_noise((2000, 1500), 50))  # megabytes
     assert shown(server, picture).status_code == 200
     for _ in range(3):
@@ -211,7 +211,7 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(server, folder):
     assert not [*(folder / "tmp").iterdir()]
 
 
-def test_what_clients_send_is_in_no_log_and_no_refusal(server, folder):
+def test_client_text_is_in_no_log_and_no_error_response(server, folder):
     said = {"role": "user", "content": SECRET}
     url = f"data:image/png;base64,{base64.b64encode(SECRET.encode()).decode()}"
     bodies = [
@@ -240,7 +240,7 @@ def test_what_clients_send_is_in_no_log_and_no_refusal(server, folder):
 @pytest.mark.parametrize(
     "field", ["temperature", "top_p", "n", "max_tokens", "top_logprobs", "seed"]
 )
-def test_no_number_is_taken_that_is_none(server, field, value):
+def test_nan_infinity_and_out_of_range_numbers_are_refused(server, field, value):
     content = json.dumps(chat("a")).encode()[:-1] + b',"%b":%b}' % (field.encode(), value)
     answer = post(server, content)
     means_no_limit = (field, value) == ("max_tokens", b"-1")  # vLLM, llama.cpp and others
@@ -248,7 +248,7 @@ def test_no_number_is_taken_that_is_none(server, field, value):
     assert answer.status_code in ((200,) if means_no_limit else allowed)
 
 
-def test_one_requests_seed_is_no_others(server):
+def test_a_seed_does_not_affect_concurrent_requests(server):
     """A neighbour with a seed changes no answer: each request draws for itself."""
     drawn = chat("a", max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
     alone = post(server, drawn).json()["choices"][0]["message"]["content"]
@@ -316,7 +316,7 @@ def bad_request(server, http, number):
 
 
 @pytest.mark.parametrize("num", [2000, pytest.param(50_000, marks=pytest.mark.slow)])
-def test_thousands_of_bad_requests_break_nothing(server, num):
+def test_thousands_of_bad_requests_cause_no_error_500_and_no_memory_leak(server, num):
     with httpx2.Client(trust_env=False, timeout=300) as http, ThreadPoolExecutor(4) as pool:
 
         def statuses(numbers):

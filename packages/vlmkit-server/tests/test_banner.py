@@ -57,7 +57,7 @@ def ran(program, **environ):
     return done.stdout
 
 
-def test_what_is_shown_works_where_it_is_pasted(port, tmp_path):
+def test_commands_of_the_banner_run_as_printed(port, tmp_path):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", str(port)]
     with process(command, tmp_path) as server:
         in_shell, in_python = banner(server)
@@ -65,7 +65,9 @@ def test_what_is_shown_works_where_it_is_pasted(port, tmp_path):
         assert ran(in_python) == "pong\n"
 
 
-def test_what_is_shown_works_with_a_key_and_harms_no_later_command(port, tmp_path, monkeypatch):
+def test_commands_of_the_banner_run_with_a_key_and_do_not_change_the_shell(
+    port, tmp_path, monkeypatch
+):
     (tmp_path / "key").write_text(f"{SECRET}\n")
     option = f"server.api_key_file={tmp_path / 'key'}"
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--set", option]
@@ -82,7 +84,7 @@ def test_what_is_shown_works_with_a_key_and_harms_no_later_command(port, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["it's", 'a "model"', "$(touch gone)", "a;b\\"])
-def test_the_name_of_a_model_is_quoted(name, port, tmp_path):
+def test_commands_of_the_banner_quote_the_model_name(name, port, tmp_path):
     text = f'[[models]]\nmodel = "mock"\nname = {json.dumps(name)}\n'
     (tmp_path / "vlmkit.toml").write_text(text)
     command = [sys.executable, "-m", "vlmkit", "serve", "--config", "vlmkit.toml"]

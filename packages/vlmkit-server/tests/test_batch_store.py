@@ -243,7 +243,7 @@ def test_a_batch_with_an_invalid_file_takes_no_space(tmp_path):
     asyncio.run(work())
 
 
-def test_a_check_reads_any_file(tmp_path):
+def test_the_input_check_never_crashes_whatever_the_file_contains(tmp_path):
     from hypothesis import given
 
     path = Path(tmp_path, "lines")

@@ -86,7 +86,7 @@ def said(entry):
     return entry["response"]["body"]["choices"][0]["message"]["content"]
 
 
-def test_every_line_is_answered_once_with_its_images_and_errors_are_reported(keeping):
+def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(keeping):
     client = keeping.client()
     shown = client.files.create(file=b64(picture(9, 7)), purpose="vision")
     lines = []
@@ -148,7 +148,7 @@ def b64(url):
         ("/v1/embeddings", {"model": "mock", "input": ["one", "two"]}, "data"),
     ],
 )
-def test_each_api_can_be_asked(keeping, url, body, answer):
+def test_batches_support_each_api(keeping, url, body, answer):
     client = keeping.client()
     batch = ended(client, begun(client, [line("a", body, url), line("b", body, url)], url))
     found = told(client, batch)
@@ -160,7 +160,7 @@ def test_each_api_can_be_asked(keeping, url, body, answer):
     assert batch.model == "mock"
 
 
-def test_only_a_line_feed_ends_a_line_and_what_is_written_breaks_for_no_reader(keeping):
+def test_only_a_line_feed_separates_lines_of_input_and_output(keeping):
     odd = "a\u2028b\u2029c\x85d\u000be\u001cf"
     client = keeping.client()
     content = b"\xef\xbb\xbf" + jsonl([line(f"1{odd}", chat(odd))]) + b"\r\n\n \n"
@@ -195,7 +195,9 @@ def test_only_a_line_feed_ends_a_line_and_what_is_written_breaks_for_no_reader(k
         ([line("a", chat(background=True))], "unsupported_parameter", 1, "body.background"),
     ],
 )  # fmt: skip
-def test_a_wrong_line_fails_the_batch_by_its_number(keeping, content, code, number, param):
+def test_an_invalid_line_fails_the_batch_with_its_line_number(
+    keeping, content, code, number, param
+):
     client = keeping.client()
     batch = ended(client, begun(client, content))
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
@@ -209,7 +211,7 @@ def test_a_bounded_number_of_line_errors_is_reported(keeping):
     assert [error.line for error in batch.errors.data] == list(range(1, 101))
 
 
-def test_bounds_of_lines_and_files_are_held(tmp_path):
+def test_limits_of_lines_and_files_are_enforced(tmp_path):
     settings = {"max_batch_lines": 3, "max_file_bytes": 200_000}
     with running(data=kept(tmp_path, **settings), max_body_bytes=50_000) as server:
         client = server.client()
@@ -242,7 +244,7 @@ def test_bounds_of_lines_and_files_are_held(tmp_path):
         ({"input_file_id": "../../etc/passwd"}, "input_file_id"),
     ],
 )  # fmt: skip
-def test_a_wrong_batch_is_refused_by_the_name_of_its_field(keeping, fields, param):
+def test_an_invalid_batch_request_is_refused_by_field_name(keeping, fields, param):
     client = keeping.client()
     sent = client.files.create(file=jsonl([line("a")]), purpose="batch")
     whole = {"input_file_id": sent.id, "endpoint": CHAT, "completion_window": "24h"}
@@ -251,7 +253,7 @@ def test_a_wrong_batch_is_refused_by_the_name_of_its_field(keeping, fields, para
     assert caught.value.param == param
 
 
-def test_a_batch_is_of_a_file_for_batches(keeping):
+def test_a_batch_requires_a_file_with_purpose_batch(keeping):
     client = keeping.client()
     sent = client.files.create(file=jsonl([line("a")]), purpose="user_data")
     with pytest.raises(openai.BadRequestError) as caught:
@@ -276,7 +278,7 @@ def test_batches_are_listed_in_pages(tmp_path):
         assert caught.value.code == "batch_not_found"
 
 
-def test_a_batch_is_cancelled_in_the_middle(tmp_path):
+def test_cancelling_a_running_batch_keeps_finished_answers(tmp_path):
     with running(data=kept(tmp_path, max_batch_requests=3)) as server:
         client = server.client()
         quick = [line(str(n)) for n in range(10)]
@@ -301,7 +303,7 @@ def test_a_batch_is_cancelled_in_the_middle(tmp_path):
         assert client.files.delete(batch.input_file_id).deleted
 
 
-def test_a_batch_expires(tmp_path):
+def test_unfinished_lines_of_an_expired_batch_are_reported(tmp_path):
     with running(data=kept(tmp_path, max_batch_requests=2)) as server:
         client = server.client()
         lines = [line("a"), *(line(str(n), chat(ENDLESS)) for n in range(5))]
@@ -315,7 +317,7 @@ def test_a_batch_expires(tmp_path):
         assert eventually(server.is_idle)
 
 
-def test_tenants_neither_see_nor_use_nor_fill_each_others_batches(tmp_path):
+def test_tenants_cannot_see_use_or_fill_up_batches_of_others(tmp_path):
     path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("one", "two")]
     for key, _ in keys:
         add_line(path, key)
@@ -356,7 +358,7 @@ def test_tenants_neither_see_nor_use_nor_fill_each_others_batches(tmp_path):
         two.close()
 
 
-def test_a_full_owner_gets_errors_by_line_and_others_continue(tmp_path):
+def test_lines_over_the_storage_limit_of_a_tenant_fail_and_others_complete(tmp_path):
     data = kept(tmp_path, max_tenant_bytes=24_000, max_batch_requests=1)
     with running(data=data) as server:
         client = server.client()
@@ -370,13 +372,13 @@ def test_a_full_owner_gets_errors_by_line_and_others_continue(tmp_path):
         assert 0 < len(left) < 20
 
 
-def test_the_limits_of_batches_are_listed(keeping, server):
+def test_limits_of_batches_are_listed(keeping, server):
     bounds = {"max_lines": 50_000, "max_line_bytes": 64 * 2**20, "max_file_bytes": 200 * 2**20}
     assert keeping.get("/v1/capabilities").json()["batches"] == bounds
     assert server.get("/v1/capabilities").json()["batches"] is None
 
 
-def test_without_a_folder_there_are_no_batches(server):
+def test_a_server_without_a_data_folder_refuses_batches(server):
     client = server.client()
     with pytest.raises(openai.BadRequestError) as caught:
         client.files.create(file=b"x", purpose="batch")
@@ -389,7 +391,7 @@ def test_without_a_folder_there_are_no_batches(server):
         client.batches.retrieve("batch_x")
 
 
-def test_a_live_request_goes_before_lines_of_batches(tmp_path):
+def test_interactive_requests_have_priority_over_batch_lines(tmp_path):
     model = mock_pipeline(max_sequences=1)
     with running({"mock": model}, data=kept(tmp_path, max_batch_requests=4)) as server:
         client = server.client()
@@ -405,7 +407,7 @@ def test_a_live_request_goes_before_lines_of_batches(tmp_path):
         assert ended(client, batch).status == "cancelled"
 
 
-def test_lines_leave_half_of_the_quota_to_interactive_requests(tmp_path):
+def test_batch_lines_leave_half_of_the_quota_to_interactive_requests(tmp_path):
     with running(data=kept(tmp_path, max_batch_requests=8), max_requests=4) as server:
         client = server.client()
         batch = begun(client, [line(str(n), chat(ENDLESS)) for n in range(20)])
@@ -418,7 +420,7 @@ def test_lines_leave_half_of_the_quota_to_interactive_requests(tmp_path):
         assert ended(client, batch).status == "cancelled"
 
 
-def test_a_429_is_no_answer_of_a_line(tmp_path):
+def test_a_line_refused_with_429_is_retried(tmp_path):
     """A model that takes few at once: what it refuses is asked again, and nothing is lost."""
     model = mock_pipeline(max_sequences=1, max_waiting=1)
     with running({"mock": model}, data=kept(tmp_path, max_batch_requests=8)) as server:
@@ -427,7 +429,7 @@ def test_a_429_is_no_answer_of_a_line(tmp_path):
         assert (batch.status, batch.request_counts.completed) == ("completed", 8)
 
 
-def test_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
+def test_batch_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
     """What may be asked later is asked later; what never may be is refused."""
     limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
     with running(data=kept(tmp_path), limits=limits) as server:
@@ -440,7 +442,7 @@ def test_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
         assert told(client, batch)["never"]["response"]["status_code"] in (400, 429)
 
 
-def test_a_line_has_all_the_time_of_its_batch(tmp_path):
+def test_the_request_timeout_does_not_apply_to_batch_lines(tmp_path):
     with running(data=kept(tmp_path), request_timeout_s=0.2) as server:
         client = server.client()
         slow = chat(scripted(text="x", tokens=40, latency_s=0.02))
@@ -449,7 +451,7 @@ def test_a_line_has_all_the_time_of_its_batch(tmp_path):
         assert batch.request_counts.completed == 3
 
 
-def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard, monkeypatch):
+def test_lines_that_keep_being_refused_do_not_delay_other_lines(tmp_path, yard, monkeypatch):
     """A model that cannot be loaded is asked later and later; the rest of the batch goes on."""
     monkeypatch.setattr(line_requests, "MAX_PAUSE_S", 0.1)
     yard.breaks("broken")
@@ -508,7 +510,7 @@ def test_answers_during_a_full_disk_are_stored_later(tmp_path, monkeypatch, capl
         assert told(client, batch).keys() == {str(n) for n in range(40)}
 
 
-def test_tenants_take_turns(tmp_path):
+def test_lines_of_two_tenants_alternate(tmp_path):
     path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("many", "few")]
     for key, _ in keys:
         add_line(path, key)
@@ -533,7 +535,7 @@ def test_tenants_take_turns(tmp_path):
         few.close()
 
 
-def test_files_on_disk_come_and_go_as_those_in_memory(keeping):
+def test_files_on_disk_are_created_read_and_deleted_like_files_in_memory(keeping):
     client = keeping.client()
     content = random.Random(1).randbytes(3_000_000)
     sent = client.files.create(file=("noise", content), purpose="user_data")
@@ -546,7 +548,7 @@ def test_files_on_disk_come_and_go_as_those_in_memory(keeping):
         client.files.content(sent.id)
 
 
-def test_uploads_that_break_off_leave_nothing(keeping, tmp_path):
+def test_an_interrupted_upload_leaves_no_file(keeping, tmp_path):
     folder = keeping.service.settings.data.folder
     before = Counter(path.name for path in (Path(folder, "files")).iterdir())
     url = f"{keeping.url}/v1/files"

@@ -68,7 +68,7 @@ def counts(server, batch):
     return server.client.batches.retrieve(batch.id).request_counts
 
 
-def test_processes_that_end_or_are_killed_lose_no_line_and_answer_none_twice(tmp_path):
+def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
     lines = [shown(n) for n in range(150)]
     lines[40]["body"]["temperature"] = 9
     with server_process(tmp_path, max_batch_requests=4) as server:
@@ -110,7 +110,7 @@ def files(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_line_that_ends_the_process_is_found_and_asked_no_more(tmp_path):
+def test_a_line_that_crashes_the_process_three_times_is_not_retried(tmp_path):
     lines = [line(str(n)) for n in range(20)]
     lines[7]["body"] = {"model": "mock", "messages": [{"role": "user", "content": "poison"}]}
     batch = None
@@ -127,7 +127,7 @@ def test_a_line_that_ends_the_process_is_found_and_asked_no_more(tmp_path):
         assert {each["response"]["status_code"] for each in found.values()} == {200}
 
 
-def test_what_is_kept_is_for_one_server_and_its_owner_and_there_after_a_restart(tmp_path):
+def test_stored_data_is_private_locked_to_one_server_and_survives_a_kill(tmp_path):
     with server_process(tmp_path) as server:
         sent = server.client.files.create(file=("a.txt", b"what it holds"), purpose="user_data")
         second = subprocess.run(command(tmp_path), capture_output=True, check=False, text=True)

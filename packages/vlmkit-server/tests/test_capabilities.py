@@ -29,7 +29,7 @@ def test_every_route_with_a_body_is_listed(server):
     assert set(told(server)["endpoints"]) == posted - of_no_model
 
 
-def test_a_model_is_described_by_what_runs(server):
+def test_a_model_is_listed_with_the_limits_of_its_pipeline(server):
     model, facts = told(server), server.runner().facts
     assert (model["state"], model["modalities"]) == ("ready", ["text", "image"])
     assert model["limits"]["max_model_len"] == facts.limits.max_sequence_tokens
@@ -159,7 +159,7 @@ def test_fields_that_a_model_does_not_support_are_listed_as_refused(simple, path
         assert is_refused == (name in endpoint["refused"]), (name, answer.text)
 
 
-def test_what_a_sampler_ignores_is_told_of_parameters_in_another_field_too(simple):
+def test_nested_sampling_parameters_that_the_sampler_ignores_are_listed_as_refused(simple):
     endpoint = told(simple)["endpoints"]["/inference/v1/generate"]
     body = {"token_ids": [104], "sampling_params": {"max_tokens": 2}}
     for name in ("temperature", "top_p", "min_p"):
@@ -193,7 +193,7 @@ def test_output_formats_are_listed_where_they_are_enforced():
             assert server.post(body | {"model": name}).status_code == status
 
 
-def test_a_model_without_eyes_or_vectors_says_so(monkeypatch):
+def test_a_model_without_images_or_embeddings_is_listed_without_them(monkeypatch):
     import dataclasses
 
     limits = MockEngine.limits.fget
@@ -220,7 +220,7 @@ def test_the_precision_of_each_component_is_listed(monkeypatch):
         assert (model["precision"], model["encoder_precision"]) == ("w8a8", "fp32")
 
 
-def test_a_model_that_still_loads_is_named():
+def test_a_model_that_is_still_loading_is_listed_without_details():
     with running({"mock": mock_pipeline(), "late": None}) as server:
         late = told(server, "late")
         assert late.pop("id") == "late"

@@ -123,13 +123,13 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("text", EXPECTED)
-def test_thoughts_text_and_calls_are_told_apart(channels, text):
+def test_reasoning_text_and_tool_calls_are_separated(channels, text):
     (choice,) = ask(channels, text).choices
     assert told(choice) == EXPECTED[text]
 
 
 @pytest.mark.parametrize("text", EXPECTED)
-def test_a_stream_tells_the_same(channels, text):
+def test_a_stream_has_the_same_channels_as_a_whole_answer(channels, text):
     with channels.client().chat.completions.stream(
         model="mock",
         messages=[{"role": "user", "content": scripted(text=text)}],
@@ -142,7 +142,7 @@ def test_a_stream_tells_the_same(channels, text):
     assert (kinds.count("tool_calls.function.arguments.delta") > 10) == bool(expected[3])
 
 
-def test_thoughts_are_counted_and_no_stop_string_is_found_in_them(channels):
+def test_reasoning_tokens_are_counted_and_stop_strings_ignore_reasoning(channels):
     answer = ask(channels, THOUGHT + SAID, stop=["hm", "rain"])
     assert told(answer.choices[0]) == ("stop", "hm, é", "It ", [])
     num_thought = len("analysis") + len("hm, é".encode()) + 3
@@ -150,12 +150,12 @@ def test_thoughts_are_counted_and_no_stop_string_is_found_in_them(channels):
 
 
 @pytest.mark.parametrize("options", [{"tools": openai.omit}, {"tool_choice": "none"}])
-def test_without_tools_to_call_a_call_is_text(channels, options):
+def test_a_tool_call_is_text_if_the_request_has_no_callable_tools(channels, options):
     (choice,) = ask(channels, THOUGHT + CALL, **options).choices
     assert told(choice) == ("stop", "hm, é", '{"city": "Köln"}', [])
 
 
-def test_an_answer_and_results_are_sent_back(channels):
+def test_an_answer_and_its_tool_results_can_be_sent_back(channels):
     message = ask(channels, THOUGHT + PREAMBLE + CALL).choices[0].message
     (call,) = message.tool_calls
     messages = [
@@ -177,7 +177,7 @@ def test_an_answer_and_results_are_sent_back(channels):
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ],
 )
-def test_without_a_compiler_what_must_be_called_is_refused(channels, options, param):
+def test_a_required_call_is_refused_without_a_constraint_compiler(channels, options, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(channels, SAID, **options)
     assert refused.value.param == param
@@ -185,7 +185,7 @@ def test_without_a_compiler_what_must_be_called_is_refused(channels, options, pa
     assert told(choice) == EXPECTED[THOUGHT + SAID]
 
 
-def test_whatever_is_asked_comes_to_one_grammar_of_the_whole_answer():
+def test_each_request_compiles_to_one_grammar_of_the_whole_answer():
     asked = []
 
     class Noting(SpellingCompiler):
@@ -217,7 +217,7 @@ def test_whatever_is_asked_comes_to_one_grammar_of_the_whole_answer():
         assert asked == []
 
 
-def test_a_budget_ends_what_is_thought_in_a_channel(channels):
+def test_a_reasoning_budget_ends_the_analysis_channel(channels):
     (choice,) = ask(
         channels, THOUGHT + SAID, tools=openai.NOT_GIVEN, extra_body={"thinking_token_budget": 2}
     ).choices

@@ -54,7 +54,7 @@ def test_a_stream_opens_with_the_role_and_ends_with_the_reason(server):
     assert "usage" not in first
 
 
-def test_usage_comes_in_a_last_chunk_without_choices_only_when_asked_for(server):
+def test_usage_is_sent_in_a_last_chunk_without_choices_only_on_request(server):
     body = chat(scripted(text="ab"), stream_options={"include_usage": True})
     *others, last = events(server, body)
     assert all(event["usage"] is None for event in others)
@@ -67,7 +67,7 @@ def test_all_chunks_of_an_answer_share_id_and_time(server):
     assert len({(chunk.id, chunk.created, chunk.system_fingerprint) for chunk in chunks}) == 1
 
 
-def test_several_choices_are_told_apart(server):
+def test_choices_have_their_own_indices_and_texts_whole_and_streamed(server):
     options = {"n": 3, "temperature": 2.0, "seed": 1, "logit_bias": {"97": 100, "98": 100}}
     answer = ask(server, max_tokens=8, **options)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -79,7 +79,7 @@ def test_several_choices_are_told_apart(server):
     assert len(set(streamed.values())) > 1
 
 
-def test_choices_of_neighbouring_seeds_have_nothing_in_common(server):
+def test_choices_of_consecutive_seeds_all_differ(server):
     options = {"temperature": 2.0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
     options["logit_bias"] = dict.fromkeys(map(str, range(100, 108)), 100)
     question = scripted(text="abc", tokens=400)
@@ -92,7 +92,7 @@ def test_choices_of_neighbouring_seeds_have_nothing_in_common(server):
     assert ask(server, question, seed=8, **options).choices[0].message.content == texts[3]
 
 
-def test_stop_strings_end_an_answer_and_are_not_shown(server):
+def test_stop_strings_end_an_answer_and_are_not_in_its_text(server):
     for stop in ("cd", ["zz", "cd"]):
         answer = ask(server, scripted(text="abcdef"), stop=stop)
         assert answer.choices[0].message.content == "ab"
@@ -102,13 +102,13 @@ def test_stop_strings_end_an_answer_and_are_not_shown(server):
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_both_names_of_the_length_limit_are_honoured(server, field):
+def test_both_names_of_the_length_limit_are_supported(server, field):
     answer = ask(server, scripted(text="abcdef"), **{field: 2})
     assert answer.choices[0].message.content == "ab"
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_log_probabilities_name_every_token_and_its_rivals(server):
+def test_logprobs_contain_each_token_and_its_alternatives(server):
     answer = ask(server, scripted(text="é!"), logprobs=True, top_logprobs=2)
     content = answer.choices[0].logprobs.content
     assert [entry.bytes for entry in content] == [[0xC3], [0xA9], [0x21]]
@@ -117,7 +117,7 @@ def test_log_probabilities_name_every_token_and_its_rivals(server):
     assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in content)
 
 
-def test_a_stream_with_log_probabilities_has_a_chunk_for_each_token(server):
+def test_a_stream_with_logprobs_has_a_chunk_for_each_token(server):
     chunks = [
         chunk.choices[0]
         for chunk in ask(server, scripted(text="é!"), logprobs=True, stream=True)
@@ -127,7 +127,7 @@ def test_a_stream_with_log_probabilities_has_a_chunk_for_each_token(server):
     assert [chunk.delta.content for chunk in chunks] == ["", "é", "!"]
 
 
-def test_images_are_seen_in_their_order_and_counted(server):
+def test_images_are_encoded_in_order_and_counted(server):
     parts = [
         {"type": "text", "text": "what?"},
         image_part(picture(8, 6)),
@@ -145,7 +145,7 @@ def test_images_are_seen_in_their_order_and_counted(server):
     assert details.image_tokens_each == [4, 4]
 
 
-def test_an_answer_can_be_sent_back_as_it_came(server):
+def test_an_answer_can_be_sent_back_unchanged(server):
     first = ask(server, "one")
     answer = server.client().chat.completions.create(
         model="mock",
@@ -167,7 +167,7 @@ def test_a_repeated_prompt_is_reported_as_cached(server):
     assert ask(server, text).usage.prompt_tokens_details.cached_tokens >= 64
 
 
-def test_extensions_of_openais_api_are_honoured(server):
+def test_parameters_beyond_the_openai_api_have_an_effect(server):
     extra = {"top_k": 1, "min_p": 0.1, "repetition_penalty": 1.1, "priority": 3}
     answer = ask(
         server, scripted(text="ab"), extra_body=extra | {"min_tokens": 4, "ignore_eos": True},
@@ -177,14 +177,14 @@ def test_extensions_of_openais_api_are_honoured(server):
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_answers_that_are_not_streamed_say_where_the_time_went(server):
+def test_answers_that_are_not_streamed_have_a_server_timing_header(server):
     header = server.post(chat()).headers["server-timing"]
     assert [span.split(";")[0] for span in header.split(", ")] == [
         "images", "prompt", "queue", "first_token", "decode",
     ]  # fmt: skip
 
 
-def test_a_clients_request_id_comes_back_and_a_strange_one_does_not(server):
+def test_a_valid_request_id_is_returned_and_an_invalid_one_is_replaced(server):
     assert server.post(chat(), headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     for strange in ("a b", "x" * 129, "<script>"):
         given = server.post(chat(), headers={"x-request-id": strange}).headers["x-request-id"]
@@ -224,7 +224,7 @@ def test_an_unknown_model_is_not_found(server):
         ("x" * 2_000_001, {}, "messages", "the text is over 2000000 characters"),
     ],
 )
-def test_what_does_not_fit_the_context_is_refused_in_words_that_clients_look_for(
+def test_a_prompt_over_the_context_length_is_refused_in_words_of_openai(
     server, text, limit, param, problem
 ):
     for stream in (False, True):
@@ -236,7 +236,7 @@ def test_what_does_not_fit_the_context_is_refused_in_words_that_clients_look_for
         assert re.match(words, caught.value.body["message"])
 
 
-def test_an_answer_is_as_long_as_the_context_unless_the_operator_says_otherwise():
+def test_an_answer_may_fill_the_context_unless_the_operator_limits_it():
     text = scripted(text="ab", tokens=900)
     with running({"mock": mock_pipeline(max_sequence_tokens=2048)}) as server:
         for limit in ({}, {"max_tokens": 1900}):
@@ -251,7 +251,7 @@ def test_an_answer_is_as_long_as_the_context_unless_the_operator_says_otherwise(
         assert ask(other, text).usage.completion_tokens == 5
 
 
-def test_async_clients_stream_side_by_side(server):
+def test_async_clients_stream_concurrently(server):
     async def answer(client, number):
         stream = await client.chat.completions.create(
             model="mock",
@@ -267,7 +267,7 @@ def test_async_clients_stream_side_by_side(server):
     assert asyncio.run(answers()) == [f"number {number}" for number in range(32)]
 
 
-def test_a_failure_inside_a_stream_reaches_its_client_and_not_the_neighbour(server):
+def test_an_engine_error_in_a_stream_reaches_its_client_alone(server):
     neighbour = ask(server, scripted(text="n" * 200, latency_s=0.002), stream=True)
     next(neighbour)
     seen = ""
@@ -279,20 +279,20 @@ def test_a_failure_inside_a_stream_reaches_its_client_and_not_the_neighbour(serv
     assert "".join(chunk.choices[0].delta.content or "" for chunk in neighbour) == "n" * 200
 
 
-def test_a_failure_of_a_whole_answer_is_a_500_with_openais_body(server):
+def test_an_engine_error_of_a_whole_answer_is_a_500_in_openai_format(server):
     with pytest.raises(openai.InternalServerError) as caught:
         ask(server, scripted(text="abcdef", fail_at_token=3))
     assert caught.value.body["code"] == "engine_error"
 
 
-def test_the_log_names_a_failed_request_by_its_id(server, caplog):
+def test_the_log_contains_the_id_of_a_failed_request(server, caplog):
     for stream in (True, False):
         body = chat(scripted(text="abcdef", fail_at_token=3), stream=stream)
         server.post(body, headers={"x-request-id": f"failing-{stream}"})
         assert f"request failing-{stream} failed" in caplog.text
 
 
-def test_a_long_silence_is_filled_with_comments():
+def test_an_idle_stream_has_keepalive_comments():
     with running(keepalive_s=0.05) as server:
         text = server.post(chat(scripted(text="a", prefill_latency_s=0.5), stream=True)).text
         assert ": ping\n\n" in text
@@ -301,7 +301,7 @@ def test_a_long_silence_is_filled_with_comments():
         assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == "a"
 
 
-def test_two_models_are_served_side_by_side():
+def test_two_models_are_served_together():
     small = mock_pipeline(settings=PipelineSettings(max_output_tokens=2))
     with running({"org/small": small, "mock": mock_pipeline()}) as server:
         assert [model.id for model in server.client().models.list()] == ["org/small", "mock"]

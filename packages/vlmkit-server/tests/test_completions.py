@@ -52,7 +52,7 @@ def name_of(token_id):
     return chr(token_id)
 
 
-def test_a_text_goes_on(server):
+def test_a_text_is_completed(server):
     answer = complete(server, scripted(text="four"))
     assert [choice.text for choice in answer.choices] == ["four"]
     assert answer.choices[0].finish_reason == "stop"
@@ -63,7 +63,7 @@ def test_a_text_goes_on(server):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
 
 
-def test_an_answer_has_sixteen_tokens_unless_asked_otherwise(server):
+def test_the_default_answer_has_sixteen_tokens(server):
     answer = server.post(body("x" * 40), PATH).json()
     assert answer["choices"][0] == {
         "index": 0, "text": "x" * 16, "logprobs": None, "finish_reason": "length"
@@ -71,7 +71,7 @@ def test_an_answer_has_sixteen_tokens_unless_asked_otherwise(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_text_of_a_list_has_its_answers_in_its_place(server, stream):
+def test_choices_of_a_list_of_prompts_have_the_order_of_the_prompts(server, stream):
     given = [scripted(text="one"), "two", scripted(text="three" * 3)]
     answer = complete(server, given, n=2, stream=stream)
     texts = [""] * 6
@@ -81,7 +81,7 @@ def test_every_text_of_a_list_has_its_answers_in_its_place(server, stream):
     assert texts == ["one"] * 2 + ["two"] * 2 + ["three" * 3] * 2
 
 
-def test_token_ids_go_on_like_the_text_they_spell(server):
+def test_token_ids_are_completed_like_their_text(server):
     text = scripted(text="four")
     for prompt in (tokens_of(text), [tokens_of(text)], text, [text]):
         assert [choice.text for choice in complete(server, prompt).choices] == ["four"]
@@ -89,7 +89,7 @@ def test_token_ids_go_on_like_the_text_they_spell(server):
     assert [choice.text for choice in both.choices] == ["four", "two"]
 
 
-def test_usage_is_that_of_all_texts(server):
+def test_usage_is_the_sum_over_all_prompts(server):
     texts = ["one", scripted(text="four")]
     alone = [complete(server, text).usage for text in texts]
     together = complete(server, texts).usage
@@ -100,12 +100,12 @@ def test_usage_is_that_of_all_texts(server):
     assert last["usage"]["prompt_tokens"] == together.prompt_tokens
 
 
-def test_what_is_thought_of_a_plain_text_is_text(server):
+def test_reasoning_of_a_plain_prompt_is_text(server):
     thinks = scripted(text="four", reasoning="two and two ")
     assert complete(server, thinks).choices[0].text == "two and two four"
 
 
-def test_stop_strings_seeds_and_limits_are_honoured(server):
+def test_stop_strings_seeds_and_limits_have_an_effect(server):
     assert complete(server, scripted(text="abcdef"), stop="cd").choices[0].text == "ab"
     assert complete(server, scripted(text="abcdef"), max_tokens=2).choices[0].text == "ab"
     options = {"temperature": 2.0, "n": 3, "logit_bias": {"97": 100, "98": 100}}
@@ -117,7 +117,7 @@ def test_stop_strings_seeds_and_limits_are_honoured(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echoed_prompt_stands_before_each_of_its_answers(server, stream):
+def test_each_choice_starts_with_the_echoed_prompt(server, stream):
     answer = complete(server, ["né", tokens_of("x")], echo=True, n=2, stream=stream)
     texts = [""] * 4
     for part in answer if stream else [answer]:
@@ -138,7 +138,7 @@ def expected_scores(server, text, num_top):
     return server.runner().submit(request).result().choices[0].samples
 
 
-def test_a_prompt_alone_has_the_log_probabilities_that_python_gets(server):
+def test_an_echo_without_answer_has_the_prompt_logprobs_of_the_python_api(server):
     text = "a né!"
     scores = expected_scores(server, text, 2)
     for stream in (False, True):
@@ -170,7 +170,7 @@ def test_a_prompt_alone_has_the_log_probabilities_that_python_gets(server):
             assert len(sample.top) == 2
 
 
-def test_prompt_and_answer_are_one_row_of_tokens(server):
+def test_logprobs_of_an_echo_cover_prompt_and_answer(server):
     choice = complete(server, scripted(text="é!"), echo=True, logprobs=0).choices[0]
     told = choice.logprobs
     assert told.top_logprobs is None
@@ -181,7 +181,7 @@ def test_prompt_and_answer_are_one_row_of_tokens(server):
     assert choice.text.endswith("é!")
 
 
-def test_a_stream_tells_the_same_columns_as_a_whole_answer(server):
+def test_a_stream_has_the_same_logprobs_columns_as_a_whole_answer(server):
     given = body(scripted(text="né!"), logprobs=2, max_tokens=9)
     whole = server.post(given, PATH).json()["choices"][0]["logprobs"]
     told = [event["choices"][0]["logprobs"] for event in events(server, given)]
@@ -189,7 +189,7 @@ def test_a_stream_tells_the_same_columns_as_a_whole_answer(server):
         assert [entry for part in told for entry in part[name]] == column
 
 
-def test_tokens_are_told_where_they_are_asked_for(server):
+def test_token_ids_are_returned_on_request(server):
     for echo in (False, True):
         given = body(["one", "two"], return_token_ids=True, echo=echo)
         whole = server.post(given, PATH).json()["choices"]
@@ -204,13 +204,13 @@ def test_tokens_are_told_where_they_are_asked_for(server):
         assert ids == [[*b"one", 256], [*b"two", 256]]
 
 
-def test_special_tokens_may_be_left_out(server):
+def test_special_tokens_of_the_prompt_can_be_left_out(server):
     answer = server.post(body("ab", add_special_tokens=False, return_token_ids=True), PATH).json()
     assert answer["choices"][0]["prompt_token_ids"] == [97, 98]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_answer_keeps_to_the_form_that_is_asked_for(stream):
+def test_each_answer_matches_the_requested_constraint(stream):
     pipeline = mock_pipeline(constraint=SpellingCompiler)
     with running({"mock": pipeline}) as server:
         options = {"extra_body": {"guided_choice": ["yes", "no"]}, "stream": stream}
@@ -226,7 +226,7 @@ def test_every_answer_keeps_to_the_form_that_is_asked_for(stream):
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"n": 2, "echo": True}])
-def test_answers_and_events_have_the_published_shape(server, fields):
+def test_answers_and_events_match_openais_types(server, fields):
     Completion.model_validate(server.post(body(**fields), PATH).json(), strict=True)
     for event in events(server, body(**fields)):
         event["choices"] = [each | {"finish_reason": "stop"} for each in event["choices"]]
@@ -263,13 +263,13 @@ def test_every_parameter_of_openais_client_is_a_field():
         ({"prompt": ["y", "x" * 100_000], "echo": True, "logprobs": 1}, "prompt[1]"),
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(server, fields, param):
+def test_unsupported_fields_are_refused_by_name(server, fields, param):
     assert refusal(server, fields)["param"] == param
     if "stream_options" not in fields:
         assert refusal(server, fields | {"stream": True})["param"] == param
 
 
-def test_values_that_change_nothing_are_taken(server):
+def test_values_without_effect_are_accepted(server):
     fields = {"suffix": "", "best_of": 2, "n": 2, "user": "u", "echo": False}
     assert server.post(body(**fields), PATH).status_code == 200
 
@@ -277,7 +277,7 @@ def test_values_that_change_nothing_are_taken(server):
 # The same gate, bounds and ends as a chat's.
 
 
-def test_ignored_keys_are_told_or_refused(server):
+def test_unknown_keys_are_reported_or_refused(server):
     for stream in (False, True):
         answer = server.post(body(flavour=1, stream=stream), PATH)
         assert answer.headers["x-vlmkit-ignored"] == "flavour"
@@ -285,7 +285,7 @@ def test_ignored_keys_are_told_or_refused(server):
     assert server.post(body(flavour=1), PATH, headers=strict).status_code == 400
 
 
-def test_who_goes_away_takes_all_of_its_texts_along():
+def test_a_disconnect_aborts_all_prompts_of_the_request():
     with running({"mock": mock_pipeline(max_sequences=2)}) as server:
         for stream in (False, True):
             given = body([ENDLESS, ENDLESS, ENDLESS], max_tokens=4000, stream=stream)
@@ -295,7 +295,7 @@ def test_who_goes_away_takes_all_of_its_texts_along():
             assert eventually(server.is_idle)
 
 
-def test_one_text_that_fails_ends_them_all_at_once_with_its_error():
+def test_a_failing_prompt_ends_the_whole_request_at_once_with_its_error():
     fails = scripted(text="abc", fail_at_token=1)
     with running() as server:
         with pytest.raises(openai.InternalServerError):
@@ -307,14 +307,14 @@ def test_one_text_that_fails_ends_them_all_at_once_with_its_error():
         assert server.runner().stats().counters["num_aborted"] == 2  # nobody waited for their ends
 
 
-def test_texts_that_find_no_room_end_those_that_did():
+def test_a_request_that_does_not_fit_the_queue_releases_all_its_prompts():
     with running({"mock": mock_pipeline(max_sequences=1, max_waiting=1)}) as server:
         refused = server.post(body([ENDLESS] * 4, max_tokens=4000), PATH)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert eventually(server.is_idle)
 
 
-def test_a_text_and_a_chat_are_told_apart(server):
+def test_a_completion_prompt_is_not_rendered_as_a_chat(server):
     assert complete(server, "hello").choices[0].text == "hello"
     assert server.post(chat("hello")).json()["choices"][0]["message"]["content"] == "hello"
     told = asyncio.run(server.runner().atokenize(Request(text="hello"))).token_ids

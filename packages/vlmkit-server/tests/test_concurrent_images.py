@@ -40,7 +40,9 @@ class Meeting:
 
 
 @pytest.mark.parametrize(("num_workers", "num_at_once"), [(4, 3), (3, 2), (2, 1), (1, 1)])
-def test_images_are_decoded_at_once_in_all_workers_but_one(monkeypatch, num_workers, num_at_once):
+def test_images_are_decoded_concurrently_in_all_workers_but_one(
+    monkeypatch, num_workers, num_at_once
+):
     pipeline = mock_pipeline(settings=PipelineSettings(num_workers=num_workers))
     with running({"mock": pipeline}) as server:
         meeting = Meeting(monkeypatch, num_at_once)
@@ -52,7 +54,7 @@ def test_images_are_decoded_at_once_in_all_workers_but_one(monkeypatch, num_work
         assert meeting.threads == {"vlmkit-prompt"}
 
 
-def test_of_several_broken_images_the_first_is_named(server):
+def test_the_error_names_the_first_of_several_broken_images(server):
     large = picture(3000, 2000, kind="JPEG")
     for broken in ("data:,", picture(kind="PNG")[:-40]):
         for _ in range(5):
@@ -61,7 +63,7 @@ def test_of_several_broken_images_the_first_is_named(server):
             assert error["code"] == "invalid_image"
 
 
-def test_who_is_decoding_leaves_a_worker_to_a_text():
+def test_requests_with_images_leave_a_worker_to_text_requests():
     """And those who ask at once do not wait for each other's workers."""
     with running() as server, ThreadPoolExecutor(8) as clients:
         shown = body(*[picture(1500, 1000, kind="JPEG")] * 4)
@@ -69,7 +71,7 @@ def test_who_is_decoding_leaves_a_worker_to_a_text():
         assert [answer.result().status_code for answer in asked] == [200] * 16
 
 
-def test_images_that_are_too_large_together_are_refused_in_any_order():
+def test_images_over_the_pixel_limit_together_are_refused_in_any_order():
     with running(max_request_pixels=100) as server:
         for sizes in ([(8, 6), (10, 6)], [(10, 6), (8, 6)], [(2, 2)] * 10 + [(9, 9)]):
             answer = server.post(body(*(picture(*size) for size in sizes)))

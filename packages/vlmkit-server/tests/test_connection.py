@@ -67,11 +67,11 @@ def arguments(cls, name):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda cls: cls.__name__)
-def test_what_is_subclassed_is_there_and_takes_what_it_took(ours, theirs):
+def test_uvicorn_has_the_methods_that_we_override_with_the_same_arguments(ours, theirs):
     assert not broken(ours, theirs)
 
 
-def test_what_we_set_and_call_on_a_request_is_there():
+def test_uvicorns_request_cycle_has_the_attributes_that_we_use():
     assigned, read = names_in(Connection, "cycle")
     assert assigned | read == {
         *("disconnected", "keep_alive", "message_event", "more_body"),
@@ -101,7 +101,7 @@ class Renamed:
     def send_400_response(self, msg, status): ...
 
 
-def test_what_a_newer_version_renames_is_named():
+def test_a_name_missing_in_a_newer_uvicorn_is_reported():
     assert broken(Connection, Renamed) == {
         "Renamed.on_header is gone",
         "Renamed.pipeline is gone",
@@ -109,7 +109,7 @@ def test_what_a_newer_version_renames_is_named():
     }
 
 
-def test_no_minor_version_is_allowed_that_was_not_tried():
+def test_the_version_bound_of_uvicorn_allows_only_tested_minor_versions():
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     stated = [Requirement(text) for text in project["dependencies"]]
     (specifier,) = (r.specifier for r in stated if r.name == "uvicorn")

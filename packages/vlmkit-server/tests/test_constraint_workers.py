@@ -75,7 +75,7 @@ def _ask_and_leave(server, order, leaves):
         leaves.wait()
 
 
-def test_the_first_constraint_finds_the_worker_of_a_ready_server(tmp_path):
+def test_a_ready_server_has_started_its_constraint_worker(tmp_path):
     with served(tmp_path) as server:
         (worker,) = processes_of(server.process.pid)
         assert server.post(constrained("any")).status_code == 200
@@ -107,7 +107,7 @@ def test_a_compiler_that_no_worker_can_build_is_logged_and_its_requests_are_refu
         assert "ended; another is started" not in server.log.read_text()
 
 
-def test_a_constraint_that_passes_is_kept_to(server):
+def test_a_constraint_that_passes_its_trial_is_enforced(server):
     answer = server.post(constrained("any"))
     assert answer.status_code == 200, answer.text
     assert eventually(lambda: not trials(server))
@@ -117,7 +117,7 @@ def test_a_constraint_that_passes_is_kept_to(server):
     ("order", "said"),
     [("spin", "0.9 s of CPU time"), ("eat", "192 MiB"), ("slow", "0.15 s")],
 )
-def test_one_that_takes_more_than_it_may_is_refused_and_its_process_killed(server, order, said):
+def test_a_constraint_over_a_limit_is_refused_and_its_trial_killed(server, order, said):
     status, error = refusal(server.post(constrained(order)))
     assert (status, error["code"]) == (400, "invalid_constraint")
     assert error["param"] == "structured_outputs.regex"
@@ -135,7 +135,7 @@ def cpu_s_of_trials(server):
 
 
 @pytest.mark.parametrize("num_tools", [1, 8, 32])
-def test_all_trials_of_a_request_together_take_bounded_cpu_time(server, num_tools):
+def test_trials_of_one_request_share_a_cpu_time_limit(server, num_tools):
     """However many of its tools cannot be compiled in time, and are left unconstrained."""
     before_s = cpu_s_of_trials(server)
     tools = [
@@ -149,7 +149,7 @@ def test_all_trials_of_a_request_together_take_bounded_cpu_time(server, num_tool
     assert cpu_s_of_trials(server) - before_s < 2.3
 
 
-def test_a_trial_that_takes_long_gives_way(server):
+def test_a_long_trial_lowers_its_priority(server):
     leaves = threading.Event()
     asking = threading.Thread(target=_ask_and_leave, args=(server, "spin", leaves))
     asking.start()
@@ -159,7 +159,7 @@ def test_a_trial_that_takes_long_gives_way(server):
     assert eventually(lambda: not trials(server))
 
 
-def test_a_compiler_that_breaks_fails_its_request_and_quotes_nothing(server):
+def test_a_compiler_error_fails_its_request_without_client_text(server):
     status, error = refusal(server.post(constrained("break")))
     assert status == 500
     assert SECRET not in json.dumps(error)
@@ -177,7 +177,7 @@ def test_a_client_that_disconnects_ends_the_trial(server):
     assert server.post(constrained("any")).status_code == 200
 
 
-def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(server):
+def test_a_killed_worker_fails_only_its_own_requests_and_is_replaced(server):
     with ThreadPoolExecutor(1) as client:
         answer = client.submit(server.post, constrained("wait"))
         assert eventually(lambda: len(trials(server)) == 1)
@@ -220,7 +220,7 @@ def test_a_burst_of_one_tenant_does_not_delay_the_constraint_of_another(tmp_path
 
 
 @pytest.mark.parametrize("stop", ["terminate", pytest.param("kill", marks=pytest.mark.slow)])
-def test_a_server_that_ends_leaves_no_process_behind(tmp_path, stop):
+def test_a_server_that_stops_leaves_no_process_behind(tmp_path, stop):
     with served(tmp_path, **{"server.drain_timeout_s": 1.0}) as server:
         leaves = threading.Event()
         asking = threading.Thread(target=_ask_and_leave, args=(server, "wait", leaves))

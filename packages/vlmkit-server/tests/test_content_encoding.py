@@ -18,12 +18,12 @@ def test_a_compressed_body_is_answered(server, name):
     assert answer.json()["choices"] == server.post(chat()).json()["choices"]
 
 
-def test_identity_is_no_encoding(server):
+def test_content_encoding_identity_is_accepted(server):
     assert server.post(chat(), headers={"content-encoding": "identity"}).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["deflate", "br", "zstd", "gzip, gzip"])
-def test_another_encoding_is_refused_with_those_that_are_known(server, name):
+def test_an_unsupported_encoding_is_refused_with_the_supported_ones(server, name):
     answer = server.post(zlib.compress(b"{}"), headers={"content-encoding": name})
     assert answer.status_code == 415
     assert answer.headers["accept-encoding"] == "gzip, identity"
@@ -44,7 +44,7 @@ def test_a_body_that_is_not_gzip_is_refused(server, body):
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
 
 
-def test_no_more_is_decompressed_than_a_body_may_have():
+def test_a_body_over_the_limit_is_not_decompressed_further():
     with running(max_body_bytes=2**20) as small:
         bomb = gzip.compress(b" " * 2**28)
         assert len(bomb) < 2**20
@@ -56,7 +56,7 @@ def test_no_more_is_decompressed_than_a_body_may_have():
         assert small.post(fits, headers=GZIP).status_code == 200
 
 
-def test_an_upload_must_not_be_compressed(server):
+def test_a_compressed_upload_is_refused(server):
     answer = server.http.post(
         f"{server.url}/v1/files",
         files={"file": ("a.png", b"x")},

@@ -59,9 +59,7 @@ def foreign(folder, name):
 
 
 @pytest.mark.parametrize("name", ["files/thesis.tex", "thesis.tex", ".git/config", "files/a/b"])
-def test_a_folder_with_files_of_others_is_refused_and_nothing_in_it_changes(
-    tmp_path, monkeypatch, name
-):
+def test_a_folder_with_foreign_files_is_refused_and_unchanged(tmp_path, monkeypatch, name):
     before = foreign(tmp_path, name)
     monkeypatch.chdir(tmp_path)
     with (
@@ -72,7 +70,7 @@ def test_a_folder_with_files_of_others_is_refused_and_nothing_in_it_changes(
     assert contents(tmp_path) == before
 
 
-def test_the_command_says_which_folder_is_refused_and_what_to_do(tmp_path):
+def test_the_command_names_the_refused_folder_and_a_remedy(tmp_path):
     before = foreign(tmp_path, "files/thesis.tex")
     arguments = ["serve", "mock", "--port", "0", "--set", "server.data.folder=."]
     command = [sys.executable, "-m", "vlmkit", *arguments]
@@ -215,7 +213,7 @@ def test_a_database_of_another_version_or_program_is_refused_and_stays(
     assert contents(tmp_path) == before
 
 
-def test_a_folder_of_the_first_release_is_read(tmp_path):
+def test_a_data_folder_of_the_first_release_is_read(tmp_path):
     """Its database has no table of pending unlinks."""
     tables = [each for each in SCHEMA.split(";") if each.strip() and "pending_unlinks" not in each]
     (tmp_path / "files").mkdir()
@@ -241,7 +239,7 @@ def test_a_folder_of_the_first_release_is_read(tmp_path):
 
 
 @pytest.mark.posix
-def test_an_upload_that_was_killed_is_unlinked_by_the_next_start_and_nothing_else(tmp_path):
+def test_the_next_start_unlinks_an_interrupted_upload_and_nothing_else(tmp_path):
     head = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
     with server_process(tmp_path) as server:
         whole = server.client.files.create(file=("a", b"whole"), purpose="user_data")
@@ -269,7 +267,7 @@ def test_an_upload_that_was_killed_is_unlinked_by_the_next_start_and_nothing_els
 
 @pytest.mark.posix
 @pytest.mark.parametrize("name", ["files", DATABASE])
-def test_a_link_in_place_of_a_part_of_the_folder_is_refused(tmp_path, name):
+def test_a_symbolic_link_within_the_folder_is_refused(tmp_path, name):
     target = tmp_path / "target"
     (tmp_path / "data").mkdir()
     if name == "files":
@@ -283,7 +281,7 @@ def test_a_link_in_place_of_a_part_of_the_folder_is_refused(tmp_path, name):
 
 
 @pytest.mark.posix
-def test_an_object_with_a_stored_files_name_is_neither_read_nor_written(tmp_path):
+def test_a_link_pipe_or_folder_with_the_name_of_a_stored_file_is_not_opened(tmp_path):
     (tmp_path / "secret").write_text("a secret of the operator")
     with running(data=DataSettings(**kept(tmp_path / "data"))) as server:
         client = server.client()
@@ -302,7 +300,7 @@ def test_an_object_with_a_stored_files_name_is_neither_read_nor_written(tmp_path
 
 
 @pytest.mark.posix
-def test_a_folder_that_is_replaced_by_a_link_while_it_is_used_leads_nowhere(tmp_path):
+def test_replacing_the_files_folder_by_a_link_redirects_no_access(tmp_path):
     folder = folder_of(tmp_path / "data")
     folder.write(OURS, 0, b"ours")
     other = tmp_path / "other"
@@ -319,7 +317,7 @@ def test_a_folder_that_is_replaced_by_a_link_while_it_is_used_leads_nowhere(tmp_
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "thesis.tex", f"{OURS}/../x", ""])
-def test_no_name_but_ours_is_opened_or_unlinked(tmp_path, name):
+def test_only_names_of_stored_files_are_opened_or_unlinked(tmp_path, name):
     """A database that somebody changed names nothing else either."""
     (tmp_path / "data").mkdir()
     folder = folder_of(tmp_path / "data")
@@ -340,7 +338,7 @@ def test_no_name_but_ours_is_opened_or_unlinked(tmp_path, name):
 @pytest.mark.parametrize(
     "statement", ["CREATE TABLE notes (text)", "CREATE TABLE usage (who, how_much)"]
 )
-def test_a_usage_file_that_is_another_programs_database_is_refused_and_stays(tmp_path, statement):
+def test_a_usage_file_of_another_program_is_refused_and_unchanged(tmp_path, statement):
     path = tmp_path / "notes.sqlite"
     database(path, statement)
     before = contents(tmp_path)

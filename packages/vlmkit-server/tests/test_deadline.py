@@ -34,7 +34,7 @@ def test_a_client_can_shorten_the_timeout_and_never_extend_it():
         assert eventually(lambda: is_empty(server))
 
 
-def test_a_stream_that_has_begun_ends_with_an_error():
+def test_a_stream_over_its_timeout_ends_with_an_error():
     with running() as server:
         answer = server.post(chat(SLOW, stream=True), headers={"x-request-timeout": "0.5"})
         lines = [line for line in answer.text.split("\n\n") if line]
@@ -42,7 +42,7 @@ def test_a_stream_that_has_begun_ends_with_an_error():
         assert eventually(lambda: is_empty(server))
 
 
-def test_the_deadline_includes_waiting():
+def test_the_deadline_includes_time_in_the_queue():
     with running({"mock": mock_pipeline(max_sequences=1)}) as server:
         first = server.connect(chat(SLOW, stream=True))
         assert eventually(lambda: server.runner().stats().num_running == 1)
@@ -52,7 +52,7 @@ def test_the_deadline_includes_waiting():
         assert eventually(lambda: is_empty(server))
 
 
-def test_an_answer_in_the_background_fails_when_its_time_is_over():
+def test_a_background_answer_over_its_timeout_fails():
     with running() as server:
         body = {"model": "mock", "input": SLOW, "background": True}
         headers = {"x-request-timeout": "0.5"}

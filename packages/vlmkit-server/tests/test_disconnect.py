@@ -33,7 +33,7 @@ def close(connection: socket.socket, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_while_it_is_answered_ends_its_request(server, stream, how):
+def test_a_disconnect_during_an_answer_aborts_the_request(server, stream, how):
     num_aborted = server.runner().stats().counters["num_aborted"]
     connection = server.connect(chat(ENDLESS, stream=stream, max_tokens=4000))
     assert eventually(lambda: server.runner().stats().num_running == 1)
@@ -46,7 +46,7 @@ def test_a_client_that_goes_away_while_it_is_answered_ends_its_request(server, s
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_while_it_waits_leaves_the_queue(stream):
+def test_a_disconnect_in_the_queue_removes_the_request(stream):
     pipeline = mock_pipeline(max_sequences=1)
     with running({"mock": pipeline}) as server:
         first = server.connect(chat(ENDLESS, stream=True, max_tokens=4000))
@@ -61,7 +61,7 @@ def test_a_client_that_goes_away_while_it_waits_leaves_the_queue(stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_while_its_image_is_opened_never_reaches_the_engine(stream):
+def test_a_disconnect_during_image_decoding_keeps_the_request_from_the_engine(stream):
     pipeline = mock_pipeline(settings=PipelineSettings(num_workers=1))
     is_busy, go_on = threading.Event(), threading.Event()
     with running({"mock": pipeline}) as server:
@@ -79,7 +79,7 @@ def test_a_client_that_goes_away_while_its_image_is_opened_never_reaches_the_eng
         assert pipeline.stats().counters["num_tokens_computed"] == 0
 
 
-def test_a_client_that_goes_away_while_it_sends_its_body_is_forgotten(server):
+def test_a_disconnect_during_the_body_removes_the_request(server):
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(http_request(chat("x" * 1000))[:-500])
     assert eventually(lambda: server.service.active.num_open == 1)
@@ -87,7 +87,7 @@ def test_a_client_that_goes_away_while_it_sends_its_body_is_forgotten(server):
     assert eventually(server.is_idle)
 
 
-def test_a_client_that_sent_its_next_request_already_ends_both_by_going_away(server, caplog):
+def test_a_disconnect_ends_a_pipelined_request_too(server, caplog):
     connection = server.connect(chat(ENDLESS, stream=True, max_tokens=4000))
     connection.sendall(http_request(chat(ENDLESS, stream=True, max_tokens=4000)))
     assert eventually(lambda: server.runner().stats().num_running == 1)
@@ -97,7 +97,7 @@ def test_a_client_that_sent_its_next_request_already_ends_both_by_going_away(ser
     assert not caplog.records
 
 
-def test_requests_sent_at_once_over_one_connection_are_answered_in_turn(server):
+def test_pipelined_requests_are_answered_in_order(server):
     connection = server.connect(chat("first"))
     connection.sendall(http_request(chat("second")))
     received = b""
@@ -107,7 +107,7 @@ def test_requests_sent_at_once_over_one_connection_are_answered_in_turn(server):
     connection.close()
 
 
-def test_nothing_is_left_of_many_requests_that_were_cut_off_anywhere():
+def test_many_disconnects_at_any_moment_leave_nothing_behind():
     pipeline = mock_pipeline(max_sequences=4)
     with running({"mock": pipeline}) as server:
         for number in range(60):
@@ -123,7 +123,7 @@ def test_nothing_is_left_of_many_requests_that_were_cut_off_anywhere():
         assert server.post(chat("still here")).json()["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_reader_that_takes_nothing_is_cut_off():
+def test_a_client_that_reads_nothing_is_disconnected():
     pipeline = mock_pipeline(max_sequence_tokens=10**6, capacity_tokens=10**6)
     with running({"mock": pipeline}, send_timeout_s=0.3) as server:
         text = scripted(text="x", tokens=900_000)
@@ -135,7 +135,7 @@ def test_a_reader_that_takes_nothing_is_cut_off():
         connection.close()
 
 
-def test_a_slow_reader_gets_everything():
+def test_a_slow_client_receives_the_whole_answer():
     text = scripted(text="x", tokens=3000)
     with running(send_timeout_s=300) as server:
         connection = server.connect(

@@ -134,7 +134,7 @@ class Service:
 
 
 @pytest.mark.parametrize("is_relative", [False, True], ids=["of the guide", "relative"])
-def test_quota_batches_and_files_are_the_same_wherever_it_is_started(tmp_path, is_relative):
+def test_usage_batches_and_files_do_not_depend_on_the_working_directory(tmp_path, is_relative):
     machine = Machine(tmp_path / "machine", is_relative=is_relative)
     batches, left, files = [], [], None
     for how in STARTS:
@@ -155,7 +155,7 @@ def test_quota_batches_and_files_are_the_same_wherever_it_is_started(tmp_path, i
     assert events.count("started") == len(STARTS)
 
 
-def test_the_unit_writes_only_where_systemd_lets_it(tmp_path):
+def test_the_unit_writes_only_to_folders_that_systemd_allows(tmp_path):
     unit = unit_of(UNIT)
     assert unit["ProtectSystem"] == "strict"
     written = re.findall(
@@ -171,7 +171,7 @@ def test_the_unit_writes_only_where_systemd_lets_it(tmp_path):
     assert unit["Environment"] == f"XDG_CACHE_HOME=/var/cache/{unit['CacheDirectory']}"
 
 
-def test_the_commands_of_the_guide_check_the_config_before_the_unit_starts(tmp_path):
+def test_the_guide_checks_the_config_before_it_starts_the_unit(tmp_path):
     machine = Machine(tmp_path / "machine", is_relative=False)
     [line] = [line for line in COMMANDS.splitlines() if " --check " in line]
     command = shlex.split(machine.moved(line).partition(" -- ")[2])

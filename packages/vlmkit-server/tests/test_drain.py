@@ -66,7 +66,7 @@ def test_running_answers_finish_and_new_ones_are_refused(tmp_path, sig, kind):
         assert server.process.wait(300) == 0
 
 
-def test_an_answer_that_outlasts_the_deadline_ends_with_an_error(tmp_path):
+def test_an_answer_that_exceeds_the_drain_deadline_ends_with_an_error(tmp_path):
     with server_process(tmp_path, drain_timeout_s=0.3) as server:
         stream = server.stream(ENDLESS)
         next(stream)
@@ -84,7 +84,7 @@ def test_an_idle_server_ends_at_once_even_with_open_connections(tmp_path):
         assert server.process.wait(300) == 0
 
 
-def test_a_second_signal_ends_the_process(tmp_path):
+def test_a_second_signal_kills_the_process(tmp_path):
     with server_process(tmp_path) as server:
         stream = server.stream(ENDLESS)
         next(stream)
@@ -95,7 +95,7 @@ def test_a_second_signal_ends_the_process(tmp_path):
         stream.close()
 
 
-def test_a_drain_waits_for_no_body(tmp_path):
+def test_a_drain_does_not_wait_for_request_bodies(tmp_path):
     with server_process(tmp_path, body_timeout_s=300, drain_timeout_s=300) as server:
         url = urlsplit(server.url)
         with socket.create_connection((url.hostname, url.port), 300) as stranger:

@@ -24,20 +24,20 @@ class FakeDrain:
         )
 
 
-def test_a_refused_caller_returns_when_enough_is_released():
+def test_retry_after_is_the_time_in_which_enough_is_released():
     drain = FakeDrain()
     drain.pass_by(10, every_s=4.0)
     assert drain.retry_after_s("one") == 4
     assert drain.retry_after_s("other", lacking=3) == 12
 
 
-def test_refused_callers_get_slots_one_after_the_other():
+def test_slots_are_given_to_refused_callers_in_order():
     drain = FakeDrain()
     drain.pass_by(20, every_s=2.0)
     assert [drain.retry_after_s() for _ in range(4)] == [2, 4, 6, 8]
 
 
-def test_a_caller_that_asks_endlessly_delays_no_other():
+def test_a_caller_that_retries_endlessly_does_not_delay_others():
     drain = FakeDrain()
     drain.pass_by(20, every_s=2.0)
     assert (
@@ -57,13 +57,13 @@ def test_a_query_without_reservation_takes_no_slot():
     assert drain.retry_after_s() == 2
 
 
-def test_callers_share_what_is_released():
+def test_callers_share_released_slots():
     drain = FakeDrain()
     drain.pass_by(20, every_s=2.0)
     assert [drain.retry_after_s(num_callers=3) for _ in range(3)] == [2, 8, 14]
 
 
-def test_without_a_release_the_wait_is_the_time_since_the_start():
+def test_retry_after_without_a_release_is_the_time_since_the_start():
     drain = FakeDrain()
     drain.now_s += 30.0
     assert drain.retry_after_s() == 30

@@ -28,7 +28,7 @@ def refusal(server, body):
 
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
-def test_the_client_gets_the_vectors_that_python_gets(server, form):
+def test_the_client_receives_the_embeddings_of_the_python_api(server, form):
     expected = np.array(vlmkit.Model(server.runner()).embed(TEXTS))
     options = {} if form is None else {"encoding_format": form}
     answer = embed(server, TEXTS, **options)
@@ -45,7 +45,7 @@ def test_the_client_gets_the_vectors_that_python_gets(server, form):
     )
 
 
-def test_tokens_have_the_vector_of_the_text_they_spell(server):
+def test_token_ids_have_the_same_embedding_as_their_text(server):
     ids = [server.post({"prompt": text}, "/tokenize").json()["tokens"] for text in TEXTS]
     expected = vectors(embed(server, TEXTS))
     np.testing.assert_array_equal(vectors(embed(server, ids)), expected)
@@ -53,7 +53,7 @@ def test_tokens_have_the_vector_of_the_text_they_spell(server):
     np.testing.assert_array_equal(vectors(embed(server, TEXTS[0])), expected[:1])
 
 
-def test_a_conversation_with_pictures_has_a_vector(server):
+def test_a_conversation_with_images_has_an_embedding(server):
     parts = [image_part(picture()), {"type": "text", "text": "a house"}]
     body = {"model": "mock", "messages": [{"role": "user", "content": parts}]}
     answer = server.post(body, "/v1/embeddings").json()
@@ -69,12 +69,12 @@ def opened(width, height):
     return Image.new("RGB", (width, height), "teal")
 
 
-def test_an_answer_has_the_published_shape(server):
+def test_an_answer_matches_openais_type(server):
     answer = server.post({"model": "mock", "input": TEXTS}, "/v1/embeddings").json()
     CreateEmbeddingResponse.model_validate(answer, strict=True)
 
 
-def test_more_texts_than_the_engine_has_room_for_are_embedded_in_their_order():
+def test_more_texts_than_the_engine_can_queue_are_embedded_in_order():
     pipeline = mock_pipeline(max_sequences=2, max_waiting=2)
     with running({"mock": pipeline}) as server:
         texts = [f"text {number}" for number in range(40)]
@@ -102,17 +102,17 @@ def test_more_texts_than_the_engine_has_room_for_are_embedded_in_their_order():
         ({"input": ["y", "x" * 100_000]}, "input[1]"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(server, body, param):
+def test_an_unsupported_input_is_refused_by_name(server, body, param):
     assert refusal(server, body)["param"] == param
 
 
-def test_the_length_that_the_vectors_have_is_no_refusal(server):
+def test_dimensions_equal_to_the_embedding_size_are_accepted(server):
     num = server.runner().facts.limits.hidden_size
     assert vectors(embed(server, "x", dimensions=num)).shape == (1, num)
 
 
 @pytest.mark.parametrize("fields", [{"normalize": True}, {"embd_normalize": 2}])
-def test_vectors_are_scaled_if_asked_for_whatever_the_model_does(fields):
+def test_embeddings_are_normalised_on_request(fields):
     plain = mock_pipeline(pooling=lambda: Pooling(normalises=False))
     with running({"mock": plain, "scaled": mock_pipeline()}) as server:
         bodies = [{"model": name, "input": TEXTS} for name in ("mock", "scaled")]
@@ -129,19 +129,19 @@ def test_vectors_are_scaled_if_asked_for_whatever_the_model_does(fields):
     )
 
 
-def test_ignored_keys_are_told(server):
+def test_unknown_keys_are_reported(server):
     answer = server.post({"model": "mock", "input": "x", "flavour": 1}, "/v1/embeddings")
     assert answer.headers["x-vlmkit-ignored"] == "flavour"
 
 
-def test_one_text_that_fails_ends_the_others_and_leaves_nothing():
+def test_a_failing_text_ends_the_whole_request():
     with running() as server:
         texts = [scripted(text="x"), *TEXTS, "x" * 100_000]
         assert refusal(server, {"input": texts})["param"] == "input[4]"
         assert eventually(server.is_idle)
 
 
-def test_a_client_that_goes_away_takes_its_texts_with_it():
+def test_a_disconnect_aborts_all_texts_of_the_request():
     pipeline = mock_pipeline(max_sequences=1)
     with running({"mock": pipeline}) as server:
         blocked = pipeline.submit(

@@ -59,24 +59,24 @@ def check_same(server, monkeypatch, path, one, other):
     ],
 )
 @pytest.mark.parametrize(("path", "make"), [(CHAT, calling), (RESPONSES, calling_items)])
-def test_arguments_may_be_an_object(server, monkeypatch, path, make, given, text):
+def test_tool_call_arguments_may_be_an_object(server, monkeypatch, path, make, given, text):
     check_same(server, monkeypatch, path, make(given), make(text))
 
 
 @pytest.mark.parametrize("given", [None, ABSENT])
-def test_no_arguments_are_an_empty_text(server, monkeypatch, given):
+def test_absent_tool_call_arguments_are_an_empty_text(server, monkeypatch, given):
     check_same(server, monkeypatch, CHAT, calling(given), calling(""))
 
 
 @pytest.mark.parametrize(("path", "make"), [(CHAT, calling), (RESPONSES, calling_items)])
 @pytest.mark.parametrize("given", [[1], 3, True, "[1]"])
-def test_arguments_of_another_kind_are_rejected(server, path, make, given):
+def test_tool_call_arguments_of_another_type_are_refused(server, path, make, given):
     answer = server.post(body(path, make(given)), path)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].endswith("arguments")
 
 
-def test_arguments_that_are_an_object_are_listed_as_text(server):
+def test_tool_call_arguments_given_as_an_object_are_listed_as_text(server):
     made = server.post(body(RESPONSES, calling_items({"at": 1})), RESPONSES).json()
     items = server.get(f"{RESPONSES}/{made['id']}/input_items?order=asc").json()["data"]
     assert items[1]["arguments"] == '{"at":1}'
@@ -84,12 +84,12 @@ def test_arguments_that_are_an_object_are_listed_as_text(server):
 
 @pytest.mark.parametrize(("path", "make"), [(CHAT, calling), (RESPONSES, calling_items)])
 @pytest.mark.parametrize("given", [None, ABSENT, []])
-def test_a_tool_may_return_nothing(server, monkeypatch, path, make, given):
+def test_a_tool_result_may_be_empty(server, monkeypatch, path, make, given):
     check_same(server, monkeypatch, path, make(result=given), make(result=""))
 
 
 @pytest.mark.parametrize("given", [None, ABSENT])
-def test_a_tools_result_of_anthropics_may_be_nothing(server, monkeypatch, given):
+def test_a_tool_result_of_anthropics_api_may_be_empty(server, monkeypatch, given):
     def conversation(result):
         use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
         block = {"type": "tool_result", "tool_use_id": "c1"} | held("content", result)
@@ -100,7 +100,7 @@ def test_a_tools_result_of_anthropics_may_be_nothing(server, monkeypatch, given)
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 @pytest.mark.parametrize("given", [None, ABSENT, []])
-def test_an_answer_may_have_said_nothing(server, monkeypatch, path, given):
+def test_an_earlier_answer_may_be_empty(server, monkeypatch, path, given):
     def conversation(content):
         return [user("a"), {"role": "assistant"} | held("content", content), user("b")]
 
@@ -108,12 +108,12 @@ def test_an_answer_may_have_said_nothing(server, monkeypatch, path, given):
 
 
 @pytest.mark.parametrize("given", [None, ABSENT, [], ""])
-def test_an_empty_last_turn_of_anthropics_begins_no_answer(server, monkeypatch, given):
+def test_an_empty_last_assistant_message_of_anthropics_api_is_ignored(server, monkeypatch, given):
     turn = {"role": "assistant"} | held("content", given)
     check_same(server, monkeypatch, MESSAGES, [user("a"), turn], [user("a")])
 
 
-def test_a_turn_of_redacted_thinking_alone_says_nothing_and_is_reported(server, monkeypatch):
+def test_a_message_with_only_redacted_thinking_is_empty_and_reported(server, monkeypatch):
     hidden = [{"type": "redacted_thinking", "data": "abc"}]
     turns = [user("a"), {"role": "assistant", "content": hidden}, user("b")]
     empty = [user("a"), {"role": "assistant", "content": ""}, user("b")]
@@ -132,7 +132,7 @@ def test_a_turn_of_redacted_thinking_alone_says_nothing_and_is_reported(server, 
         {"verbosity": "medium"},
     ],
 )
-def test_fields_that_change_nothing_are_accepted_in_every_api(server, path, fields):
+def test_fields_without_effect_are_accepted_by_every_api(server, path, fields):
     is_chat = path != "/v1/completions"
     sent = body(path, [user("a")]) if is_chat else {"model": "mock", "prompt": "x"}
     answer = server.post(sent | fields, path)
@@ -141,7 +141,7 @@ def test_fields_that_change_nothing_are_accepted_in_every_api(server, path, fiel
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-def test_how_much_to_say_is_reported(server, path):
+def test_verbosity_is_reported_as_ignored(server, path):
     sent = body(path, [user("a")])
     assert server.post(sent | {"verbosity": "low"}, path).headers["x-vlmkit-ignored"] == "verbosity"
     if path == RESPONSES:
@@ -149,7 +149,7 @@ def test_how_much_to_say_is_reported(server, path):
         assert answer.headers["x-vlmkit-ignored"] == "text.verbosity"
 
 
-def test_context_that_is_to_be_cleared_is_rejected(server):
+def test_context_management_is_refused(server):
     for edit in (
         {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
         {"type": "clear_tool_uses_20250919"},

@@ -96,7 +96,7 @@ TOO_COMPLEX = {  # made when they are sent: they are large
 
 
 @pytest.mark.parametrize("name", TOO_COMPLEX)
-def test_a_body_of_millions_of_things_is_refused_before_it_is_decoded(server, name):
+def test_a_body_with_millions_of_values_is_refused_before_decoding(server, name):
     answer = sent(server, TOO_COMPLEX[name]())
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")
 
@@ -110,7 +110,7 @@ def test_a_body_of_millions_of_things_is_refused_before_it_is_decoded(server, na
         ("/v1/responses", "input", b'{"type":"message"}', MANY // 8),
     ],
 )
-def test_so_is_one_of_another_route(server, path, field, item, num):
+def test_a_body_with_millions_of_values_is_refused_by_every_route(server, path, field, item, num):
     body = b'{"model":"mock","%b":%b}' % (field.encode(), listed(item, num))
     assert sent(server, body, path).json()["error"]["code"] == "body_too_complex"
 
@@ -161,7 +161,7 @@ def test_a_body_at_its_structural_limits_does_not_block_the_event_loop(server):
 
 
 @pytest.mark.parametrize("number", ["2.2250738585072011e-308", "9" * 4000, "0." + "9" * 4000])
-def test_numbers_that_take_long_to_read_are_refused_before_they_are(server, number):
+def test_slow_to_parse_numbers_are_refused_before_parsing(server, number):
     many = ",".join([number] * (4_000_000 // len(number)))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["many"]}}}
     body = json.dumps(chat(tools=[tool])).replace('"many"', many)
@@ -170,7 +170,7 @@ def test_numbers_that_take_long_to_read_are_refused_before_they_are(server, numb
 
 
 @pytest.mark.parametrize("num_calls", [1, 300])
-def test_arguments_of_calls_are_looked_at_as_bodies_are(server, num_calls):
+def test_arguments_of_tool_calls_have_the_structural_limits_of_bodies(server, num_calls):
     text = '{"a": [%s]}' % ",".join(["1e308"] * (240_000 // num_calls))  # noqa: UP031
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
     said = [
@@ -225,12 +225,12 @@ def test_an_answer_of_megabytes_does_not_block_the_event_loop(server):
     check_large_answers(server, 2, 1000, [False, True])
 
 
-def test_log_probabilities_of_a_long_prompt_do_not_block_the_event_loop(server):
+def test_logprobs_of_a_long_prompt_do_not_block_the_event_loop(server):
     answer = sent(server, chat("x" * 10_000, prompt_logprobs=20))
     assert len(answer.json()["prompt_logprobs"]) > 10_000
 
 
-def test_thousands_of_vectors_do_not_block_the_event_loop(server):
+def test_thousands_of_embeddings_do_not_block_the_event_loop(server):
     answer = sent(server, {"model": "mock", "input": ["a"] * 2048}, "/v1/embeddings")
     assert len(answer.json()["data"]) == 2048
 

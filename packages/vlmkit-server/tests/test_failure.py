@@ -64,7 +64,7 @@ def crash(server):
     assert "told to crash" not in str(caught.value)
 
 
-def test_an_engine_that_fails_for_good_ends_the_command_with_a_code_and_a_reason(tmp_path):
+def test_a_fatal_engine_error_ends_the_command_with_a_code_and_a_reason(tmp_path):
     with command(tmp_path) as server:
         assert (server.status("/healthz"), server.status("/health")) == (200, 200)
         cut_off = stream(server, "fragile")
@@ -79,7 +79,7 @@ def test_an_engine_that_fails_for_good_ends_the_command_with_a_code_and_a_reason
     assert "error: the engine of model 'fragile' failed, and the server ended\nhint: " in told
 
 
-def test_liveness_fails_while_answers_of_other_models_are_finished(tmp_path):
+def test_liveness_fails_while_answers_of_other_models_finish(tmp_path):
     with command(tmp_path) as server:
         other = stream(server, "sound")
         crash(server)
@@ -98,7 +98,7 @@ class FragileEngine(MockEngine):
         raise RuntimeError("told to")
 
 
-def test_a_model_that_failed_before_it_was_served_ends_the_server_and_closes_the_others():
+def test_a_model_that_failed_before_startup_ends_the_server_and_closes_the_others():
     broken, sound = Pipeline(tokenizer=MockTokenizer(), engine=FragileEngine()), mock_pipeline()
     with pytest.raises(EngineError):
         Model(broken).generate(CRASH)
@@ -108,7 +108,7 @@ def test_a_model_that_failed_before_it_was_served_ends_the_server_and_closes_the
     assert not sound.is_ready
 
 
-def test_a_panic_while_a_model_is_loaded_ends_the_server_with_a_reason():
+def test_a_panic_while_loading_a_model_ends_the_server_with_a_reason():
     class Panic(BaseException):
         """What a Rust library raises: no Exception."""
 
@@ -120,7 +120,7 @@ def test_a_panic_while_a_model_is_loaded_ends_the_server_with_a_reason():
     assert isinstance(caught.value.__cause__, Panic)
 
 
-def test_liveness_of_a_server_in_another_program_fails_too():
+def test_liveness_of_an_embedded_server_fails_too():
     pipeline = mock_pipeline()
     with running({"mock": pipeline, "late": None}) as server:
         assert server.get("/health").json() == {"status": "ok"}

@@ -101,7 +101,7 @@ def names(monkeypatch, **addresses):
         yield
 
 
-def test_an_image_is_fetched_with_nothing_of_ours_in_the_request(site, monkeypatch):
+def test_an_image_request_contains_no_cookies_proxies_or_identifying_headers(site, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert fetch(f"{site.url}/image") == CONTENT
     ((path, headers),) = site.requests
@@ -109,7 +109,7 @@ def test_an_image_is_fetched_with_nothing_of_ours_in_the_request(site, monkeypat
     assert set(map(str.lower, headers)) <= {"host", "accept", "connection"}
 
 
-def test_redirects_are_followed_without_cookies_and_only_so_many(site):
+def test_redirects_are_followed_without_cookies_up_to_a_limit(site):
     assert fetch(f"{site.url}/to/{site.url}/to//image", max_redirects=2) == CONTENT
     assert all("Cookie" not in headers for _, headers in site.requests)
     refused(f"{site.url}/to/{site.url}/to//image", max_redirects=1)
@@ -135,12 +135,12 @@ def test_redirects_are_followed_without_cookies_and_only_so_many(site):
         "http://10.0.0.1/",
     ],
 )
-def test_an_address_that_is_not_public_is_never_connected_to(site, url):
+def test_a_non_public_address_is_never_connected_to(site, url):
     refused(url.format(port=site.server_port), may_connect=is_public)
     assert not site.requests
 
 
-def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(site, monkeypatch):
+def test_a_redirect_to_a_non_public_address_is_not_followed(site, monkeypatch):
     asked = []
 
     def only_the_first(address):
@@ -151,7 +151,7 @@ def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(site, monke
     assert [path for path, _ in site.requests] == [f"/to/{site.url}/image"]
 
 
-def test_a_name_with_one_private_address_among_its_addresses_is_refused(monkeypatch, site):
+def test_a_name_with_a_private_address_among_its_addresses_is_refused(monkeypatch, site):
     with names(monkeypatch, **{"mixed.example": ["93.184.215.14", "127.0.0.1"]}):
         refused(f"http://mixed.example:{site.server_port}/image", may_connect=is_public)
     assert not site.requests
@@ -183,17 +183,17 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch, si
         "",
     ],
 )
-def test_a_url_that_two_parsers_could_read_differently_is_refused(url):
+def test_a_url_that_parsers_read_differently_is_refused(url):
     refused(url)
 
 
-def test_http_and_hosts_off_the_list_are_refused(site):
+def test_http_urls_and_hosts_outside_the_allow_list_are_refused(site):
     refused(f"{site.url}/image", allow_http=False)
     refused(f"{site.url}/image", allowed_hosts=("example.com",))
     assert fetch(f"{site.url}/image", allowed_hosts=("127.0.0.1",)) == CONTENT
 
 
-def test_private_unreachable_and_missing_look_the_same(site, monkeypatch):
+def test_errors_of_private_unreachable_and_missing_urls_are_the_same(site, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = listener.getsockname()[1]
     texts = {
@@ -223,7 +223,7 @@ def test_private_unreachable_and_missing_look_the_same(site, monkeypatch):
         ("https://elsewhere.example/a.png", "fetches no images from the host"),
     ],
 )
-def test_what_a_url_itself_shows_to_be_wrong_is_named(url, cause, monkeypatch):
+def test_errors_visible_in_the_url_are_named_before_name_resolution(url, cause, monkeypatch):
     """Before any name is looked up, so that nothing of the network is told."""
     monkeypatch.setattr(socket, "getaddrinfo", None)
     allowed = ("example.com", "10.0.0.1", "::1")
@@ -232,13 +232,13 @@ def test_what_a_url_itself_shows_to_be_wrong_is_named(url, cause, monkeypatch):
     assert url not in said
 
 
-def test_a_file_over_the_limit_is_given_up_while_it_comes(site):
+def test_a_download_stops_at_the_size_limit(site):
     with pytest.raises(ImageError, match="over 5000 bytes") as caught:
         fetch(f"{site.url}/endless", max_bytes=5000)
     assert caught.value.code == "image_too_large"
 
 
-def test_a_fetched_file_is_opened_like_any_other(site):
+def test_a_fetched_file_is_decoded_like_an_uploaded_one(site):
     settings = FetchSettings(enabled=True, allow_http=True)
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)
 
@@ -257,7 +257,7 @@ def test_a_fetched_file_is_opened_like_any_other(site):
     assert other.is_image
 
 
-def test_the_server_refuses_private_addresses_even_with_fetching_on(site):
+def test_the_server_refuses_private_addresses_with_fetching_enabled(site):
     settings = FetchSettings(enabled=True, allow_http=True)
     with running(fetch=settings) as server:
         parts = [image_part(f"{site.url}/image")]
@@ -268,7 +268,7 @@ def test_the_server_refuses_private_addresses_even_with_fetching_on(site):
     assert not site.requests
 
 
-def test_want_of_memory_is_not_told_as_an_address_that_is_not_allowed(site, monkeypatch):
+def test_out_of_memory_is_not_reported_as_a_refused_address(site, monkeypatch):
     def fail(*_):
         raise MemoryError
 

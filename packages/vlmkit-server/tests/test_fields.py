@@ -27,7 +27,7 @@ def said(server, text, **fields):
     return content, reason
 
 
-def test_a_stop_token_ends_an_answer_and_does_not_show(server):
+def test_a_stop_token_ends_an_answer_and_is_not_in_its_text(server):
     text = scripted(text="abcdef")
     assert said(server, text, stop_token_ids=list(b"xd")) == ("abc", "stop")
     tokens = ask(server, text, stop_token_ids=[100], logprobs=True).choices[0].logprobs.content
@@ -35,7 +35,7 @@ def test_a_stop_token_ends_an_answer_and_does_not_show(server):
 
 
 @pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
-def test_what_ended_an_answer_shows_if_asked_for(server, name):
+def test_the_stop_string_is_in_the_text_on_request(server, name):
     text = scripted(text="abcdef")
     for end in ({"stop": "cd"}, {"stop_token_ids": [100]}):
         assert said(server, text, **end, **{name: True}) == ("abcd", "stop")
@@ -51,7 +51,7 @@ def test_special_tokens_are_shown_on_request(server):
     assert said(server, text, include_stop_str_in_output=True, **shown) == ("hi<|end|>", "stop")
 
 
-def test_tokens_are_told_if_asked_for(server):
+def test_token_ids_are_returned_on_request(server):
     text = scripted(text="né")
     answer = ask(server, text, return_token_ids=True)
     said_ids = [*"né".encode(), END]
@@ -71,7 +71,7 @@ def test_tokens_are_told_if_asked_for(server):
     assert "token_ids" not in plain["choices"][0]
 
 
-def test_choices_of_a_stream_tell_their_own_tokens(server):
+def test_choices_of_a_stream_have_their_own_token_ids(server):
     events = list(ask(server, scripted(text="ab"), stream=True, n=2, return_token_ids=True))
     told = {0: [], 1: []}
     for event in events:
@@ -80,7 +80,7 @@ def test_choices_of_a_stream_tell_their_own_tokens(server):
     assert told == {0: [*b"ab", END], 1: [*b"ab", END]}
 
 
-def test_requests_of_another_salt_find_nothing_in_the_cache(server):
+def test_a_cache_salt_separates_prefix_caches(server):
     text = scripted(text="hi") + " " * 300
 
     def cached(**fields):

@@ -55,7 +55,7 @@ def error(server, part, **fields):
     return answer.json()["error"]
 
 
-def test_a_file_is_what_it_holds_however_it_is_sent(client, file_id, expected):
+def test_an_image_file_has_the_same_answer_however_it_is_sent(client, file_id, expected):
     assert "9x7" in expected
     for part in (
         file_part(file_data=URL, filename="teal.png"),
@@ -67,7 +67,7 @@ def test_a_file_is_what_it_holds_however_it_is_sent(client, file_id, expected):
         assert said(client, part) == expected
 
 
-def test_responses_take_files(client, file_id, expected):
+def test_the_responses_api_accepts_files(client, file_id, expected):
     for part in (
         {"type": "input_file", "file_data": URL, "filename": "teal.png"},
         {"type": "input_file", "file_id": file_id},
@@ -85,7 +85,7 @@ def test_responses_take_files(client, file_id, expected):
         assert "9x7" in again.output_text
 
 
-def test_anthropics_api_takes_files(server, file_id, expected):
+def test_anthropics_api_accepts_files(server, file_id, expected):
     client = client_of(server)
     source = {"type": "file", "file_id": file_id}
     for kind in ("image", "document"):
@@ -109,7 +109,7 @@ def test_anthropics_api_takes_files(server, file_id, expected):
     assert "9x7" in answer.content[0].text
 
 
-def test_documents_that_are_text_are_said(server):
+def test_text_documents_are_part_of_the_prompt(server):
     client = client_of(server)
     plain = {"type": "text", "media_type": "text/plain", "data": "It rained."}
     parts = {"type": "content", "content": [text("It rained."), text("")]}
@@ -120,7 +120,7 @@ def test_documents_that_are_text_are_said(server):
         assert answer.content[0].text == "Diary\n1912\nIt rained.\nWhy?"
 
 
-def test_what_a_document_cannot_have_is_refused_by_name(server):
+def test_unsupported_fields_of_a_document_are_refused_by_name(server):
     source = {"type": "text", "media_type": "text/plain", "data": "x"}
     for more, place in (
         ({"citations": {"enabled": True}}, "messages.content.citations.enabled"),
@@ -136,7 +136,7 @@ def test_what_a_document_cannot_have_is_refused_by_name(server):
     assert server.post(body([quiet]), "/v1/messages").status_code == 200
 
 
-def test_what_a_file_comes_to_can_be_counted_and_rendered(server, file_id):
+def test_a_file_can_be_counted_rendered_and_embedded(server, file_id):
     parts = [file_part(file_id=file_id), {"type": "text", "text": "?"}]
     counted = server.post(chat(parts), "/tokenize", headers=KEY).json()
     made = server.post(chat(parts), "/v1/chat/completions/render", headers=KEY).json()
@@ -146,7 +146,7 @@ def test_what_a_file_comes_to_can_be_counted_and_rendered(server, file_id):
     assert embedded.status_code == 200
 
 
-def test_a_light_prompt_takes_stored_images_and_no_files(server, file_id):
+def test_a_light_prompt_accepts_stored_images_but_no_files(server, file_id):
     image = {"type": "image_url", "image_url": {"file_id": file_id}}
     path = "/v1/chat/completions/render"
     light = server.post(chat([image], light=True), path, headers=KEY).json()
@@ -175,7 +175,7 @@ def test_a_light_prompt_takes_stored_images_and_no_files(server, file_id):
         ({"type": "image_url", "image_url": {"file_id": "x", "url": URL}}, "image_url", "either"),
     ],
 )
-def test_a_file_that_cannot_be_shown_is_refused_by_its_place(server, part, place, problem):
+def test_a_file_of_an_unsupported_format_is_refused_with_its_location(server, part, place, problem):
     found = error(server, part)
     assert problem in found["message"]
     assert found["param"].removeprefix("messages[0].content[1].") in (
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_shown_is_refused_by_its_place(server, part, place
     )
 
 
-def test_each_api_names_the_place_where_a_file_was_sent(server):
+def test_errors_of_files_have_the_location_in_the_format_of_the_api(server):
     file = {"type": "input_file", "file_data": STRANGE}
     items = [{"role": "user", "content": [{"type": "input_text", "text": "?"}, file]}]
     answer = server.post({"model": "mock", "input": items}, "/v1/responses")
@@ -198,7 +198,7 @@ def test_each_api_names_the_place_where_a_file_was_sent(server):
     )
 
 
-def test_an_error_of_a_picture_behind_a_file_names_the_picture(server):
+def test_an_error_of_an_image_after_a_file_names_the_image(server):
     broken = base64.b64encode(base64.b64decode(picture(300, 200).partition(",")[2])[:-30]).decode()
     parts = [file_part(file_data=URL), image_part(f"data:image/png;base64,{broken}")]
     answer = server.post(chat(parts))
@@ -207,14 +207,14 @@ def test_an_error_of_a_picture_behind_a_file_names_the_picture(server):
     assert answer.json()["error"]["param"] == "messages[0].content[1].file"
 
 
-def test_files_of_others_are_not_found(server, file_id):
+def test_files_of_other_tenants_are_not_found(server, file_id):
     other = server.client().with_options(api_key="other")
     with pytest.raises(openai.NotFoundError) as caught:
         said(other, file_part(file_id=file_id))
     assert caught.value.param == "messages[0].content[0].file"
 
 
-def test_number_and_size_of_files_are_bounded(server):
+def test_the_number_and_size_of_files_are_limited(server):
     most = server.runner().facts.bounds.max_media
     answer = server.post(chat([file_part(file_data=URL)] * (most + 1)))
     assert answer.json()["error"]["code"] == "too_many_media"
@@ -225,7 +225,7 @@ def test_number_and_size_of_files_are_bounded(server):
         assert answer.json()["error"]["code"] == "media_too_large"
 
 
-def test_a_model_of_texts_takes_no_pictures_in_files():
+def test_a_text_model_refuses_image_files():
     with running({"mock": mock_pipeline(takes_images=False)}) as server:
         answer = server.post(chat([file_part(file_data=URL)]))
         assert answer.json()["error"]["code"] == "media_not_supported"
@@ -243,7 +243,7 @@ class Site(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_file_is_fetched_as_images_are(monkeypatch):
+def test_a_file_url_is_fetched_like_an_image_url(monkeypatch):
     defaults = {**ImageFetcher.__init__.__kwdefaults__, "may_connect": lambda _: True}
     monkeypatch.setattr(ImageFetcher.__init__, "__kwdefaults__", defaults)
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:

@@ -36,7 +36,7 @@ def add(store, owner, num_bytes, lives_s=None):
 
 
 @given(uses)
-def test_files_are_within_bounds_and_their_owners_whatever_is_done(given_uses):
+def test_any_sequence_of_uses_keeps_limits_and_owners_of_files(given_uses):
     now = 0.0
     store = FileStore(SETTINGS, lambda: now)
     sent = []
@@ -80,19 +80,19 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join))
-def test_any_form_is_read_or_refused(content):
+def test_any_multipart_body_is_parsed_or_refused(content):
     for body in (content, b"--x\r\n" + content + b"\r\n--x--"):
         with contextlib.suppress(RequestError):
             assert sent_file(body, "x")[0].filename
 
 
 @given(st.lists(st.sampled_from([*PIECES, b"boundary", b"*0", b"*"]), max_size=12).map(b"".join))
-def test_any_announcement_is_read_or_refused(value):
+def test_any_content_type_header_is_parsed_or_refused(value):
     with contextlib.suppress(RequestError):
         assert boundary_of(Headers({"content-type": value.decode("latin-1")}))
 
 
-def test_files_of_the_caller_with_most_are_evicted():
+def test_files_of_the_tenant_with_most_are_evicted():
     store = FileStore(FilesSettings(max_stored=100, max_stored_bytes=100))
 
     def kept(account, num_bytes):

@@ -33,7 +33,7 @@ def send(server, fields=(), file=("x.png", PICTURE, "image/png"), **options):
     )
 
 
-def test_a_file_is_stored_described_read_and_deleted(files):
+def test_a_file_can_be_stored_described_read_and_deleted(files):
     sent = files.create(file=("teal.png", PICTURE), purpose="vision")
     assert (sent.object, sent.filename, sent.purpose) == ("file", "teal.png", "vision")
     assert (sent.bytes, sent.status, sent.expires_at) == (len(PICTURE), "processed", None)
@@ -47,14 +47,14 @@ def test_a_file_is_stored_described_read_and_deleted(files):
         assert caught.value.code == "file_not_found"
 
 
-def test_a_file_expires_when_its_sender_says(files):
+def test_a_file_expires_after_the_requested_time(files):
     after = {"anchor": "created_at", "seconds": 3600}
     sent = files.create(file=b"x", purpose="user_data", expires_after=after)
     assert sent.expires_at == sent.created_at + 3600
     files.delete(sent.id)
 
 
-def test_anthropics_client_has_the_same_files_in_its_own_shape(server, files, own):
+def test_anthropics_client_sees_the_same_files_in_its_own_format(server, files, own):
     sent = own.upload(file=("notes.png", PICTURE, "image/png"))
     assert (sent.type, sent.filename, sent.mime_type) == ("file", "notes.png", "image/png")
     assert (sent.size_bytes, sent.downloadable, sent.expires_at) == (len(PICTURE), True, None)
@@ -70,7 +70,7 @@ def test_anthropics_client_has_the_same_files_in_its_own_shape(server, files, ow
     assert soon.expires_at - soon.created_at == dt.timedelta(hours=1)
 
 
-def test_lists_come_in_pages():
+def test_files_are_listed_in_pages():
     with running() as server:
         files, own = server.client().files, client_of(server).beta.files
         assert list(files.list()) == list(own.list()) == []
@@ -99,13 +99,13 @@ def test_lists_come_in_pages():
         ("scope_id=x", "scope_id is not supported"),
     ],
 )
-def test_an_invalid_page_is_refused(server, query, problem):
+def test_an_invalid_page_query_is_refused(server, query, problem):
     answer = server.get(f"/v1/files?{query}")
     assert answer.status_code == 400
     assert problem in answer.json()["error"]["message"]
 
 
-def test_a_file_is_found_with_the_same_credentials_alone(server, files):
+def test_a_file_is_found_only_with_the_same_credentials(server, files):
     sent = files.create(file=b"secret", purpose="user_data")
     other = server.client().with_options(api_key="other").files
     assert sent.id not in [file.id for file in other.list()]
@@ -119,7 +119,7 @@ def test_a_file_is_found_with_the_same_credentials_alone(server, files):
     assert files.content(sent.id).read() == b"secret"
 
 
-def test_no_browser_shows_what_a_file_holds(server, files):
+def test_browsers_download_file_contents_and_do_not_render_them(server, files):
     page = ("page.html", b"<script>alert(1)</script>", "text/html")
     sent = files.create(file=page, purpose="user_data")
     answer = files.with_raw_response.content(sent.id)
@@ -141,7 +141,7 @@ def test_the_least_recently_used_file_is_evicted():
                 files.retrieve(two)
 
 
-def test_a_file_that_would_push_all_others_out_is_refused():
+def test_a_file_larger_than_the_whole_store_is_refused():
     with running(files=FilesSettings(max_stored_bytes=20)) as server:
         files = server.client().files
         kept = files.create(file=b"x", purpose="vision")
@@ -151,7 +151,7 @@ def test_a_file_that_would_push_all_others_out_is_refused():
         assert [file.id for file in files.list()] == [kept.id]
 
 
-def test_a_server_that_keeps_no_files_says_so():
+def test_a_server_without_file_storage_refuses_uploads():
     with running(files=FilesSettings(max_stored=0)) as server:
         with pytest.raises(openai.BadRequestError) as caught:
             server.client().files.create(file=b"x", purpose="vision")
@@ -170,7 +170,7 @@ def test_a_server_that_keeps_no_files_says_so():
         ({"expires_in_seconds": "9999999999"}, "expires_in_seconds"),
     ],
 )
-def test_a_field_that_cannot_be_honoured_is_refused_by_name(server, fields, param):
+def test_an_unsupported_field_is_refused_by_name(server, fields, param):
     answer = send(server, fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
@@ -211,7 +211,7 @@ def test_an_invalid_form_is_refused(server):
     assert answer.json()["type"] == "error"
 
 
-def test_a_form_over_the_bound_of_bodies_is_refused():
+def test_a_form_over_the_body_limit_is_refused():
     with running(max_body_bytes=2000) as server:
         assert send(server, file=("x", b"x" * 1000)).status_code == 200
         try:

@@ -61,7 +61,7 @@ def test_a_model_is_loaded_for_the_first_request_that_names_it(yard):
     assert yard.held == 0
 
 
-def test_clients_that_ask_for_one_model_load_it_once_and_others_are_answered_meanwhile(yard, pool):
+def test_concurrent_requests_load_a_model_once_and_do_not_block_other_models(yard, pool):
     yard_models = {"slow": yard.spec("slow"), "quick": yard.spec("quick")}
     with served(yard_models) as server:
         assert said(ask(server, "quick")) == "hello"
@@ -90,7 +90,7 @@ def test_a_client_that_disconnects_while_waiting_affects_no_other(yard, pool):
         assert server.service.models["one"].num_users == 0
 
 
-def test_a_model_without_waiting_requests_is_not_loaded(yard, pool):
+def test_a_model_whose_waiting_requests_disconnected_is_not_loaded(yard, pool):
     with served({"first": yard.spec("first"), "then": yard.spec("then")}) as server:
         yard.hold("first")
         first = pool.submit(ask, server, "first")
@@ -137,7 +137,7 @@ def test_the_least_recently_used_idle_model_is_evicted(yard):
     assert yard.held == 0
 
 
-def test_a_busy_model_is_not_unloaded_and_others_wait_for_its_memory(yard, pool):
+def test_a_busy_model_is_not_unloaded_and_other_models_wait_for_memory(yard, pool):
     specs = {name: yard.spec(name, 3) for name in ("busy", "other")}
     with served(specs | {"small": yard.spec("small")}, memory_budget_bytes=4) as server:
         connection = streaming(server, "busy")
@@ -152,7 +152,7 @@ def test_a_busy_model_is_not_unloaded_and_others_wait_for_its_memory(yard, pool)
     assert yard.most_held == 4
 
 
-def test_a_request_does_not_wait_for_its_model_without_end(yard):
+def test_the_wait_for_a_model_has_a_timeout(yard):
     with served({"one": yard.spec("one")}, load_wait_s=0.05) as server:
         yard.hold("one")
         answer = ask(server, "one")
@@ -163,7 +163,7 @@ def test_a_request_does_not_wait_for_its_model_without_end(yard):
         assert said(ask(server, "one")) == "hello"
 
 
-def test_no_more_than_half_of_the_requests_wait_for_models(yard, pool):
+def test_at_most_half_of_the_requests_wait_for_models(yard, pool):
     models = {"one": yard.spec("one"), "two": mock_pipeline()}
     with running(models, max_requests=4, fleet=FleetSettings(load="use")) as server:
         yard.hold("one")
@@ -175,7 +175,7 @@ def test_no_more_than_half_of_the_requests_wait_for_models(yard, pool):
         assert [said(answer.result()) for answer in answers] == ["hello"] * 2
 
 
-def test_a_model_that_is_not_asked_for_a_while_is_unloaded_and_comes_back(yard):
+def test_an_idle_model_is_unloaded_and_loaded_again_on_use(yard):
     specs = {"kept": yard.spec("kept"), "idle": yard.spec("idle", idle_unload_s=0.05)}
     with served(specs) as server:
         assert said(ask(server, "kept")) == "hello"
@@ -188,14 +188,14 @@ def test_a_model_that_is_not_asked_for_a_while_is_unloaded_and_comes_back(yard):
         assert states(server)["kept"] == "ready"
 
 
-def test_models_that_are_loaded_at_the_start_leave_when_they_are_idle_too(yard):
+def test_models_loaded_at_startup_are_unloaded_when_idle(yard):
     with served({"one": yard.spec("one")}, load="start", idle_unload_s=0.05) as server:
         assert eventually(lambda: yard.num_loads["one"] and states(server)["one"] == "unloaded")
         assert server.get("/readyz").status_code == 200
         assert said(ask(server, "one")) == "hello"
 
 
-def test_a_model_that_is_found_to_be_too_large_is_refused_by_its_name(yard, caplog):
+def test_a_model_over_the_memory_budget_is_refused_by_name(yard, caplog):
     specs = {"large": yard.spec("large", 9, weigh=lambda: 9), "small": yard.spec("small", 2)}
     with served(specs, memory_budget_bytes=8) as server:
         assert said(ask(server, "small")) == "hello"
@@ -208,7 +208,7 @@ def test_a_model_that_is_found_to_be_too_large_is_refused_by_its_name(yard, capl
     )
 
 
-def test_a_model_that_cannot_be_weighed_has_failed(yard):
+def test_a_model_whose_size_cannot_be_estimated_fails(yard):
     def weigh():
         raise ConfigError("no such folder")
 
@@ -236,7 +236,7 @@ def test_conflicting_models_are_refused_before_any_is_loaded(yard, fields, messa
     assert not yard.num_loads
 
 
-def test_a_model_has_several_names_and_answers_by_the_one_that_was_used(yard):
+def test_a_model_answers_under_the_alias_of_the_request(yard):
     specs = {"one": yard.spec("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
     with served(specs) as server:
         for name in ("gpt-4o", "best/one", "one"):
@@ -257,7 +257,7 @@ def test_a_model_has_several_names_and_answers_by_the_one_that_was_used(yard):
     assert yard.num_loads == {"one": 1}
 
 
-def test_tokens_vectors_and_anthropics_api_load_a_model_too(yard):
+def test_tokenization_embeddings_and_anthropics_api_load_a_model(yard):
     bodies = {
         "/tokenize": {"model": "one", "prompt": "x"},
         "/v1/embeddings": {"model": "one", "input": "x"},
@@ -271,7 +271,7 @@ def test_tokens_vectors_and_anthropics_api_load_a_model_too(yard):
     assert yard.num_loads == {"one": 4}
 
 
-def test_an_answer_in_the_background_keeps_its_model(yard):
+def test_a_background_answer_keeps_its_model_loaded(yard):
     with served({"one": yard.spec("one")}, idle_unload_s=0.01) as server:
         body = {"model": "one", "input": SHORT, "background": True}
         told = server.post(body, "/v1/responses").json()

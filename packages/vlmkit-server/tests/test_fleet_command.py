@@ -27,7 +27,7 @@ def guides_config():
 
 
 @pytest.mark.posix
-def test_the_guides_config_and_commands_do_what_it_says(tmp_path):
+def test_the_config_and_commands_of_the_guide_work(tmp_path):
     (tmp_path / "vlmkit.toml").write_text(guides_config())
     arguments = ["serve", "--config", "vlmkit.toml", "--port", "0"]
     with process([sys.executable, "-m", "vlmkit", *arguments], tmp_path) as server:
@@ -54,7 +54,7 @@ def test_the_guides_config_and_commands_do_what_it_says(tmp_path):
 
 
 @pytest.mark.posix
-def test_a_model_larger_than_the_budget_is_refused_by_name_before_the_port_opens(tmp_path):
+def test_a_model_over_the_budget_is_refused_by_name_before_the_port_opens(tmp_path):
     config = guides_config().replace("16_000_000_000", "30_000_000_000")
     (tmp_path / "vlmkit.toml").write_text(config)
     done = subprocess.run(
@@ -75,7 +75,7 @@ def resident_bytes():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much this process has")
-def test_memory_of_a_model_that_is_unloaded_is_the_systems_again():
+def test_memory_of_an_unloaded_model_is_returned_to_the_system():
     size = 256 * MIB
 
     def load():

@@ -138,7 +138,7 @@ async def play(orders, world):
 
 @given(orders=st.lists(steps, max_size=40))
 @settings(max_examples=settings.default.max_examples // 5)
-def test_nothing_is_lost_no_request_ends_twice_and_the_budget_holds(orders):
+def test_no_request_is_lost_or_ended_twice_and_the_memory_budget_holds(orders):
     ends = Ends()
     yard = Yard(lambda: pipeline(ends))
     specs = {name: yard.spec(name, size) for name, size in SIZES.items()}

@@ -33,7 +33,7 @@ def num_running(replicas):
     return [runner.stats().num_running for runner in replicas.runners]
 
 
-def test_answers_come_whole_and_streamed_with_images_and_log_probabilities(replicas):
+def test_answers_of_a_foreign_runner_equal_those_of_a_pipeline(replicas):
     with running() as alone, running({"mock": replicas}) as server:
         parts = [image_part(picture()), {"type": "text", "text": "what?"}]
         body = {"model": "mock", "logprobs": True, "top_logprobs": 2}
@@ -47,7 +47,7 @@ def test_answers_come_whole_and_streamed_with_images_and_log_probabilities(repli
         assert [model | {"created": 0} for model in models] == [models[0] | {"created": 0}] * 2
 
 
-def test_two_clients_have_an_engine_each_and_who_goes_away_frees_theirs(replicas):
+def test_two_requests_use_two_engines_and_a_disconnect_frees_one(replicas):
     with running({"mock": replicas}) as server:
         one = server.connect(chat(ENDLESS, stream=True))
         assert eventually(lambda: num_running(replicas) == [1, 0])
@@ -61,7 +61,7 @@ def test_two_clients_have_an_engine_each_and_who_goes_away_frees_theirs(replicas
         assert eventually(server.is_idle)
 
 
-def test_a_failure_of_one_ends_its_answers_and_no_others(replicas):
+def test_an_engine_failure_ends_only_its_own_answers(replicas):
     with running({"mock": replicas}) as server:
         answer = stream(server, ENDLESS)
         next(answer)
@@ -80,7 +80,7 @@ def test_a_failure_of_one_ends_its_answers_and_no_others(replicas):
         assert server.post(chat("hello")).json()["error"]["code"] == "model_failed"
 
 
-def test_the_failure_of_the_last_one_ends_the_server(replicas):
+def test_the_failure_of_the_last_engine_ends_the_server(replicas):
     for runner in replicas.runners:
         with pytest.raises(EngineError):
             vlmkit.Model(runner).generate(CRASH)
@@ -88,7 +88,7 @@ def test_the_failure_of_the_last_one_ends_the_server(replicas):
         serve({"one": replicas}, ServerSettings(port=0))
 
 
-def test_requests_are_refused_when_all_runners_are_full():
+def test_requests_are_refused_when_all_engines_are_full():
     replicas = Replicas([mock_pipeline(max_sequences=1, max_waiting=1) for _ in range(2)])
     with running({"mock": replicas}) as server:
         held: list[socket.socket] = []
@@ -107,7 +107,7 @@ def num_open_at(runner):
     return stats.num_running + stats.num_waiting
 
 
-def test_a_loader_may_give_a_model_whose_failure_ends_the_server():
+def test_a_loader_may_return_a_model_whose_failure_ends_the_server():
     model = vlmkit.load("mock")
     settled = []
 
@@ -123,7 +123,7 @@ def test_a_loader_may_give_a_model_whose_failure_ends_the_server():
     assert gc.get_freeze_count() == 0
 
 
-def test_a_server_takes_a_model_for_its_runner():
+def test_a_server_accepts_a_model_in_place_of_its_runner():
     with vlmkit.load("mock") as model:
         app = create_app({"mock": model})
         assert app.asgi_handler._app._service.models["mock"].runner is model.runner

@@ -41,7 +41,7 @@ def form_of(**fields):
          JsonObject()),
     ],
 )  # fmt: skip
-def test_each_way_to_ask_for_a_form_is_the_constraint_that_it_means(fields, field, constraint):
+def test_each_constraint_field_is_converted_to_its_constraint(fields, field, constraint):
     assert form_of(**fields) == (field, constraint)
 
 
@@ -55,7 +55,7 @@ def test_each_way_to_ask_for_a_form_is_the_constraint_that_it_means(fields, fiel
         {"structured_outputs": {"json_object": False}},
     ],
 )
-def test_an_answer_that_may_be_any_text_has_no_form(fields):
+def test_fields_without_restriction_have_no_constraint(fields):
     assert form_of(**fields) is None
 
 
@@ -73,7 +73,7 @@ def test_an_answer_that_may_be_any_text_has_no_form(fields):
         ({"guided_regex": "x" * 70_000}, "guided_regex"),
     ],
 )  # fmt: skip
-def test_a_form_that_makes_no_sense_is_refused_by_the_name_of_its_field(fields, param):
+def test_an_invalid_constraint_is_refused_by_field_name(fields, param):
     with pytest.raises(RequestError) as caught:
         form_of(**fields)
     assert caught.value.param == param
@@ -88,7 +88,7 @@ def test_a_schema_that_cannot_be_decoded_is_refused(schema):
 
 
 @pytest.mark.parametrize("field", ["guided_json", "structured_outputs", "response_format"])
-def test_a_schema_that_is_too_long_is_refused_before_it_is_decoded(field, monkeypatch):
+def test_a_schema_over_the_length_limit_is_refused_before_decoding(field, monkeypatch):
     schema = {"properties": {f"key {number}": {} for number in range(50_000)}}
     held = {
         "guided_json": schema,
@@ -111,13 +111,13 @@ def test_a_schema_that_is_too_long_is_refused_before_it_is_decoded(field, monkey
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ],
 )
-def test_a_form_of_another_kind_is_refused_by_name(server, fields, param):
+def test_an_unsupported_constraint_field_is_refused_by_name(server, fields, param):
     refused = server.post(chat(**fields))
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("fields", [{"response_format": NAMED}, {"guided_choice": ["a"]}])
-def test_without_a_plugin_for_it_a_form_is_refused_with_what_to_install(server, fields):
+def test_a_constraint_without_a_compiler_is_refused_with_what_to_install(server, fields):
     refused = server.post(chat(**fields))
     assert refused.status_code == 400
     error = refused.json()["error"]
@@ -125,7 +125,7 @@ def test_without_a_plugin_for_it_a_form_is_refused_with_what_to_install(server, 
     assert "install vlmkit-guidance" in error["message"]
 
 
-def test_an_answer_keeps_to_its_form():
+def test_an_answer_matches_its_constraint():
     with (
         mock_pipeline(constraint=SpellingCompiler) as pipeline,
         running({"mock": pipeline}) as server,
@@ -163,7 +163,7 @@ class BreakingCompiler(SpellingCompiler):
     matcher = Breaks
 
 
-def test_a_constraint_that_fails_ends_its_request_alone_whole_or_streamed():
+def test_a_failing_constraint_ends_only_its_own_request():
     with (
         mock_pipeline(constraint=BreakingCompiler) as pipeline,
         running({"mock": pipeline}) as server,

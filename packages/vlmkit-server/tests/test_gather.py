@@ -47,12 +47,12 @@ def told(way, *items):
 
 
 @pytest.mark.parametrize("way", [gather, in_order])
-def test_results_are_in_the_order_of_the_items(way):
+def test_results_have_the_order_of_the_items(way):
     assert told(way, "late a", "b", "c")[0] == ["LATE A", "B", "C"]
     assert told(way)[0] == []
 
 
-def test_the_first_that_fails_ends_all_others():
+def test_the_first_error_cancels_all_other_items():
     found, work = told(gather, "endless", "fails", "endless too", "fails")
     assert found == "fails"
     assert set(work.left) >= {"endless", "endless too"}
@@ -63,7 +63,7 @@ def test_of_simultaneous_errors_the_first_is_raised():
 
 
 @pytest.mark.parametrize(("way", "expected"), [(gather, "2 fails"), (in_order, "late 1 fails")])
-def test_a_late_error_is_raised_where_the_order_counts(way, expected):
+def test_a_later_item_may_fail_first_unless_the_order_counts(way, expected):
     assert told(way, "late 1 fails", "2 fails")[0] == expected
 
 

@@ -66,7 +66,7 @@ def streamed(server, body):
         shown(picture(5, 4)) | {"cache_salt": "mine", "max_tokens": 9, "ignore_eos": True},
     ],
 )
-def test_a_rendered_conversation_has_its_answer_token_for_token(server, body):
+def test_a_rendered_conversation_has_the_answer_of_its_chat_token_for_token(server, body):
     answer = server.post(body | {"return_token_ids": True}).json()
     done = generated(server, rendered(server, body), **{"x-vlmkit-strict": "1"})
     for made, choice in zip(done["choices"], answer["choices"], strict=True):
@@ -79,7 +79,7 @@ def test_a_rendered_conversation_has_its_answer_token_for_token(server, body):
     assert each[0] == each[1]
 
 
-def test_a_rendered_form_is_kept_to():
+def test_a_rendered_constraint_is_enforced():
     pipeline = mock_pipeline(constraint=SpellingCompiler)
     with running({"mock": pipeline}, allow_generate=True) as server:
         body = chat("which?", guided_choice=["tree", "trunk"])
@@ -88,7 +88,7 @@ def test_a_rendered_form_is_kept_to():
         assert bytes(i for i in ids if i < v.NUM_BYTES).decode() == said != "which?"
 
 
-def test_the_answer_streams_as_it_is_whole(server):
+def test_a_streamed_answer_equals_the_whole_answer(server):
     body = rendered(server, shown(picture()) | {"n": 2, "logprobs": True, "top_logprobs": 2})
     whole = generated(server, body)
     events = streamed(server, body | {"stream_options": {"include_usage": True}})
@@ -105,7 +105,7 @@ def test_the_answer_streams_as_it_is_whole(server):
     assert {event["request_id"] for event in events} == {body["request_id"]}
 
 
-def test_log_probabilities_are_told_of_every_token_by_its_id(server):
+def test_logprobs_name_each_token_by_its_id(server):
     made = rendered(server, chat("né", logprobs=True, top_logprobs=1))
     (choice,) = generated(server, made)["choices"]
     content = choice["logprobs"]["content"]
@@ -118,7 +118,7 @@ def test_log_probabilities_are_told_of_every_token_by_its_id(server):
     assert generated(server, made | {"sampling_params": {}})["choices"][0]["logprobs"] is None
 
 
-def test_a_prompt_has_the_log_probabilities_that_its_chat_has(server):
+def test_a_prompt_has_the_logprobs_of_its_chat(server):
     body = shown(picture()) | {"prompt_logprobs": 1}
     expected = server.post(body).json()["prompt_logprobs"]
     made = rendered(server, body)
@@ -127,7 +127,7 @@ def test_a_prompt_has_the_log_probabilities_that_its_chat_has(server):
     assert "prompt_logprobs" not in generated(server, rendered(server, chat()))
 
 
-def test_tokens_alone_are_enough_and_control_tokens_are_tokens(server):
+def test_token_ids_suffice_and_may_include_control_tokens(server):
     ids = [v.BEGIN, v.USER, *b"hi", v.END, v.ASSISTANT]
     done = generated(server, {"token_ids": ids})
     assert done["choices"][0]["token_ids"] == [*b"hi", v.END]
@@ -136,7 +136,7 @@ def test_tokens_alone_are_enough_and_control_tokens_are_tokens(server):
     assert generated(server, {"token_ids": ids, "sampling_params": {"top_k": -1}})["choices"]
 
 
-def test_prefixes_and_pictures_are_shared_with_chats_and_with_no_other_salt(server):
+def test_caches_are_shared_with_chats_of_the_same_salt(server):
     body = shown(picture(33, 21), text="a rather long question " * 3)
     server.post(body)
     made = rendered(server, body)
@@ -203,7 +203,7 @@ def changed(made, **features):
         (lambda m: m | {"request_id": "a b"}, "request_id"),
     ],
 )  # fmt: skip
-def test_what_no_conversation_could_be_is_refused_by_name_and_harms_nobody(server, change, param):
+def test_an_impossible_prompt_is_refused_by_name_and_breaks_nothing(server, change, param):
     made = rendered(server, shown(picture(), picture(40, 30)))
     error = refusal(server, change(made))
     assert error["param"] == param
@@ -211,13 +211,13 @@ def test_what_no_conversation_could_be_is_refused_by_name_and_harms_nobody(serve
     assert eventually(server.is_idle)
 
 
-def test_a_digest_without_its_picture_shows_nothing(server):
+def test_an_image_digest_without_its_image_is_refused(server):
     made = rendered(server, shown(picture()))
     del made["features"]["image_urls"]
     assert refusal(server, made)["param"] == "features.image_urls"
 
 
-def test_a_model_without_eyes_takes_tokens_alone():
+def test_a_text_model_accepts_tokens_but_no_images():
     blind = {"mock": mock_pipeline(takes_images=False)}
     with running(blind, allow_generate=True) as server:
         assert generated(server, rendered(server, chat()))["choices"]
@@ -227,14 +227,14 @@ def test_a_model_without_eyes_takes_tokens_alone():
         assert refusal(server, body)["param"] == "features.image_urls"
 
 
-def test_nobody_is_answered_unless_the_operator_opened_it():
+def test_the_route_is_not_found_unless_the_operator_allows_it():
     with running() as server:
         answer = server.post({"token_ids": [65]}, PATH)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
         assert PATH not in server.get("/v1/capabilities").json()["models"][0]["endpoints"]
 
 
-def test_capabilities_tell_of_it_where_it_is_open(server):
+def test_capabilities_list_the_route_where_it_is_allowed(server):
     endpoint = server.get("/v1/capabilities").json()["models"][0]["endpoints"][PATH]
     refused = {"ec_transfer_params", "kv_transfer_params"}
     assert refused <= set(endpoint["refused"])
@@ -242,7 +242,7 @@ def test_capabilities_tell_of_it_where_it_is_open(server):
     assert {"sampling_params.top_a", "features.kwargs_data"} <= set(endpoint["refused"])
 
 
-def test_a_reader_that_leaves_ends_the_request(server):
+def test_a_disconnect_from_a_stream_aborts_the_request(server):
     body = {"token_ids": [*scripted(text="x", tokens=10_000, latency_s=0.01).encode()]}
     connection = server.connect(body | {"stream": True}, path=PATH)
     assert b"token_ids" in connection.recv(4096) + connection.recv(4096)
@@ -250,7 +250,7 @@ def test_a_reader_that_leaves_ends_the_request(server):
     assert eventually(server.is_idle)
 
 
-def test_a_failure_in_the_stream_is_its_last_event(server):
+def test_an_engine_error_is_the_last_event_of_a_stream(server):
     body = {"token_ids": [*scripted(text="xyz", fail_at_token=2).encode()], "stream": True}
     text = server.post(body, PATH).text
     assert "[DONE]" not in text

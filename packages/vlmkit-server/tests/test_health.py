@@ -40,7 +40,7 @@ def test_a_server_answers_while_its_models_load():
             assert server.post(chat() | {"model": "late"}).status_code == 200
 
 
-def test_a_full_queue_is_said_to_load_balancers_and_to_clients():
+def test_a_full_queue_is_reported_by_readyz_and_refuses_requests():
     pipeline = mock_pipeline(max_sequences=1, max_waiting=1)
     with running({"mock": pipeline}) as server:
         text = scripted(text="x", tokens=4000, latency_s=0.01)
@@ -59,7 +59,7 @@ def test_a_full_queue_is_said_to_load_balancers_and_to_clients():
         assert eventually(lambda: server.get("/readyz").status_code == 200)
 
 
-def test_requests_over_the_limit_are_refused():
+def test_requests_over_the_request_limit_are_refused():
     with running(max_requests=1) as server:
         first = server.connect(chat(scripted(text="x", tokens=4000, latency_s=0.01), stream=True))
         assert eventually(lambda: server.runner().stats().num_running == 1)
@@ -71,21 +71,21 @@ def test_requests_over_the_limit_are_refused():
         assert server.post(chat()).status_code == 200
 
 
-def test_bodies_have_a_bound_together():
+def test_the_total_size_of_pending_bodies_is_limited():
     with running(max_pending_body_bytes=500) as server:
         assert server.post(chat()).status_code == 200
         refused = server.post(chat("x" * 500))
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
 
 
-def test_an_engine_that_breaks_fails_its_requests_without_its_own_words():
+def test_an_engine_crash_fails_its_requests_without_the_engines_error_text():
     with running() as server:
         broken = server.post(chat(scripted(text="abc", crash_at_token=1)))
         assert (broken.status_code, broken.json()["error"]["code"]) == (503, "model_failed")
         assert "crash" not in broken.text
 
 
-def test_a_pipeline_whose_loop_is_gone_is_not_ready():
+def test_a_closed_pipeline_is_not_ready():
     pipeline = mock_pipeline()
     with running({"mock": pipeline}) as server:
         pipeline.close()
@@ -95,7 +95,7 @@ def test_a_pipeline_whose_loop_is_gone_is_not_ready():
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_failed")
 
 
-def test_liveness_is_answered_while_a_large_picture_is_decoded(server):
+def test_liveness_is_answered_while_a_large_image_is_decoded(server):
     parts = [image_part(picture(8000, 6000, kind="JPEG"))]
     body = {"model": "mock", "messages": [{"role": "user", "content": parts}]}
     num_answers = 0
@@ -110,7 +110,7 @@ def test_liveness_is_answered_while_a_large_picture_is_decoded(server):
     assert num_answers > 5
 
 
-def test_a_loader_that_fails_ends_a_server_that_has_no_other_model_with_its_error():
+def test_a_load_error_of_the_only_model_ends_the_server():
     def load():
         raise CheckpointError("no such model")
 

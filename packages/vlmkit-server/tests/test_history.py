@@ -19,7 +19,7 @@ def prompt_tokens(server, *messages):
     return answer.usage.prompt_tokens
 
 
-def test_a_call_and_its_result_are_read_by_the_model(server):
+def test_an_earlier_tool_call_and_its_result_are_in_the_prompt(server):
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     without = prompt_tokens(server, ASKED, {"role": "assistant", "content": ""}, ASKED)
     marks = 2
@@ -31,7 +31,7 @@ def test_a_call_and_its_result_are_read_by_the_model(server):
     )
 
 
-def test_a_thought_is_read_by_the_model(server):
+def test_earlier_reasoning_is_in_the_prompt(server):
     said = {"role": "assistant", "content": "fine"}
     thought = said | {"reasoning_content": "let me see"}
     marks = 2
@@ -40,7 +40,7 @@ def test_a_thought_is_read_by_the_model(server):
     )
 
 
-def test_an_answer_that_thought_can_be_sent_back_as_it_came(server):
+def test_an_answer_with_reasoning_can_be_sent_back_unchanged(server):
     client = server.client()
     asked = {"role": "user", "content": scripted(text="so", reasoning="why")}
     first = client.chat.completions.create(model="mock", messages=[asked])
@@ -53,7 +53,7 @@ def test_an_answer_that_thought_can_be_sent_back_as_it_came(server):
 
 
 @pytest.mark.parametrize("field", ["name", "arguments", "reasoning_content"])
-def test_long_texts_count_wherever_they_stand(server, field):
+def test_long_texts_count_in_every_field_of_a_message(server, field):
     long = "x" * 3_000_000
     message = {"role": "assistant", "content": "hi"}
     if field == "reasoning_content":
@@ -67,7 +67,7 @@ def test_long_texts_count_wherever_they_stand(server, field):
     assert code == ("invalid_request" if field == "name" else "context_length_exceeded")
 
 
-def test_ids_count_as_text(server):
+def test_tool_call_ids_count_as_text(server):
     calls = [CALL | {"id": f"{number:0512d}"} for number in range(1024)]
     said = [{"role": "assistant", "tool_calls": calls}] * 6
     refused = server.post({"model": "mock", "messages": [ASKED, *said]})
@@ -85,14 +85,14 @@ def test_ids_count_as_text(server):
          "messages[1].tool_calls[0].function.arguments"),
     ],
 )  # fmt: skip
-def test_an_earlier_answer_that_is_wrong_is_refused_with_its_place(server, message, param):
+def test_an_invalid_earlier_answer_is_refused_with_its_location(server, message, param):
     refused = server.post({"model": "mock", "messages": [ASKED, {"role": "assistant", **message}]})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
     assert "secret" not in refused.text
 
 
-def test_the_index_of_a_call_that_was_streamed_says_nothing(server):
+def test_the_index_of_a_streamed_tool_call_is_reported_as_ignored(server):
     message = {"role": "assistant", "tool_calls": [CALL | {"index": 0}]}
     answer = server.post({"model": "mock", "messages": [ASKED, message, RESULT]})
     assert answer.status_code == 200

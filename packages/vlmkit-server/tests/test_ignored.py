@@ -93,13 +93,13 @@ def ignored(answer):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_clients_send_besides_is_answered_and_named(server, body, names, stream):
+def test_fields_that_client_libraries_add_are_ignored_and_reported(server, body, names, stream):
     if not stream and "stream_options" in body:
         return
     assert ignored(server.post(body | {"stream": stream})) == names
 
 
-def test_what_is_ignored_changes_no_answer(server):
+def test_ignored_fields_do_not_change_the_answer(server):
     with_names = server.post(AUTOGEN).json()["choices"]
     plain = json.loads(json.dumps(AUTOGEN))
     for message in plain["messages"]:
@@ -107,7 +107,7 @@ def test_what_is_ignored_changes_no_answer(server):
     assert server.post(plain).json()["choices"] == with_names
 
 
-def test_the_official_client_sees_what_had_no_effect(server):
+def test_the_official_client_sees_the_header_of_ignored_fields(server):
     part = image_part(picture())
     part["image_url"]["alt"] = "a picture"
     messages = [{"role": "user", "name": "bob", "content": [part]}]
@@ -127,7 +127,7 @@ WISHES = {
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_a_wish_that_changes_no_answer_is_answered_and_named(server, path):
+def test_optional_openai_fields_without_effect_are_reported(server, path):
     is_chat = path == "/v1/chat/completions"
     asked = chat() if is_chat else {"model": "mock", "input": "hello"}
     wishes = WISHES | {"store": True} if is_chat else WISHES
@@ -140,7 +140,7 @@ def test_a_wish_that_changes_no_answer_is_answered_and_named(server, path):
 
 
 @pytest.mark.parametrize("key", ["refusal", "audio", "function_call"])
-def test_a_part_of_an_answer_that_the_model_would_not_see_is_refused(server, key):
+def test_a_message_field_that_the_model_would_not_see_is_refused(server, key):
     said = {"role": "assistant", "content": "x", key: [{"id": "1"}]}
     body = chat() | {"messages": [said]}
     error = server.post(body).json()["error"]
@@ -150,7 +150,7 @@ def test_a_part_of_an_answer_that_the_model_would_not_see_is_refused(server, key
 @pytest.mark.parametrize(
     "name", ["a\r\nset-cookie: a=b", "a b", "<script>", "é", "a,b", "x" * 65, "\x00"]
 )
-def test_no_header_holds_more_than_names(server, name):
+def test_the_header_never_contains_an_unsafe_name(server, name):
     for body in (
         chat(**{name: 1}),
         chat() | {"messages": [{"role": "user", "content": "x", name: 1}]},
@@ -163,7 +163,7 @@ def test_no_header_holds_more_than_names(server, name):
 @settings(max_examples=30)
 # No text behind zeros is nearly the name of a field, which would be rejected.
 @given(st.dictionaries(st.text(max_size=80).map("_000{}".format), st.just(1), max_size=60))
-def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
+def test_the_header_is_bounded_and_sorted(server, keys):
     names = (ignored(server.post(keys | chat())) or "").split(", ")
     assert len(names) <= 17
     assert names == sorted(names)
@@ -175,7 +175,7 @@ LONG = st.text(alphabet='x"\\\\é\n', max_size=6).map(lambda text: text + "x" * 
 
 @settings(max_examples=100)
 @given(st.lists(LONG, min_size=1, max_size=3), st.booleans())
-def test_keys_around_long_texts_are_found_and_those_inside_are_none(texts, is_ascii):
+def test_keys_beside_long_texts_are_found_and_text_content_is_not_a_key(texts, is_ascii):
     parts = [{"type": "text", "text": text, "mark": text} for text in texts]
     parts.append({"type": "image_url", "image_url": {"url": texts[0], "alt": "low"}})
     body = {"x": texts, "messages": [{"role": "user", "content": parts, "name": "n"}], "model": "m"}
@@ -184,13 +184,13 @@ def test_keys_around_long_texts_are_found_and_those_inside_are_none(texts, is_as
     assert names == {"x", *(f"messages.{name}" for name in inner)}
 
 
-def test_more_keys_than_anybody_needs_are_refused(server):
+def test_too_many_unknown_keys_are_refused(server):
     refused = server.post(chat(**{f"key{n}": 1 for n in range(70_000)}))
     assert refused.status_code == 400
     assert "more than 65536 keys" in refused.json()["error"]["message"]
 
 
-def test_the_operator_sees_how_often_and_clients_choose_no_name_of_a_counter():
+def test_ignored_fields_are_counted_under_known_names_only():
     with running() as server:
         assert server.get("/readyz").json()["num_ignored"] == {}
         server.post(AUTOGEN)
@@ -207,7 +207,7 @@ def test_the_operator_sees_how_often_and_clients_choose_no_name_of_a_counter():
     [(AUTOGEN, "messages.name"), (chat(**{"a b": 1}), None), (chat(b=1, a=1), "a")],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_wants_nothing_ignored_says_so(server, body, param, stream):
+def test_the_strict_header_refuses_ignored_fields(server, body, param, stream):
     refused = server.post(body | {"stream": stream}, headers=STRICT)
     assert refused.status_code == 400
     error = refused.json()["error"]
@@ -216,7 +216,7 @@ def test_who_wants_nothing_ignored_says_so(server, body, param, stream):
     assert ignored(server.post(body, headers={"x-vlmkit-strict": "0"}))
 
 
-def test_an_operator_may_have_keys_refused_or_ignored_that_nothing_uses():
+def test_an_operator_can_refuse_or_silently_ignore_unknown_fields():
     with running(unknown_fields="refuse") as server:
         refused = server.post(AUTOGEN, headers={"x-vlmkit-strict": "0"})
         assert refused.status_code == 400
@@ -229,7 +229,7 @@ def test_an_operator_may_have_keys_refused_or_ignored_that_nothing_uses():
         assert server.post(AUTOGEN, headers=STRICT).status_code == 400
 
 
-def test_the_official_client_may_want_nothing_ignored(server):
+def test_the_official_client_can_send_the_strict_header(server):
     client = server.client()
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(

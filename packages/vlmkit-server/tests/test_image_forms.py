@@ -33,13 +33,13 @@ def said(answer):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_image_is_shown_in_any_form(server, form):
+def test_an_image_is_accepted_in_each_form(server, form):
     part = {"type": "image_url", "image_url": FORMS[form]}
     assert said(asked(server, {"content": [part]})).startswith("image 1: 9x7")
 
 
 @pytest.mark.parametrize("text", [CONTENT, URL, LINES])
-def test_listed_images_come_before_what_is_said(server, text):
+def test_images_of_a_message_precede_its_content(server, text):
     part = {"type": "image_url", "image_url": {"url": picture(8, 8)}}
     answer = said(asked(server, {"content": [part], "images": [text]}))
     assert answer.startswith("image 1: 9x7")
@@ -48,7 +48,7 @@ def test_listed_images_come_before_what_is_said(server, text):
 
 
 @pytest.mark.parametrize("url", ["malformed", CONTENT, "ftp://a/b.png", "file:///etc/passwd", ""])
-def test_what_is_no_url_of_an_image_is_refused_by_its_place(server, url):
+def test_an_invalid_image_url_is_refused_with_its_location(server, url):
     for image in (url, {"url": url}):
         part = {"type": "image_url", "image_url": image}
         error = asked(server, {"content": [part]}).json()["error"]
@@ -58,12 +58,12 @@ def test_what_is_no_url_of_an_image_is_refused_by_its_place(server, url):
 
 
 @pytest.mark.parametrize("text", ["%%%", "QUJD", ""])
-def test_a_listed_image_that_is_none_is_refused_by_its_place(server, text):
+def test_an_invalid_image_of_the_images_field_is_refused_with_its_location(server, text):
     error = asked(server, {"content": "so", "images": [CONTENT, text]}).json()["error"]
     assert (error["param"], error["code"]) == ("messages[0].images[1]", "invalid_image")
 
 
-def test_an_image_of_anthropics_api_may_have_lines_and_be_called_jpg(server):
+def test_an_image_of_anthropics_api_may_have_line_breaks_and_type_jpg(server):
     source = {"type": "base64", "media_type": "image/jpg", "data": LINES}
     body = {
         "model": "mock",

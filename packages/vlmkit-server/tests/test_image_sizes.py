@@ -59,28 +59,28 @@ def refused(server: Running, *parts, **fields):
 @pytest.mark.parametrize(
     ("detail", "num_tokens"), [("auto", 4), ("high", 4), ("original", 4), ("low", 2), (None, 4)]
 )
-def test_a_detail_is_as_many_tokens_as_the_operator_says(sized, detail, num_tokens):
+def test_the_operator_sets_the_token_count_of_a_detail(sized, detail, num_tokens):
     answer = sized.post(shown(part(detail=detail)))
 
     assert tokens(sized, part(detail=detail)) == [num_tokens]
     assert IGNORED not in answer.headers
 
 
-def test_an_operator_may_bound_what_is_shown_unless_somebody_asks_for_more():
+def test_the_operators_token_limit_applies_unless_the_request_asks_for_more():
     settings = PipelineSettings(image_tokens=ImageTokens(auto=2, high=3))
     with running({"mock": mock_pipeline(settings=settings)}) as server:
         parts = [part(detail=detail) for detail in ("auto", "high", "low", None)]
         assert tokens(server, *parts) == [2, 3, 4, 2]
 
 
-def test_images_have_no_more_tokens_than_the_request_allows(sized):
+def test_max_image_tokens_limits_the_tokens_of_each_image(sized):
     pictures = [part(), part(detail="low"), part(max_image_tokens=3), part(max_image_tokens=1)]
 
     assert tokens(sized, *pictures, max_image_tokens=2) == [2, 2, 3, 1]
     assert tokens(sized, part(), max_image_tokens=500) == [4]
 
 
-def test_what_cannot_be_made_so_small_is_refused_with_the_least_that_can(sized):
+def test_an_image_that_needs_more_tokens_is_refused_with_the_minimum(sized):
     strip = part((50, 6))
     answer = sized.post(shown(part(), strip, max_image_tokens=1))
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_made_so_small_is_refused_with_the_least_that_can(sized):
     assert tokens(sized, part((50, 6), detail="low"), part(max_image_tokens=1)) == [2, 1]
 
 
-def test_limits_of_the_models_processor_are_taken_by_its_names_or_refused(sized):
+def test_mm_processor_kwargs_of_the_model_are_supported_and_others_refused(sized):
     assert tokens(sized, part(), mm_processor_kwargs={"max_dynamic_patch": 3}) == [3]
     assert tokens(sized, part(), mm_processor_kwargs={}) == [4]
     for limits in ({"max_dynamic_patch": 5}, {"max_dynamic_patch": "3"}, {"secret": 1}):
@@ -125,7 +125,7 @@ def test_per_image_fields_of_the_wrong_kind_are_refused_by_name(sized):
     assert other[0] == "messages.content.image_url.max_dynamic_patch"
 
 
-def test_one_picture_at_two_details_is_never_mixed_up(sized):
+def test_caches_never_mix_two_details_of_one_image(sized):
     """Neither by the cache of features nor by that of prefixes, in whatever order they come."""
     salt = {"cache_salt": "details"}
     said = {}
@@ -144,7 +144,7 @@ def test_one_picture_at_two_details_is_never_mixed_up(sized):
     assert [line.split()[2] for line in lines[:2]] == ["20x15", "40x30"]
 
 
-def test_all_routes_with_images_take_the_fields(sized):
+def test_all_routes_with_images_support_the_fields(sized):
     say = [{"role": "user", "content": [part()]}]
     body = {"model": "mock", "messages": say, "max_image_tokens": 2}
     counted = sized.post(body, "/tokenize").json()
@@ -156,7 +156,7 @@ def test_all_routes_with_images_take_the_fields(sized):
     assert rendered["images"][0]["num_tokens"] == 2
 
 
-def test_anthropics_api_takes_the_fields(sized):
+def test_anthropics_api_supports_the_fields(sized):
     source = {"type": "base64", "media_type": "image/png", "data": picture().partition(",")[2]}
     say = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     body = {"model": "mock", "messages": say, "max_tokens": 20}
@@ -169,7 +169,7 @@ def test_anthropics_api_takes_the_fields(sized):
     assert counted["input_tokens"] == plain["input_tokens"] - 2
 
 
-def test_a_model_with_one_size_tells_that_a_detail_means_nothing(one_size):
+def test_a_model_with_one_image_size_reports_detail_as_ignored(one_size):
     for path in ("/v1/chat/completions", "/tokenize", "/v1/embeddings"):
         answer = one_size.post(shown(part(detail="low")), path)
         assert answer.status_code == 200
@@ -181,7 +181,7 @@ def test_a_model_with_one_size_tells_that_a_detail_means_nothing(one_size):
     assert strict.json()["error"]["param"] == "messages.content.image_url.detail"
 
 
-def test_a_model_with_one_size_tells_so_in_the_responses_api(one_size):
+def test_a_model_with_one_image_size_reports_detail_in_the_responses_api(one_size):
     image = {"type": "input_image", "image_url": picture(), "detail": "low"}
     body = {"model": "mock", "input": [{"role": "user", "content": [image]}]}
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
@@ -189,14 +189,14 @@ def test_a_model_with_one_size_tells_so_in_the_responses_api(one_size):
         assert (answer.status_code, answer.headers[IGNORED]) == (200, "input.content.detail")
 
 
-def test_a_model_with_one_size_refuses_limits_by_name(one_size):
+def test_a_model_with_one_image_size_refuses_processor_limits_by_name(one_size):
     limits = {"mm_processor_kwargs": {"max_dynamic_patch": 2}}
 
     assert refused(one_size, part(), **limits) == ("mm_processor_kwargs", "unsupported_parameter")
     assert one_size.post(chat(**limits)).status_code == 200, "there is no image"
 
 
-def test_capabilities_say_what_of_it_a_model_takes(sized, one_size):
+def test_capabilities_list_the_size_fields_that_a_model_supports(sized, one_size):
     for server, is_taken in ((sized, True), (one_size, False)):
         (model,) = server.get("/v1/capabilities").json()["models"]
         endpoint = model["endpoints"]["/v1/chat/completions"]
@@ -205,7 +205,7 @@ def test_capabilities_say_what_of_it_a_model_takes(sized, one_size):
         assert ("mm_processor_kwargs" in endpoint["refused"]) != is_taken
 
 
-def test_the_official_client_may_tell_a_detail(sized):
+def test_the_official_client_can_set_a_detail(sized):
     answer = sized.client().chat.completions.create(
         model="mock",
         messages=[{"role": "user", "content": [part(detail="low"), image_part(picture())]}],

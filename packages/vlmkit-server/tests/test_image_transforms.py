@@ -64,7 +64,7 @@ def test_the_transform_of_each_image_is_in_the_answer(fresh):
     assert second["transform"]["upright_size"] == [20, 40]
 
 
-def test_an_image_that_was_there_is_cached_and_one_of_another_size_is_not(fresh):
+def test_a_repeated_image_is_cached_and_one_of_another_size_is_not(fresh):
     picture = url(64, 48, color="navy")
     seen = [told(fresh, picture), told(fresh, picture)]
     other = told(fresh, picture, url(48, 64, color="navy"))
@@ -76,13 +76,13 @@ def test_an_image_that_was_there_is_cached_and_one_of_another_size_is_not(fresh)
     assert [image["cached"] for image in told(fresh, picture, cache_salt="own")] == [False]
 
 
-def test_one_picture_shown_twice_in_a_request_is_encoded_for_both(fresh):
+def test_an_image_twice_in_one_request_is_reported_as_not_cached(fresh):
     picture = url(32, 24, color="gold")
     assert [image["cached"] for image in told(fresh, picture, picture)] == [False, False]
 
 
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
-def test_a_stream_tells_it_in_its_last_event(fresh, options):
+def test_transforms_are_in_the_last_event_of_a_stream(fresh, options):
     picture = url(30, 24, color="pink" if options else "plum")
     stream = fresh.client().chat.completions.create(
         model="mock",
@@ -100,7 +100,7 @@ def test_a_stream_tells_it_in_its_last_event(fresh, options):
     assert not any(hasattr(chunk, "image_transforms") for chunk in others)
 
 
-def test_nobody_who_does_not_ask_is_told(fresh):
+def test_transforms_are_absent_unless_requested(fresh):
     body = shown(url(20, 20), return_image_transforms=False)
     stream = fresh.post(body | {"stream": True})
 
@@ -108,10 +108,10 @@ def test_nobody_who_does_not_ask_is_told(fresh):
     assert "image_transforms" not in stream.text
 
 
-def test_a_conversation_without_images_has_none(fresh):
+def test_a_conversation_without_images_has_no_transforms(fresh):
     assert fresh.post(chat(**ASKING)).json()["image_transforms"] == []
 
 
-def test_of_several_choices_the_first_one_counts(fresh):
+def test_transforms_report_the_cache_state_of_the_first_choice(fresh):
     (image,) = told(fresh, url(28, 20, color="tan"), n=3)
     assert image["cached"] is False

@@ -119,7 +119,7 @@ def requests(headers):
     ]
 
 
-def test_pages_of_origins_that_are_listed_use_the_server_and_others_read_nothing(tmp_path):
+def test_pages_of_listed_origins_can_use_the_server_and_others_read_nothing(tmp_path):
     (headers,) = headers_of(tmp_path, "page")
     with site() as known, site() as unknown:
         keys = str(tmp_path / "keys.jsonl")

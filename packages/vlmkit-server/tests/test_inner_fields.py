@@ -139,20 +139,20 @@ def inner(action):
     ]
 
 
-def test_every_inner_row_is_tried_somewhere():
+def test_every_inner_field_is_tested():
     tried = {place for path in ANSWERING for place in actions(BODIES[path]) if "." in place}
     assert tried == {field for field in TABLE if "." in field}
 
 
 @pytest.mark.parametrize("path", ANSWERING)
-def test_a_body_with_all_objects_is_answered(server, path):
+def test_a_body_with_all_inner_objects_is_answered(server, path):
     answer = server.post(FULL[path], path)
     assert answer.status_code == 200, answer.text
     assert HEADER not in answer.headers
 
 
 @pytest.mark.parametrize(("path", "place"), inner("rejected"))
-def test_an_inner_field_that_is_rejected_is_named(server, path, place):
+def test_an_unsupported_inner_field_is_refused_by_name(server, path, place):
     without, body = bodies(path, place, OTHER)
     assert server.post(without, path).status_code == 200
     answer = server.post(body, path)
@@ -179,7 +179,7 @@ def test_an_inner_field_without_effect_is_reported_unless_it_is_neutral(
 
 
 @pytest.mark.parametrize(("path", "place"), [*zip((CHAT, RESPONSES), DETAILS, strict=True)])
-def test_a_detail_has_an_effect_where_the_model_has_sizes(server, monkeypatch, path, place):
+def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypatch, path, place):
     without, body = bodies(path, place, VALUES[place])
     with asked(server, monkeypatch) as requests:
         plain = seen(server, requests, without, path)
@@ -189,7 +189,7 @@ def test_a_detail_has_an_effect_where_the_model_has_sizes(server, monkeypatch, p
 
 
 @pytest.mark.parametrize(("path", "place"), inner("implemented"))
-def test_an_inner_field_that_is_implemented_has_an_effect(server, monkeypatch, path, place):
+def test_a_supported_inner_field_has_an_effect(server, monkeypatch, path, place):
     without, body = bodies(path, place, VALUES[place])
     with asked(server, monkeypatch) as requests:
         plain = seen(server, requests, without, path)
@@ -200,7 +200,7 @@ def test_an_inner_field_that_is_implemented_has_an_effect(server, monkeypatch, p
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_usage_so_far_is_in_each_event_if_asked_for(server, path):
+def test_usage_is_in_each_event_on_request(server, path):
     options = {"include_usage": True}
     body = FULL[path] | {"stream": True, "stream_options": options}
     plain = server.post(body, path).text.count('"total_tokens"')

@@ -11,7 +11,7 @@ LISTS = st.lists(st.lists(st.integers() | st.text() | st.none()))
 
 
 @given(LISTS, st.integers(1, 4), st.text())
-def test_holes_are_filled_in_their_order(lists, num_each, text):
+def test_placeholders_are_filled_in_order(lists, num_each, text):
     value = [text, *({text: json_pieces.HOLE} for _ in lists)]
     written = json_pieces.filled(value, [json_pieces.listed(each, num_each) for each in lists])
     assert json.loads(b"".join(written)) == [text, *({text: each} for each in lists)]
@@ -24,18 +24,18 @@ def test_drained_items_are_freed():
     assert [*taken, *items] == [2, 3, 4]
 
 
-def test_pieces_are_gathered_up_to_a_size_and_nothing_is_lost():
+def test_pieces_are_gathered_up_to_a_size_without_loss():
     source = iter([b"x" * (json_pieces.PIECE_BYTES - 1), b"y", b"z"])
     assert len(json_pieces.gathered(source)) == json_pieces.PIECE_BYTES
     assert (json_pieces.gathered(source), json_pieces.gathered(source)) == (b"z", b"")
 
 
-def test_nothing_is_begun_before_it_is_wanted():
+def test_encoding_starts_only_when_the_first_piece_is_read():
     written = json_pieces.deferred(lambda: [json.dumps(1 / 0).encode()])
     assert iter(written) is written
 
 
-def test_an_answer_without_a_reader_is_encoded_no_further(monkeypatch):
+def test_encoding_stops_while_the_client_does_not_read(monkeypatch):
     written = []
 
     def noted(source):

@@ -29,13 +29,13 @@ def command(capsys, *arguments):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_key_can_be_given_any_scope_that_a_route_asks_for(path, capsys, scope):
+def test_a_key_can_have_any_scope_of_a_route(path, capsys, scope):
     code, _, err = command(capsys, "add", "one", "--scope", scope, "--file", str(path))
     assert not code, err
     assert [key.scopes for key in read_lines(path)] == [(scope,)]
 
 
-def test_a_secret_is_shown_once_and_kept_nowhere(path, capsys):
+def test_a_secret_is_printed_once_and_stored_nowhere(path, capsys):
     code, out, err = command(capsys, "add", "reader", "--scope", "chat", "--file", str(path))
     secret, [key] = out.strip(), read_lines(path)
 
@@ -52,7 +52,7 @@ def test_a_secret_is_shown_once_and_kept_nowhere(path, capsys):
 
 
 @pytest.mark.posix
-def test_a_new_file_can_be_read_by_its_owner_alone(path):
+def test_a_new_keys_file_is_readable_by_its_owner_only(path):
     add_line(path, new_key("one", ("chat",))[0])
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -75,7 +75,7 @@ def test_keys_are_listed_with_their_state(path, capsys):
     assert command(capsys, "revoke", first, "--file", str(path))[0] == 2
 
 
-def test_the_file_of_the_config_is_meant_where_none_is_named(path, capsys):
+def test_the_keys_file_of_the_config_is_the_default(path, capsys):
     where = ["--set", f"server.keys_file={path}"]
     assert command(capsys, "add", "one", *where)[0] == 0
     assert len(read_lines(path)) == 1
@@ -85,12 +85,12 @@ def test_the_file_of_the_config_is_meant_where_none_is_named(path, capsys):
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 65, 'a"b', "a\nb", "a\n"])
-def test_a_name_that_logs_could_not_show_is_refused(path, capsys, name):
+def test_a_key_name_with_unprintable_characters_is_refused(path, capsys, name):
     assert command(capsys, "add", name, "--file", str(path))[0] == 2
     assert not path.exists()
 
 
-def test_keys_that_are_added_at_once_are_all_there(path):
+def test_keys_added_concurrently_are_all_stored(path):
     keys = [new_key(f"key{number}", ("chat",))[0] for number in range(40)]
     threads = [threading.Thread(target=add_line, args=(path, key)) for key in keys]
     for thread in threads:
@@ -102,7 +102,7 @@ def test_keys_that_are_added_at_once_are_all_there(path):
 
 
 @pytest.mark.posix
-def test_a_key_that_did_not_fit_takes_no_other_process_key_with_it(path, monkeypatch):
+def test_a_key_cut_off_by_a_full_disk_damages_no_key_of_another_process(path, monkeypatch):
     """Half a line is cut off when the disk is full: another's key must not stand behind it."""
     full, other = (new_key(name, ("chat",))[0] for name in ("full", "other"))
     add_line(path, new_key("first", ("chat",))[0])
@@ -132,7 +132,7 @@ def test_a_key_that_did_not_fit_takes_no_other_process_key_with_it(path, monkeyp
     assert [key.name for key in read_lines(path)] == ["first", "other"]
 
 
-def test_a_line_without_its_end_is_not_gone_on_with(path):
+def test_a_new_key_does_not_continue_a_line_without_newline(path):
     first, second = (new_key(name, ("chat",))[0] for name in ("one", "two"))
     path.write_bytes(msgspec.json.encode(first))  # an editor left the newline out
     add_line(path, second)
@@ -158,14 +158,14 @@ def test_an_invalid_line_is_reported_by_number_and_never_quoted(path):
         assert wrong not in str(caught.value)
 
 
-def test_nothing_is_appended_to_another_kind_of_file(path, capsys):
+def test_a_file_that_is_no_keys_file_is_not_changed(path, capsys):
     path.write_text("[server]\n")
 
     assert command(capsys, "add", "one", "--file", str(path))[0] == 2
     assert path.read_text() == "[server]\n"
 
 
-def test_a_revocation_counts_wherever_its_line_is(path):
+def test_a_revocation_is_valid_before_and_after_its_key(path):
     key, _ = new_key("one", ("chat",))
     for line in (Revoked(key.id, 1), key, key):
         add_line(path, line)

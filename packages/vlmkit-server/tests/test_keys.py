@@ -78,7 +78,7 @@ def bearer(secret):
     return {"authorization": f"Bearer {secret}"}
 
 
-def test_all_routes_but_liveness_and_the_start_page_ask_for_a_key_that_may(
+def test_each_route_except_liveness_and_start_page_requires_a_key_with_its_scope(
     guarded, key_file, secrets
 ):
     for (path, method), scope in product(routes(key_file), (None, *SCOPES)):
@@ -97,7 +97,7 @@ def test_all_routes_but_liveness_and_the_start_page_ask_for_a_key_that_may(
 
 
 @pytest.mark.parametrize("name", ["revoked", "expired"])
-def test_keys_that_ended_are_refused(guarded, secrets, name):
+def test_unknown_revoked_and_expired_keys_are_refused(guarded, secrets, name):
     answer = guarded.get("/version", headers=bearer(secrets[name]))
     assert answer.status_code == 401
     assert answer.json()["error"]["message"] == "this API key is unknown, revoked or expired"
@@ -114,7 +114,7 @@ def test_keys_that_ended_are_refused(guarded, secrets, name):
         {"authorization": "Bearer " + "x" * 10_000},
     ],
 )
-def test_a_refusal_says_how_to_ask_and_repeats_nothing(guarded, headers):
+def test_a_refusal_asks_for_a_bearer_key_and_does_not_repeat_the_sent_key(guarded, headers):
     answer = guarded.get("/version", headers=headers)
 
     assert answer.status_code == 401
@@ -124,7 +124,7 @@ def test_a_refusal_says_how_to_ask_and_repeats_nothing(guarded, headers):
     assert all(len(value) < 8 or value not in answer.text for value in headers.values())
 
 
-def test_a_key_is_found_in_whichever_header_a_client_sends_it(guarded, secrets):
+def test_a_key_is_accepted_in_each_header_that_clients_use(guarded, secrets):
     secret = secrets["chat"]
     for headers in (
         {"authorization": f"Bearer {secret}"},
@@ -140,7 +140,7 @@ def test_a_key_is_found_in_whichever_header_a_client_sends_it(guarded, secrets):
     assert guarded.get("/version", headers=both).status_code == 401
 
 
-def test_clients_raise_their_own_errors_and_are_answered_with_a_key(guarded, secrets):
+def test_openais_client_raises_its_own_errors_and_works_with_a_key(guarded, secrets):
     def client(secret):
         return openai.OpenAI(
             base_url=f"{guarded.url}/v1", api_key=secret, http_client=guarded.http, max_retries=0
@@ -155,7 +155,7 @@ def test_clients_raise_their_own_errors_and_are_answered_with_a_key(guarded, sec
     assert done.choices[0].message.content
 
 
-def test_anthropics_client_raises_its_own_errors_and_is_answered_with_a_key(guarded, secrets):
+def test_anthropics_client_raises_its_own_errors_and_works_with_a_key(guarded, secrets):
     def create(secret):
         with http_client() as http:
             client = anthropic.Anthropic(
@@ -176,7 +176,7 @@ def num_cached(server, secret, text):
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_what_one_tenant_sent_is_cached_for_that_tenant_alone(guarded, secrets):
+def test_the_prefix_cache_of_a_tenant_is_used_for_that_tenant_only(guarded, secrets):
     text = "a long question about nothing much, " * 20
     assert num_cached(guarded, secrets["one"], text) == 0
     assert num_cached(guarded, secrets["two"], text) > 0
@@ -190,7 +190,7 @@ def test_what_one_tenant_sent_is_cached_for_that_tenant_alone(guarded, secrets):
         ("/v1/embeddings", {"model": "mock"}),
     ],
 )
-def test_tenants_are_apart_in_every_api(guarded, secrets, path, body):
+def test_each_api_separates_the_prefix_caches_of_tenants(guarded, secrets, path, body):
     text = f"{path}: a long text about nothing much, " * 20
     field = "input" if path.endswith("embeddings") else "prompt"
 
@@ -202,7 +202,7 @@ def test_tenants_are_apart_in_every_api(guarded, secrets, path, body):
     assert cached(secrets["two"]) > 0
 
 
-def test_what_is_stored_is_found_by_keys_of_its_tenant_alone(guarded, secrets):
+def test_stored_responses_are_found_only_by_keys_of_their_tenant(guarded, secrets):
     stored = guarded.post(
         {"model": "mock", "input": "hello"}, "/v1/responses", headers=bearer(secrets["one"])
     ).json()
@@ -212,7 +212,7 @@ def test_what_is_stored_is_found_by_keys_of_its_tenant_alone(guarded, secrets):
     assert guarded.get(path, headers=bearer(secrets["stranger"])).status_code == 404
 
 
-def test_a_key_that_is_revoked_is_refused_once_the_file_is_read_again(tmp_path, caplog):
+def test_a_revoked_key_is_refused_after_the_keys_file_is_reloaded(tmp_path, caplog):
     path = tmp_path / "keys.jsonl"
     key, secret = new_key("first", ("chat",))
     add_line(path, key)
@@ -233,12 +233,12 @@ def test_a_key_that_is_revoked_is_refused_once_the_file_is_read_again(tmp_path, 
         assert eventually(lambda: status(another) == 200)
 
 
-def test_a_server_without_its_file_of_keys_does_not_start(tmp_path):
+def test_a_server_with_a_missing_keys_file_does_not_start(tmp_path):
     with pytest.raises(ConfigError, match=r"keys file .* cannot be read"):
         Service({}, ServerSettings(keys_file=str(tmp_path / "none")))
 
 
-def test_browsers_ask_first_without_a_key(key_file, secrets):
+def test_preflight_requests_of_browsers_need_no_key(key_file, secrets):
     page = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
     with running(keys_file=str(key_file), allowed_origins=(page["origin"],)) as server:
         url = f"{server.url}/v1/chat/completions"
@@ -247,7 +247,7 @@ def test_browsers_ask_first_without_a_key(key_file, secrets):
         assert server.post(chat(), headers=page).status_code == 401
 
 
-def test_a_server_answers_to_the_names_that_its_operator_lists():
+def test_a_server_answers_to_its_allowed_hosts_only():
     with running(allowed_hosts=("models.example.com",)) as server:
 
         def status(host):

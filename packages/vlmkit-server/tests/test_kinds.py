@@ -17,7 +17,7 @@ from vlmkit.settings.plugins import PluginSettings
 from vlmkit_server.plugin import VLMKIT_KINDS
 
 
-def test_a_command_names_the_libraries_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_serve_command_names_its_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = load_plugins(PluginSettings(only=())).commands
     assert commands.get("serve").objection() is None
     find = importlib.util.find_spec
@@ -55,10 +55,10 @@ def registry_with(described: Any) -> Registry[Any]:
 
 
 @pytest.mark.parametrize("own", [describe, counted, promised, functools.partial(describe)])
-def test_what_is_awaited_may_return_an_awaitable_in_other_ways(own: Any) -> None:
+def test_awaited_methods_may_be_any_callable_that_returns_an_awaitable(own: Any) -> None:
     assert registry_with(own).build("tools", {}, BuildContext())
 
 
-def test_what_is_awaited_and_returns_no_awaitable_is_refused() -> None:
+def test_an_awaited_method_that_is_not_async_is_refused() -> None:
     with pytest.raises(PluginError, match="'describe' is not an async function, but it is awaited"):
         registry_with(lambda name: {}).build("tools", {}, BuildContext())

@@ -174,7 +174,7 @@ def tokens():
         yield server
 
 
-def test_a_name_stands_in_the_table_once():
+def test_a_field_is_listed_once_in_the_table():
     names = [row.field for rows in SECTIONS.values() for row in rows]
     assert len(names) == len(set(names)) == len(TABLE)
     assert len(TABLE) > 250
@@ -187,7 +187,7 @@ def test_every_field_of_a_body_has_a_row(path):
     assert reader.hints <= TABLE.keys()
 
 
-def test_what_is_said_to_be_implemented_is_taken_by_a_body():
+def test_each_field_marked_as_implemented_is_a_field_of_some_body():
     taken = {
         place.removeprefix(reader.inner)
         for reader in (BODIES | GENERATE_BODIES).values()
@@ -213,7 +213,7 @@ def of_action(action):
 
 
 @pytest.mark.parametrize(("path", "name"), of_action("implemented"))
-def test_a_field_that_is_implemented_has_an_effect(server, monkeypatch, path, name):
+def test_an_implemented_field_has_an_effect(server, monkeypatch, path, name):
     if name == "image":  # takes only what is the case anyway
         return
     needed = [each for each in WITH.get(name, ()) if each in BODIES[path].fields]
@@ -233,7 +233,7 @@ BY_MEANING = {"continue_final_message", "stream_options"}  # whose errors name w
 
 
 @pytest.mark.parametrize("path", ANSWERING)
-def test_a_field_that_is_rejected_is_named_with_what_it_got_and_what_is_accepted(server, path):
+def test_a_rejected_field_is_named_with_its_value_and_the_accepted_ones(server, path):
     for name in names_of(path, "rejected"):
         answer = server.post(base(path) | {name: OTHER}, path)
         error = answer.json()["error"]
@@ -247,7 +247,7 @@ def test_a_field_that_is_rejected_is_named_with_what_it_got_and_what_is_accepted
 
 
 @pytest.mark.parametrize("path", ANSWERING)
-def test_a_field_without_effect_is_reported_or_a_label(server, monkeypatch, path):
+def test_a_field_without_effect_is_reported_unless_it_is_a_label(server, monkeypatch, path):
     own, hints = BODIES[path].fields, BODIES[path].hints
     values = {
         name: LABELS.get((path, name), LABELS.get(name)) if name in own else OTHER
@@ -283,7 +283,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize(("path", "name"), of_action("alias"))
-def test_an_alias_comes_to_what_its_field_comes_to(server, monkeypatch, path, name):
+def test_an_alias_has_the_effect_of_its_field(server, monkeypatch, path, name):
     target = BODIES[path].known.aliases[name]
     value = value_of(path, target)
     body = base(path)
@@ -327,7 +327,7 @@ def neutral_values(path):
 
 
 @pytest.mark.parametrize("path", ANSWERING)
-def test_neutral_values_are_accepted_and_change_nothing(server, monkeypatch, path):
+def test_neutral_values_are_accepted_and_have_no_effect(server, monkeypatch, path):
     """The default of each server that has a field; all of them together, too."""
     every = {name: v for name, _, v in neutral_values(path) if v is not None}
     with asked(server, monkeypatch) as requests:
@@ -345,13 +345,13 @@ LIMITS = {"max_tokens", "max_output_tokens", "max_completion_tokens", "best_of"}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_no_limit_is_said_as_other_servers_say_it(server, monkeypatch, name):
+def test_minus_one_means_no_limit_as_in_other_servers(server, monkeypatch, name):
     with asked(server, monkeypatch) as requests:
         assert server.post(chat(**{name: -1})).status_code == 200
     assert requests[0].params.max_tokens is None
 
 
-def test_a_parameter_of_tokens_is_rejected_where_it_stands(tokens):
+def test_a_rejected_sampling_parameter_of_generate_is_named_with_its_location(tokens):
     found = actions(GENERATE_BODIES[GENERATE]).items()
     names = [place for place, action in found if action == "rejected"]
     inner = [place for place in names if place.startswith("sampling_params.")]
@@ -375,7 +375,7 @@ def test_a_parameter_of_tokens_is_rejected_where_it_stands(tokens):
         ("repeat_penalti", "repeat_penalty"),
     ],
 )
-def test_a_misspelt_field_is_rejected_with_the_right_name(server, name, near):
+def test_a_misspelt_field_is_refused_with_the_correct_name(server, name, near):
     for body, path in ((chat(), ANSWERING[0]), (MINIMAL["/v1/completions"], "/v1/completions")):
         error = server.post(body | {name: 1}, path).json()["error"]
         assert error["message"] == f"{name} is not known to this server (did you mean {near}?)"
@@ -384,5 +384,5 @@ def test_a_misspelt_field_is_rejected_with_the_right_name(server, name, near):
 
 
 @pytest.mark.parametrize("name", ["flavour", "label", "seeds", "tops", "x_temperature_unit"])
-def test_a_name_that_is_near_to_none_is_reported(server, name):
+def test_an_unknown_field_without_similar_name_is_reported(server, name):
     assert server.post(chat(**{name: 1})).headers[HEADER] == name

@@ -45,14 +45,14 @@ def numbers():
     return dict(whole_numbers(schema))
 
 
-def test_every_whole_number_has_an_upper_bound(numbers):
+def test_every_integer_setting_has_an_upper_bound(numbers):
     assert len(numbers) > 50
     assert not [path for path, each in numbers.items() if "maximum" not in each]
     assert max(each["maximum"] for each in numbers.values()) <= MAX_NUMBER
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc and signals")
-def test_a_server_with_all_of_them_at_their_bounds_answers_and_ends(numbers, tmp_path):
+def test_a_server_with_all_integer_settings_at_their_bounds_works(numbers, tmp_path):
     given = {}
     for path, each in numbers.items():
         name = path.replace("<mock>", "").replace("<continuous>", "").replace("<ngram>", "")

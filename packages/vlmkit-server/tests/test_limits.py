@@ -64,26 +64,26 @@ def test_the_first_sixteen_pipelined_requests_are_answered(server, num):
 
 
 @pytest.mark.parametrize("wrong", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200])
-def test_what_is_no_request_takes_the_place_of_no_answer_before_it(server, wrong):
+def test_invalid_bytes_after_pipelined_requests_do_not_replace_an_answer(server, wrong):
     assert answered(exchange(server, asks(3) + wrong)) == (["r0", "r1", "r2"], {b"200"})
     assert exchange(server, wrong).startswith(b"HTTP/1.1 4")
 
 
-def test_a_stream_before_what_is_no_request_is_whole(server):
+def test_invalid_bytes_after_a_request_do_not_cut_its_stream(server):
     received = exchange(server, http_request(chat(stream=True)) + b"nonsense\r\n\r\n")
     assert received.count(b"HTTP/1.1") == 1
     assert b"data: [DONE]" in received
     assert received.endswith(b"0\r\n\r\n")
 
 
-def test_paths_and_methods_that_do_not_exist_have_openais_error_body(server):
+def test_unknown_paths_and_methods_have_an_error_body_in_openai_format(server):
     assert fault(server.get("/v1/nowhere"), 404)["code"] == "not_found"
     answer = server.get("/v1/chat/completions")
     assert fault(answer, 405)["code"] == "method_not_allowed"
     assert "POST" in answer.headers["allow"]
 
 
-def test_a_body_must_be_announced_as_json(server):
+def test_a_body_requires_a_json_content_type(server):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = server.post(chat(), headers={"content-type": kind})
         assert fault(answer, 415)["code"] == "unsupported_media_type"
@@ -91,7 +91,7 @@ def test_a_body_must_be_announced_as_json(server):
     assert server.post(chat(), headers={"content-type": kind}).status_code == 200
 
 
-def test_a_body_over_the_limit_is_refused_announced_or_not():
+def test_a_body_over_the_limit_is_refused_with_and_without_content_length():
     with running(max_body_bytes=1000) as server:
         assert fault(server.post(chat("x" * 1000)), 413)["code"] == "request_too_large"
         chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
@@ -103,14 +103,14 @@ def test_a_body_over_the_limit_is_refused_announced_or_not():
         assert server.post(chat()).status_code == 200
 
 
-def test_a_body_that_trickles_is_given_up():
+def test_a_body_that_arrives_too_slowly_is_refused():
     with running(body_timeout_s=0.2) as server:
         answer = exchange(server, http_request(chat())[:-5])
         assert b" 408 " in answer
         assert b'"code":"request_timeout"' in answer
 
 
-def test_headers_that_trickle_or_never_come_cost_the_connection():
+def test_slow_or_missing_headers_close_the_connection():
     with running(header_timeout_s=0.2) as server:
         assert exchange(server, b"") == b""
         assert exchange(server, b"GET /healthz HTTP/1.1\r\nhost: lo") == b""
@@ -125,7 +125,7 @@ def test_headers_that_trickle_or_never_come_cost_the_connection():
         b"GET /" + b"x" * 70_000,
     ],
 )
-def test_headers_over_the_bounds_are_refused(server, head):
+def test_headers_over_the_limits_are_refused(server, head):
     answer = exchange(server, head + b"\r\n\r\n")
     assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
     assert server.get("/healthz").status_code == 200
@@ -140,7 +140,7 @@ def test_a_loopback_server_refuses_other_host_names(server):
         assert server.get("/healthz", headers={"host": host}).status_code == 200
 
 
-def test_no_answer_invites_pages_of_other_sites(server):
+def test_answers_have_no_cors_headers_by_default(server):
     answer = server.get("/v1/models", headers={"origin": "https://evil.example"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
@@ -158,7 +158,7 @@ def test_no_answer_invites_pages_of_other_sites(server):
         "",
     ],
 )
-def test_nothing_but_data_urls_is_opened_unless_fetching_is_on(server, url):
+def test_only_data_urls_are_opened_unless_fetching_is_enabled(server, url):
     error = fault(show(server, url), 400)
     assert error["code"] == "image_url_not_allowed"
     assert error["param"] == "messages[0].content[0].image_url.url"
@@ -169,13 +169,13 @@ def test_nothing_but_data_urls_is_opened_unless_fetching_is_on(server, url):
     "url", ["data:", "data:image/png;base64,", "data:image/png;base64,%%%", "data:,x",
             "data:image/png;base64,AAAA", "DATA:image/png;base64,AAAA"]
 )  # fmt: skip
-def test_a_broken_image_is_a_400_that_names_its_place(server, url):
+def test_a_broken_image_is_refused_with_its_location(server, url):
     error = fault(show(server, picture(), url), 400)
     assert error["code"] == "invalid_image"
     assert error["param"] == "messages[0].content[1].image_url.url"
 
 
-def test_images_are_bounded_in_number_and_in_size():
+def test_the_number_and_size_of_images_are_limited():
     limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
     with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=100) as server:
         assert show(server, picture(8, 6), picture(8, 6)).status_code == 200
@@ -186,18 +186,20 @@ def test_images_are_bounded_in_number_and_in_size():
         assert error["param"] == "messages"  # all of them together
 
 
-def test_a_model_without_images_says_so():
+def test_a_text_model_refuses_images():
     with running({"mock": mock_pipeline(takes_images=False)}) as server:
         assert fault(show(server, "data:broken"), 400)["param"] == "messages"
 
 
-def test_text_is_bounded_before_it_is_tokenized():
+def test_the_text_length_is_limited_before_tokenization():
     with running(max_text_chars=100) as server:
         assert server.post(chat("x" * 100)).status_code == 200
         assert fault(server.post(chat("x" * 101)), 400)["code"] == "context_length_exceeded"
 
 
-def test_a_request_that_finds_no_memory_is_asked_to_come_back(server, monkeypatch, caplog):
+def test_out_of_memory_is_a_503_with_retry_after_and_without_library_text(
+    server, monkeypatch, caplog
+):
     def fail(*_, **__):
         raise MemoryError("the words of a library")
 
@@ -210,7 +212,7 @@ def test_a_request_that_finds_no_memory_is_asked_to_come_back(server, monkeypatc
     assert "failed: OutOfMemory" in caplog.text
 
 
-def test_what_follows_a_body_in_pieces_is_no_header():
+def test_trailers_of_a_chunked_body_are_not_read_as_headers():
     body = json.dumps(chat("hello")).encode()
     with running() as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(

@@ -34,7 +34,7 @@ def command(folder, *models):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_model_that_cannot_be_loaded_leaves_the_others_served(tmp_path, is_first):
+def test_a_model_that_fails_to_load_leaves_other_models_in_service(tmp_path, is_first):
     models = [BROKEN.format("broken"), SOUND] if is_first else [SOUND, BROKEN.format("broken")]
     with command(tmp_path, *models) as process, http_client() as http:
 
@@ -67,7 +67,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_served(tmp_path, is_fir
         assert process.wait(300) == 0
 
 
-def test_a_server_without_a_model_that_can_be_loaded_ends_with_a_code(tmp_path):
+def test_a_server_whose_models_all_fail_to_load_exits_with_code_1(tmp_path):
     pytest.importorskip("vlmkit_hf")
     with command(tmp_path, BROKEN.format("one"), BROKEN.format("other")) as process:
         assert process.wait(300) == 1

@@ -66,7 +66,7 @@ def key(tmp_path):
 # The access log.
 
 
-def test_a_line_has_the_outcome_of_a_request(tmp_path, key):
+def test_an_access_log_line_has_the_outcome_of_its_request(tmp_path, key):
     access = tmp_path / "access.jsonl"
     own, secret = key
     keys_file = str(tmp_path / "keys.jsonl")
@@ -90,7 +90,7 @@ def test_a_line_has_the_outcome_of_a_request(tmp_path, key):
     assert stat.S_IMODE(access.stat().st_mode) == 0o600
 
 
-def test_streams_refusals_and_disconnects_have_lines(tmp_path):
+def test_streams_refusals_and_disconnects_have_access_log_lines(tmp_path):
     access = tmp_path / "access.jsonl"
     with running(access_log=str(access)) as server:
         for event in server.client().chat.completions.create(
@@ -115,14 +115,14 @@ def test_streams_refusals_and_disconnects_have_lines(tmp_path):
         assert line["prompt_tokens"] > 0
 
 
-def test_without_an_access_log_nothing_is_recorded():
+def test_a_server_without_an_access_log_records_no_requests():
     with running() as server:
         body = server.post(chat())
         assert body.status_code == 200
         assert server.service.access_log is None
 
 
-def test_a_log_that_was_moved_away_goes_on_in_a_new_one(tmp_path):
+def test_reopened_logs_continue_in_a_new_file_after_a_rename(tmp_path):
     access, audit = tmp_path / "access.jsonl", tmp_path / "audit.jsonl"
     with running(access_log=str(access), audit_log=str(audit)) as server:
         server.get("/version")
@@ -144,14 +144,14 @@ def test_a_log_that_cannot_be_written_is_reported_at_startup(tmp_path, setting):
         Service({}, ServerSettings(**{setting: str(tmp_path / "none" / "log")}))
 
 
-def test_a_full_disk_is_logged_and_stops_nothing(caplog):
+def test_a_full_disk_is_logged_and_does_not_stop_the_server(caplog):
     full = LineFile("/dev/full", "server.access_log")
     full.add(b"{}")
     assert "lines lost" in caplog.text
     full.close()
 
 
-def test_lines_from_many_threads_are_all_there_and_whole(tmp_path):
+def test_lines_of_concurrent_threads_are_complete(tmp_path):
     file = BufferedLineFile(str(tmp_path / "log"), "server.access_log")
     threads = [
         threading.Thread(target=lambda n=n: [file.add(b'{"n":%d}' % n) for _ in range(500)])
@@ -207,7 +207,7 @@ def test_security_relevant_actions_are_logged_with_their_caller(tmp_path, key):
     assert stat.S_IMODE(audit.stat().st_mode) == 0o600
 
 
-def test_refusals_are_written_once_and_counted(tmp_path, key):
+def test_repeated_refusals_are_one_audit_line_with_a_count(tmp_path, key):
     audit, keys_file = tmp_path / "audit.jsonl", str(tmp_path / "keys.jsonl")
     own, secret = key
     with running(audit_log=str(audit), keys_file=keys_file) as server:
@@ -225,7 +225,7 @@ def test_refusals_are_written_once_and_counted(tmp_path, key):
     assert SECRET not in audit.read_text()
 
 
-def test_refusals_of_many_addresses_are_bounded(tmp_path):
+def test_the_number_of_addresses_in_the_audit_log_is_limited(tmp_path):
     audit = AuditLog(str(tmp_path / "audit.jsonl"))
     for number in range(3 * MAX_REFUSED):
         audit.refuse(f"10.0.{number // 256}.{number % 256}", 401, None)
@@ -257,7 +257,7 @@ def logger_with_floods(every_s=3600.0):
     return logger, handler, floods
 
 
-def test_a_flood_is_one_line_and_a_sum():
+def test_repeated_messages_are_throttled_to_one_line_and_a_count():
     logger, handler, floods = logger_with_floods()
     for number in range(1000):
         logger.warning("request %d is nonsense", number)
@@ -277,7 +277,7 @@ def test_a_flood_is_one_line_and_a_sum():
     ("message", "values"), [("%s: %s", ("the disk is full", 3)), ("%r\nof it", (1,)), ("100%", ())]
 )
 @pytest.mark.parametrize("name", ["vlmkit.test", "vlmkit"])
-def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(name, message, values):
+def test_the_throttle_summary_shows_the_first_message_with_its_values(name, message, values):
     logger, handler, floods = logger_with_floods()
     logger.name = name
     for _ in range(3):
@@ -286,7 +286,7 @@ def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(name, message, v
     assert handler.said[-1] == f"2 more within 3600 s, like: {handler.said[0].splitlines()[0]}"
 
 
-def test_lines_about_models_are_not_throttled():
+def test_messages_about_models_are_not_throttled():
     logger, handler, _ = logger_with_floods()
     logger.name = "vlmkit_server.fleet.fleet"
     for number in range(5):
@@ -301,7 +301,7 @@ def test_throttled_counts_are_logged_at_the_end_of_the_period():
     assert eventually(lambda: handler.said[-1].startswith("4 more"), timeout_s=60)
 
 
-def test_kinds_beyond_all_number_are_counted_as_one():
+def test_too_many_kinds_of_messages_are_throttled_as_one_kind():
     logger, handler, floods = logger_with_floods()
     for number in range(3 * MAX_KINDS):
         logger.warning(f"kind {number}")  # noqa: G004 - as a library might
@@ -317,7 +317,7 @@ def caught(work):
         return error
 
 
-def test_a_trace_says_where_and_not_what():
+def test_a_traceback_in_the_log_has_locations_but_no_client_text():
     def fail():
         try:
             int(SECRET)
@@ -331,7 +331,7 @@ def test_a_trace_says_where_and_not_what():
     assert "test_logs.py" in told
 
 
-def test_json_lines_have_what_text_has_and_the_request(capsys):
+def test_json_log_lines_have_the_fields_of_text_lines_and_the_request_id(capsys):
     record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "it\nfailed %d", (3,), None)
     record.request_id = "req-1"
     error = caught(lambda: int(SECRET))
@@ -363,7 +363,7 @@ except ValueError:
 """
 
 
-def test_the_log_of_a_worker_process_has_no_text_of_an_error_or_a_library():
+def test_the_log_of_a_worker_process_has_no_error_or_library_text():
     ended = subprocess.run(
         [sys.executable, "-c", WORKER], capture_output=True, check=True, text=True
     )
@@ -372,7 +372,7 @@ def test_the_log_of_a_worker_process_has_no_text_of_an_error_or_a_library():
     assert "builtins.ValueError" in ended.stderr
 
 
-def test_a_thread_that_fails_is_logged_without_what_the_error_says(tmp_path):
+def test_an_error_of_a_thread_is_logged_without_its_text(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     with served(tmp_path, "--set", f'plugins.files=["{tmp_path / "odd.py"}"]') as server:
         assert eventually(lambda: "'odd' failed" in server.log.read_text(), timeout_s=60)
@@ -440,7 +440,7 @@ def vlmkit_register_monitors(registry):
 """
 
 
-def test_what_an_installed_plugin_warns_of_is_in_the_log(tmp_path, monkeypatch):
+def test_warnings_of_installed_plugins_are_logged(tmp_path, monkeypatch):
     info = tmp_path / "site" / "vlmkit_loud-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vlmkit-loud\nVersion: 1.0\n")
@@ -489,7 +489,7 @@ def secret_requests(url, key):
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_server_that_got_secrets_everywhere_wrote_none_of_them(tmp_path, key, log_format):
+def test_secrets_in_any_field_of_a_request_are_in_no_log(tmp_path, key, log_format):
     _, secret = key
     options = ["--log-format", log_format]
     for setting in ("keys_file=keys.jsonl", "access_log=access.jsonl", "audit_log=audit.jsonl"):
@@ -535,7 +535,7 @@ def test_a_server_that_got_secrets_everywhere_wrote_none_of_them(tmp_path, key, 
         assert all(line["time"].endswith("Z") for line in lines(told))
 
 
-def test_what_an_unexpected_error_says_is_for_debugging_alone(caplog, monkeypatch):
+def test_the_text_of_an_unexpected_error_is_logged_at_debug_level_only(caplog, monkeypatch):
     def fail(*_, **__):
         raise ValueError(SECRET)
 
@@ -549,7 +549,7 @@ def test_what_an_unexpected_error_says_is_for_debugging_alone(caplog, monkeypatc
             assert (SECRET in caplog.text) == is_told
 
 
-def test_hangup_reads_keys_again_and_says_which_changed(tmp_path, key):
+def test_sighup_reloads_keys_and_logs_the_changes(tmp_path, key):
     own, _ = key
     path = tmp_path / "keys.jsonl"
     settings = ["--set", "server.keys_file=keys.jsonl", "--set", "server.audit_log=audit.jsonl"]
@@ -565,7 +565,7 @@ def test_hangup_reads_keys_again_and_says_which_changed(tmp_path, key):
         assert (line["added"], line["revoked"]) == ([second.id], [own.id])
 
 
-def test_nonsense_by_the_hundred_is_two_lines(tmp_path):
+def test_hundreds_of_invalid_requests_are_two_log_lines(tmp_path):
     with served(tmp_path) as server:
         port = int(server.url.rpartition(":")[2])
         for _ in range(200):
@@ -579,7 +579,7 @@ def test_nonsense_by_the_hundred_is_two_lines(tmp_path):
     assert "199 more within 10 s" in told
 
 
-def test_a_server_that_ended_leaves_the_log_of_its_process_as_it_was():
+def test_a_stopped_server_restores_the_logging_of_its_process():
     def handlers():
         return [(each, each.formatter, *each.filters) for each in logging.getLogger().handlers]
 

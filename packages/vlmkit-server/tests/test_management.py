@@ -22,7 +22,7 @@ def test_clients_load_and_unload_only_if_the_operator_allows_it(server, path):
     assert said(ask(server, "mock")) == "hello"
 
 
-def test_a_model_that_comes_by_request_is_there_between_load_and_unload(yard):
+def test_a_model_loaded_on_request_serves_until_it_is_unloaded(yard):
     with served({"one": yard.spec("one")}, load="request", manage=True) as server:
         assert refused(ask(server, "one")) == (503, "model_unloaded")
         answer = manage(server, "load", "one")
@@ -38,13 +38,13 @@ def test_a_model_that_comes_by_request_is_there_between_load_and_unload(yard):
     assert yard.num_loads == {"one": 1}
 
 
-def test_other_servers_paths_do_the_same(yard):
+def test_paths_of_other_servers_load_and_unload_models(yard):
     with served({"one": yard.spec("one")}, load="request", manage=True) as server:
         assert state_of(server.post({"model": "one"}, "/models/load")) == "ready"
         assert state_of(server.post({"model": "one"}, "/models/unload")) == "unloaded"
 
 
-def test_answers_end_before_their_model_is_unloaded_and_newcomers_get_it_anew(yard, pool):
+def test_a_model_is_unloaded_after_its_answers_and_reloaded_for_new_requests(yard, pool):
     with served({"one": yard.spec("one")}, manage=True) as server:
         running_answer = pool.submit(ask, server, "one", SHORT)
         assert eventually(lambda: server.service.models["one"].num_users == 1)
@@ -58,7 +58,7 @@ def test_answers_end_before_their_model_is_unloaded_and_newcomers_get_it_anew(ya
     assert yard.most_held == 1
 
 
-def test_a_client_that_does_not_wait_gets_the_state(yard):
+def test_a_request_without_waiting_returns_the_current_state(yard):
     with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         assert state_of(manage(server, "load", "one", wait=False)) == "loading"
@@ -74,7 +74,7 @@ def test_a_client_that_does_not_wait_gets_the_state(yard):
     assert yard.num_loads == {"one": 2}
 
 
-def test_a_model_that_is_dismissed_while_it_is_loaded_is_unloaded_when_it_is_there(yard, pool):
+def test_unloading_a_loading_model_waits_for_the_load_and_its_requests(yard, pool):
     with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         first = pool.submit(ask, server, "one")
@@ -113,7 +113,7 @@ def test_unloading_does_not_dequeue_a_model_with_waiting_requests(yard, pool):
         assert said(waiting.result()) == "hello"
 
 
-def test_a_load_that_fails_says_so_and_may_be_tried_again_at_once(yard):
+def test_a_failed_load_is_reported_and_can_be_retried_at_once(yard):
     with served({"one": yard.spec("one")}, manage=True) as server:
         yard.breaks("one")
         assert refused(manage(server, "load", "one")) == (503, "model_failed")
@@ -125,7 +125,7 @@ def test_a_load_that_fails_says_so_and_may_be_tried_again_at_once(yard):
         assert said(ask(server, "one")) == "hello"
 
 
-def test_a_disconnect_stops_neither_load_nor_unload(yard):
+def test_a_disconnect_cancels_neither_load_nor_unload(yard):
     with served({"one": yard.spec("one")}, manage=True) as server:
         yard.hold("one")
         gone = server.connect({"model": "one"}, path="/v1/models/load")
@@ -154,7 +154,7 @@ def test_a_disconnect_stops_neither_load_nor_unload(yard):
         ({"model": "there"}, 400),
     ],
 )
-def test_only_configured_models_are_loaded_and_unloaded(yard, body, status):
+def test_only_configured_models_can_be_loaded_and_unloaded(yard, body, status):
     models = {"one": yard.spec("one"), "there": mock_pipeline()}
     with served(models, manage=True) as server:
         for path in PATHS:
@@ -172,7 +172,7 @@ def test_unknown_fields_are_reported(yard):
         assert server.post(body, "/v1/models/unload", headers=page).status_code == 415
 
 
-def test_a_server_that_lets_models_be_managed_has_those_routes_alone_beside_the_others(yard):
+def test_management_routes_exist_only_if_the_operator_allows_them(yard):
     with running() as closed, served({"one": yard.spec("one")}, manage=True) as opened:
         for server, status in ((closed, 405), (opened, 404)):
             assert server.post({"model": "none"}, "/v1/models/load").status_code == status

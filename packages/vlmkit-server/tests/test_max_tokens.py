@@ -59,7 +59,7 @@ def num_answered(path, answer):
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_an_answer_is_clamped_to_the_context_and_the_header_says_to_what(clamping, path):
+def test_max_tokens_is_clamped_to_the_context_and_the_header_has_the_limit(clamping, path):
     answer = clamping.post(ROUTES[path], path)
     assert answer.status_code == 200, answer.text
     num_tokens, reason = num_answered(path, answer.json())
@@ -71,7 +71,7 @@ def test_an_answer_is_clamped_to_the_context_and_the_header_says_to_what(clampin
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_server_that_rejects_names_the_field(rejecting, path):
+def test_a_server_set_to_reject_names_the_max_tokens_field(rejecting, path):
     answer = rejecting.post(ROUTES[path], path)
     assert (answer.status_code, HEADER in answer.headers) == (400, False)
     assert f"{FIXED} in the completion" in answer.json()["error"]["message"]
@@ -82,27 +82,27 @@ def test_a_server_that_rejects_names_the_field(rejecting, path):
         )
 
 
-def test_what_fits_is_neither_clamped_nor_reported(clamping):
+def test_a_max_tokens_that_fits_is_neither_clamped_nor_reported(clamping):
     answer = clamping.post(chat(ENDLESS, max_tokens=9))
     assert answer.json()["usage"]["completion_tokens"] == 9
     assert HEADER not in answer.headers
     assert HEADER not in clamping.post(chat(ENDLESS)).headers
 
 
-def test_a_prompt_that_leaves_no_room_is_rejected_all_the_same(clamping):
+def test_a_prompt_that_fills_the_context_is_refused(clamping):
     with pytest.raises(openai.BadRequestError) as caught:
         clamping.client().chat.completions.create(**chat("x" * CONTEXT, max_tokens=FIXED))
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_of_several_prompts_the_shortest_answer_is_reported(clamping):
+def test_the_header_reports_the_shortest_limit_of_several_prompts(clamping):
     sent = {"model": "mock", "prompt": [ENDLESS, ENDLESS + " " * 50], "max_tokens": FIXED}
     answer = clamping.post(sent, "/v1/completions")
     alone = clamping.post(sent | {"prompt": sent["prompt"][1]}, "/v1/completions")
     assert answer.headers[HEADER] == alone.headers[HEADER]
 
 
-def test_the_operators_limit_of_an_answer_is_clamped_to_as_well():
+def test_max_tokens_is_clamped_to_the_operators_limit():
     models = {"mock": mock_pipeline(settings=PipelineSettings(max_output_tokens=5))}
     with running(models) as server:
         answer = server.post(chat(ENDLESS, max_tokens=6))
@@ -115,7 +115,7 @@ def test_the_operators_limit_of_an_answer_is_clamped_to_as_well():
         assert refused["param"] == "max_completion_tokens"
 
 
-def test_the_official_clients_see_the_end_for_what_it_is(clamping):
+def test_the_official_clients_receive_the_length_finish_reason(clamping):
     said = [{"role": "user", "content": ENDLESS}]
     client = anthropic.Anthropic(
         base_url=clamping.url, api_key="none", http_client=clamping.http, max_retries=0
@@ -128,7 +128,7 @@ def test_the_official_clients_see_the_end_for_what_it_is(clamping):
     assert list(stream)[-1].choices[0].finish_reason == "length"
 
 
-def test_a_key_is_held_to_what_can_come_and_not_to_what_was_asked(tmp_path):
+def test_rate_limits_reserve_the_clamped_amount_of_tokens(tmp_path):
     key, secret = new_key("one", ("chat",), limits=(f"tokens={CONTEXT}/day",))
     path = tmp_path / "keys.jsonl"
     add_line(path, key)
@@ -140,7 +140,7 @@ def test_a_key_is_held_to_what_can_come_and_not_to_what_was_asked(tmp_path):
         assert answer.json()["usage"]["total_tokens"] == CONTEXT
 
 
-def test_a_line_of_a_batch_is_clamped_and_told(tmp_path):
+def test_a_batch_line_is_clamped_and_reported(tmp_path):
     with running(small(), data=DataSettings(folder=str(tmp_path / "data"))) as server:
         client = server.client()
         line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}

@@ -37,7 +37,7 @@ def told(batches, batch):
     return results
 
 
-def test_every_message_is_answered_once_and_refusals_are_reported(batches):
+def test_each_message_is_answered_once_and_errors_are_reported(batches):
     requests = [request(f"n-{n}", [text(f"{n}\u2028"), image()]) for n in range(60)]
     requests[7]["params"]["temperature"] = 9
     requests[8]["params"]["model"] = "none"
@@ -61,7 +61,7 @@ def test_every_message_is_answered_once_and_refusals_are_reported(batches):
         batches.retrieve(batch.id)
 
 
-def test_a_batch_of_messages_is_cancelled(batches):
+def test_a_message_batch_can_be_cancelled(batches):
     batch = batches.create(requests=[request(f"{n}", ENDLESS) for n in range(20)])
     with pytest.raises(anthropic.BadRequestError):
         batches.delete(batch.id)
@@ -75,7 +75,7 @@ def test_a_batch_of_messages_is_cancelled(batches):
         assert {each.type for each in told(batches, batch).values()} == {"canceled"}
 
 
-def test_batches_of_messages_are_listed_apart_in_pages(tmp_path):
+def test_message_batches_are_listed_in_pages_without_openai_batches(tmp_path):
     with running(data=kept(tmp_path)) as server:
         batches, client = client_of(server).messages.batches, server.client()
         assert list(batches.list()) == []
@@ -110,13 +110,13 @@ def test_batches_of_messages_are_listed_apart_in_pages(tmp_path):
         [request("a"), request("b", stream=True)],
     ],
 )
-def test_a_wrong_batch_of_messages_is_refused(batches, requests):
+def test_an_invalid_message_batch_is_refused(batches, requests):
     with pytest.raises(anthropic.BadRequestError) as caught:
         batches.create(requests=requests)
     assert caught.value.body["error"]["type"] == "invalid_request_error"
 
 
-def test_line_feeds_between_what_a_body_says_end_no_line(keeping, batches):
+def test_line_feeds_within_a_request_do_not_split_it(keeping, batches):
     spread = (
         b'{"requests":[{"custom_id":"a","params":{\n"model":"mock",\r\n"max_tokens":\n3,'
         b'"messages":[{"role":"user","content":"hello"}]}}]}'
@@ -127,7 +127,7 @@ def test_line_feeds_between_what_a_body_says_end_no_line(keeping, batches):
     assert told(batches, batch)["a"].type == "succeeded"
 
 
-def test_without_a_folder_there_are_none(server):
+def test_a_server_without_a_data_folder_refuses_message_batches(server):
     batches = client_of(server).messages.batches
     assert list(batches.list()) == []
     with pytest.raises(anthropic.BadRequestError):

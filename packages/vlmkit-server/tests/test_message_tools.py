@@ -39,7 +39,7 @@ def inputs(answer):
     return [block.input for block in answer.content if block.type == "tool_use"]
 
 
-def test_an_answer_calls_behind_what_it_thinks_and_says(client):
+def test_tool_calls_follow_reasoning_and_text(client):
     answer = ask(client, scripted(text="I look.", reasoning="hm", calls=CALLS), tools=[TOOL],
                  max_tokens=400)  # fmt: skip
     kinds = [block.type for block in answer.content]
@@ -51,7 +51,7 @@ def test_an_answer_calls_behind_what_it_thinks_and_says(client):
 
 
 @pytest.mark.parametrize("said", ["", "I look."])
-def test_the_streaming_helper_holds_the_same_message_as_a_whole_answer(client, said):
+def test_the_streaming_helper_builds_the_same_message_as_a_whole_answer(client, said):
     sent = body(scripted(text=said, calls=CALLS), tools=[TOOL], max_tokens=400)
     with client.messages.stream(**sent) as stream:
         told = list(stream)
@@ -66,7 +66,7 @@ def test_the_streaming_helper_holds_the_same_message_as_a_whole_answer(client, s
     assert json.loads("".join(pieces[:-2])) == INPUTS[0]
 
 
-def test_a_stream_has_the_events_that_clients_know(server):
+def test_a_stream_has_the_events_of_anthropics_api(server):
     sent = body(scripted(text="ab", calls=CALLS), tools=[TOOL], max_tokens=400)
     told = events(server, sent)
     starts = [(d["index"], d["content_block"]) for n, d in told if n == "content_block_start"]
@@ -86,7 +86,7 @@ def test_a_stream_has_the_events_that_clients_know(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_its_length_ends_is_told_as_far_as_it_came(client, stream):
+def test_a_call_cut_off_by_max_tokens_is_returned_in_part(client, stream):
     sent = body(scripted(calls=CALLS[:1]), tools=[TOOL], max_tokens=40)
     if stream:
         with client.messages.stream(**sent) as made:
@@ -100,20 +100,20 @@ def test_a_call_that_its_length_ends_is_told_as_far_as_it_came(client, stream):
         assert block.input == {"INVALID_JSON": '{"at": "K'}
 
 
-def test_without_tools_nothing_is_a_call(client):
+def test_a_request_without_tools_has_no_tool_calls(client):
     answer = ask(client, scripted(calls=CALLS[:1]))
     assert answer.stop_reason == "end_turn"
     assert json.loads(answer.content[0].text) == CALLS[0]
 
 
-def test_an_answer_that_must_not_call_does_not(client):
+def test_tool_choice_none_prevents_tool_calls(client):
     answer = ask(client, scripted(text="so", calls=CALLS[:1]), tools=[TOOL],
                  tool_choice={"type": "none"})  # fmt: skip
     assert {block.type for block in answer.content} == {"text"}
     assert answer.stop_reason == "end_turn"
 
 
-def test_calls_and_results_with_pictures_go_back_as_they_came(server, client):
+def test_calls_and_results_with_images_can_be_sent_back_unchanged(server, client):
     asked_first = user(scripted(text="I look.", reasoning="hm", calls=CALLS))
     first = client.messages.create(**body(messages=[asked_first], tools=[TOOL], max_tokens=400))
     results = [
@@ -132,7 +132,7 @@ def test_calls_and_results_with_pictures_go_back_as_they_came(server, client):
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
-def test_the_clients_own_loop_runs_tools_until_there_is_no_more_to_call(server):
+def test_the_clients_tool_runner_runs_until_there_are_no_more_calls(server):
     seen = []
 
     @anthropic.beta_tool
@@ -150,7 +150,7 @@ def test_the_clients_own_loop_runs_tools_until_there_is_no_more_to_call(server):
     assert seen == ["Köln", ""]
 
 
-def test_definitions_are_read_by_the_model(client):
+def test_tool_definitions_are_in_the_prompt(client):
     def num_tokens(**fields):
         return client.messages.count_tokens(
             model="mock", messages=[user("x")], **fields
@@ -197,7 +197,9 @@ SAME = [
 
 
 @pytest.mark.parametrize(("own", "chat"), SAME)
-def test_what_may_be_called_is_the_chat_apis(server, monkeypatch, own, chat):
+def test_tools_and_tool_choice_are_converted_like_those_of_the_chat_api(
+    server, monkeypatch, own, chat
+):
     with asked(server, monkeypatch) as requests:
         for path, fields in ((PATH, own), ("/v1/chat/completions", chat)):
             server.post(body(**fields), path)
@@ -205,7 +207,7 @@ def test_what_may_be_called_is_the_chat_apis(server, monkeypatch, own, chat):
     assert first == second
 
 
-def test_a_result_shows_pictures_to_the_model_as_the_chat_apis_does(server, monkeypatch):
+def test_tool_results_with_images_are_converted_like_those_of_the_chat_api(server, monkeypatch):
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [text("see"), image()]}
     own = {"messages": [user("a"), assistant([CALL]), user([result])]}
     call = {"name": "look", "arguments": json.dumps(CALL["input"], ensure_ascii=False)}
@@ -233,7 +235,7 @@ TYPED = [SEARCH, {"type": "mcp_toolset", "mcp_server_name": "x", "configs": {}}]
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "none"}])
-def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, choice, stream):
+def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch, choice, stream):
     with asked(server, monkeypatch) as requests:
         for tools in ([*TYPED, TOOL], TYPED):
             answer = server.post(body(tools=tools, tool_choice=choice, stream=stream), PATH)
@@ -250,7 +252,7 @@ def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, cho
 
 
 @pytest.mark.parametrize("union", [ToolUnionParam, BetaToolUnionParam])
-def test_every_type_of_tool_of_anthropics_client_is_reported_by_its_name(union):
+def test_each_tool_type_of_anthropics_client_is_reported_by_name(union):
     kinds = {kind for each in get_args(union) for kind in get_args(get_type_hints(each)["type"])}
     known = {kind for kind in kinds if isinstance(kind, str)} - {"custom"}
     assert len(known) > 10
@@ -282,21 +284,21 @@ def test_every_type_of_tool_of_anthropics_client_is_reported_by_its_name(union):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_raised_by_its_name(client, fields, named, stream):
+def test_an_invalid_field_is_refused_by_name(client, fields, named, stream):
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, stream=stream, **fields)
     assert refused.value.type == "invalid_request_error"
     assert named in refused.value.api_message
 
 
-def test_what_agents_mark_for_a_cache_is_told(server):
+def test_cache_control_is_reported_as_ignored(server):
     sent = body(tools=[TOOL | {"cache_control": {"type": "ephemeral"}}])
     answer = server.post(sent, PATH)
     assert answer.headers["x-vlmkit-ignored"] == "tools.cache_control"
     assert server.get("/readyz").json()["num_ignored"]["tools.cache_control"] >= 1
 
 
-def test_a_key_is_sent_in_either_header(server):
+def test_an_api_key_may_be_sent_in_either_header(server):
     for own in ({"auth_token": "k", "api_key": None}, {"api_key": "k"}):
         client = anthropic.Anthropic(
             base_url=server.url, max_retries=0, http_client=server.http, **own
@@ -304,14 +306,14 @@ def test_a_key_is_sent_in_either_header(server):
         assert ask(client, "hello").content[0].text == "hello"
 
 
-def test_a_client_that_would_send_half_of_a_conversation_is_told_to_send_all(server, client):
+def test_continuing_a_thread_is_refused_so_that_clients_send_all_messages(server, client):
     thread = {"type": "continue", "previous_message_id": "msg-1"}
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, extra_body={"thread": thread})
     assert refused.value.error_code == "thread_unsupported_request"
 
 
-def test_the_asynchronous_client_streams_the_same(server):
+def test_the_async_client_streams_the_same_calls(server):
     async def answer():
         async with (
             anthropic.AsyncAnthropic(base_url=server.url, api_key="k", max_retries=0) as client,

@@ -46,7 +46,7 @@ def test_an_answer_has_text_reason_and_usage(client):
     assert answer._request_id.startswith("req-")
 
 
-def test_a_stream_holds_the_same_message_as_a_whole_answer(client):
+def test_a_stream_has_the_same_message_as_a_whole_answer(client):
     asked = body(scripted(text="né 🙂 end", reasoning="why"))
     with client.messages.stream(**asked) as stream:
         said = "".join(stream.text_stream)
@@ -60,7 +60,7 @@ def test_a_stream_holds_the_same_message_as_a_whole_answer(client):
     assert total[0] == total[1]
 
 
-def test_a_stream_has_the_events_that_clients_know(server):
+def test_a_stream_has_the_events_of_anthropics_api(server):
     names = [name for name, _ in events(server, body(scripted(text="ab")))]
     assert names == [
         "message_start",
@@ -73,7 +73,7 @@ def test_a_stream_has_the_events_that_clients_know(server):
     ]
 
 
-def test_a_stream_says_at_its_start_what_the_prompt_took(server):
+def test_the_first_event_of_a_stream_has_the_prompt_usage(server):
     (_, start), *_, (_, told), _ = events(server, body(scripted(text="ab")))
     assert start["message"]["content"] == []
     assert start["message"]["stop_reason"] is None
@@ -123,7 +123,7 @@ def test_an_empty_answer_has_no_blocks(server, client):
         ({"stop_token_ids": [ord(" ")]}, "one", "end_turn", None),
     ],
 )
-def test_why_an_answer_ends_is_told(server, fields, said, reason, sequence):
+def test_the_stop_reason_is_reported(server, fields, said, reason, sequence):
     asked = body(scripted(text="one two"), **fields)
     answer = server.post(asked, PATH).json()
     assert answer["content"][0]["text"] == said
@@ -132,12 +132,12 @@ def test_why_an_answer_ends_is_told(server, fields, said, reason, sequence):
     assert told["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def test_a_picture_is_seen(client):
+def test_an_image_is_in_the_prompt(client):
     answer = ask(client, [image(), text("what is it?")], max_tokens=128)
     assert "8x6" in answer.content[0].text
 
 
-def test_a_picture_is_fetched_only_where_the_operator_lets(client):
+def test_an_image_url_is_fetched_only_if_the_operator_allows_it(client):
     source = {"type": "url", "url": "http://127.0.0.1:9/x.png"}
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, [text("look"), {"type": "image", "source": source}])
@@ -214,7 +214,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("own", "chat"), SAME)
-def test_a_conversation_is_the_chat_apis(server, monkeypatch, own, chat):
+def test_messages_are_converted_like_those_of_the_chat_api(server, monkeypatch, own, chat):
     with asked(server, monkeypatch) as requests:
         for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):
             answer = server.post({"model": "mock", "max_tokens": 4} | messages, path)
@@ -224,7 +224,7 @@ def test_a_conversation_is_the_chat_apis(server, monkeypatch, own, chat):
     assert requests[0].options == requests[1].options
 
 
-def test_an_answer_fits_into_the_history_as_it_is(client):
+def test_an_answer_can_be_sent_back_unchanged(client):
     answer = ask(client, scripted(text="so", reasoning="why"))
     messages = [user("a"), {"role": "assistant", "content": answer.content}, user("b")]
     response = client.messages.with_raw_response.create(**body(messages=messages))
@@ -232,7 +232,7 @@ def test_an_answer_fits_into_the_history_as_it_is(client):
     assert "x-vlmkit-ignored" not in response.headers
 
 
-def test_an_answer_goes_on_with_the_assistants_last_turn(client):
+def test_an_answer_continues_the_last_assistant_message(client):
     messages = [user(scripted(text="one two")), assistant("one")]
     told = client.messages.count_tokens(model="mock", messages=messages).input_tokens
     closed = client.messages.count_tokens(model="mock", messages=[*messages, user("")])
@@ -240,7 +240,7 @@ def test_an_answer_goes_on_with_the_assistants_last_turn(client):
     assert ask(client, messages=messages).usage.input_tokens <= told
 
 
-def test_tokens_are_counted_as_an_answer_would_take_them(client):
+def test_count_tokens_equals_the_usage_of_the_answer(client):
     sent = {"messages": [user([image(), text("look")])], "system": "be brief"}
     told = client.messages.count_tokens(model="mock", **sent).input_tokens
     usage = ask(client, **sent).usage
@@ -248,7 +248,7 @@ def test_tokens_are_counted_as_an_answer_would_take_them(client):
 
 
 @pytest.mark.parametrize(("kind", "thinks"), [("enabled", True), ("disabled", False)])
-def test_thinking_is_the_chat_templates_to_do(server, monkeypatch, kind, thinks):
+def test_thinking_is_passed_to_the_chat_template(server, monkeypatch, kind, thinks):
     with asked(server, monkeypatch) as requests:
         answer = server.post(body(thinking={"type": kind, "budget_tokens": 1024}), PATH)
     assert answer.headers.get("x-vlmkit-ignored") == (None if thinks else "thinking.budget_tokens")
@@ -257,7 +257,7 @@ def test_thinking_is_the_chat_templates_to_do(server, monkeypatch, kind, thinks)
     assert variables == {"enable_thinking": thinks, "thinking": thinks}
 
 
-def test_parameters_arrive(server, monkeypatch):
+def test_parameters_reach_the_model(server, monkeypatch):
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "min_p": 0.125}
     own = {"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": ["x"]}
     with asked(server, monkeypatch) as requests:
@@ -278,13 +278,13 @@ def output_config(schema):
     return {"format": {"type": "json_schema", "schema": schema}}
 
 
-def test_an_answer_keeps_to_a_schema():
+def test_an_answer_matches_its_schema():
     with running({"mock": mock_pipeline(constraint=ConstantCompiler)}) as formed:
         answer = ask(client_of(formed), output_config=output_config({"const": "tree"}))
     assert answer.content[0].text == '"tree"'
 
 
-def test_a_schema_is_refused_where_nothing_keeps_to_it(client):
+def test_a_schema_is_refused_without_a_constraint_compiler(client):
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, output_config=output_config({"const": "tree"}))
     assert refused.value.error_code == "invalid_constraint"
@@ -318,7 +318,7 @@ def test_a_schema_is_refused_where_nothing_keeps_to_it(client):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_raised_by_its_name(client, fields, named, stream):
+def test_an_invalid_field_is_refused_by_name(client, fields, named, stream):
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, stream=stream, **fields)
     assert refused.value.type == "invalid_request_error"
@@ -330,7 +330,7 @@ def test_what_is_wrong_is_raised_by_its_name(client, fields, named, stream):
 @pytest.mark.parametrize(
     "value", [b'{"a":"\xff"}', b'{"\xff":1}', b'"\\ud800"', b"[" * 5000 + b"]" * 5000]
 )
-def test_the_input_of_a_call_that_is_no_json_is_a_400(server, value):
+def test_invalid_json_in_a_tool_call_input_is_a_400(server, value):
     call = assistant([CALL | {"input": "here"}])
     sent = json.dumps(body(messages=[user("a"), call, user("b")])).encode()
     answer = server.post(sent.replace(b'"here"', value), PATH)
@@ -340,20 +340,20 @@ def test_the_input_of_a_call_that_is_no_json_is_a_400(server, value):
     )
 
 
-def test_a_model_that_is_not_served_is_not_found(client):
+def test_an_unknown_model_is_not_found(client):
     with pytest.raises(anthropic.NotFoundError) as refused:
         ask(client, model="other")
     assert (refused.value.type, refused.value.error_code) == ("not_found_error", "model_not_found")
 
 
-def test_what_the_framework_refuses_has_the_same_shape():
+def test_errors_of_the_framework_have_anthropics_format():
     too_large = pytest.raises(anthropic.ContentTooLargeError)
     with running(max_body_bytes=100) as small, too_large as refused:
         ask(client_of(small), "x" * 100)
     assert (refused.value.type, refused.value.error_code) == ("request_too_large",) * 2
 
 
-def test_what_agents_send_besides_is_answered_and_told(server):
+def test_extra_fields_of_agents_are_ignored_and_reported(server):
     marked = {"cache_control": {"type": "ephemeral"}}
     result = {"type": "tool_result", "tool_use_id": "c1", "is_error": True}
     messages = [
@@ -377,7 +377,7 @@ def test_what_agents_send_besides_is_answered_and_told(server):
     assert {name for name in counted if counted[name] > before.get(name, 0)} == set(names)
 
 
-def test_what_is_ignored_is_told_or_refused(server):
+def test_ignored_fields_are_reported_or_refused(server):
     sent = body([text("a") | {"cache_control": {"type": "ephemeral"}}])
     answer = server.post(sent, PATH)
     assert answer.headers["x-vlmkit-ignored"] == "messages.content.cache_control"
@@ -386,7 +386,7 @@ def test_what_is_ignored_is_told_or_refused(server):
     assert refused.json()["error"]["details"] == {"error_code": "unknown_parameter"}
 
 
-def test_a_server_that_is_full_or_ends_says_so():
+def test_overload_and_drain_have_anthropics_error_types():
     with running(max_requests=1) as busy:
         long = body(scripted(text="x", tokens=2000, latency_s=0.05), max_tokens=2000)
         held = busy.connect(long | {"stream": True}, path=PATH)
@@ -404,7 +404,7 @@ def test_a_server_that_is_full_or_ends_says_so():
         assert (refused.value.status_code, refused.value.type) == (503, "overloaded_error")
 
 
-def test_a_stream_that_fails_is_raised_after_what_was_said(client):
+def test_an_engine_error_is_raised_after_the_streamed_text(client):
     said = ""
     with pytest.raises(anthropic.APIStatusError) as raised:  # noqa: PT012
         for event in ask(client, scripted(text="abcdef", fail_at_token=3), stream=True):
@@ -413,20 +413,20 @@ def test_a_stream_that_fails_is_raised_after_what_was_said(client):
     assert (raised.value.type, raised.value.error_code) == ("api_error", "engine_error")
 
 
-def test_a_whole_answer_that_fails_is_an_internal_error(client):
+def test_an_engine_error_of_a_whole_answer_is_an_internal_error(client):
     with pytest.raises(anthropic.InternalServerError) as raised:
         ask(client, scripted(text="abcdef", fail_at_token=3))
     assert (raised.value.status_code, raised.value.type) == (500, "api_error")
 
 
-def test_a_long_silence_has_pings():
+def test_an_idle_stream_has_ping_events():
     with running(keepalive_s=0.05) as server:
         told = events(server, body(scripted(text="a", prefill_latency_s=0.5)))
     assert ("ping", {"type": "ping"}) in told
 
 
 @pytest.mark.parametrize("kept", ["yes", ""])
-def test_redacted_thinking_of_another_server_is_left_out_and_reported(server, kept):
+def test_redacted_thinking_of_another_server_is_ignored_and_reported(server, kept):
     def answered(blocks):
         turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": "and?"}]
         sent = [{"role": "user", "content": "look"}, *turns]

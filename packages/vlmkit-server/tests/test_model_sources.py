@@ -68,7 +68,7 @@ def ask(server, model):
     return answer.choices[0].message.content
 
 
-def test_models_of_a_scheme_answer_by_the_last_part_of_their_uris(server):
+def test_models_of_a_plugin_scheme_are_served_under_the_last_part_of_their_uri(server):
     assert eventually(lambda: ask(server, "tiny one") == "hello")
     assert ask(server, "small") == ask(server, "late") == "hello"
     listed = server.http.get(f"{server.url}/v1/models").text
@@ -76,7 +76,7 @@ def test_models_of_a_scheme_answer_by_the_last_part_of_their_uris(server):
     assert "hush" not in listed
 
 
-def test_a_source_that_fails_says_so_without_what_is_secret(server):
+def test_a_failing_model_source_is_logged_without_secrets(server):
     log = server.log.read_text()
     assert "'store' from" in log
     assert "store://***@team/absent does not answer" in log
@@ -106,7 +106,7 @@ def test_a_source_that_fails_says_so_without_what_is_secret(server):
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
-def test_commands_take_references_of_schemes(folder, arguments, code, told, capsys):
+def test_commands_accept_uris_of_plugin_schemes(folder, arguments, code, told, capsys):
     assert run([*arguments, "--config", str(folder / "vlmkit.toml")]) == code
     shown = "".join(capsys.readouterr())
     assert told in shown

@@ -95,7 +95,7 @@ def test_a_disconnect_before_the_answer_is_reported_as_499(server, notes):
     assert notes.last().status == 499
 
 
-def test_what_the_model_does_belongs_to_the_trace_that_the_monitor_returns(server, notes):
+def test_the_trace_returned_by_the_monitor_reaches_the_model(server, notes):
     told = []
     pipeline = server.runner()
     submit = type(pipeline).asubmit
@@ -114,17 +114,17 @@ def test_what_the_model_does_belongs_to_the_trace_that_the_monitor_returns(serve
     assert (second.traceparent, second.tracestate) == ("", "")
 
 
-def test_a_header_of_a_trace_that_is_far_too_long_is_none(server, notes):
+def test_an_oversized_tracestate_header_is_ignored(server, notes):
     server.get("/v1/models", headers={"tracestate": "x" * 5000})
     assert notes.begun[0].tracestate == ""
 
 
-def test_the_event_loop_is_watched(server, notes):
+def test_lags_of_the_event_loop_are_reported(server, notes):
     assert eventually(lambda: len(notes.lags) > 2)
     assert min(notes.lags) >= 0.0
 
 
-def test_the_page_is_written_beside_the_event_loop(server, notes):
+def test_the_metrics_page_is_written_outside_the_event_loop(server, notes):
     answer = server.get("/metrics", headers={"accept": "x/y"})
     assert answer.text == "ready x/y"
     assert answer.headers.get_list("content-type") == ["text/plain"]
@@ -177,7 +177,7 @@ def test_a_monitor_that_raises_is_disabled_and_logged_once(caplog):
     ]
 
 
-def test_where_no_monitor_shows_anything_there_is_no_page():
+def test_metrics_are_not_found_without_a_monitor_that_writes_them():
     class Silent(Monitor):
         pass
 
@@ -187,7 +187,7 @@ def test_where_no_monitor_shows_anything_there_is_no_page():
         assert server.get("/metrics").status_code == 404
 
 
-def test_without_monitors_nothing_is_noted():
+def test_a_server_without_monitors_records_nothing():
     monitors = Monitors({})
     assert not monitors
     assert monitors.began({}, "req-1") is None
@@ -199,7 +199,7 @@ def test_without_monitors_nothing_is_noted():
     assert asyncio.run(tasks()) == 1
 
 
-def test_counters_of_a_model_that_was_unloaded_are_kept():
+def test_counters_of_an_unloaded_model_are_kept():
     def load():
         return Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), name="mock")
 
@@ -217,7 +217,7 @@ def test_counters_of_a_model_that_was_unloaded_are_kept():
             assert model.changes["ready"] == model.changes["unloading"] == number
 
 
-def test_all_are_closed_also_those_that_were_switched_off():
+def test_all_monitors_are_closed_including_disabled_ones():
     class Raises(Notes):
         def began(self, request):
             raise RuntimeError("a bug")

@@ -167,7 +167,7 @@ def sent(server: Running, path: str, media: str, body: Any) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("num_values", [1, pytest.param(len(VALUES), marks=pytest.mark.slow)])
-def test_a_marker_in_every_declared_field_is_in_no_log_and_no_header(
+def test_a_marker_in_each_declared_field_is_in_no_log_and_no_header(
     said: Any, num_values: int
 ) -> None:
     server, written, folder = said

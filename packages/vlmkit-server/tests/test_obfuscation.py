@@ -29,7 +29,7 @@ def told(event):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_pieces_of_an_answer_have_one_size_and_say_the_same(server, path):
+def test_obfuscated_events_have_one_size_and_the_same_content(server, path):
     plain, hidden = events(server, path), events(server, path, **HIDING)
     assert [told(event) for event, _ in hidden] == [told(event) for event, _ in plain]
     assert not any("obfuscation" in event for event, _ in plain)
@@ -42,7 +42,7 @@ def test_pieces_of_an_answer_have_one_size_and_say_the_same(server, path):
     assert len({event["obfuscation"] for event, _ in filled if event["obfuscation"]}) > 5
 
 
-def test_the_official_client_reads_such_streams(server):
+def test_the_official_client_reads_obfuscated_streams(server):
     client = server.client()
     with client.responses.stream(model="mock", input=SAID, extra_body=HIDING) as stream:
         assert stream.get_final_response().output_text == "né 🙂 and more"

@@ -6,7 +6,7 @@ import threading
 from vlmkit_server.exchange.offload import OffloadExecutor
 
 
-def test_a_burst_of_one_tenant_does_not_delay_a_piece_of_another():
+def test_a_burst_of_one_tenant_does_not_delay_work_of_another():
     order: list[str] = []
     may_begin = threading.Event()
 
@@ -28,7 +28,7 @@ def test_a_burst_of_one_tenant_does_not_delay_a_piece_of_another():
     assert len(order) == 23
 
 
-def test_work_that_is_cancelled_while_it_waits_never_runs():
+def test_cancelled_waiting_work_never_runs():
     ran: list[int] = []
     may_begin = threading.Event()
 

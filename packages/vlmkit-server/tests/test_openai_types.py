@@ -87,7 +87,7 @@ def as_typed(content):
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_chats(server, name):
+def test_chats_match_openais_types(server, name):
     body, ours = CHATS[name]
     whole = checked(ChatCompletion, server.post(body).content, ours)
     assert len(whole.choices) == body.get("n", 1)
@@ -97,7 +97,7 @@ def test_chats(server, name):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_completions(server, name):
+def test_completions_match_openais_types(server, name):
     body = {"model": "mock"} | TEXTS[name]
     whole = checked(Completion, as_typed(server.post(body, "/v1/completions").content))
     events = streamed(server, body, "/v1/completions", Completion, read=as_typed)
@@ -121,7 +121,7 @@ RESPONSES = {
 
 
 @pytest.mark.parametrize("name", RESPONSES)
-def test_responses(server, name):
+def test_responses_match_openais_types(server, name):
     body = {"model": "mock"} | RESPONSES[name]
     # OpenAI's reference tells "store", and "name" of an event; bytes of an event's tokens are ours.
     ours = {"image_tokens", "image_tokens_each", "store", "name", "bytes"}
@@ -134,20 +134,20 @@ def test_responses(server, name):
 
 
 @pytest.mark.parametrize("body", [{"input": "a"}, {"input": ["a", "b"]}, {"input": [1, 2]}])
-def test_embeddings(server, body):
+def test_embeddings_match_openais_types(server, body):
     answer = server.post({"model": "mock"} | body, "/v1/embeddings")
     value = checked(CreateEmbeddingResponse, answer.content, {"prompt_tokens_details"})
     assert value.data[0].embedding
 
 
-def test_models(server):
+def test_models_match_openais_types(server):
     ours = {"root", "state", "modalities", "max_model_len"}
     page = checked(SyncPage[Model], server.get("/v1/models").content, ours)
     assert page.data == [checked(Model, server.get("/v1/models/mock").content, ours)]
 
 
 @pytest.mark.parametrize("body", [{}, {"model": "x", "messages": []}, chat(temperature=9)])
-def test_errors(server, body):
+def test_errors_match_openais_types(server, body):
     told = server.post(body).json()
     assert list(told) == ["error"]
     checked(ErrorObject, json.dumps(told["error"]))

@@ -44,7 +44,7 @@ def operations(document):
     }
 
 
-def test_every_route_is_in_the_document_and_nothing_else(app, document):
+def test_the_document_lists_exactly_the_routes_of_the_server(app, document):
     assert set(operations(document)) == {
         (route.path_format, method)
         for route in app.routes
@@ -53,20 +53,20 @@ def test_every_route_is_in_the_document_and_nothing_else(app, document):
     }
 
 
-def test_what_is_closed_is_not_in_the_document():
+def test_disabled_routes_are_not_in_the_document():
     closed = msgspec.json.decode(openapi_document(create_app({})))
     assert "/inference/v1/generate" not in closed["paths"]
     assert "/v1/chat/completions" in closed["paths"]
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_referred_to(document):
+def test_every_reference_resolves_and_every_schema_is_used(document):
     found = {part["$ref"] for part in parts(document) if "$ref" in part}
     schemas = document["components"]["schemas"]
     assert found == {f"#/components/schemas/{name}" for name in schemas}
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in schemas)
 
 
-def test_operations_have_names_of_their_own_and_say_what_they_do(document):
+def test_each_operation_has_a_unique_id_a_summary_and_its_responses(document):
     told = operations(document)
     assert len({each["operationId"] for each in told.values()}) == len(told)
     assert all(each["summary"] for each in told.values())
@@ -77,7 +77,7 @@ def test_operations_have_names_of_their_own_and_say_what_they_do(document):
         assert {"200", "421", "500"} <= set(each["responses"])
 
 
-def test_links_of_a_response_lead_to_all_that_can_be_done_with_one(document):
+def test_links_of_a_response_cover_all_its_operations(document):
     told = operations(document)
     by_id = {each["operationId"]: (key, each) for key, each in told.items()}
     links = told["/v1/responses", "POST"]["responses"]["200"]["links"].values()
@@ -102,7 +102,7 @@ def test_documented_limits_and_tags_are_enforced(document):
     assert schemas["ToolCall"]["required"] == ["id", "function"]
 
 
-def test_a_server_tells_its_document():
+def test_the_document_is_served():
     with running(allow_generate=True) as server:
         answer = server.get("/openapi.json")
         assert answer.headers["content-type"] == "application/json"

@@ -47,7 +47,7 @@ class Page(HTMLParser):
         return " ".join(self.texts)
 
 
-def test_a_browser_is_shown_what_the_server_is_and_how_to_ask_it(server):
+def test_the_start_page_shows_the_models_and_a_working_command(server):
     answer = server.get("/", headers=BROWSER)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     page = Page(answer)
@@ -61,13 +61,13 @@ def test_a_browser_is_shown_what_the_server_is_and_how_to_ask_it(server):
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/*"])
-def test_a_client_that_asks_for_no_page_gets_none(accept, server):
+def test_a_client_that_does_not_accept_html_gets_no_start_page(accept, server):
     answer = server.get("/", headers={} if accept is None else {"accept": accept})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-def test_the_name_of_a_model_and_the_host_are_texts():
+def test_the_model_name_and_the_host_are_escaped():
     with running({NAME: mock_pipeline()}) as server:
         page = Page(server.get("/", headers=BROWSER))
         assert "script" not in page.elements
@@ -89,7 +89,7 @@ def test_a_page_without_a_key_shows_no_models(tmp_path):
         assert server.get("/docs", headers=with_key).status_code == 200
 
 
-def test_the_pages_load_nothing_and_run_nothing(server):
+def test_the_pages_load_no_resources_and_run_no_scripts(server):
     for path in ("/", "/docs"):
         answer = server.get(path, headers=BROWSER)
         rules = answer.headers["content-security-policy"].split("; ")
@@ -103,7 +103,7 @@ def test_the_pages_load_nothing_and_run_nothing(server):
         assert all(link.startswith(("/", "#")) for link in page.links)
 
 
-def test_the_docs_show_every_operation_and_type_of_the_document(server):
+def test_the_docs_show_each_operation_and_type_of_the_document(server):
     document = server.get("/openapi.json").json()
     page = Page(server.get("/docs"))
     for path, methods in document["paths"].items():

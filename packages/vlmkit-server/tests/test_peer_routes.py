@@ -21,7 +21,7 @@ def streaming(server, **script):
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings", "/responses"])
-def test_a_path_without_a_version_is_the_same_route(server, path):
+def test_a_path_without_version_is_the_versioned_route(server, path):
     assert ALIASES[path] == f"/v1{path}"
     body = {"prompt": "ab", "input": "ab", "messages": chat()["messages"], "max_tokens": 2}
     wanted = {"/chat/completions": "messages", "/completions": "prompt"}.get(path, "input")
@@ -32,14 +32,14 @@ def test_a_path_without_a_version_is_the_same_route(server, path):
     assert server.post({}, path).json() == server.post({}, f"/v1{path}").json()
 
 
-def test_a_template_is_applied_by_llama_cpps_path(server):
+def test_llama_cpps_path_applies_the_chat_template(server):
     body = {"messages": chat()["messages"]}
     applied = server.post(body, "/apply-template").json()
     assert applied["prompt"] == server.post(body, f"{CHATS}/render").json()["prompt"]
 
 
 @pytest.mark.parametrize("path", sorted(UNSERVED))
-def test_a_route_of_another_server_is_named_with_what_to_send_instead(server, path):
+def test_an_unsupported_route_of_another_server_names_the_alternative(server, path):
     answer = server.post({}, f"{path}1?action=save" if path.endswith("/") else path)
     assert answer.status_code == 404, answer.text
     error = answer.json()["error"]
@@ -48,7 +48,7 @@ def test_a_route_of_another_server_is_named_with_what_to_send_instead(server, pa
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/completions/1", "/slotsx", "/Rerank", "/rerank/"])
-def test_an_unknown_route_is_not_repeated(server, path):
+def test_an_unknown_path_is_not_repeated_in_the_error(server, path):
     assert server.post({}, path).json()["error"]["message"] == "not found"
 
 
@@ -64,7 +64,7 @@ def test_models_are_listed_by_the_short_path(server):
         ({"input": "ab"}, "list"),
     ],
 )
-def test_an_invocation_is_answered_by_the_api_that_its_body_is_for(server, body, kind):
+def test_an_invocation_is_answered_by_the_api_of_its_body(server, body, kind):
     answer = server.post(body, "/invocations")
     assert answer.status_code == 200, answer.text
     assert answer.json()["object"] == kind
@@ -77,13 +77,13 @@ def test_an_invocation_can_be_streamed(server):
 
 
 @pytest.mark.parametrize("body", [{}, {"text": "ab"}, [], b"{", b'"messages"'])
-def test_an_invocation_for_no_api_is_refused(server, body):
+def test_an_invocation_whose_body_fits_no_api_is_refused(server, body):
     answer = server.post(body, "/invocations")
     assert answer.status_code == 400, answer.text
     assert server.is_idle()
 
 
-def test_an_invocation_needs_the_scope_of_its_api(tmp_path):
+def test_an_invocation_requires_the_scope_of_its_api(tmp_path):
     (key,) = headers_of(tmp_path, "first")
     with shared(tmp_path) as guarded:
         answer = guarded.post({"input": "ab"}, "/invocations", headers=key)
@@ -91,7 +91,7 @@ def test_an_invocation_needs_the_scope_of_its_api(tmp_path):
         assert guarded.post(chat(), "/invocations", headers=key).status_code == 200
 
 
-def test_a_conversation_is_counted_beside_the_chat_api(server):
+def test_a_chat_has_the_token_count_of_its_usage(server):
     parts = [{"type": "text", "text": "and"}, image_part(picture())]
     body = {"messages": [{"role": "user", "content": parts}]}
     counted = server.post(body, "/v1/chat/completions/input_tokens").json()
@@ -99,13 +99,13 @@ def test_a_conversation_is_counted_beside_the_chat_api(server):
     assert counted["input_tokens"] == server.post(body).json()["usage"]["prompt_tokens"]
 
 
-def test_load_counts_requests_under_way(server):
+def test_load_is_the_number_of_running_requests(server):
     assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
     with streaming(server, text="word ", tokens=2000, latency_s=0.01):
         assert server.get("/load").json() == {"server_load": 1}
 
 
-def test_properties_and_slots_say_what_runs_and_nothing_of_requests(server):
+def test_properties_and_slots_show_the_state_without_request_content(server):
     limits = server.runner().facts.limits
     props = server.get("/props").json()
     settings = props["default_generation_settings"]
@@ -126,7 +126,7 @@ def test_properties_and_slots_say_what_runs_and_nothing_of_requests(server):
 
 
 @pytest.mark.parametrize("path", ["/props", "/slots"])
-def test_properties_and_slots_are_for_operators(tmp_path, path):
+def test_properties_and_slots_require_the_scope_of_operators(tmp_path, path):
     (key,) = headers_of(tmp_path, "first")
     with shared(tmp_path) as guarded:
         assert guarded.get(path, headers=key).status_code == 403
@@ -140,7 +140,7 @@ def test_a_model_must_be_named_where_there_are_several(path):
         assert several.get(f"{path}?model=c").status_code == 404
 
 
-def test_a_tokenizer_says_its_sizes(server):
+def test_tokenizer_info_has_the_sizes_of_the_tokenizer(server):
     facts = server.runner().facts
     info = server.get("/tokenizer_info").json()
     assert info["model_max_length"] == facts.limits.max_sequence_tokens

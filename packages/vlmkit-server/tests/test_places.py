@@ -19,24 +19,24 @@ def asked(text=SAID, num_images=1, **fields):
     return {"model": "mock", "messages": messages, "return_places": True, **fields}
 
 
-def test_places_are_told_in_pixels_of_the_picture(server):
+def test_boxes_are_returned_in_pixels_of_the_image(server):
     message = server.post(asked()).json()["choices"][0]["message"]
 
     assert message["content"] == SAID
     assert message["places"] == PLACES
 
 
-def test_they_are_those_of_the_whole_picture_however_small_it_is_shown(server):
+def test_boxes_refer_to_the_original_image_size(server):
     message = server.post(asked(max_image_tokens=1)).json()["choices"][0]["message"]
     assert message["places"] == PLACES
 
 
-def test_each_choice_has_its_own(server):
+def test_each_choice_has_its_own_boxes(server):
     choices = server.post(asked(n=2)).json()["choices"]
     assert [choice["message"]["places"] for choice in choices] == [PLACES] * 2
 
 
-def test_a_stream_tells_them_where_a_choice_ends(server):
+def test_boxes_are_in_the_last_chunk_of_each_streamed_choice(server):
     stream = server.client().chat.completions.create(
         model="mock", messages=asked()["messages"], stream=True, extra_body={"return_places": True}
     )
@@ -46,18 +46,18 @@ def test_a_stream_tells_them_where_a_choice_ends(server):
     assert not any(hasattr(choice.delta, "places") for choice in others)
 
 
-def test_an_answer_without_any_has_none(server):
+def test_an_answer_without_boxes_has_an_empty_list(server):
     assert server.post(asked("a cat")).json()["choices"][0]["message"]["places"] == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_nobody_who_does_not_ask_is_told(server, stream):
+def test_boxes_are_absent_unless_requested(server, stream):
     text = server.post(asked(return_places=False, stream=stream)).text
     assert '"places"' not in text
 
 
 @pytest.mark.parametrize("num_images", [0, 2])
-def test_which_picture_is_meant_must_be_known(server, num_images):
+def test_boxes_are_refused_unless_the_prompt_has_one_image(server, num_images):
     answer = server.post(asked(num_images=num_images))
 
     assert answer.status_code == 400
@@ -65,7 +65,7 @@ def test_which_picture_is_meant_must_be_known(server, num_images):
     assert f"has {num_images}" in answer.json()["error"]["message"]
 
 
-def test_places_cut_off_by_a_stop_string_are_those_that_were_said(server):
+def test_boxes_cut_off_by_a_stop_string_are_not_returned(server):
     message = server.post(asked(stop=', {"point'), timeout=300).json()["choices"][0]["message"]
 
     assert message["places"] == PLACES[:1]
@@ -89,7 +89,7 @@ def question(kind):
 
 
 @pytest.mark.parametrize("kind", ["messages", "responses"])
-def test_other_apis_tell_places_and_transforms_beside_the_answer(server, kind):
+def test_other_apis_return_boxes_and_transforms_beside_the_answer(server, kind):
     told = {"return_places": True, "return_image_transforms": True}
     sent = {"model": "mock"} | question(kind)
     plain = server.post(sent, f"/v1/{kind}")
@@ -102,7 +102,7 @@ def test_other_apis_tell_places_and_transforms_beside_the_answer(server, kind):
     assert image["cached"] is True
 
 
-def test_a_stream_of_a_message_tells_them_in_the_event_that_ends_it(server):
+def test_boxes_of_a_streamed_message_are_in_the_message_delta_event(server):
     told = {"return_places": True, "return_image_transforms": True}
     sent = {"model": "mock", "stream": True} | question("messages")
     assert "places" not in server.post(sent, "/v1/messages").text.split("message_delta")[1]
@@ -113,7 +113,7 @@ def test_a_stream_of_a_message_tells_them_in_the_event_that_ends_it(server):
     assert [image["num_tokens"] for image in data["image_transforms"]] == [4]
 
 
-def test_a_stream_of_a_response_tells_them_in_its_last_event(server):
+def test_boxes_of_a_streamed_response_are_in_its_last_event(server):
     told = {"return_places": True, "return_image_transforms": True}
     with server.client().responses.stream(
         model="mock", **question("responses"), extra_body=told

@@ -65,7 +65,7 @@ def entries(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_a_config_that_can_be_served_is_valid_and_nothing_is_made(config, capsys):
+def test_a_valid_config_passes_and_nothing_is_created(config, capsys):
     before = entries(config.parent)
     code, said = checked(capsys, config)
     assert (code, said.err) == (0, "")
@@ -120,13 +120,13 @@ def test_every_problem_is_reported_at_once(config, capsys):
         (["tokenizer.use=mock", "tokenizer.chat_template=x"], "has no setting 'chat_template'"),
     ],
 )
-def test_a_problem_is_named(options, words, config, capsys):
+def test_each_problem_is_reported_by_name(options, words, config, capsys):
     code, said = checked(capsys, config, *[each for o in options for each in ("--set", o)])
     assert code == 1
     assert words in said.err
 
 
-def test_every_wrong_setting_is_reported_at_once(config, capsys):
+def test_all_invalid_settings_are_reported_at_once(config, capsys):
     wrong = ("server.prot=1", "server.port=web", "server.keepalive_s=-1")
     code, said = checked(capsys, config, *[each for o in wrong for each in ("--set", o)])
     assert code == 1
@@ -137,7 +137,7 @@ def errors_of(said):
     return [line for line in said.err.splitlines() if line.startswith("error: ")]
 
 
-def test_one_invalid_setting_hides_no_other(config, capsys):
+def test_an_invalid_setting_does_not_hide_other_problems(config, capsys):
     folder = config.parent
     (folder / "keys.jsonl").write_text("one\n\ntwo")
     (folder / "certificate.pem").unlink()
@@ -172,7 +172,7 @@ def test_one_invalid_setting_hides_no_other(config, capsys):
         assert problem.startswith(f"error: {words}")
 
 
-def test_wrong_settings_do_not_hide_models_nor_their_providers(config, capsys):
+def test_invalid_settings_do_not_hide_problems_of_models_and_providers(config, capsys):
     wrong = (
         "server.prot=1",
         "observers.log.colour=x",
@@ -191,7 +191,7 @@ def test_wrong_settings_do_not_hide_models_nor_their_providers(config, capsys):
         assert words in said.err
 
 
-def test_a_wrong_setting_makes_no_other_problem(config, capsys):
+def test_an_invalid_setting_causes_no_further_problem(config, capsys):
     for wrong in (
         "server.key_file=x",
         "server.port=x",
@@ -205,7 +205,7 @@ def test_a_wrong_setting_makes_no_other_problem(config, capsys):
         assert (code, len(errors_of(said))) == (1, 1), said.err
 
 
-def test_no_plugin_is_loaded_where_it_is_not_sound_which_may_be(config, capsys, tmp_path):
+def test_no_plugin_is_loaded_if_the_plugin_settings_are_invalid(config, capsys, tmp_path):
     plugin = tmp_path / "own.py"
     plugin.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
     code, said = checked(capsys, config, "--set", 'plugins={only="a", files=["own.py"]}')
@@ -214,7 +214,7 @@ def test_no_plugin_is_loaded_where_it_is_not_sound_which_may_be(config, capsys, 
     assert not (tmp_path / "was_run").exists()
 
 
-def test_models_that_contradict_each_other_are_checked_all_the_same(config, capsys):
+def test_conflicting_models_are_checked_further(config, capsys):
     several = 'models=[{model="./none"}, {model="mock"}, {model="mock"}]'
     code, said = checked(capsys, config, "--set", several, "--set", "server.keys_file=none")
     assert code == 1
@@ -235,7 +235,7 @@ def test_both_ports_are_checked(config, capsys):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("folder", ["/proc", "/proc/vlmkit-data", "/proc/self/fd/none"])
-def test_a_folder_in_which_the_system_creates_no_file_is_named(folder, config, capsys):
+def test_a_data_folder_in_which_no_file_can_be_created_is_reported(folder, config, capsys):
     code, said = checked(capsys, config, "--set", f"server.data.folder={folder}")
     assert code == 1
     (problem,) = errors_of(said)
@@ -244,7 +244,7 @@ def test_a_folder_in_which_the_system_creates_no_file_is_named(folder, config, c
     assert "hint: name a folder that the server's user can write to" in said.err
 
 
-def test_the_ports_must_not_be_the_same(config, capsys):
+def test_equal_ports_are_reported(config, capsys):
     port = config.read_text().partition("port = ")[2].partition("\n")[0]
     code, said = checked(capsys, config, "--set", f"server.health_port={port}")
     assert code == 1
@@ -299,7 +299,7 @@ def test_missing_permissions_are_reported(config, capsys):
 
 
 @pytest.mark.posix
-def test_problems_that_prevent_no_start_are_warnings(config, capsys):
+def test_problems_that_do_not_prevent_a_start_are_warnings(config, capsys):
     folder = config.parent
     now = datetime.now(UTC)
     write_certificate(folder, not_after=now - timedelta(days=1))
@@ -325,7 +325,7 @@ def test_problems_that_prevent_no_start_are_warnings(config, capsys):
         ("pair", "do not match"),
     ],
 )
-def test_which_file_of_a_certificate_is_wrong_is_said(change, words, config, capsys):
+def test_the_invalid_file_of_a_certificate_is_named(change, words, config, capsys):
     folder = config.parent
     other = folder / "other"
     other.mkdir()
@@ -339,7 +339,7 @@ def test_which_file_of_a_certificate_is_wrong_is_said(change, words, config, cap
     assert words in said.err
 
 
-def test_a_running_server_is_found_by_its_port_and_its_data(config, capsys):
+def test_a_running_server_is_detected_by_its_port_and_data_folder(config, capsys):
     from vlmkit_server.settings.server import DataSettings
     from vlmkit_server.storage.data_folder import Folder
 
@@ -353,7 +353,7 @@ def test_a_running_server_is_found_by_its_port_and_its_data(config, capsys):
     assert checked(capsys, config)[0] == 0
 
 
-def test_a_plugin_that_is_excluded_is_named_where_a_model_needs_it(config, capsys):
+def test_an_excluded_plugin_that_a_model_needs_is_named(config, capsys):
     pytest.importorskip("vlmkit_demo")
     code, said = checked(capsys, config, "demo", "--set", 'plugins.only=["vlmkit-mock"]')
     assert code == 1

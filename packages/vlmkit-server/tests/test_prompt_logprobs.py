@@ -37,7 +37,7 @@ def check(told, ids, samples, num_top):
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 3])
-def test_a_chats_prompt_is_scored_as_python_scores_it(server, num_top):
+def test_prompt_logprobs_of_a_chat_equal_those_of_the_python_api(server, num_top):
     client = server.client()
     messages = [{"role": "user", "content": "a tree"}]
     options = {"prompt_logprobs": num_top, "return_token_ids": True}
@@ -52,7 +52,7 @@ def test_a_chats_prompt_is_scored_as_python_scores_it(server, num_top):
     assert "prompt_logprobs" not in plain
 
 
-def test_what_stands_for_a_picture_has_no_score_and_what_follows_has(server):
+def test_image_tokens_have_no_prompt_logprobs_and_later_tokens_have(server):
     parts = [image_part(picture()), {"type": "text", "text": "a"}]
     sent = chat(prompt_logprobs=1, return_token_ids=True, max_tokens=1)
     sent["messages"] = [{"role": "user", "content": parts}]
@@ -64,7 +64,7 @@ def test_what_stands_for_a_picture_has_no_score_and_what_follows_has(server):
     assert unscored == [0, *range(2, 2 + image + 2)]  # with a mark on either side of it
 
 
-def test_tools_and_options_are_part_of_the_prompt_that_is_scored(server):
+def test_prompt_logprobs_cover_tools_and_options(server):
     tool = {"type": "function", "function": {"name": "look"}}
     sent = chat(tools=[tool], chat_template_kwargs={"enable_thinking": True}, prompt_logprobs=0)
     answer = server.post(sent | {"return_token_ids": True}).json()
@@ -72,7 +72,7 @@ def test_tools_and_options_are_part_of_the_prompt_that_is_scored(server):
     check(answer["prompt_logprobs"], ids, scores(server, ids, 0), 0)
 
 
-def test_each_prompt_of_a_completion_is_scored_for_each_of_its_answers(server):
+def test_each_choice_of_each_prompt_has_prompt_logprobs(server):
     client = server.client()
     answer = client.completions.create(
         model="mock",
@@ -90,7 +90,7 @@ def test_each_prompt_of_a_completion_is_scored_for_each_of_its_answers(server):
     assert [choice.prompt_logprobs for choice in answer.choices[2:]] == [[None], [None]]
 
 
-def test_an_echo_and_scores_say_the_same(server):
+def test_prompt_logprobs_equal_the_logprobs_of_an_echo(server):
     sent = {"model": "mock", "prompt": "a tree", "echo": True, "logprobs": 0, "max_tokens": 0}
     answer = server.post(sent | {"prompt_logprobs": 0, "return_token_ids": True}, TEXT).json()
     (choice,) = answer["choices"]
@@ -101,14 +101,14 @@ def test_an_echo_and_scores_say_the_same(server):
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": -1}, {"prompt_logprobs": 21},
                                     {"prompt_logprobs": 1, "stream": True}])  # fmt: skip
-def test_what_is_out_of_bounds_is_refused_by_name(server, path, fields):
+def test_prompt_logprobs_out_of_range_are_refused_by_name(server, path, fields):
     sent = {"model": "mock", "prompt": "x"} if path == TEXT else chat()
     refused = server.post(sent | fields, path)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "prompt_logprobs"
 
 
-def test_no_body_has_more_of_them_than_there_is_room_for(monkeypatch):
+def test_the_number_of_prompt_logprobs_of_a_request_is_limited(monkeypatch):
     monkeypatch.setattr(prompt_logprobs, "MAX_LOGPROBS", 40)
     with running() as server:
         client = server.client()

@@ -23,7 +23,7 @@ def turns(*said):
 
 
 @pytest.mark.parametrize("way", ["field", "prefix", "partial"])
-def test_an_answer_goes_on_with_the_last_message(server, way):
+def test_an_answer_continues_the_last_message(server, way):
     messages = turns(scripted(text="ab"), "It is ")
     ends = ask(server, messages).prompt_token_ids
     fields = {"continue_final_message": True} if way == "field" else {}
@@ -35,21 +35,21 @@ def test_an_answer_goes_on_with_the_last_message(server, way):
     assert answer.choices[0].message.content == "ab"
 
 
-def test_a_prompt_may_end_where_no_answer_begins(server):
+def test_a_prompt_can_end_without_a_generation_prompt(server):
     messages = turns(scripted(text="ab"))
     begun = ask(server, messages).prompt_token_ids
     assert ask(server, messages, add_generation_prompt=False).prompt_token_ids == begun[:-1]
     assert ask(server, messages, add_generation_prompt=True).prompt_token_ids == begun
 
 
-def test_what_a_goes_on_with_is_text_and_no_reasoning(server):
+def test_a_continued_message_has_text_and_no_reasoning(server):
     messages = turns(scripted(text="so", reasoning="why"), "It is ")
     message = ask(server, messages, continue_final_message=True).choices[0].message
     assert message.content == "whyso"
     assert not hasattr(message, "reasoning_content")
 
 
-def test_a_variable_of_the_template_can_be_set(server):
+def test_chat_template_variables_can_be_set(server):
     text = scripted(text="so")
     for value, thought in ((True, "so"), (False, "")):
         message = (
@@ -65,7 +65,7 @@ def test_a_variable_of_the_template_can_be_set(server):
     ("effort", "thinks"),
     [("none", False), *((each, True) for each in ("minimal", "low", "medium", "high", "xhigh"))],
 )
-def test_an_effort_is_the_chat_templates_to_keep_to(server, effort, thinks):
+def test_reasoning_effort_is_passed_to_the_chat_template(server, effort, thinks):
     answer = ask(server, turns(scripted(text="so")), reasoning_effort=effort)
     assert getattr(answer.choices[0].message, "reasoning_content", "") == ("so" if thinks else "")
     told = server.post({"messages": turns("so"), "reasoning_effort": effort}, "/tokenize").json()
@@ -85,7 +85,7 @@ EFFORTS = [
 ]
 
 
-def test_an_effort_that_a_model_knows_nothing_of_is_ignored_and_told():
+def test_reasoning_effort_is_reported_as_ignored_by_models_without_it():
     pipeline = Pipeline(tokenizer=Effortless(), engine=MockEngine(MockEngineSettings()), name="m")
     with running({"mock": pipeline}) as server:
         for path, fields, name in EFFORTS:
@@ -105,7 +105,7 @@ def test_an_effort_that_a_model_knows_nothing_of_is_ignored_and_told():
         assert "reasoning_effort" not in taken["parameters"] + taken["refused"]
 
 
-def test_anthropics_effort_is_the_same(server):
+def test_effort_of_anthropics_api_has_the_same_effect(server):
     sent = chat(scripted(text="so"), max_tokens=32)
     for effort, kind in (({"effort": "low"}, "thinking"), ({}, "text")):
         answer = server.post(sent | {"output_config": effort}, "/v1/messages")
@@ -131,14 +131,14 @@ def test_anthropics_effort_is_the_same(server):
          "continue_final_message"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_or_is_not_allowed_is_refused_by_name(server, fields, param):
+def test_invalid_or_forbidden_prompt_options_are_refused_by_name(server, fields, param):
     refused = server.post(chat() | fields)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
     assert "s3cret" not in refused.text
 
 
-def test_an_operator_says_which_variables_may_be_set():
+def test_the_operator_limits_the_chat_template_variables():
     allowed = ("effort:low|high", "budget:int")
     with running(chat_template_kwargs=allowed) as server:
         for good in ({"effort": "low"}, {"budget": 7}, {"effort": None}):

@@ -55,7 +55,7 @@ def test_a_caller_evicts_only_its_own_idle_holders():
     assert [holder.is_evicted for holder in (first, second, third)] == [False, True, False]
 
 
-def test_of_callers_that_hold_as_much_only_idle_holders_are_evicted():
+def test_callers_with_equal_amounts_evict_only_idle_holders():
     quota = Quota(3)
     holders = [FakeHolder(caller, is_idle=caller == "b") for caller in "abc"]
     assert all(quota.add(holder, 1) for holder in holders)
@@ -63,7 +63,7 @@ def test_of_callers_that_hold_as_much_only_idle_holders_are_evicted():
     assert [holder.is_evicted for holder in holders] == [False, True, False]
 
 
-def test_an_idle_holder_among_many_busy_ones_is_found_in_a_few_tries():
+def test_an_idle_holder_among_many_busy_ones_is_found_in_few_checks():
     quota = Quota(10 * MAX_CHECKS)
     for caller in ("one", "two"):  # of two who hold the same
         assert len(added(quota, caller, 5 * MAX_CHECKS, is_evictable=False)) == 5 * MAX_CHECKS
@@ -81,7 +81,7 @@ def test_evict_idle_evicts_idle_holders_alone():
     assert quota.num_held == 3
 
 
-def test_an_amount_over_the_limit_evicts_no_smaller_caller():
+def test_an_amount_over_the_limit_evicts_no_other_holder():
     quota = Quota(10)
     small = FakeHolder("small")
     assert quota.add(small, 4)
@@ -129,7 +129,7 @@ def acquired(quota, caller, count, amount=1):
     return permits
 
 
-def test_an_eighth_of_the_quota_is_left_to_other_callers():
+def test_an_eighth_of_the_quota_is_reserved_for_other_callers():
     quota = Quota(80)
     hog = acquired(quota, "hog", 80)
     assert len(hog) == 70
@@ -144,7 +144,7 @@ def test_one_caller_can_acquire_all_of_a_small_quota():
     assert len(acquired(Quota(7), "one", 9)) == 7
 
 
-def test_a_permit_is_released_however_its_block_ends():
+def test_a_permit_is_released_when_its_block_raises():
     quota = Quota(3)
     with pytest.raises(KeyError), quota.acquire("one", 2):
         raise KeyError
@@ -155,14 +155,14 @@ def test_a_permit_is_released_however_its_block_ends():
     assert (quota.num_held, quota.held_by("one")) == (0, 0)
 
 
-def test_a_refusal_says_when_to_try_again():
+def test_a_refusal_has_a_retry_time():
     quota = Quota(1, "too many of these")
     with quota.acquire("one"), pytest.raises(Overloaded, match="too many of these") as refused:
         quota.acquire("other")
     assert refused.value.retry_after_s >= 1
 
 
-def test_the_waiting_caller_with_least_is_next():
+def test_the_waiting_caller_with_the_lowest_amount_is_admitted_next():
     async def scene():
         quota, order = Quota(16), []
 
@@ -212,7 +212,7 @@ ACQUISITIONS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 30), s
 
 
 @given(st.integers(1, 60), ACQUISITIONS)
-def test_no_caller_acquires_the_part_that_is_left_to_others(limit, moves):
+def test_no_caller_acquires_the_part_reserved_for_others(limit, moves):
     quota, held = Quota(limit), []
     with ExitStack() as permits:
         for caller, amount, goes in moves:

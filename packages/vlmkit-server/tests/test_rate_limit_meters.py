@@ -39,7 +39,7 @@ def left(usage, unit="tokens"):
     return usage.standings()[unit].num_left
 
 
-def test_a_rate_comes_back_evenly_and_a_quota_at_midnight():
+def test_a_rate_refills_evenly_and_a_quota_at_midnight():
     clock = Time()
     both = usage("tokens=60/minute", "images=5/day", clock=clock)
     both.use(Cost(tokens=60, images=5))
@@ -52,7 +52,7 @@ def test_a_rate_comes_back_evenly_and_a_quota_at_midnight():
     assert left(both, "images") == 5
 
 
-def test_a_month_ends_with_its_last_day():
+def test_a_monthly_quota_is_reset_after_the_last_day_of_the_month():
     clock = Time()
     monthly = usage("requests=1/month", clock=clock)
     monthly.use(Cost(requests=1))
@@ -62,7 +62,7 @@ def test_a_month_ends_with_its_last_day():
     assert monthly.standings()["requests"].reset_s == 31 * 86_400
 
 
-def test_a_request_is_admitted_after_retry_after_and_not_sooner():
+def test_a_request_is_admitted_exactly_after_retry_after():
     clock = Time()
     limited = usage("tokens=7/minute", clock=clock)
     limited.use(Cost(tokens=7))
@@ -76,14 +76,14 @@ def test_a_request_is_admitted_after_retry_after_and_not_sooner():
     limited.use(Cost(tokens=3))
 
 
-def test_a_request_over_the_limit_gets_no_retry_time():
+def test_a_request_larger_than_the_limit_gets_no_retry_time():
     for amount in ("0", "4"):
         with pytest.raises(RateLimited) as caught:
             usage(f"images={amount}/day").use(Cost(images=5))
         assert caught.value.retry_after_s is None
 
 
-def test_an_unused_reservation_is_freed_at_the_end():
+def test_an_unused_reservation_is_released_at_the_end():
     limited = usage("tokens=100/day")
     reservation = limited.reserve(Cost(tokens=90))
     assert left(limited) == 10
@@ -95,7 +95,7 @@ def test_an_unused_reservation_is_freed_at_the_end():
     assert left(limited) == 70
 
 
-def test_an_answer_that_is_made_as_fast_as_is_allowed_leaves_all_the_room():
+def test_an_answer_at_the_permitted_rate_leaves_the_full_limit():
     clock = Time()
     limited = usage("tokens=60/minute", clock=clock)
     reservation = limited.reserve(Cost(tokens=60))
@@ -105,7 +105,7 @@ def test_an_answer_that_is_made_as_fast_as_is_allowed_leaves_all_the_room():
     assert left(limited) == 60
 
 
-def test_a_request_counts_against_all_of_its_limits_or_none():
+def test_a_request_is_counted_against_all_its_limits_or_none():
     limited = usage("tokens=10/minute", "tokens=15/day", "images=1/hour")
     with pytest.raises(RateLimited):
         limited.reserve(Cost(tokens=5, images=2))
@@ -123,7 +123,7 @@ def test_changed_limits_keep_the_usage():
     assert left(limited) == 0
 
 
-def test_a_clock_that_is_set_back_gives_nothing_and_takes_nothing():
+def test_a_clock_that_is_set_back_neither_adds_nor_removes_usage():
     clock = Time()
     limited = usage("tokens=60/minute", "tokens=100/day", clock=clock)
     limited.use(Cost(tokens=60))
@@ -134,7 +134,7 @@ def test_a_clock_that_is_set_back_gives_nothing_and_takes_nothing():
 
 
 @pytest.mark.parametrize("texts", [["tokens=1/day", "tokens=2/day"], ["images=1/day"] * 2])
-def test_two_limits_of_one_thing_in_one_time_are_refused(texts):
+def test_two_limits_of_one_unit_and_period_are_refused(texts):
     with pytest.raises(ValueError, match="two limits"):
         LimitsSettings(key=tuple(texts))
 
@@ -220,7 +220,7 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadlin
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 20)), max_size=40),
     st.integers(1, 20),
 )
-def test_no_minute_sees_more_than_a_full_bucket_and_what_leaks_in_it(asked, most):
+def test_any_minute_admits_at_most_a_full_bucket_and_its_refill(asked, most):
     clock = Time()
     limited = usage(f"tokens={most}/minute", clock=clock)
     taken = []
@@ -236,7 +236,7 @@ def test_no_minute_sees_more_than_a_full_bucket_and_what_leaks_in_it(asked, most
         assert within <= 2 * most
 
 
-def test_many_threads_lose_nothing():
+def test_concurrent_reservations_are_counted_exactly():
     limited = usage("tokens=100000/day")
 
     def ask():
@@ -253,7 +253,7 @@ def test_many_threads_lose_nothing():
     assert left(limited) == 100_000 - 8 * 50 * 3
 
 
-def test_addresses_that_used_nothing_or_came_long_ago_are_forgotten():
+def test_unused_and_oldest_addresses_are_dropped():
     clock = Time()
     usages = TenantUsages(LimitsSettings(address=("requests=1/minute",)), clock)
     for number in range(1000):
@@ -278,11 +278,11 @@ def test_addresses_that_used_nothing_or_came_long_ago_are_forgotten():
         (90_061.25, "25h1m1.25s"),
     ],
 )
-def test_times_are_written_as_clients_of_openai_know_them(seconds, told):
+def test_durations_have_the_format_of_openais_headers(seconds, told):
     assert duration(seconds) == told
 
 
-def test_headers_are_in_the_words_of_the_api_that_is_asked():
+def test_limit_headers_have_the_names_of_the_requested_api():
     limited = usage("requests=10/minute", "image_tokens=50/minute")
     limited.use(Cost(requests=1))
     assert dict(limit_headers(limited, "/v1/chat/completions")) == {

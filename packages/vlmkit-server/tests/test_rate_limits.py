@@ -79,7 +79,7 @@ def test_an_answer_is_charged_its_usage_and_the_rest_is_released(keys):
         assert 10**6 - text - 500 <= remaining(answer) < 10**6 - text
 
 
-def test_a_stream_tells_what_is_left_and_one_that_is_given_up_is_refunded(keys):
+def test_a_stream_reports_the_remaining_limit_and_a_disconnect_is_refunded(keys):
     secret = keys(f"tokens={MANY}")
     with running(keys_file=str(keys.path)) as server:
         endless = chat(scripted(text="x", tokens=3000, latency_s=0.01), max_tokens=3000)
@@ -96,7 +96,7 @@ def test_a_stream_tells_what_is_left_and_one_that_is_given_up_is_refunded(keys):
 
 
 @pytest.mark.parametrize("unit", ["requests", "tokens", "images", "image_tokens"])
-def test_openais_client_raises_its_own_error_and_knows_when_to_come_back(keys, unit):
+def test_openais_client_raises_its_own_error_with_a_retry_time(keys, unit):
     content = [image_part(picture()), {"type": "text", "text": "what is in this?"}]
     amount = {"requests": 1, "tokens": 60, "images": 1, "image_tokens": 10}[unit]
     with running(keys_file=str(keys.path)) as server:
@@ -124,7 +124,7 @@ def test_openais_client_raises_its_own_error_and_knows_when_to_come_back(keys, u
         assert eventually(server.is_idle)
 
 
-def test_anthropics_client_raises_its_own_error_in_its_own_words(keys):
+def test_anthropics_client_raises_its_own_error_type(keys):
     secret = keys("requests=1/minute")
     with running(keys_file=str(keys.path)) as server, http_client() as http:
         client = anthropic.Anthropic(
@@ -140,7 +140,7 @@ def test_anthropics_client_raises_its_own_error_in_its_own_words(keys):
         assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
 
 
-def test_clients_do_not_retry_a_request_over_its_limit(keys):
+def test_openais_client_does_not_retry_a_request_larger_than_its_limit(keys):
     secret = keys("tokens=100/minute")
     with running(keys_file=str(keys.path)) as server:
         asked = []
@@ -158,7 +158,7 @@ def test_clients_do_not_retry_a_request_over_its_limit(keys):
         assert free(server, secret) == 100
 
 
-def test_choices_are_held_for_all_that_they_may_say(keys):
+def test_the_reservation_covers_max_tokens_of_all_choices(keys):
     secret = keys("tokens=200/hour")
     with running(keys_file=str(keys.path)) as server:
         assert server.post(chat(max_tokens=60, n=4), headers=bearer(secret)).status_code == 429
@@ -191,7 +191,7 @@ def test_every_api_is_charged(keys, path, body):
         assert eventually(lambda: free(server, secret) == 10**6 - usage["total_tokens"])
 
 
-def test_a_request_that_is_refused_or_wrong_costs_no_tokens(keys):
+def test_a_refused_request_is_charged_no_tokens(keys):
     secret = keys(f"tokens={MANY}", f"requests={MANY}")
     with running(
         {"mock": mock_pipeline(max_waiting=1, max_sequences=1)}, keys_file=str(keys.path)
@@ -201,7 +201,7 @@ def test_a_request_that_is_refused_or_wrong_costs_no_tokens(keys):
         assert free(server, secret, "requests") == 10**6 - 1
 
 
-def test_each_key_has_its_own_limits_beside_those_of_all(keys):
+def test_each_key_has_its_own_limits_or_the_default_ones(keys):
     first, second, third = keys("requests=1/day"), keys(name="two"), keys("images=1/day", name="x")
     limits = LimitsSettings(key=("requests=2/day",))
     with running(keys_file=str(keys.path), limits=limits) as server:
@@ -213,7 +213,7 @@ def test_each_key_has_its_own_limits_beside_those_of_all(keys):
         assert statuses(second) == statuses(third) == [200, 200, 429]
 
 
-def test_keys_are_changed_while_the_server_runs(keys):
+def test_limits_of_keys_can_change_while_the_server_runs(keys):
     secret = keys("requests=2/day")
     with running(keys_file=str(keys.path)) as server:
         assert server.post(chat(), headers=bearer(secret)).status_code == 200
@@ -230,7 +230,7 @@ def test_keys_are_changed_while_the_server_runs(keys):
         assert free(server, secret, "images") == 3
 
 
-def test_addresses_are_limited_where_no_key_is_asked_for_and_health_is_not():
+def test_addresses_are_limited_without_keys_except_for_health_routes():
     with running(limits=LimitsSettings(address=("requests=1/hour",))) as server:
         assert server.post(chat()).status_code == 200
         refused = server.post(chat())
@@ -240,7 +240,7 @@ def test_addresses_are_limited_where_no_key_is_asked_for_and_health_is_not():
             assert server.get(path).status_code == 200
 
 
-def test_a_request_abandoned_at_any_moment_holds_nothing(keys):
+def test_a_request_disconnected_at_any_moment_holds_no_reservation(keys):
     secret = keys("tokens=100000000/minute", f"images={MANY}")
     chance = random.Random(7)
     with running(keys_file=str(keys.path)) as server:
@@ -267,7 +267,7 @@ def test_a_request_abandoned_at_any_moment_holds_nothing(keys):
         assert 0 < standings["images"].num_left < 10**6
 
 
-def test_a_page_of_a_listed_origin_reads_refusals_as_well(keys):
+def test_a_page_of_a_listed_origin_can_read_refusals(keys):
     page = {"origin": "https://chat.example.com"}
     secret = keys("requests=1/day")
     with running(keys_file=str(keys.path), allowed_origins=(page["origin"],)) as server:
@@ -296,7 +296,7 @@ def served(folder, keys, *more):
     return process(command, folder)
 
 
-def test_quotas_survive_a_kill_and_a_restart(keys, tmp_path):
+def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
     secret = keys("requests=5/month", f"tokens={MANY}")
 
     def asked(server, num):
@@ -347,14 +347,14 @@ def test_an_invalid_usage_file_is_reported(tmp_path):
 @pytest.mark.parametrize(
     "limit", ["tokens=1", "tokens=-1/day", "words=1/day", "tokens=1/year", "tokens=1/day\n", ""]
 )
-def test_a_limit_that_is_none_is_refused_by_the_command(tmp_path, capsys, limit):
+def test_the_keys_command_refuses_an_invalid_limit(tmp_path, capsys, limit):
     path = tmp_path / "keys.jsonl"
     assert run(["keys", "add", "one", "--limit", limit, "--file", str(path)]) == 2
     assert not path.exists()
     assert "--limit" in capsys.readouterr().err
 
 
-def test_limits_are_written_into_the_file_and_listed(tmp_path, capsys):
+def test_the_keys_command_stores_and_lists_limits(tmp_path, capsys):
     path = str(tmp_path / "keys.jsonl")
     limits = ["--limit", "tokens=20000/minute", "--limit", "images=500/day"]
     assert run(["keys", "add", "one", *limits, "--file", path]) == 0
@@ -371,7 +371,7 @@ def test_limits_are_written_into_the_file_and_listed(tmp_path, capsys):
         ("image_tokens=1/day", "image tokens, and this API key may have 1 image token a day"),
     ],
 )
-def test_an_amount_of_one_is_written_in_the_singular(limit, told, keys):
+def test_error_messages_use_the_singular_for_an_amount_of_one(limit, told, keys):
     secret = keys(limit)
     parts = [image_part(picture()), {"type": "text", "text": "what?"}]
     body = chat(max_tokens=5) | {"messages": [{"role": "user", "content": parts}]}

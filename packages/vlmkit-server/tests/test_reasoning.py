@@ -26,7 +26,7 @@ def streamed(server, text, **options):
     return *told.values(), reason, [token for entry in tokens for token in entry.bytes]
 
 
-def test_reasoning_is_told_apart_from_the_answer_and_counted(server):
+def test_reasoning_is_separated_from_the_answer_and_counted(server):
     answer = ask(server, scripted(text="so", reasoning=f" {THOUGHT}\n"))
     message = answer.choices[0].message
     assert (message.reasoning_content, message.content) == (THOUGHT, "so")
@@ -35,14 +35,14 @@ def test_reasoning_is_told_apart_from_the_answer_and_counted(server):
     assert answer.usage.completion_tokens == NUM_THOUGHT + 2 + len("so") + 1
 
 
-def test_a_stream_tells_the_same(server):
+def test_a_stream_has_the_same_reasoning_as_a_whole_answer(server):
     text = scripted(text="so", reasoning=THOUGHT)
     assert streamed(server, text)[:3] == (THOUGHT, "so", "stop")
     *_, last = ask(server, text, stream=True, stream_options={"include_usage": True})
     assert last.usage.completion_tokens_details.reasoning_tokens == NUM_THOUGHT
 
 
-def test_log_probabilities_cover_the_tokens_of_reasoning_too(server):
+def test_logprobs_include_reasoning_tokens(server):
     text = scripted(text="so", reasoning=THOUGHT)
     reasoning, content, _, tokens = streamed(server, text, logprobs=True)
     assert (reasoning, content) == (THOUGHT, "so")
@@ -52,7 +52,7 @@ def test_log_probabilities_cover_the_tokens_of_reasoning_too(server):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5])
-def test_an_answer_of_full_length_may_end_inside_its_reasoning(server, num_tokens):
+def test_an_answer_can_reach_max_tokens_inside_its_reasoning(server, num_tokens):
     thought = "a long thought"
     text, begun = scripted(text="so", reasoning=thought), thought[: num_tokens - 1].strip()
     answer = ask(server, text, max_tokens=num_tokens)
@@ -64,19 +64,19 @@ def test_an_answer_of_full_length_may_end_inside_its_reasoning(server, num_token
     assert streamed(server, text, max_tokens=num_tokens)[:3] == (begun, "", "length")
 
 
-def test_a_stop_string_counts_in_the_answer_alone(server):
+def test_stop_strings_do_not_apply_to_reasoning(server):
     answer = ask(server, scripted(text="to be or not", reasoning="to or fro"), stop=[" or"])
     message = answer.choices[0].message
     assert (message.reasoning_content, message.content) == ("to or fro", "to be")
 
 
-def test_choices_are_counted_together(server):
+def test_reasoning_tokens_are_the_sum_over_choices(server):
     answer = ask(server, scripted(text="so", reasoning="why"), n=3)
     assert [choice.message.reasoning_content for choice in answer.choices] == ["why"] * 3
     assert answer.usage.completion_tokens_details.reasoning_tokens == 3 * len("<why>")
 
 
-def test_an_answer_without_reasoning_says_nothing_of_it(server):
+def test_an_answer_without_reasoning_has_no_reasoning_field(server):
     answer = server.post(chat(scripted(text="so"))).json()
     assert answer["choices"][0]["message"].keys() == {"role", "content", "refusal"}
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
@@ -105,7 +105,7 @@ def test_reasoning_ends_at_its_budget_and_the_answer_follows(server, name):
     )
 
 
-def test_a_budget_bounds_reasoning_in_the_other_apis(server):
+def test_a_reasoning_budget_is_supported_by_the_other_apis(server):
     text = scripted(text="so", reasoning="a long thought")
     asked = {"model": "mock", "input": text, "thinking_token_budget": 6}
     thought, said = server.post(asked, "/v1/responses").json()["output"]
@@ -124,7 +124,7 @@ def test_a_budget_bounds_reasoning_in_the_other_apis(server):
     assert "exclude each other" in answer.json()["error"]["message"]
 
 
-def test_a_plain_text_has_no_reasoning_that_a_budget_could_bound(server):
+def test_the_reasoning_budget_of_a_plain_prompt_is_ignored_and_reported(server):
     asked = {"model": "mock", "prompt": "a long thought", "thinking_token_budget": 2}
     answer = server.post(asked, "/v1/completions")
     assert answer.headers["x-vlmkit-ignored"] == "thinking_token_budget"
@@ -132,7 +132,7 @@ def test_a_plain_text_has_no_reasoning_that_a_budget_could_bound(server):
 
 
 @pytest.mark.parametrize("value", [-2, 1.5, "6", 2**31])
-def test_a_budget_is_a_number_of_tokens(server, value):
+def test_an_invalid_reasoning_budget_is_refused(server, value):
     answer = server.post(chat("hi", thinking_token_budget=value))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "thinking_token_budget"

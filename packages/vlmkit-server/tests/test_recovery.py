@@ -11,18 +11,18 @@ from vlmkit_server.fleet.recovery import STEADY_S, Restarts
 from vlmkit_server.settings.fleet import FleetSettings
 
 
-def test_each_wait_before_a_restart_is_twice_the_previous_one():
+def test_each_wait_before_a_restart_is_twice_the_last_one():
     restarts = Restarts(4)
     assert [restarts.next_wait_s("one", 0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
     assert restarts.next_wait_s("two", 0.0) == 1.0
 
 
-def test_waits_have_a_bound():
+def test_the_wait_before_a_restart_has_a_maximum():
     restarts = Restarts(100)
     assert [restarts.next_wait_s("one", 0.0) for _ in range(100)][-1] == 60.0
 
 
-def test_a_model_that_served_for_long_starts_with_the_first_wait():
+def test_a_model_that_ran_for_long_restarts_after_the_first_wait():
     restarts = Restarts(1)
     assert restarts.next_wait_s("one", 0.0) == 1.0
     assert restarts.next_wait_s("one", STEADY_S) is None
@@ -53,7 +53,7 @@ def test_a_slow_load_is_logged_repeatedly_until_its_timeout(monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0.05])
-def test_an_endless_load_ends_the_server_only_with_a_timeout(yard, timeout_s):
+def test_an_endless_load_ends_the_server_only_if_there_is_a_timeout(yard, timeout_s):
     fleet = FleetSettings(load_timeout_s=timeout_s)
     specs = {"one": yard.spec("one")}
     yard.hold("one")

@@ -34,7 +34,7 @@ GUIDE_TO_BATCHES = (DOCS / "how-to/serve-files-and-batches.md").read_text()
 
 
 @pytest.mark.parametrize("name", ChatRequest.__struct_fields__)
-def test_every_field_of_a_request_is_in_the_reference(name):
+def test_every_field_of_a_chat_request_is_in_the_reference(name):
     assert re.search(rf"`{name}[`:]", REFERENCE)
 
 
@@ -77,7 +77,7 @@ def test_every_field_of_files_and_batches_is_in_the_reference(name):
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *CHANNELS])
-def test_every_format_of_calls_is_in_the_reference(name):
+def test_every_tool_call_format_is_in_the_reference(name):
     assert f"\n| `{name}` | `" in REFERENCE
 
 
@@ -93,7 +93,7 @@ def test_every_setting_is_in_the_guide(name):
     assert f"`{name}`" in GUIDE + GUIDE_TO_BATCHES
 
 
-def test_the_guides_example_config_is_valid():
+def test_the_example_config_of_the_guide_is_valid():
     import tomllib
 
     table = tomllib.loads(re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)[0])
@@ -101,7 +101,7 @@ def test_the_guides_example_config_is_valid():
     assert msgspec.convert(table["fetch"], FetchSettings).enabled
 
 
-def test_the_guides_clients_work(tmp_path, monkeypatch, capsys):
+def test_the_client_programs_of_the_guide_work(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)
@@ -113,7 +113,7 @@ def test_the_guides_clients_work(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("Helloimage 1: 8x6")
 
 
-def test_the_guides_batch_is_answered(tmp_path, monkeypatch, capsys):
+def test_the_batch_program_of_the_guide_works(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)

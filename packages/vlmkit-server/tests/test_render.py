@@ -37,7 +37,7 @@ def shown(*urls, **fields):
          "continue_final_message": True},
     ],
 )  # fmt: skip
-def test_a_conversation_has_the_tokens_that_its_answer_is_computed_from(server, fields):
+def test_a_rendered_chat_has_the_prompt_tokens_of_its_answer(server, fields):
     body = shown(picture(), LARGE) | fields
     answer = server.post(body | {"return_token_ids": True}).json()
     found = rendered(server, body)
@@ -47,7 +47,7 @@ def test_a_conversation_has_the_tokens_that_its_answer_is_computed_from(server, 
     assert each == answer["usage"]["prompt_tokens_details"]["image_tokens_each"]
 
 
-def test_each_image_has_its_place_its_digest_its_sizes_and_its_tokens(server):
+def test_each_image_has_its_position_digest_sizes_and_token_count(server):
     found = rendered(server, shown(picture(), LARGE, picture()))
     features, ids = found["features"], found["token_ids"]
     places = features["mm_placeholders"]["image"]
@@ -62,12 +62,12 @@ def test_each_image_has_its_place_its_digest_its_sizes_and_its_tokens(server):
     }  # fmt: skip
 
 
-def test_a_text_alone_has_no_features(server):
+def test_a_rendered_text_has_no_features(server):
     found = rendered(server, chat())
     assert (found["features"], found["images"]) == (None, [])
 
 
-def test_how_the_answer_would_be_made_is_told_by_vllms_names(server):
+def test_sampling_parameters_are_returned_under_vllms_names(server):
     found = rendered(
         server,
         chat(max_completion_tokens=7, temperature=0.5, stop=["a"], logprobs=True, top_logprobs=3,
@@ -83,7 +83,7 @@ def test_how_the_answer_would_be_made_is_told_by_vllms_names(server):
     assert found["request_id"].startswith("chatcmpl-")
 
 
-def test_what_a_client_did_not_say_is_the_models_own(server):
+def test_sampling_parameters_default_to_those_of_the_model(server):
     params = rendered(server, chat())["sampling_params"]
     defaults = server.runner().facts.defaults
     assert params["temperature"] == defaults.temperature
@@ -102,11 +102,11 @@ def test_what_a_client_did_not_say_is_the_models_own(server):
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
     ],
 )
-def test_the_form_of_an_answer_is_told(server, form, told):
+def test_the_constraint_of_the_answer_is_returned(server, form, told):
     assert rendered(server, chat(**form))["sampling_params"]["structured_outputs"] == told
 
 
-def test_each_text_has_the_tokens_that_its_completion_is_computed_from(server):
+def test_each_text_prompt_has_the_prompt_tokens_of_its_completion(server):
     path = "/v1/completions"
     body = {"model": "mock", "prompt": ["né", "xy"], "return_token_ids": True}
     choices = server.post(body, path).json()["choices"]
@@ -119,7 +119,7 @@ def test_each_text_has_the_tokens_that_its_completion_is_computed_from(server):
     assert bare["token_ids"] == [97, 98]
 
 
-def test_a_conversation_of_anthropics_api_has_the_tokens_that_are_counted(server):
+def test_a_message_of_anthropics_api_has_the_tokens_of_its_usage(server):
     data = picture().partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": data}
     turn = {"role": "user", "content": [{"type": "image", "source": source}]}
@@ -130,13 +130,13 @@ def test_a_conversation_of_anthropics_api_has_the_tokens_that_are_counted(server
     assert len(found["features"]["mm_hashes"]["image"]) == 1
 
 
-def test_a_prompt_that_is_too_long_to_be_answered_is_rendered(server):
+def test_a_prompt_longer_than_the_context_is_rendered(server):
     most = server.runner().facts.limits.max_sequence_tokens
     found = rendered(server, chat("x" * most))
     assert found["num_tokens"] > found["max_model_len"] == most
 
 
-def test_nothing_runs_for_what_is_only_rendered(server):
+def test_rendering_runs_no_engine_step(server):
     before = server.runner().stats().counters
     rendered(server, shown(picture()))
     assert server.runner().stats().counters == before
@@ -153,12 +153,12 @@ def test_nothing_runs_for_what_is_only_rendered(server):
         ({"model": "mock", "prompt": "x", "n": 999}, "n", "/v1/completions"),
     ],
 )
-def test_what_cannot_be_rendered_is_refused_as_its_answer_would_be(server, body, param, path):
+def test_an_invalid_request_is_refused_like_by_its_generation_route(server, body, param, path):
     assert refusal(server, body, path)["param"] == param
     assert server.post(body, path).json()["error"]["param"] == param
 
 
-def test_a_response_is_rendered_with_all_that_it_builds_upon(server):
+def test_a_rendered_response_includes_its_previous_responses(server):
     responses = "/v1/responses"
     made = server.post({"model": "mock", "input": "four"}, responses).json()
     then = {"model": "mock", "input": "why?", "previous_response_id": made["id"]}
@@ -174,14 +174,14 @@ def test_a_response_is_rendered_with_all_that_it_builds_upon(server):
         assert refusal(server, sent, responses)["param"] == field
 
 
-def test_anthropics_clients_get_their_errors(server):
+def test_errors_have_anthropics_format_for_anthropics_api(server):
     body = chat(max_tokens=5, temperature=9)
     answer = server.post(body, "/v1/messages/render")
     assert (answer.status_code, answer.json()["type"]) == (400, "error")
     assert answer.json()["error"]["message"].startswith("temperature")
 
 
-def test_ignored_keys_are_told_and_rendering_counts_as_a_request(server):
+def test_ignored_keys_are_reported_and_rendering_checks_the_model(server):
     answer = server.post(chat(flavour=1), f"{CHAT}/render")
     assert answer.headers["x-vlmkit-ignored"] == "flavour"
     assert server.post(chat() | {"model": "other"}, f"{CHAT}/render").status_code == 404

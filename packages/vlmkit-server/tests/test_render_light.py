@@ -67,7 +67,7 @@ def without_pixels(monkeypatch):
     monkeypatch.setattr(pixels, "_upright", fail)
 
 
-def test_a_light_prompt_has_the_tokens_of_the_whole_one_and_no_digests(server):
+def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
     body = asked(picture(), sideways(30, 12), picture(9, 80), max_image_tokens=2)
     light, whole = rendered(server, body), rendered(server, body | {"light": False})
     assert light["features"].pop("mm_hashes") is None
@@ -78,7 +78,7 @@ def test_a_light_prompt_has_the_tokens_of_the_whole_one_and_no_digests(server):
     assert [image["width"] for image in light["images"]] == [8, 12, 9]
 
 
-def test_no_pixel_is_decoded(server, without_pixels):
+def test_a_light_prompt_decodes_no_pixels(server, without_pixels):
     urls = [picture(), sideways(30, 12), "size:640x480"]
     found = rendered(server, asked(*urls))
     each = [(image["width"], image["height"]) for image in found["images"]]
@@ -86,7 +86,7 @@ def test_no_pixel_is_decoded(server, without_pixels):
     assert server.post(asked(picture()) | {"light": False}, CHAT).status_code != 200
 
 
-def test_a_size_stands_for_a_picture_that_nobody_sent(server):
+def test_a_size_url_replaces_an_image(server):
     found = rendered(server, asked("size:8x6"))
     assert found["token_ids"] == rendered(server, asked(picture(8, 6)))["token_ids"]
     source = {"type": "url", "url": "size:8x6"}
@@ -95,7 +95,7 @@ def test_a_size_stands_for_a_picture_that_nobody_sent(server):
     assert rendered(server, body, "/v1/messages/render")["images"][0]["width"] == 8
 
 
-def test_a_response_is_light_as_a_chat_is(server):
+def test_a_light_response_has_the_tokens_of_a_light_chat(server):
     parts = [{"type": "input_image", "image_url": "size:8x6"}]
     body = {"model": "mock", "light": True, "input": [{"role": "user", "content": parts}]}
     made = rendered(server, body, "/v1/responses/render")
@@ -103,7 +103,7 @@ def test_a_response_is_light_as_a_chat_is(server):
     assert made["images"][0]["width"] == 8
 
 
-def test_texts_are_light_anyway(server):
+def test_light_has_no_effect_on_text_prompts(server):
     body = {"model": "mock", "prompt": "ab"}
     path = "/v1/completions/render"
     (light,), (whole,) = (
@@ -119,12 +119,12 @@ def test_texts_are_light_anyway(server):
     ["size:", "size:8", "size:8x", "size:x6", "size:-8x6", "size:8x6x4", "size:8.0x6", "size:٣x6",
      "size:9999999999x1", "data:image/png;base64,AAAA", "data:", "/etc/passwd", "file:///x", ""],
 )  # fmt: skip
-def test_what_has_no_size_is_refused_by_its_place(server, url):
+def test_an_image_without_a_readable_size_is_refused_with_its_location(server, url):
     error = refusal(server, asked("size:8x6", url))
     assert error["param"] == "messages[0].content[1].image_url.url"
 
 
-def test_sizes_are_bounded_as_pictures_are():
+def test_size_urls_have_the_limits_of_images():
     limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
     with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=150) as server:
         assert refusal(server, asked("size:11x10"))["code"] == "image_too_large"
@@ -133,7 +133,7 @@ def test_sizes_are_bounded_as_pictures_are():
         assert refusal(server, asked(*["size:2x2"] * 3))["code"] == "too_many_images"
 
 
-def test_a_size_is_no_picture_for_an_answer(server):
+def test_size_urls_are_refused_outside_light_prompts(server):
     for path in (CHAT, "/v1/chat/completions", "/tokenize"):
         body = asked("size:8x6")
         del body["light"]
@@ -141,7 +141,7 @@ def test_a_size_is_no_picture_for_an_answer(server):
         assert error["code"] == "image_url_not_allowed"
 
 
-def test_a_light_prompt_cannot_be_answered(server):
+def test_a_light_prompt_cannot_be_generated_from(server):
     request = CHAT_BODY.read(json.dumps(chat()).encode())[0]
     facts = server.runner().facts
     converter = Converter(ServerSettings(), None)
@@ -152,7 +152,7 @@ def test_a_light_prompt_cannot_be_answered(server):
     assert caught.value.param == "light"
 
 
-def test_a_tokenizer_that_knows_no_sizes_refuses_by_name(monkeypatch):
+def test_light_is_refused_by_a_tokenizer_without_support(monkeypatch):
     honours = MockTokenizer().honours - {"light"}
     monkeypatch.setattr(MockTokenizer, "honours", property(lambda _: honours))
     with running() as server:
@@ -194,7 +194,7 @@ def site(content, num_bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_of_a_picture_elsewhere_the_beginning_is_fetched_and_no_more(kind, server):
+def test_only_the_header_of_a_remote_image_is_fetched(kind, server):
     noise = random.Random(0).randbytes(300 * 200 * 3)
     content = io.BytesIO()
     PIL.Image.frombytes("RGB", (300, 200), noise).save(content, kind)

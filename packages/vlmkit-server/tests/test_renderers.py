@@ -105,7 +105,7 @@ def vlmkit_register_tokenizers(registry):
 """
 
 
-def test_a_public_server_decodes_in_other_processes_and_warns_of_what_is_not_set(tmp_path):
+def test_a_public_server_uses_renderers_and_warns_about_unset_limits(tmp_path):
     with served(tmp_path, None, **PUBLIC) as server:
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert len(children(server)) == 2
@@ -118,7 +118,7 @@ def test_a_public_server_decodes_in_other_processes_and_warns_of_what_is_not_set
         assert len([line for line in told.splitlines() if name in line]) == 1, name
 
 
-def test_what_an_operator_sets_counts_on_a_public_address(tmp_path):
+def test_settings_of_the_operator_override_defaults_of_public_addresses(tmp_path):
     settings = PUBLIC | {
         "plugins.only": '["vlmkit-mock"]',
         "server.limits.address": '["requests=60/minute"]',
@@ -135,7 +135,7 @@ def test_what_an_operator_sets_counts_on_a_public_address(tmp_path):
     assert "server.num_renderers is 0" in told[1]
 
 
-def test_a_model_that_no_renderer_can_build_is_served_without_unless_they_are_asked_for(tmp_path):
+def test_a_model_without_renderers_is_served_unless_num_renderers_is_set(tmp_path):
     (tmp_path / "bound.py").write_text(BOUND)
     settings = {"plugins.files": f'["{tmp_path / "bound.py"}"]', "tokenizer.use": "bound"}
     with served(tmp_path, None, **PUBLIC, **settings) as server:
@@ -228,7 +228,7 @@ def shared_bytes(pid):
     return sum(link.stat().st_size for link in links if "memfd" in str(link.readlink()))
 
 
-def test_answers_are_those_of_a_server_with_threads(server, tmp_path):
+def test_answers_of_renderers_equal_those_of_threads(server, tmp_path):
     wide, broken = picture(300, 20, kind="JPEG"), data_url(b"\x89PNG\r\n\x1a\nrubbish")
     cut = picture(64, 64)[:-60]
     bodies = [
@@ -256,7 +256,7 @@ def test_answers_are_those_of_a_server_with_threads(server, tmp_path):
     assert len(children(server)) == 2
 
 
-def test_one_that_is_killed_at_work_costs_its_own_request_and_is_replaced(server):
+def test_a_renderer_killed_at_work_fails_only_its_request_and_is_replaced(server):
     streamed = server.stream(scripted(text="word ", tokens=400, latency_s=0.005))
     with ThreadPoolExecutor(1) as strangers:
         asked = strangers.submit(post, server, showing(BOMB))
@@ -271,14 +271,14 @@ def test_one_that_is_killed_at_work_costs_its_own_request_and_is_replaced(server
     assert eventually(lambda: len(children(server)) == 2)
 
 
-def test_a_tool_that_states_integers_of_more_than_64_bits_reaches_a_renderer(server):
+def test_tools_with_integers_over_64_bits_reach_a_renderer(server):
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": -(10**60)}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
     answer = post(server, showing(picture(9, 7), tools=[tool], tool_choice="none"))
     assert answer.status_code == 200, answer.text
 
 
-def test_one_that_is_killed_while_it_waits_costs_nothing(server):
+def test_an_idle_renderer_that_is_killed_fails_no_request(server):
     assert eventually(lambda: len(children(server)) == 2)
     pids = children(server)
     for pid in pids:
@@ -288,7 +288,7 @@ def test_one_that_is_killed_while_it_waits_costs_nothing(server):
     assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
 
 
-def test_who_leaves_ends_the_work(server):
+def test_a_disconnect_stops_the_work_of_a_renderer(server):
     """Eight large pictures whose clients go away are not decoded to their end."""
     assert eventually(lambda: is_idle(server))
     host, port = server.url.removeprefix("http://").split(":")
@@ -302,7 +302,7 @@ def test_who_leaves_ends_the_work(server):
     assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
 
 
-def test_nothing_is_left_of_what_was(server):
+def test_requests_leave_no_descriptors_shared_memory_or_processes(server):
     """Descriptors, memory that is shared and processes are what they were before."""
     said(server, showing(picture(300, 200)))
     assert eventually(lambda: is_idle(server))
@@ -344,7 +344,7 @@ def peak_bytes(server):
 
 
 @pytest.mark.parametrize("num_renderers", [0, 2])
-def test_twelve_bombs_at_once_end_nobody_under_a_limit_of_memory(tmp_path, num_renderers):
+def test_twelve_decompression_bombs_under_a_memory_limit_end_no_process(tmp_path, num_renderers):
     """Under 3 GiB: each is answered or told to come again, and a neighbour's stream goes on."""
     check_twelve(tmp_path, num_renderers, BOMB, 600_000_000, address_space_kb=3 * 2**20)
 
@@ -358,7 +358,7 @@ def test_twelve_large_images_of_any_format_take_less_than_a_gibibyte(tmp_path, k
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LARGE_FILES)
-def test_no_large_image_is_called_broken_under_a_limit_of_memory(tmp_path, kind):
+def test_large_images_under_a_memory_limit_are_not_reported_as_broken(tmp_path, kind):
     check_twelve(tmp_path, 0, bomb(**LARGE_FILES[kind]), 2**30, address_space_kb=3 * 2**20)
 
 
@@ -390,7 +390,7 @@ def check_twelve(folder, num_renderers, url, most_bytes, *, show=showing, **limi
         assert server.status() == 200
 
 
-def test_memory_is_given_back_after_large_images_that_are_broken(tmp_path):
+def test_memory_is_released_after_large_broken_images(tmp_path):
     """Errors held the pixels that were decoded, 200 MB each, until they were collected."""
     whole = base64.b64decode(bomb(mode="RGB").partition(",")[2])
     cut = data_url(whole[: len(whole) * 2 // 3])
@@ -404,7 +404,7 @@ def test_memory_is_given_back_after_large_images_that_are_broken(tmp_path):
         assert eventually(lambda: resident_bytes(pids) < before + 50_000_000)
 
 
-def test_one_takes_no_more_memory_than_it_may(tmp_path):
+def test_a_renderer_over_its_memory_limit_fails_the_request(tmp_path):
     with served(tmp_path, 1, **{"server.renderer_memory_bytes": 2**28}) as server:
         pids = children(server)
         answer = post(server, showing(BOMB, bomb(SIDE - 1)))
@@ -413,7 +413,7 @@ def test_one_takes_no_more_memory_than_it_may(tmp_path):
         assert children(server) == pids
 
 
-def test_one_takes_no_more_time_than_it_may(tmp_path):
+def test_a_renderer_over_its_time_limit_is_replaced(tmp_path):
     with served(tmp_path, 1, **{"pipeline.prepare_timeout_s": 0.5}) as server:
         answer = post(server, showing(BOMB, bomb(SIDE - 1), bomb(SIDE - 2)))
         assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
@@ -421,7 +421,7 @@ def test_one_takes_no_more_time_than_it_may(tmp_path):
         assert eventually(lambda: post(server, showing(picture())).status_code == 200)
 
 
-def test_a_server_that_is_killed_leaves_no_process_behind(tmp_path):
+def test_a_killed_server_leaves_no_renderer_behind(tmp_path):
     with served(tmp_path, 2) as server:
         pids = children(server)
         assert len(pids) == 2
@@ -438,7 +438,7 @@ def test_a_server_that_is_killed_leaves_no_process_behind(tmp_path):
         assert eventually(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids))
 
 
-def test_a_server_that_ends_takes_its_renderers_along(tmp_path):
+def test_a_server_that_stops_ends_its_renderers(tmp_path):
     with served(tmp_path, 2) as server:
         pids = children(server)
         server.process.terminate()

@@ -82,7 +82,7 @@ class TestDry(SamplerContract):
         return DrySampler(frozenset())
 
 
-def test_a_field_of_a_plugin_changes_the_answer_that_asks_for_it(server):
+def test_a_plugin_field_changes_only_the_answer_that_uses_it(server):
     plain = said(ask(server))
     assert plain == "abcdef" * 10
     dry = said(ask(server, extra_body={"dry": HARD}))
@@ -91,14 +91,14 @@ def test_a_field_of_a_plugin_changes_the_answer_that_asks_for_it(server):
     assert said(ask(server)) == plain
 
 
-def test_fields_of_requests_that_run_together_do_not_meet(server, pool):
+def test_fields_of_concurrent_requests_do_not_mix(server, pool):
     bodies = [{"dry": HARD} if number % 2 else {} for number in range(8)]
     answers = list(pool.map(lambda body: said(ask(server, extra_body=body)), bodies))
     assert len(set(answers[::2])) == len(set(answers[1::2])) == 1
     assert answers[0] != answers[1]
 
 
-def test_a_text_of_the_tokenizer_breaks_a_run(server):
+def test_a_sequence_breaker_ends_a_repeated_run(server):
     lines = scripted(text="abcdefg\n", tokens=64)
     plain = ask(server, text=lines)
     broken = ask(server, text=lines, extra_body={"dry": HARD | {"allowed_length": 8}})
@@ -106,7 +106,7 @@ def test_a_text_of_the_tokenizer_breaks_a_run(server):
     assert said(ask(server, text=lines, extra_body={"dry": HARD})) != said(plain)
 
 
-def test_the_same_field_means_the_same_in_every_api_and_in_a_stream(server):
+def test_a_plugin_field_has_the_same_effect_in_each_api_and_in_streams(server):
     expected = said(ask(server, extra_body={"dry": HARD}))
     stream = ask(server, extra_body={"dry": HARD}, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
@@ -121,7 +121,7 @@ def test_the_same_field_means_the_same_in_every_api_and_in_a_stream(server):
     assert not repeats(made.choices[0].text)
 
 
-def test_it_is_the_same_in_python():
+def test_a_plugin_field_has_the_same_effect_in_the_python_api():
     sections = {"plugins": {"files": [str(PLUGIN)]}, "sampler": {"use": "dry"}}
     with vlmkit.load("mock", **sections) as model:
         dry = model.generate(REPEATS, fields={"dry": HARD}).text
@@ -154,7 +154,7 @@ def test_it_is_the_same_in_python():
         (True, "dry", "Expected `object`, got `bool`"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_by_its_place(server, value, param, problem):
+def test_a_value_out_of_range_is_refused_with_its_location(server, value, param, problem):
     error = refused(server, extra_body={"dry": value})
     assert error.param == param
     assert error.body["message"].startswith(f"{param}: ")
@@ -171,14 +171,14 @@ def test_a_value_out_of_bounds_is_refused_by_its_place(server, value, param, pro
         (b'["\\ud800"]', None, "invalid_json"),
     ],
 )
-def test_what_is_no_number_and_no_text_is_refused_in_it_as_elsewhere(server, value, param, code):
+def test_invalid_numbers_and_texts_in_a_plugin_field_are_refused(server, value, param, code):
     body = json.dumps({"model": "dry", "messages": MESSAGES}).encode()[:-1]
     answer = server.post(body + b', "dry": ' + value + b"}")
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-def test_null_says_nothing(server):
+def test_null_means_that_a_plugin_field_is_not_set(server):
     for model in ("dry", "plain"):
         raw = server.client.chat.completions.with_raw_response.create(
             model=model, messages=MESSAGES, extra_body={"dry": None, "deadline": None}
@@ -187,14 +187,14 @@ def test_null_says_nothing(server):
         assert said(raw.parse()) == "abcdef" * 10
 
 
-def test_what_would_change_the_answer_is_refused_by_a_model_that_does_not_take_it(server):
+def test_a_model_without_support_refuses_a_field_that_changes_the_answer(server):
     for value in ({}, HARD, "anything"):
         error = refused(server, model="plain", extra_body={"dry": value})
         assert (error.param, error.code) == ("dry", "unsupported_parameter")
         assert error.body["message"] == "dry is taken by no component of this model"
 
 
-def test_what_changes_no_answer_is_told_where_nobody_takes_it(server):
+def test_a_model_without_support_ignores_and_reports_a_field_without_effect(server):
     raw = server.client.chat.completions.with_raw_response
     extra = {"deadline": {"seconds": 3}}
     taken = raw.create(model="plain", messages=MESSAGES, extra_body=extra)
@@ -206,14 +206,14 @@ def test_what_changes_no_answer_is_told_where_nobody_takes_it(server):
     assert refused(server, model="plain", extra_body={"deadline": {}}).param == "deadline"
 
 
-def test_a_misspelt_field_is_told_like_any_key_that_nobody_knows(server):
+def test_a_misspelt_plugin_field_is_reported_like_any_unknown_key(server):
     raw = server.client.chat.completions.with_raw_response.create(
         model="dry", messages=MESSAGES, extra_body={"drye": HARD}
     )
     assert raw.headers["x-vlmkit-ignored"] == "drye"
 
 
-def test_a_body_that_asks_for_no_answer_tells_the_field(server):
+def test_token_counting_reports_the_plugin_field_as_ignored(server):
     answer, _ = post(server, "messages/count_tokens", model="dry", messages=MESSAGES, dry=HARD)
     assert (answer.status_code, answer.headers["x-vlmkit-ignored"]) == (200, "dry")
 
@@ -221,7 +221,7 @@ def test_a_body_that_asks_for_no_answer_tells_the_field(server):
 # What is told.
 
 
-def test_capabilities_tell_each_models_fields_and_what_its_sampler_ignores(server):
+def test_capabilities_list_plugin_fields_and_parameters_ignored_by_the_sampler(server):
     models = {m["id"]: m for m in server.http.get(f"{server.url}/v1/capabilities").json()["models"]}
     schema = models["dry"]["request_fields"]["dry"]
     assert schema["$defs"]["Dry"]["properties"]["base"]["maximum"] == 8
@@ -239,7 +239,7 @@ def test_capabilities_tell_each_models_fields_and_what_its_sampler_ignores(serve
     assert "dry" not in models["dry"]["endpoints"]["/v1/embeddings"]["refused"]
 
 
-def test_the_document_describes_the_fields(server):
+def test_the_openapi_document_describes_plugin_fields(server):
     document = server.http.get(f"{server.url}/openapi.json").json()
     schemas = document["components"]["schemas"]
     for body in ("ChatRequest", "MessagesRequest", "ResponsesRequest", "CompletionRequest"):
@@ -258,18 +258,18 @@ def test_the_document_describes_the_fields(server):
     ("field", "value"),
     [("temperature", 0.7), ("top_p", 0.5), ("logit_bias", {"7": 1}), ("frequency_penalty", 1)],
 )
-def test_what_the_sampler_ignores_is_refused(server, field, value):
+def test_a_parameter_that_the_sampler_ignores_is_refused(server, field, value):
     error = refused(server, model="greedy", **{field: value})
     assert (error.param, error.code) == (field, "unsupported_parameter")
     assert error.body["message"] == f"{field} is not followed by this model's sampler"
 
 
-def test_what_says_nothing_is_no_reason_to_refuse(server):
+def test_a_neutral_value_of_an_ignored_parameter_is_accepted(server):
     answer = ask(server, model="greedy", temperature=0, top_p=1, seed=7, logit_bias={})
     assert said(answer) == "abcdef" * 10
 
 
-def test_a_struct_of_a_field_is_what_a_component_reads():
+def test_a_component_reads_the_struct_of_a_field():
     from vlmkit_testing import new_sequence
 
     assert DRY.of(new_sequence()) is None

@@ -31,7 +31,7 @@ def shown_unstored(width, height, text, **fields):
         (shown_unstored, "/v1/responses", "max_output_tokens"),
     ],
 )
-def test_an_answer_under_way_holds_neither_body_nor_file_nor_pixels(stream, ask, path, limit):
+def test_a_running_answer_holds_neither_body_nor_file_nor_pixels(stream, ask, path, limit):
     with running() as server:
         assert server.post(ask(8, 6, "so that all is imported"), path).status_code == 200
         tracemalloc.start()

@@ -42,7 +42,7 @@ def status(server, **options):
     return server.post(chat("hello", max_tokens=1), **options).status_code
 
 
-def test_announced_bodies_that_never_arrive_block_no_client():
+def test_bodies_that_never_arrive_do_not_block_other_clients():
     with running() as server:
         strangers = [opened(server, HUGE + b"\r\n{") for _ in range(40)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 40)
@@ -52,7 +52,7 @@ def test_announced_bodies_that_never_arrive_block_no_client():
         assert eventually(lambda: server.service.bodies.quota.num_held == 0)
 
 
-def test_many_bodies_without_a_length_are_answered():
+def test_bodies_without_a_length_are_answered():
     body = json.dumps(chat("hello", max_tokens=1)).encode()
 
     def chunked(server):
@@ -82,7 +82,7 @@ def test_a_body_of_the_client_that_sends_most_is_evicted(tmp_path):
             stranger.close()
 
 
-def test_the_rest_of_a_body_whose_answer_was_sent_is_not_waited_for(monkeypatch):
+def test_the_rest_of_a_body_is_not_awaited_after_its_answer(monkeypatch):
     monkeypatch.setattr(connection, "LAST_BYTES_S", 0.05)
     with running() as server:
         stranger = opened(server, HUGE.replace(b"/v1/chat/completions", b"/nowhere") + b"\r\n{")
@@ -90,7 +90,7 @@ def test_the_rest_of_a_body_whose_answer_was_sent_is_not_waited_for(monkeypatch)
         assert is_closed(stranger)
 
 
-def test_a_connection_goes_on_once_the_rest_of_a_body_came(monkeypatch):
+def test_a_connection_is_reused_after_the_rest_of_a_body_arrived(monkeypatch):
     monkeypatch.setattr(connection, "LAST_BYTES_S", 0.5)
     request = http_request(chat("hello", max_tokens=1))
     with running() as server:
@@ -101,7 +101,7 @@ def test_a_connection_goes_on_once_the_rest_of_a_body_came(monkeypatch):
         stranger.close()
 
 
-def test_idle_connections_are_closed_for_new_ones():
+def test_the_oldest_idle_connection_is_closed_for_a_new_one():
     with running(max_connections=4) as server:
         strangers = [opened(server, b"GET /healthz HTTP/1.1\r\nhost: lo") for _ in range(4)]
         assert [status(server) for _ in range(3)] == [200] * 3
@@ -124,7 +124,7 @@ def test_a_connection_over_the_limit_gets_retry_after(caplog):
         assert eventually(lambda: server.get("/healthz").status_code == 200)
 
 
-def test_requests_ahead_of_their_answers_are_few():
+def test_a_connection_with_too_many_pipelined_requests_is_closed():
     slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
     with running() as server:
         stranger = opened(server, slow + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
@@ -132,7 +132,7 @@ def test_requests_ahead_of_their_answers_are_few():
         assert eventually(server.is_idle)
 
 
-def test_bytes_outside_a_request_keep_no_connection_open():
+def test_bytes_between_requests_do_not_keep_a_connection_open():
     with running(header_timeout_s=0.3) as server:
         stranger = opened(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b" 200 " in stranger.recv(65_536)

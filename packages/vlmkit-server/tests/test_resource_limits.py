@@ -48,7 +48,7 @@ def test_one_tenant_leaves_quota_to_others(tmp_path):
         assert eventually(lambda: num_held() == 0)
 
 
-def test_a_tenant_is_shown_what_is_its_own_and_totals_only_to_operators(tmp_path):
+def test_tenants_see_their_own_usage_and_only_operators_see_totals(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     (operator,) = headers_of(tmp_path, "operator", scopes=("chat", "admin"))
     with served(tmp_path) as server, streamed(server, hog) as answer:
@@ -84,7 +84,7 @@ def test_a_client_that_obeys_retry_after_is_admitted():
             assert {each.result().status_code for each in asking} == {200}
 
 
-def test_abandoned_requests_hold_nothing():
+def test_disconnected_requests_hold_nothing():
     with running() as server:
         for number in range(30):
             fields = {"stream": number % 2 == 0, "n": 1 + number % 3, "max_tokens": 1000}
@@ -96,7 +96,7 @@ def test_abandoned_requests_hold_nothing():
         assert eventually(lambda: is_empty(server))
 
 
-def test_a_burst_of_answers_delays_no_other_tenant(tmp_path):
+def test_a_burst_of_one_tenant_does_not_delay_another(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     models = {"mock": mock_pipeline(max_sequences=8)}
     with shared(tmp_path, models=models) as server, ThreadPoolExecutor(6) as pool:
@@ -114,7 +114,7 @@ def test_a_burst_of_answers_delays_no_other_tenant(tmp_path):
         assert eventually(lambda: server.service.resource_limits.requests.num_held == 0)
 
 
-def test_a_drain_that_cancels_answers_leaves_nothing_held():
+def test_a_drain_that_cancels_answers_releases_everything():
     with running(drain_timeout_s=0.2) as server:
         asking = [
             server.connect(chat(SLOW, stream=number % 2 == 0, logprobs=True, max_tokens=1000))
@@ -126,7 +126,7 @@ def test_a_drain_that_cancels_answers_leaves_nothing_held():
         each.close()
 
 
-def test_stored_objects_of_one_tenant_evict_none_of_another(tmp_path):
+def test_stored_objects_of_one_tenant_are_not_evicted_for_another(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     few = {"responses__max_stored": 6, "files__max_stored": 6}
     with served(tmp_path, **few) as server:
@@ -156,7 +156,7 @@ def test_stored_objects_of_one_tenant_evict_none_of_another(tmp_path):
         assert told[1].json()["status"] == "in_progress"
 
 
-def test_a_prompt_takes_as_much_work_whatever_another_tenant_asked_before(tmp_path):
+def test_the_cost_of_a_prompt_does_not_reveal_prompts_of_other_tenants(tmp_path):
     one, other = headers_of(tmp_path, "one", "other")
     body = chat("the same long beginning " * 40, max_tokens=1)
     with shared(tmp_path) as server:

@@ -20,7 +20,7 @@ def quota(server):
     return server.service.resource_limits.logprob_bytes
 
 
-def test_an_answer_over_the_budget_is_refused_by_field():
+def test_an_answer_over_the_whole_budget_is_refused_with_its_field():
     with running(max_logprob_bytes=1_000_000) as server:
         refused = server.post(asking(SLOW, max_tokens=64, n=8))
         error = refused.json()["error"]
@@ -33,7 +33,7 @@ def test_an_answer_over_the_budget_is_refused_by_field():
         assert eventually(lambda: quota(server).num_held == 0)
 
 
-def test_an_answer_that_does_not_fit_beside_others_gets_retry_after():
+def test_an_answer_over_the_remaining_budget_gets_retry_after():
     with running(max_logprob_bytes=1_000_000) as server:
         first = server.connect(asking(SLOW, max_tokens=400))
         assert eventually(lambda: quota(server).num_held == 400 * EACH)
@@ -47,7 +47,7 @@ def test_an_answer_that_does_not_fit_beside_others_gets_retry_after():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_that_is_kept_whole_counts_also_where_it_is_streamed(stream):
+def test_a_stored_response_uses_the_budget_even_if_it_is_streamed(stream):
     body = {"model": "mock", "input": SLOW, "max_output_tokens": 400, "stream": stream}
     body |= {"top_logprobs": 20, "include": ["message.output_text.logprobs"]}
     with running(max_logprob_bytes=1_000_000) as server:
@@ -57,7 +57,7 @@ def test_a_response_that_is_kept_whole_counts_also_where_it_is_streamed(stream):
         assert eventually(lambda: quota(server).num_held == 0)
 
 
-def test_scores_of_a_prompt_count_too():
+def test_prompt_logprobs_use_the_budget():
     with running(max_logprob_bytes=100_000) as server:
         refused = server.post(chat("many words " * 20, prompt_logprobs=20, max_tokens=1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "answer_too_large")
@@ -65,7 +65,7 @@ def test_scores_of_a_prompt_count_too():
         assert eventually(lambda: quota(server).num_held == 0)
 
 
-def test_answers_take_no_more_memory_than_reserved():
+def test_answers_use_at_most_the_reserved_memory():
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -126,7 +126,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("own", "chat"), SAME)
-def test_a_conversation_is_the_chat_apis(server, monkeypatch, own, chat):
+def test_items_are_converted_like_messages_of_the_chat_api(server, monkeypatch, own, chat):
     with asked(server, monkeypatch) as requests:
         for path, sent in (
             (PATH, own | {"max_output_tokens": 4}),
@@ -140,7 +140,7 @@ def test_a_conversation_is_the_chat_apis(server, monkeypatch, own, chat):
     assert requests[0].options == requests[1].options
 
 
-def test_parameters_arrive(server, monkeypatch):
+def test_parameters_reach_the_model(server, monkeypatch):
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "min_p": 0.125}
     more = {"max_output_tokens": 9, "stop": "x", "chat_template_kwargs": {"thinking": True}}
     with asked(server, monkeypatch) as requests:
@@ -153,14 +153,14 @@ def test_parameters_arrive(server, monkeypatch):
     assert request.tools == [{"type": "function", "function": function}]
 
 
-def test_how_much_to_think_is_a_chats_effort(server, monkeypatch):
+def test_reasoning_effort_is_converted_like_that_of_the_chat_api(server, monkeypatch):
     with asked(server, monkeypatch) as requests:
         told = [whole(server, reasoning={"effort": effort}) for effort in ("none", "xhigh")]
     assert [response.reasoning.effort for response in told] == ["none", "xhigh"]
     assert [request.options.reasoning_effort for request in requests] == ["none", "high"]
 
 
-def test_a_tool_that_is_not_allowed_is_not_shown(server, monkeypatch):
+def test_a_tool_outside_allowed_tools_is_not_in_the_prompt(server, monkeypatch):
     others = [TOOL, TOOL | {"name": "g"}]
     chosen = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
     with asked(server, monkeypatch) as requests:
@@ -178,7 +178,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
-def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, choice):
+def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch, choice):
     with asked(server, monkeypatch) as requests:
         answer = server.post(body("a", tools=[TOOL, *OTHERS], tool_choice=choice), PATH)
     assert answer.headers["x-vlmkit-ignored"] == "tools.mcp, tools.tool_search, tools.web_search"
@@ -186,19 +186,19 @@ def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, cho
     assert [tool["function"]["name"] for tool in requests[0].tools] == ["f"]
 
 
-def test_tools_of_other_types_alone_are_no_tools(server, monkeypatch):
+def test_only_unsupported_tools_are_equal_to_no_tools(server, monkeypatch):
     with asked(server, monkeypatch) as requests:
         told = whole(server, tools=OTHERS)
     assert (requests[0].tools, told.tools) == (None, [])
 
 
-def test_a_strict_client_has_no_tool_left_out(server):
+def test_the_strict_header_refuses_unsupported_tools(server):
     sent = body("a", tools=[TOOL, OTHERS[1]])
     answer = server.post(sent, PATH, headers={"x-vlmkit-strict": "1"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.web_search")
 
 
-def test_every_type_of_tool_of_openais_client_is_known():
+def test_every_tool_type_of_openais_client_is_known():
     kinds = [get_type_hints(each)["type"] for each in get_args(ToolParam)]
     assert {tag for kind in kinds for tag in get_args(kind)} <= {
         "function",
@@ -207,7 +207,7 @@ def test_every_type_of_tool_of_openais_client_is_known():
     }
 
 
-def test_the_error_of_an_unknown_type_of_tool_lists_the_types_that_are_supported(server):
+def test_the_error_of_an_unknown_tool_type_lists_the_supported_types(server):
     error = refused(server, tools=[{"type": "telepathy"}])
     assert error["message"].endswith("; supported are function, namespace")
     error = refused(server, tools=[SPACE | {"tools": [{"type": "web_search"}]}])
@@ -227,7 +227,7 @@ SPACE = {
 SPAWNS = [{"name": "agents.spawn", "arguments": {"task": "x"}}, {"name": "f", "arguments": {}}]
 
 
-def test_functions_in_a_namespace_are_shown_by_their_full_names(server, monkeypatch):
+def test_functions_of_a_namespace_have_qualified_names_in_the_prompt(server, monkeypatch):
     own = SPACE | {"tools": [*SPACE["tools"], {"type": "custom", "name": "patch"}]}
     with asked(server, monkeypatch) as requests:
         answer = server.post(body("a", tools=[own, TOOL]), PATH)
@@ -243,7 +243,7 @@ def test_functions_in_a_namespace_are_shown_by_their_full_names(server, monkeypa
     assert [tool.name for tool in told[0].tools] == ["spawn", "wait"]
 
 
-def test_a_call_of_a_function_in_a_namespace_names_both(server):
+def test_a_call_of_a_namespaced_function_has_namespace_and_name(server):
     said = scripted(calls=SPAWNS)
     calls = whole(server, said, tools=[SPACE, TOOL]).output
     done = [each.item for each in events(server, said, tools=[SPACE, TOOL])
@@ -254,7 +254,7 @@ def test_a_call_of_a_function_in_a_namespace_names_both(server):
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_a_call_of_a_namespace_is_sent_back_as_it_came(server, monkeypatch, is_stored):
+def test_a_call_of_a_namespaced_function_can_be_sent_back_unchanged(server, monkeypatch, is_stored):
     tools = [SPACE, TOOL]
     first = server.post(body(scripted(calls=SPAWNS), tools=tools), PATH).json()
     results = [
@@ -280,7 +280,7 @@ def test_input_items_keep_the_namespace_of_a_call(server):
     assert [item.get("namespace") for item in items] == [None, "agents", None]
 
 
-def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
+def test_every_parameter_of_openais_client_is_supported_or_refused_by_name():
     created = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
     assert created <= set(ResponsesRequest.__struct_fields__)
     counted = set(input_token_count_params.InputTokenCountParams.__annotations__)
@@ -343,16 +343,16 @@ def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_by_its_name(server, fields, param):
+def test_an_invalid_field_is_refused_by_name(server, fields, param):
     for stream in (False, True):
         assert refused(server, **{"stream": stream} | fields)["param"] == param
 
 
-def test_a_model_that_is_not_served_is_not_found(server):
+def test_an_unknown_model_is_not_found(server):
     assert refused(server, model="other")["code"] == "model_not_found"
 
 
-def test_what_is_ignored_is_told_or_refused(server):
+def test_ignored_fields_are_reported_or_refused(server):
     items = [user("a"), THOUGHT | {"encrypted_content": "x"}]
     wishes = {"reasoning": {"summary": "detailed"}, "text": {"verbosity": "low"}}
     sent = body(items, **wishes)
@@ -421,7 +421,7 @@ BODY = st.fixed_dictionaries(
 
 @settings(max_examples=40)
 @given(BODY)
-def test_no_body_makes_the_server_fail(server, sent):
+def test_any_body_is_answered_or_refused_with_400(server, sent):
     fields = {"max_output_tokens": 3} | sent
     answer = server.post(fields, PATH)
     assert answer.status_code in (200, 400, 404), answer.text
@@ -434,7 +434,7 @@ def test_no_body_makes_the_server_fail(server, sent):
 
 @given(st.lists(st.sampled_from([user("a"), user([text("a"), image("u")]), ANSWER, CALL, RESULT,
                                  RESULT | {"output": [image("u")]}, THOUGHT])))  # fmt: skip
-def test_what_is_stored_of_items_says_the_same(items):
+def test_stored_items_parse_to_the_same_items(items):
     given_items = RESPONSES.read(json.dumps(body(items)).encode())[0].input
     stored = stored_input(given_items)
     again = stored_input([msgspec.json.decode(item.content, type=Item) for item in stored])
@@ -442,6 +442,6 @@ def test_what_is_stored_of_items_says_the_same(items):
     assert all(item.id for item in stored)
 
 
-def test_a_question_that_is_only_text_is_an_item(server):
+def test_text_input_is_stored_as_a_message_item(server):
     assert stored_input("a")[0].content.startswith(b'{"id":"msg_')
     assert whole(server, scripted(text="so")).output_text == "so"

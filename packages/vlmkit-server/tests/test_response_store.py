@@ -30,7 +30,7 @@ def conversation(requests):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_goes_on_from_a_stored_response(server, monkeypatch, stream):
+def test_a_conversation_continues_from_a_stored_response(server, monkeypatch, stream):
     def ask(given, **fields):
         sent = {"tools": [TOOL], **fields}
         if stream:
@@ -52,7 +52,7 @@ def test_a_conversation_goes_on_from_a_stored_response(server, monkeypatch, stre
     assert [role for role, *_ in gone_on] == ["user", "assistant", "tool", "assistant", "user"]
 
 
-def test_the_official_client_has_a_conversation(server):
+def test_the_official_client_can_continue_a_conversation(server):
     client = server.client().responses
     first = client.create(model="mock", input=scripted(text="four"))
     second = client.create(model="mock", input="why?", previous_response_id=first.id)
@@ -70,14 +70,14 @@ def test_the_official_client_has_a_conversation(server):
     assert third.output_text == "so?"
 
 
-def test_what_is_counted_builds_upon_what_is_stored(server):
+def test_token_counts_include_the_previous_response(server):
     first = whole(server, scripted(text="four"))
     asked_for = {"model": "mock", "input": "why?", "previous_response_id": first.id}
     counted = server.post(asked_for, f"{PATH}/input_tokens").json()["input_tokens"]
     assert counted == whole(server, "why?", previous_response_id=first.id).usage.input_tokens
 
 
-def test_an_item_of_an_answer_can_be_referred_to(server, monkeypatch):
+def test_an_item_reference_is_replaced_by_the_stored_item(server, monkeypatch):
     first = whole(server, scripted(text="four", reasoning="hm"))
     thought, answer = first.output
     references = [{"type": "item_reference", "id": thought.id}, {"id": answer.id}]
@@ -91,7 +91,7 @@ def test_an_item_of_an_answer_can_be_referred_to(server, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_that_is_not_to_be_stored_is_not_found(server, stream):
+def test_a_response_with_store_false_is_not_found(server, stream):
     told = events(server, store=False)[-1].response if stream else whole(server, store=False)
     assert told.store is False
     assert stored(server, told.id).status_code == 404
@@ -106,13 +106,13 @@ def test_a_response_that_is_not_to_be_stored_is_not_found(server, stream):
     ("method", "path"),
     [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")],
 )
-def test_what_is_not_stored_is_a_404(server, method, path):
+def test_an_unknown_response_is_a_404(server, method, path):
     answer = server.http.request(method, f"{server.url}{PATH}/resp_x{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "response_not_found"
 
 
-def test_a_response_belongs_to_the_credentials_that_made_it(server):
+def test_a_response_is_found_only_with_the_credentials_that_created_it(server):
     mine = {"authorization": "Bearer mine"}
     told = checked(server.post(body(scripted(text="four")), PATH, headers=mine).json())
     for yours in ({}, {"authorization": "Bearer yours"}):
@@ -134,7 +134,7 @@ def listing(server, response_id, **query):
     return server.get(f"{PATH}/{response_id}/input_items", params=query)
 
 
-def test_items_are_listed_in_pages(server):
+def test_input_items_are_listed_in_pages(server):
     told = whole(server, [user("a"), user([text("b"), image(picture())]), user("c")])
     pages = [ResponseItemList.model_validate(listing(server, told.id, limit=2).json())]
     assert pages[0].has_more
@@ -157,7 +157,7 @@ def test_items_are_listed_in_pages(server):
     [({"limit": 0}, "limit"), ({"limit": "x"}, "limit"), ({"limit": 101}, "limit"),
      ({"order": "up"}, "order"), ({"after": "msg_x"}, "after")],
 )  # fmt: skip
-def test_a_query_that_makes_no_sense_is_refused(server, query, param):
+def test_an_invalid_query_is_refused(server, query, param):
     answer = listing(server, whole(server).id, **query)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
@@ -170,7 +170,7 @@ def status(server, response_id):
     return checked(stored(server, response_id).json()).status
 
 
-def test_a_response_that_is_streamed_can_be_looked_at(server):
+def test_a_streamed_response_can_be_retrieved_while_it_runs(server):
     client = server.client().responses
     with client.create(**body(scripted(**SLOW)), stream=True) as stream:
         response_id = next(iter(stream)).response.id
@@ -187,7 +187,7 @@ def test_a_response_that_is_streamed_can_be_looked_at(server):
         client.retrieve(response_id)
 
 
-def test_an_answer_in_the_background_is_looked_for_later(server):
+def test_a_background_response_can_be_retrieved_later(server):
     client = server.client().responses
     told = client.create(**body(scripted(text="four", latency_s=0.05)), background=True)
     assert (told.status, told.background, told.output) == ("in_progress", True, [])
@@ -199,7 +199,7 @@ def test_an_answer_in_the_background_is_looked_for_later(server):
     assert eventually(server.is_idle)
 
 
-def test_an_answer_in_the_background_can_be_cancelled(server):
+def test_a_background_response_can_be_cancelled(server):
     told = in_background(server, **SLOW)
     assert not server.is_idle()
     for _ in range(2):
@@ -210,20 +210,20 @@ def test_an_answer_in_the_background_can_be_cancelled(server):
     assert refused(server, previous_response_id=told.id)["param"] == "previous_response_id"
 
 
-def test_an_answer_in_the_background_ends_when_it_is_deleted(server):
+def test_deleting_a_background_response_ends_it(server):
     told = in_background(server, **SLOW)
     assert server.http.delete(f"{server.url}{PATH}/{told.id}").json()["deleted"] is True
     assert eventually(server.is_idle)
 
 
-def test_an_answer_in_the_background_that_fails_says_so(server):
+def test_a_failed_background_response_has_its_error(server):
     told = in_background(server, text="abcdef", fail_at_token=3)
     assert eventually(lambda: status(server, told.id) == "failed")
     failed = checked(stored(server, told.id).json())
     assert failed.error.code == "server_error"
 
 
-def test_an_answer_in_the_background_has_a_place_in_the_server():
+def test_a_background_response_counts_against_max_requests():
     with running(max_requests=2) as server:
         told = in_background(server, **SLOW)
         second = server.post(body(scripted(**SLOW), background=True), PATH)
@@ -234,7 +234,7 @@ def test_an_answer_in_the_background_has_a_place_in_the_server():
         assert whole(server).status == "completed"
 
 
-def test_a_server_that_ends_cuts_off_what_goes_on_in_the_background():
+def test_a_drain_ends_background_responses():
     with running(drain_timeout_s=0.1) as server:
         runner = server.runner()
         in_background(server, **SLOW)
@@ -246,12 +246,12 @@ def test_a_server_that_ends_cuts_off_what_goes_on_in_the_background():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_stored_has_no_place_in_the_background(server, stream):
+def test_a_background_response_without_storage_is_refused(server, stream):
     assert refused(server, background=True, store=False, stream=stream)["param"] == "background"
     assert eventually(server.is_idle)
 
 
-def test_a_server_may_store_nothing():
+def test_a_server_without_response_storage_refuses_storing():
     with running(responses=ResponsesSettings(max_stored=0)) as server:
         told = whole(server)
         assert told.store is False
@@ -269,7 +269,7 @@ def test_the_least_recently_used_response_is_evicted():
         assert held == [200, 404, 200]
 
 
-def test_a_response_that_is_too_large_says_that_it_is_not_stored():
+def test_a_response_too_large_to_store_is_reported_as_not_stored():
     with running(responses=ResponsesSettings(max_stored_bytes=10_000)) as server:
         small, large = whole(server, "x"), whole(server, "x" * 10_000, max_output_tokens=3)
         assert [small.store, large.store] == [True, False]
@@ -278,7 +278,7 @@ def test_a_response_that_is_too_large_says_that_it_is_not_stored():
         assert eventually(server.is_idle)
 
 
-def test_a_stored_conversation_is_no_larger_than_a_body_may_be():
+def test_a_stored_conversation_is_limited_to_the_size_of_a_body():
     with running(max_body_bytes=4000) as server:
         told = whole(server, "x" * 3000, max_output_tokens=3)
         told = whole(server, "y" * 1000, previous_response_id=told.id, max_output_tokens=3)
@@ -289,12 +289,12 @@ def test_a_stored_conversation_is_no_larger_than_a_body_may_be():
         )
 
 
-def test_a_stored_conversation_has_no_more_items_than_may_be_sent(server):
+def test_a_stored_conversation_is_limited_to_the_item_count_of_a_body(server):
     told = whole(server, [user("")] * 2047, max_output_tokens=3)
     assert refused(server, [user("a")], previous_response_id=told.id)["param"] == "input"
 
 
-def test_a_picture_of_a_stored_turn_that_is_refused_names_that(server):
+def test_a_refused_image_of_a_stored_response_names_the_input_field(server):
     pictures = [user([image(picture())])]
     told = whole(server, pictures)
     with running(max_request_pixels=1) as small:
@@ -330,7 +330,7 @@ ACTION = st.one_of(
 
 
 @given(st.lists(ACTION, max_size=40), st.integers(1, 5), st.integers(500, 5000))
-def test_the_store_is_bounded_and_counts_what_it_holds(actions, most, most_bytes):
+def test_the_store_stays_within_its_limits_and_counts_exactly(actions, most, most_bytes):
     store = ResponseStore(ResponsesSettings(max_stored=most, max_stored_bytes=most_bytes))
     names, unfinished = [], set()
     for number, (kind, which, *how) in enumerate(actions):
@@ -394,7 +394,7 @@ def check(store, most, most_bytes):
     assert store._turns.output_item_ids == {each.id for turn in turns for each in turn.output_items}
 
 
-def test_a_long_chain_of_turns_is_let_go_without_recursion():
+def test_a_long_chain_of_responses_is_freed_without_recursion():
     store = ResponseStore(ResponsesSettings(max_stored=1))
     turn = None
     for number in range(5000):
@@ -406,7 +406,7 @@ def test_a_long_chain_of_turns_is_let_go_without_recursion():
     assert (store._held.num_bytes, list(store._turns.output_item_ids)) == (0, [])
 
 
-def test_an_answer_that_is_too_large_is_forgotten_alone():
+def test_an_oversized_answer_is_dropped_alone():
     store = ResponseStore(ResponsesSettings(max_stored_bytes=2000))
     store.begin("small", b"", Turn(OWNER, (item("a"),), None))
     store.begin("large", b"", Turn(OWNER, (item("b"),), None))
@@ -421,7 +421,7 @@ def begun(store, name, account, size=1):
     return store.begin(name, b"", turn)
 
 
-def test_responses_of_the_caller_with_most_are_evicted():
+def test_responses_of_the_tenant_with_most_are_evicted():
     store = ResponseStore(ResponsesSettings(max_stored=10))
     for number in range(3):
         begun(store, f"mine{number}", "me")
@@ -435,7 +435,7 @@ def test_responses_of_the_caller_with_most_are_evicted():
     assert "theirs93" not in store._responses
 
 
-def test_what_is_being_answered_is_pushed_out_by_nobody():
+def test_unfinished_responses_are_never_evicted():
     store = ResponseStore(ResponsesSettings(max_stored=4))
     for number in range(4):
         begun(store, f"theirs{number}", "them")
@@ -448,7 +448,7 @@ def test_what_is_being_answered_is_pushed_out_by_nobody():
     assert list(store._responses) == ["theirs0", "theirs1", "theirs3", "mine"]
 
 
-def test_events_that_find_no_room_are_let_go_and_nothing_else():
+def test_events_over_the_limit_are_dropped_and_responses_are_kept():
     store = ResponseStore(ResponsesSettings(max_stored_bytes=4000))
     log = EventLog(4000)
     turn = Turn(b"them", (item("said"),), None, "them")

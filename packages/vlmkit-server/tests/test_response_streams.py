@@ -36,7 +36,7 @@ def again(server, response_id, **query):
     return server.get(f"{PATH}/{response_id}", params={"stream": "true"} | query, headers=mine)
 
 
-def test_a_stream_in_the_background_has_the_events_of_any_other(server):
+def test_a_background_stream_has_the_events_of_any_other_stream(server):
     plain, own = events(server, SAID), events(server, SAID, background=True)
     assert [event.type for event in own] == [event.type for event in plain]
     assert own[-1].response.output_text == plain[-1].response.output_text == "né 🙂 and more"
@@ -44,7 +44,7 @@ def test_a_stream_in_the_background_has_the_events_of_any_other(server):
     assert server.get(f"{PATH}/{own[0].response.id}").json()["status"] == "completed"
 
 
-def test_a_stream_is_told_again_from_where_the_client_was(server):
+def test_a_stream_is_replayed_from_any_event(server):
     client = server.client().responses
     first = made(server, SAID)
     response_id = first[0].response.id
@@ -58,7 +58,7 @@ def test_a_stream_is_told_again_from_where_the_client_was(server):
         assert stream.get_final_response().output_text == "né 🙂 and more"
 
 
-def test_sizes_are_hidden_from_who_asks_for_that(server):
+def test_event_sizes_are_obfuscated_on_request(server):
     told = made(server, SAID, stream_options={"include_obfuscation": True})
     assert any("obfuscation" in (event.model_extra or {}) for event in told)
     response_id = told[0].response.id
@@ -66,7 +66,7 @@ def test_sizes_are_hidden_from_who_asks_for_that(server):
     assert "obfuscation" in again(server, response_id, include_obfuscation="true").text
 
 
-def test_an_answer_goes_on_when_its_client_goes_and_can_be_followed_again(server):
+def test_a_background_answer_continues_after_a_disconnect_and_can_be_resumed(server):
     client = server.client().responses
     said = scripted(text="x" * 200, latency_s=0.01)
     with client.create(**body(said), background=True, stream=True) as stream:
@@ -78,7 +78,7 @@ def test_an_answer_goes_on_when_its_client_goes_and_can_be_followed_again(server
     assert "".join(deltas) == rest[-1].response.output_text == "x" * 200
 
 
-def test_several_follow_one_answer_that_was_begun_without_a_stream(server, pool):
+def test_several_clients_can_stream_one_background_answer(server, pool):
     client = server.client().responses
     begun = client.create(**body(scripted(text="x" * 100, latency_s=0.01)), background=True)
     texts = list(pool.map(lambda _: again(server, begun.id).text, range(4)))
@@ -90,7 +90,7 @@ def test_several_follow_one_answer_that_was_begun_without_a_stream(server, pool)
 
 
 @pytest.mark.parametrize("way", ["cancel", "delete"])
-def test_who_follows_an_answer_learns_that_it_was_stopped(server, way):
+def test_a_replayed_stream_ends_with_the_cancellation(server, way):
     client = server.client().responses
     begun = client.create(**body(SLOW), background=True)
     with client.retrieve(begun.id, stream=True) as stream:
@@ -104,7 +104,7 @@ def test_who_follows_an_answer_learns_that_it_was_stopped(server, way):
         assert told(again(server, begun.id).text)[-1]["sequence_number"] == last.sequence_number
 
 
-def test_an_answer_that_fails_in_the_background_says_so_to_who_follows_and_who_looks(server):
+def test_a_failed_background_answer_is_reported_in_stream_and_lookup(server):
     *_, last = made(server, scripted(text="abcdef", fail_at_token=3))
     assert last.type == "response.failed"
     found = server.client().responses.retrieve(last.response.id)
@@ -115,7 +115,7 @@ def test_an_answer_that_fails_in_the_background_says_so_to_who_follows_and_who_l
     assert error.value.param == "previous_response_id"
 
 
-def test_only_what_was_made_in_the_background_is_told_again_and_only_to_its_owner(server):
+def test_only_background_responses_are_replayed_and_only_to_their_owner(server):
     plain = server.client().responses.create(**body("x"))
     with pytest.raises(openai.BadRequestError) as error:
         server.client().responses.retrieve(plain.id, stream=True)
@@ -133,13 +133,13 @@ def test_only_what_was_made_in_the_background_is_told_again_and_only_to_its_owne
      ({"starting_after": 1}, "starting_after"), ({"starting_after": "x"}, "starting_after"),
      ({"stream": "true", "include_obfuscation": "2"}, "include_obfuscation")],
 )  # fmt: skip
-def test_a_query_that_makes_no_sense_is_refused(server, query, param):
+def test_an_invalid_query_is_refused(server, query, param):
     begun = server.post(body("x", background=True), PATH).json()
     answer = server.get(f"{PATH}/{begun['id']}", params=query)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_who_follows_has_a_place_in_the_server():
+def test_a_replayed_stream_counts_against_max_requests():
     with running(max_requests=2) as server:
         client = server.client().responses
         begun = client.create(**body(SLOW), background=True)
@@ -152,7 +152,7 @@ def test_who_follows_has_a_place_in_the_server():
         assert eventually(server.is_idle)
 
 
-def test_events_that_were_let_go_are_not_told_and_the_others_are():
+def test_dropped_events_are_not_replayed_and_later_ones_are():
     with running(responses=ResponsesSettings(max_stored_bytes=160_000)) as server:
         client = server.client().responses
         begun = client.create(**body(scripted(text="x" * 300)), background=True)
@@ -170,7 +170,7 @@ def test_events_that_were_let_go_are_not_told_and_the_others_are():
 
 
 @given(st.lists(st.lists(st.integers(1, 40), max_size=5), max_size=30), st.integers(1, 200))
-def test_a_log_is_bounded_and_tells_what_it_has_in_its_order(added, most):
+def test_the_event_log_is_limited_and_replays_in_order(added, most):
     async def tried():
         log, events = EventLog(most), []
         for sizes in added:

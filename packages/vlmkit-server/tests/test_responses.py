@@ -54,7 +54,7 @@ def test_an_answer_has_text_status_and_usage(server):
     assert answer.store is True
 
 
-def test_what_was_asked_for_is_told_again(server):
+def test_the_response_repeats_the_fields_of_the_request(server):
     fields = {
         "temperature": 0.5,
         "top_p": 0.25,
@@ -92,7 +92,7 @@ QUESTIONS = [
 
 @pytest.mark.parametrize("script", QUESTIONS)
 @pytest.mark.parametrize("include", [[], LOGPROBS])
-def test_a_stream_ends_with_the_response_that_a_whole_answer_is(server, script, include):
+def test_the_last_event_of_a_stream_has_the_response_of_a_whole_answer(server, script, include):
     fields = {"tools": [TOOL], "include": include}
     *_, last = events(server, scripted(**script), **fields)
     answered = whole(server, scripted(**script), **fields)
@@ -103,7 +103,7 @@ def test_a_stream_ends_with_the_response_that_a_whole_answer_is(server, script, 
     assert last.response.model_dump(include=same) == answered.model_dump(include=same)
 
 
-def test_a_stream_has_the_events_that_clients_know(server):
+def test_a_stream_has_the_events_of_openais_api(server):
     told = events(server, scripted(text="ab", reasoning="c", calls=CALLS[1:]), tools=[TOOL])
     assert [event.type.removeprefix("response.") for event in told] == [
         "created",
@@ -133,7 +133,7 @@ def test_a_stream_has_the_events_that_clients_know(server):
 
 
 @pytest.mark.parametrize("script", QUESTIONS)
-def test_the_official_client_puts_a_stream_together(server, script):
+def test_the_official_client_assembles_a_stream(server, script):
     with server.client().responses.stream(**body(scripted(**script), tools=[TOOL])) as stream:
         deltas = {"text": "", "arguments": "", "thought": ""}
         for event in stream:
@@ -154,7 +154,7 @@ def test_the_official_client_puts_a_stream_together(server, script):
     ]
 
 
-def test_an_item_is_told_as_a_whole_when_it_is_over(server):
+def test_a_finished_item_is_sent_whole(server):
     told = events(server, scripted(text="I look.", reasoning="hm", calls=CALLS), tools=[TOOL])
     done = [event.item for event in told if event.type == "response.output_item.done"]
     added = [event.item for event in told if event.type == "response.output_item.added"]
@@ -173,7 +173,7 @@ def test_an_item_is_told_as_a_whole_when_it_is_over(server):
         ({"text": "so", "reasoning": "why"}, 6, [("reasoning", "why"), ("message", "s")]),
     ],
 )
-def test_an_answer_that_its_length_ended_is_incomplete(server, script, most, told):
+def test_an_answer_that_reaches_max_output_tokens_is_incomplete(server, script, most, told):
     fields = {"max_output_tokens": most}
     *_, last = events(server, scripted(**script), **fields)
     assert last.type == "response.incomplete"
@@ -187,25 +187,25 @@ def test_an_answer_that_its_length_ended_is_incomplete(server, script, most, tol
         assert response.usage.output_tokens == most
 
 
-def test_reasoning_is_counted(server):
+def test_reasoning_tokens_are_counted(server):
     answer = whole(server, scripted(text="so", reasoning="why"))
     assert answer.usage.output_tokens_details.reasoning_tokens == len("why") + 2
 
 
-def test_a_picture_is_seen(server):
+def test_an_image_is_in_the_prompt(server):
     answer = ask(server, [user([image(picture()), text("what is it?")])])
     assert "8x6" in answer.output_text
     details = answer.usage.input_tokens_details
     assert details.image_tokens == sum(details.image_tokens_each) > 0
 
 
-def test_a_picture_is_fetched_only_where_the_operator_lets(server):
+def test_an_image_url_is_fetched_only_if_the_operator_allows_it(server):
     error = refused(server, [user([text("look"), image("http://127.0.0.1:9/x.png")])])
     assert error["code"] == "image_url_not_allowed"
     assert error["param"] == "input[0].content[1].image_url"
 
 
-def test_calls_and_results_are_sent_back_as_they_came(server):
+def test_calls_and_results_can_be_sent_back_unchanged(server):
     client, asked = server.client(), user(scripted(text="hm", reasoning="so", calls=CALLS))
     first = client.responses.create(model="mock", input=[asked], tools=[TOOL])
     calls = [item for item in first.output if item.type == "function_call"]
@@ -220,7 +220,7 @@ def test_calls_and_results_are_sent_back_as_they_came(server):
     assert "x-vlmkit-ignored" not in raw.headers
 
 
-def test_log_probabilities_are_those_of_the_text(server):
+def test_logprobs_cover_the_text_of_the_message_only(server):
     said = scripted(text="né, so.", reasoning="\nwhy\n", calls=CALLS)
     fields = {"include": LOGPROBS, "top_logprobs": 2, "tools": [TOOL]}
     told = events(server, said, **fields)
@@ -246,7 +246,7 @@ def test_log_probabilities_are_those_of_the_text(server):
     assert bytes(byte for token in tokens for byte in token) == "né, so.".encode()
 
 
-def test_log_probabilities_are_told_only_if_asked_for(server):
+def test_logprobs_are_returned_only_on_request(server):
     assert whole(server).output[0].content[0].logprobs == []
     assert refused(server, top_logprobs=2)["param"] == "top_logprobs"
 
@@ -263,7 +263,7 @@ class NamedCompiler(SpellingCompiler):
         return super().compile(OneOf(('{"name": "elm"}',)))
 
 
-def test_an_answer_keeps_to_a_schema_and_is_parsed():
+def test_an_answer_matches_its_schema_and_is_parsed():
     with running({"mock": mock_pipeline(constraint=NamedCompiler)}) as formed:
         client = formed.client().responses
         assert client.parse(**body("which?"), text_format=Tree).output_parsed == Tree(name="elm")
@@ -282,21 +282,21 @@ class OneCompiler(SpellingCompiler):
         return super().compile(OneOf(("1",)))
 
 
-def test_an_answer_repeats_the_form_that_it_keeps_to():
+def test_the_response_repeats_its_constraint():
     with running({"mock": mock_pipeline(constraint=OneCompiler)}) as formed:
         for form in ({"type": "json_object"}, {"type": "json_object", "schema": {"const": 1}}):
             answer = formed.post(body("which?", text={"format": form}), PATH)
             assert answer.json()["text"]["format"] == form
 
 
-def test_a_schema_is_refused_where_nothing_keeps_to_it(server):
+def test_a_schema_is_refused_without_a_constraint_compiler(server):
     schema = {"type": "json_schema", "name": "tree", "schema": {"type": "object"}}
     for form in (schema, {"type": "json_object"}):
         error = refused(server, text={"format": form})
         assert (error["code"], error["param"]) == ("invalid_constraint", "text.format")
 
 
-def test_tokens_are_counted_as_an_answer_would_take_them(server):
+def test_input_token_counts_equal_the_usage_of_the_answer(server):
     said = [user([image(picture()), text("look")])]
     fields = {"input": said, "instructions": "be brief", "tools": [TOOL]}
     counted = server.client().responses.input_tokens.count(model="mock", **fields)
@@ -304,7 +304,7 @@ def test_tokens_are_counted_as_an_answer_would_take_them(server):
     assert counted.input_tokens == ask(server, **fields | {"said": said}).usage.input_tokens
 
 
-def test_a_stream_that_fails_says_so_in_its_last_event(server):
+def test_an_engine_error_is_the_last_event_of_a_stream(server):
     told = events(server, scripted(text="abcdef", fail_at_token=3))
     assert "".join(event.delta for event in told if event.type.endswith("text.delta")) == "abc"
     assert told[-1].type == "response.failed"
@@ -313,13 +313,13 @@ def test_a_stream_that_fails_says_so_in_its_last_event(server):
     assert server.get(f"{PATH}/{told[-1].response.id}").status_code == 404
 
 
-def test_a_whole_answer_that_fails_is_an_internal_error(server):
+def test_an_engine_error_of_a_whole_answer_is_an_internal_error(server):
     with pytest.raises(openai.InternalServerError) as raised:
         ask(server, scripted(text="abcdef", fail_at_token=3))
     assert raised.value.code == "engine_error"
 
 
-def test_a_client_that_goes_away_ends_its_answer():
+def test_a_disconnect_aborts_the_answer():
     with running() as server:
         said = scripted(text="x", tokens=4000, latency_s=0.05)
         held = server.connect(body(said, stream=True), path=PATH)
@@ -328,7 +328,7 @@ def test_a_client_that_goes_away_ends_its_answer():
         assert eventually(server.is_idle)
 
 
-def test_a_long_silence_has_pings():
+def test_an_idle_stream_has_ping_comments():
     with running(keepalive_s=0.05) as server:
         asked = body(scripted(text="a", prefill_latency_s=0.5), stream=True)
         assert ": ping\n\n" in server.post(asked, PATH).text

@@ -51,7 +51,7 @@ def loaded(model, clock, runner, took_s):
     model.mark_unloaded()
 
 
-def test_of_a_first_load_nothing_is_known(clock):
+def test_a_first_load_has_the_default_retry_time(clock):
     model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     for step in (model.mark_waiting, model.mark_loading):
         step()
@@ -59,7 +59,7 @@ def test_of_a_first_load_nothing_is_known(clock):
     assert ModelRegistry({"one": ModelSpec()}, FleetSettings()).ready_in_s is None
 
 
-def test_a_load_takes_as_long_as_the_one_before(clock, runner):
+def test_the_retry_time_of_a_load_follows_from_the_last_load(clock, runner):
     model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     loaded(model, clock, runner, 40.0)
     model.mark_waiting()
@@ -75,7 +75,7 @@ def test_a_load_takes_as_long_as_the_one_before(clock, runner):
     assert retry_after_s(model) == 43
 
 
-def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
+def test_the_retry_time_of_a_failed_model_is_its_next_attempt(clock):
     model = ModelHandle("one", ModelSpec(load=mock_pipeline), is_expected=False)
     model.mark_loading()
     model.mark_failed(RuntimeError())
@@ -84,7 +84,7 @@ def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
     assert refusal(model).retry_after_s == 18
 
 
-def test_a_restart_waits_first_and_then_loads(clock, runner):
+def test_the_retry_time_of_a_restart_is_its_wait_and_its_load(clock, runner):
     registry = ModelRegistry(
         {"one": ModelSpec(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart")
     )
@@ -96,7 +96,7 @@ def test_a_restart_waits_first_and_then_loads(clock, runner):
     assert registry.ready_in_s == 13.0
 
 
-def test_a_drain_is_over_when_its_time_is(clock, runner):
+def test_the_retry_time_of_a_drain_is_its_deadline(clock, runner):
     async def drained():
         served = Service({"mock": runner}, ServerSettings())
         with served.active.opened():
@@ -118,5 +118,5 @@ def test_a_drain_is_over_when_its_time_is(clock, runner):
     ("known_s", "expected"),
     [(None, RETRY_AFTER_S), (-3.0, 1), (0.2, 1), (7.0, 7), (7.1, 8), (3600.0, MAX_RETRY_AFTER_S)],
 )
-def test_it_is_whole_seconds_within_a_minute(known_s, expected):
+def test_the_retry_time_is_in_whole_seconds_up_to_a_minute(known_s, expected):
     assert waiting_s(known_s) == expected

@@ -32,16 +32,16 @@ def preflight(server, origin, path="/v1/chat/completions"):
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz", "/ping"])
-def test_a_router_learns_that_the_server_is_of_use(server, path):
+def test_health_probes_of_routers_are_answered(server, path):
     assert server.get(path).json() == {"status": "ok"}
 
 
-def test_the_version_is_told(server):
+def test_the_version_is_returned(server):
     assert server.get("/version").json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", READABLE)
-def test_what_is_read_can_be_asked_for_without_its_body(server, path):
+def test_head_requests_have_the_headers_of_get_requests(server, path):
     url = server.url + filled(path)
     whole, head = server.http.get(url), server.http.head(url)
     assert (head.status_code, head.content) == (whole.status_code, b"")
@@ -51,7 +51,7 @@ def test_what_is_read_can_be_asked_for_without_its_body(server, path):
 
 
 @pytest.mark.parametrize("path", sorted({*POSTED} - {*READABLE}))
-def test_what_is_posted_to_cannot_be_read(server, path):
+def test_post_routes_refuse_get_and_head(server, path):
     for method in ("GET", "HEAD"):
         answer = server.http.request(method, server.url + filled(path))
         assert answer.status_code == 405
@@ -59,7 +59,7 @@ def test_what_is_posted_to_cannot_be_read(server, path):
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))
-def test_every_route_tells_its_methods(server, path):
+def test_every_route_lists_its_methods(server, path):
     answer = server.http.options(server.url + filled(path))
     assert (answer.status_code, answer.content) == (204, b"")
     assert allowed(answer) == ROUTES[path]
@@ -69,12 +69,12 @@ def allowed(answer):
     return set(answer.headers["allow"].replace(" ", "").split(","))
 
 
-def test_what_is_not_there_is_not_there_for_any_method(server):
+def test_an_unknown_path_is_a_404_for_each_method(server):
     for method in ("GET", "HEAD", "OPTIONS", "POST"):
         assert server.http.request(method, f"{server.url}/nowhere").status_code == 404
 
 
-def test_no_page_may_read_a_server_unless_the_operator_says_so(server):
+def test_cors_is_disabled_by_default(server):
     page = {"origin": PAGE}
     answers = [
         preflight(server, PAGE),
@@ -86,7 +86,7 @@ def test_no_page_may_read_a_server_unless_the_operator_says_so(server):
     ]
 
 
-def test_a_page_of_a_listed_origin_may_ask_and_read():
+def test_a_page_of_a_listed_origin_can_send_requests_and_read_answers():
     with running(allowed_origins=(PAGE, "http://localhost:3000")) as server:
         answer = preflight(server, PAGE)
         assert (answer.status_code, answer.content) == (204, b"")
@@ -107,7 +107,7 @@ def test_a_page_of_a_listed_origin_may_ask_and_read():
 
 
 @pytest.mark.parametrize("origin", [f"{PAGE}.evil.example", "http://chat.example.com", "null", ""])
-def test_a_page_of_another_origin_may_not(origin):
+def test_a_page_of_an_unlisted_origin_cannot_read_answers(origin):
     with running(allowed_origins=(PAGE,)) as server:
         read = server.get("/healthz", headers={"origin": origin})
         for answer in (preflight(server, origin), read):
@@ -115,13 +115,13 @@ def test_a_page_of_another_origin_may_not(origin):
             assert answer.headers["vary"] == "origin"  # a cache must not show it to the listed one
 
 
-def test_a_listed_origin_is_no_way_around_the_servers_own_name():
+def test_a_listed_origin_does_not_bypass_the_host_check():
     with running(allowed_origins=(PAGE,)) as server:
         headers = {"origin": PAGE, "host": "evil.example"}
         assert server.get("/v1/models", headers=headers).status_code == 421
 
 
 @pytest.mark.parametrize("origin", ["*", "https://*.example.com", "example.com", f"{PAGE}/", ""])
-def test_an_origin_is_a_scheme_and_a_host(origin):
+def test_an_origin_must_be_a_scheme_and_a_host(origin):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"allowed_origins": [origin]}, ServerSettings)

@@ -10,13 +10,13 @@ from vlmkit_server.settings.server import ServerSettings, is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
-def test_a_public_address_is_refused_while_there_is_no_key(host):
+def test_a_public_address_without_a_key_is_refused(host):
     with pytest.raises(ConfigError, match=r"can be reached by other machines") as caught:
         serve({}, ServerSettings(host=host))
     assert "allow_public_without_key" in caught.value.hint
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -26,12 +26,12 @@ def test_a_port_in_use_is_named():
     assert str(caught.value).endswith(": Address already in use")
 
 
-def test_only_this_machines_own_addresses_are_loopback():
+def test_only_local_addresses_are_loopback():
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "localhost.example"]))
 
 
-def test_settings_need_no_server_library():
+def test_the_settings_module_imports_no_server_library():
     import subprocess
     import sys
 
@@ -43,7 +43,7 @@ def test_settings_need_no_server_library():
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "models.example.com"])
-def test_a_public_address_has_stricter_defaults_and_what_is_set_counts(host):
+def test_public_addresses_have_stricter_defaults_that_settings_override(host):
     public = ServerSettings(host=host)
     assert (public.renderers, public.timeout_s) == (2, 600.0)
     for given in (ServerSettings(), ServerSettings(host="::1")):

@@ -25,17 +25,17 @@ def test_bad_words_are_not_in_the_answer(server):
     assert answer(server, bad_words=["green"]) == SAID
 
 
-def test_allowed_tokens_are_all_of_the_answer(server):
+def test_allowed_token_ids_restrict_the_answer(server):
     assert set(answer(server, allowed_token_ids=[97, 98, 99])) <= set("abc")
 
 
-def test_a_window_of_penalties_forgets(server):
+def test_penalties_apply_only_to_their_window(server):
     kinds = [{"repeat_last_n": number} for number in (0, 2, -1)]
     found = [answer(server, frequency_penalty=2.0, repetition_penalty=10.0, **k) for k in kinds]
     assert found[0] == SAID
 
 
-def test_dry_ends_a_loop_and_breakers_allow_it(server):
+def test_dry_ends_a_loop_unless_breakers_or_allowed_length_permit_it(server):
     loop = "-".join(["go on"] * 5)
     body = chat(scripted(text=loop)) | {"max_tokens": 40, "dry_multiplier": 100.0}
     found = server.post(body).json()["choices"][0]["message"]["content"]
@@ -45,7 +45,7 @@ def test_dry_ends_a_loop_and_breakers_allow_it(server):
         assert server.post(body | fields).json()["choices"][0]["message"]["content"] == loop
 
 
-def test_xtc_drops_the_likeliest_at_random_and_a_seed_repeats_it(server):
+def test_xtc_drops_likely_tokens_repeatably_for_a_seed(server):
     hot = {"temperature": 0.5, "xtc_threshold": 0.0, "seed": 5}
     assert answer(server, xtc_probability=0.0, **hot) == SAID
     found = [answer(server, xtc_probability=0.5, **hot) for _ in range(2)]
@@ -54,7 +54,7 @@ def test_xtc_drops_the_likeliest_at_random_and_a_seed_repeats_it(server):
 
 
 @pytest.mark.parametrize("name", ["seed", "random_seed", "sampling_seed"])
-def test_a_seed_by_any_name_repeats_an_answer(server, name):
+def test_each_alias_of_seed_repeats_an_answer(server, name):
     hot = {"temperature": 2.0, "typical_p": 0.9, "top_k": 40}
     found = [answer(server, **{name: 7}, **hot) for _ in range(2)]
     assert found == [answer(server, seed=7, **hot)] * 2
@@ -86,7 +86,7 @@ def test_a_seed_by_any_name_repeats_an_answer(server, name):
     ],
     ids=str,
 )
-def test_a_value_out_of_bounds_is_a_400_that_names_the_field(server, fields, param):
+def test_a_value_out_of_range_is_refused_by_name(server, fields, param):
     found = error(server, **fields)
     assert found["param"].split("[")[0] == param
     assert len(found["message"]) < 1024

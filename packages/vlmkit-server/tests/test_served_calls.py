@@ -57,7 +57,7 @@ TOLD_TWO = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_tells_calls_and_results_in_their_order(served: Running, stream: bool) -> None:
+def test_a_response_lists_calls_and_results_in_order(served: Running, stream: bool) -> None:
     fields = {"server_tools": ["say", "fail"]}
     if stream:
         *_, last = events(served, TWO, **fields)
@@ -72,7 +72,7 @@ def test_a_response_tells_calls_and_results_in_their_order(served: Running, stre
     assert answer.output[-1].status == "completed"
 
 
-def test_a_stream_tells_each_call_from_its_beginning_to_what_came_of_it(served: Running) -> None:
+def test_a_stream_has_the_events_of_each_call_from_start_to_result(served: Running) -> None:
     found = events(served, calls(RED, BROKEN), server_tools=["say", "fail"])
     kinds = [event.type.removeprefix("response.") for event in found]
     kept = [kind for kind in kinds if "delta" not in kind]
@@ -88,14 +88,14 @@ def test_a_stream_tells_each_call_from_its_beginning_to_what_came_of_it(served: 
     assert json.loads("".join(deltas).replace("}{", "},{").join("[]")) == [RED[1], {}]
 
 
-def test_the_official_client_puts_such_a_stream_together(served: Running) -> None:
+def test_the_official_client_assembles_a_stream_with_tool_calls(served: Running) -> None:
     sent = body(TWO, extra_body={"server_tools": ["say", "fail"]})
     with served.client().responses.stream(**sent) as stream:
         final = stream.get_final_response()
     assert told(final.output)[:4] == TOLD_TWO
 
 
-def test_rounds_and_calls_of_a_response_have_an_end(served: Running, tools: Tools) -> None:
+def test_the_rounds_and_calls_of_a_response_are_limited(served: Running, tools: Tools) -> None:
     def num_calls(**fields: Any) -> int:
         tools.called.clear()
         answer = whole(served, "again", server_tools=["say"], **fields)
@@ -114,9 +114,7 @@ def test_rounds_and_calls_of_a_response_have_an_end(served: Running, tools: Tool
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_that_no_token_is_left_for_are_told_as_incomplete(
-    served: Running, stream: bool
-) -> None:
+def test_calls_cut_off_by_max_output_tokens_are_incomplete(served: Running, stream: bool) -> None:
     fields = {"server_tools": ["say"], "max_output_tokens": 30}
     said = calls(("say", {"text": "a" * 60}))
     answer = (
@@ -128,7 +126,7 @@ def test_calls_that_no_token_is_left_for_are_told_as_incomplete(
 
 
 @pytest.mark.parametrize("way", ["stored", "sent", "messages"])
-def test_calls_and_results_go_back_as_they_came(
+def test_calls_and_results_can_be_sent_back_unchanged(
     served: Running, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = served.client().responses
@@ -161,7 +159,7 @@ def test_calls_and_results_go_back_as_they_came(
         assert roles[:4] == [turn.role for turn in second.messages]
 
 
-def test_broken_arguments_go_back_as_none(served: Running) -> None:
+def test_invalid_arguments_are_sent_back_as_empty(served: Running) -> None:
     item = {"type": "mcp_call", "id": "mcp_x_abc", "name": "say", "arguments": '{"te',
             "server_label": "server_tools", "output": "red"}  # fmt: skip
     assert whole(served, [item, {"role": "user", "content": "so?"}]).output_text == "so?"
@@ -169,7 +167,7 @@ def test_broken_arguments_go_back_as_none(served: Running) -> None:
     assert error["param"] == "input[0]"
 
 
-def test_a_background_answer_runs_tools_and_ends_them_when_it_is_cancelled(
+def test_a_background_answer_runs_tools_and_cancelling_it_ends_them(
     served: Running, tools: Tools
 ) -> None:
     client = served.client().responses
@@ -205,9 +203,7 @@ def blocks(answer: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_message_tells_calls_and_results_as_blocks_of_its_types(
-    served: Running, stream: bool
-) -> None:
+def test_a_message_has_blocks_for_calls_and_results(served: Running, stream: bool) -> None:
     sent = message(TWO, max_tokens=400, extra_body={"server_tools": ["say", "fail"]})
     client = client_of(served).beta.messages
     if stream:
@@ -223,7 +219,7 @@ def test_a_message_tells_calls_and_results_as_blocks_of_its_types(
     assert answer.stop_reason == "end_turn"
 
 
-def test_events_of_a_message_are_of_the_clients_types(served: Running) -> None:
+def test_events_of_a_message_match_the_clients_types(served: Running) -> None:
     sent = message(TWO, max_tokens=400, server_tools=["say", "fail"])
     told = [data for _, data in message_events(served, sent)]
     for data in told:
@@ -233,7 +229,7 @@ def test_events_of_a_message_are_of_the_clients_types(served: Running) -> None:
     assert starts == stops == list(range(len(BLOCKS)))
 
 
-def test_a_client_that_knows_no_such_blocks_reads_the_text(served: Running) -> None:
+def test_a_client_without_support_for_the_blocks_can_read_the_text(served: Running) -> None:
     client = client_of(served)
     sent = message(TWO, max_tokens=400, extra_body={"server_tools": ["say", "fail"]})
     with client.messages.stream(**sent) as made:
@@ -253,20 +249,20 @@ def test_a_client_that_knows_no_such_blocks_reads_the_text(served: Running) -> N
         ({"server_tools": ["nope"]}, "server_tools"),
     ],
 )
-def test_what_does_not_go_with_them_is_refused_by_its_own_name(
+def test_incompatible_fields_are_refused_by_name(
     served: Running, fields: dict[str, Any], param: str
 ) -> None:
     assert refused(served, **({"server_tools": ["say"]} | fields))["param"] == param
 
 
-def test_a_message_that_goes_on_takes_none(served: Running) -> None:
+def test_a_continued_message_cannot_use_server_tools(served: Running) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     answer = served.post(message(messages=turns, server_tools=["say"]), MESSAGES)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("messages")
 
 
-def test_a_server_without_tools_refuses_them(server: Running) -> None:
+def test_a_server_without_tools_refuses_server_tools(server: Running) -> None:
     assert refused(server, server_tools=["say"])["param"] == "server_tools"
     with pytest.raises(openai.NotFoundError):
         server.client().responses.retrieve("resp_x")

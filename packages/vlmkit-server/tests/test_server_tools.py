@@ -54,7 +54,7 @@ def said(answer: Any) -> str:
     return choice["message"]["content"]
 
 
-def test_what_a_tool_returns_is_answered_and_its_call_is_not_shown(
+def test_a_tool_result_is_used_in_the_answer_and_its_call_is_hidden(
     served: Running, tools: Tools
 ) -> None:
     answer = ask(served, calls(("say", {"text": "red"}), text="I look.", reasoning="hm"), "say")
@@ -64,28 +64,26 @@ def test_what_a_tool_returns_is_answered_and_its_call_is_not_shown(
     assert tools.called == [("say", {"text": "red"})]
 
 
-def test_a_picture_of_a_tool_is_shown_to_the_model(served: Running) -> None:
+def test_an_image_of_a_tool_result_is_in_the_prompt(served: Running) -> None:
     answer = ask(served, calls(("show", {})), "show")
     assert "image 1: 8x6 sha256:" in said(answer)
     assert answer["usage"]["prompt_tokens_details"]["image_tokens_each"] == [4]
 
 
-def test_pictures_over_the_bound_are_left_out(served: Running) -> None:
+def test_images_over_the_limit_are_left_out_of_the_prompt(served: Running) -> None:
     shown = said(ask(served, calls(("show", {"num": 5})), "show"))
     assert "image 3: " in shown
     assert "image 4: " not in shown
     assert shown.count("[left out: there is no room for it]") == 2
 
 
-def test_several_calls_of_a_round_are_answered_in_their_order(
-    served: Running, tools: Tools
-) -> None:
+def test_several_calls_of_a_round_are_answered_in_order(served: Running, tools: Tools) -> None:
     two = ("say", {"text": "first"}), ("say", {"text": "second"})
     assert said(ask(served, calls(*two), "say", "show")).endswith("second")
     assert sorted(each[1]["text"] for each in tools.called) == ["first", "second"]
 
 
-def test_rounds_have_an_end(served: Running, tools: Tools) -> None:
+def test_the_number_of_rounds_is_limited(served: Running, tools: Tools) -> None:
     ask(served, "again", "say")  # what the tool returns makes the mock call it again
     assert tools.called == [("say", {"text": "again"})] * 3
 
@@ -129,7 +127,7 @@ def test_the_log_names_requests_and_tools_and_never_arguments_or_results(
     assert "line" in failed
 
 
-def test_streams_say_the_same_and_are_well_formed(served: Running) -> None:
+def test_streams_equal_whole_answers_and_are_well_formed(served: Running) -> None:
     text = calls(("say", {"text": "red"}), text="I look.", reasoning="hm")
     whole = ask(served, text, "say")
     stream = served.client().chat.completions.create(
@@ -151,7 +149,7 @@ def test_streams_say_the_same_and_are_well_formed(served: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_max_tokens_bounds_all_rounds_together(served: Running, stream: bool) -> None:
+def test_max_tokens_limits_all_rounds_together(served: Running, stream: bool) -> None:
     text = calls(("say", {"text": "a" * 300}))
     call = ask(served, text, "say", max_tokens=1000)["usage"]["completion_tokens"] - 300
     body = chat(text, server_tools=["say"], max_tokens=call + 5, stream=stream)
@@ -179,7 +177,7 @@ def test_max_tokens_bounds_all_rounds_together(served: Running, stream: bool) ->
         ({"tools": [{"type": "function", "function": {"name": "own"}}]}, "tools"),
     ],
 )
-def test_what_does_not_go_with_them_is_refused_by_name(
+def test_incompatible_fields_are_refused_by_name(
     served: Running, fields: dict[str, Any], param: str
 ) -> None:
     answer = served.post(chat("hello", **({"server_tools": ["say"]} | fields)))
@@ -187,14 +185,14 @@ def test_what_does_not_go_with_them_is_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
-def test_an_unavailable_tool_is_reported_without_its_reasons(served: Running) -> None:
+def test_an_unavailable_tool_is_reported_without_the_cause(served: Running) -> None:
     answer = served.post(chat("hello", server_tools=["absent"]))
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "tool_failed"
     assert "secret" not in answer.text
 
 
-def test_a_request_that_asks_for_none_gets_none(served: Running, tools: Tools) -> None:
+def test_a_request_without_server_tools_runs_none(served: Running, tools: Tools) -> None:
     answer = served.post(chat(calls(("say", {})))).json()
     assert not tools.called
     assert answer["choices"][0]["finish_reason"] != "tool_calls"
@@ -203,7 +201,7 @@ def test_a_request_that_asks_for_none_gets_none(served: Running, tools: Tools) -
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions/render", "/v1/messages/render", "/tokenize"]
 )
-def test_other_paths_refuse_them_by_name(served: Running, path: str) -> None:
+def test_other_apis_refuse_server_tools_by_name(served: Running, path: str) -> None:
     body = chat("hello", server_tools=["say"], max_tokens=5)
     if path == "/v1/completions":
         body = {"model": "mock", "prompt": "hello", "server_tools": ["say"], "max_tokens": 5}
@@ -215,7 +213,7 @@ def test_other_paths_refuse_them_by_name(served: Running, path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_disconnect_ends_the_call(served: Running, tools: Tools, stream: bool) -> None:
+def test_a_disconnect_cancels_the_tool_call(served: Running, tools: Tools, stream: bool) -> None:
     tools.is_waiting.clear()
     tools.is_cancelled.clear()
     body = chat(calls(("wait", {})), server_tools=["wait"], stream=stream)
@@ -225,16 +223,16 @@ def test_a_disconnect_ends_the_call(served: Running, tools: Tools, stream: bool)
     assert eventually(served.is_idle)
 
 
-def test_what_there_is_can_be_asked(served: Running, tools: Tools) -> None:
+def test_capabilities_list_the_server_tools(served: Running, tools: Tools) -> None:
     assert served.get("/v1/capabilities").json()["server_tools"] == sorted(tools.names)
 
 
-def test_two_tools_of_one_name_stop_the_start() -> None:
+def test_two_tools_with_one_name_prevent_the_start() -> None:
     with pytest.raises(ConfigError, match="has the name of another's"):
         Toolbox({"one": Tools(), "two": Tools()})
 
 
-def test_a_server_without_tools_says_that_it_has_none(server: Running) -> None:
+def test_a_server_without_tools_refuses_server_tools(server: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="server_tools"):
         server.client().chat.completions.create(
             model="mock",

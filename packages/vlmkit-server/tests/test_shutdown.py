@@ -81,7 +81,7 @@ def assert_ends_well(server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_readers_that_take_nothing_do_not_hold_it_up(tmp_path, stream):
+def test_clients_that_read_nothing_do_not_delay_shutdown(tmp_path, stream):
     body = chat(scripted(text="x " * 100, tokens=4000), stream=stream, logprobs=True)
     with served(tmp_path) as server, ExitStack() as open_ones:
         body |= {"top_logprobs": 20, "max_tokens": 4000}
@@ -90,7 +90,7 @@ def test_readers_that_take_nothing_do_not_hold_it_up(tmp_path, stream):
         assert_ends_well(server)
 
 
-def test_running_answers_do_not_hold_it_up(tmp_path):
+def test_running_answers_do_not_delay_shutdown(tmp_path):
     with served(tmp_path) as server, ExitStack() as open_ones:
         for stream in (True, False):
             body = chat(ENDLESS, stream=stream, max_tokens=4000)
@@ -98,13 +98,13 @@ def test_running_answers_do_not_hold_it_up(tmp_path):
         assert_ends_well(server)
 
 
-def test_a_model_that_is_being_loaded_does_not_hold_it_up(tmp_path):
+def test_a_loading_model_does_not_delay_shutdown(tmp_path):
     with served(tmp_path, "load") as server:
         assert eventually(lambda: "hangs" in server.log.read_text())
         assert_ends_well(server)
 
 
-def test_uploads_that_trickle_do_not_hold_it_up(tmp_path):
+def test_slow_uploads_do_not_delay_shutdown(tmp_path):
     head = (
         b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\n"
         b"content-type: multipart/form-data; boundary=x\r\ncontent-length: 100000\r\n\r\n--x\r\n"
@@ -119,13 +119,13 @@ def test_uploads_that_trickle_do_not_hold_it_up(tmp_path):
             assert_ends_well(server)
 
 
-def test_a_tokenizer_that_hangs_does_not_hold_it_up(tmp_path):
+def test_a_hanging_tokenizer_does_not_delay_shutdown(tmp_path):
     with served(tmp_path, "tokenizer") as server, connect(server, http_request(chat("hello"))):
         assert eventually(lambda: "hangs" in server.log.read_text())
         assert_ends_well(server)
 
 
-def test_a_hanging_engine_ends_with_the_process(tmp_path):
+def test_a_hanging_engine_does_not_outlive_the_process(tmp_path):
     with served(tmp_path, "engine") as server, connect(server, http_request(chat("hello"))):
         assert eventually(lambda: "hangs" in server.log.read_text())
         status, said = ended(server)
@@ -134,7 +134,7 @@ def test_a_hanging_engine_ends_with_the_process(tmp_path):
     assert "vlmkit-loop" in said
 
 
-def test_batches_do_not_hold_it_up(tmp_path):
+def test_batches_do_not_delay_shutdown(tmp_path):
     with served(tmp_path, data={"folder": str(tmp_path / "data")}) as server:
         line = {"method": "POST", "url": "/v1/chat/completions", "body": chat(ENDLESS)}
         lines = [json.dumps({"custom_id": f"{n}"} | line) for n in range(50)]
@@ -164,7 +164,7 @@ def children(task):
     return (task / "children").read_text().split()
 
 
-def test_renderers_that_hang_do_not_hold_it_up(tmp_path):
+def test_hanging_renderers_do_not_delay_shutdown(tmp_path):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     command += ["--set", "server.num_renderers=1", "--set", "server.drain_timeout_s=1"]
     with process(command, tmp_path) as server:

@@ -19,7 +19,7 @@ def bearer(secret):
     return {"authorization": f"Bearer {secret}"}
 
 
-def test_every_client_needs_the_key_of_the_setting():
+def test_every_client_needs_the_configured_key():
     with running(api_key=SECRET) as server:
         assert server.post(chat()).status_code == 401
         assert server.post(chat(), headers=bearer(OTHER)).status_code == 401
@@ -29,7 +29,7 @@ def test_every_client_needs_the_key_of_the_setting():
 
 
 @pytest.mark.posix
-def test_the_variable_of_a_command_sets_the_key(tmp_path, monkeypatch):
+def test_an_environment_variable_sets_the_key(tmp_path, monkeypatch):
     monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     with process(command, tmp_path) as server:
@@ -41,7 +41,7 @@ def test_the_variable_of_a_command_sets_the_key(tmp_path, monkeypatch):
 
 
 @pytest.mark.posix
-def test_the_key_of_a_file_is_read_again_on_hangup(tmp_path):
+def test_the_key_file_is_reloaded_on_sighup(tmp_path):
     (file := tmp_path / "key").write_text(f"{SECRET}\n")
     option = f"server.api_key_file={file}"
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0", "--set", option]
@@ -53,7 +53,7 @@ def test_the_key_of_a_file_is_read_again_on_hangup(tmp_path):
         assert eventually(lambda: (status(SECRET), status(OTHER)) == (401, 200))
 
 
-def test_a_public_address_is_guarded_by_one_key():
+def test_a_public_address_is_allowed_with_one_key():
     guarded = ServerSettings(host="192.0.2.1", api_key=SECRET)
     with pytest.raises(ConfigError, match="cannot be listened on"):
         serve({}, guarded)
@@ -73,7 +73,7 @@ def test_an_invalid_key_is_refused_and_not_quoted(content, tmp_path, capsys):
         assert content not in said
 
 
-def test_two_sources_of_keys_are_one_too_many(tmp_path):
+def test_two_sources_of_keys_are_refused(tmp_path):
     for name in ("keys", "key"):
         (tmp_path / name).touch()
     files = {"keys_file": str(tmp_path / "keys"), "api_key_file": str(tmp_path / "key")}
@@ -81,7 +81,7 @@ def test_two_sources_of_keys_are_one_too_many(tmp_path):
         serve({}, ServerSettings(**files))
 
 
-def test_the_key_is_not_shown_by_a_command(monkeypatch, capsys):
+def test_config_show_hides_the_key(monkeypatch, capsys):
     monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
     assert cli.run(["config", "show"]) == 0
     said = capsys.readouterr().out
@@ -89,7 +89,7 @@ def test_the_key_is_not_shown_by_a_command(monkeypatch, capsys):
     assert "***" in next(line for line in said.splitlines() if line.startswith("server.api_key "))
 
 
-def test_processes_that_handle_files_of_clients_do_not_get_the_key(tmp_path, monkeypatch):
+def test_child_processes_that_handle_client_files_do_not_receive_the_key(tmp_path, monkeypatch):
     """Neither by their environment nor by what they are told to build."""
     from vlmkit.config.constraint_plan import ConstraintPlan
     from vlmkit.config.renderer_plan import TextSide

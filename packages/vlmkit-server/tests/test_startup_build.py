@@ -28,7 +28,7 @@ def ended(command, folder):
     )
 
 
-def test_a_server_is_not_ready_before_it_can_keep_to_constraints(tmp_path):
+def test_a_ready_server_has_built_its_constraint_compiler(tmp_path):
     with process([*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN], tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
         assert (tmp_path / "built").read_text() == "built\n"
@@ -42,7 +42,7 @@ def test_a_server_is_not_ready_before_it_can_keep_to_constraints(tmp_path):
         assert (tmp_path / "built").read_text() == "built\nbuilt\n"
 
 
-def test_a_model_whose_compiler_cannot_be_built_is_not_served(tmp_path):
+def test_a_model_whose_compiler_fails_to_build_is_not_served(tmp_path):
     (tmp_path / "no_build").touch()
     command = [*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN]
     done = ended(command, tmp_path)

@@ -29,7 +29,7 @@ def counted(value):
 
 @given(JSON, st.booleans(), st.integers(1, 9))
 @example(["\\", '\\"', '"'], True, 2)
-def test_what_stands_in_strings_is_no_structure(value, escapes, piece_bytes):
+def test_structure_within_strings_is_not_counted(value, escapes, piece_bytes):
     text = json.dumps(value, ensure_ascii=escapes).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(structure, "PIECE_BYTES", piece_bytes)
@@ -39,7 +39,7 @@ def test_what_stands_in_strings_is_no_structure(value, escapes, piece_bytes):
 
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b'{"a":1}'])
-def test_too_many_nodes_are_refused_and_one_fewer_is_not(item):
+def test_a_body_with_one_node_over_the_limit_is_refused(item):
     num_each = item.count(b"{") + item.count(b"[") + item.count(b":")
     num = (structure.MAX_NODES - 1) // num_each
     body = b"[" + (item + b",") * (num - 1) + item + b"]"
@@ -61,7 +61,7 @@ def test_too_many_nodes_are_refused_and_one_fewer_is_not(item):
         (b"0." + b"9" * 10**4, 0, "digits in a number"),
     ],
 )
-def test_numbers_that_take_long_to_read_are_few(monkeypatch, item, max_num, problem, piece_bytes):
+def test_slow_to_parse_numbers_are_limited(monkeypatch, item, max_num, problem, piece_bytes):
     monkeypatch.setattr(structure, "PIECE_BYTES", piece_bytes)
     num = 3000 if max_num is None else max_num
     structure.check_structure(b"[" + b",".join([item] * num) + b"]")
@@ -73,16 +73,16 @@ def test_numbers_that_take_long_to_read_are_few(monkeypatch, item, max_num, prob
         assert caught.value.code == "body_too_complex"
 
 
-def test_letters_of_pictures_are_no_numbers(monkeypatch):
+def test_digits_within_image_data_are_not_counted_as_numbers(monkeypatch):
     monkeypatch.setattr(structure, "_outside", None)  # nobody has to look closely
     structure.check_structure(b'{"url":"' + b"0e1E" * 10**6 + b'"}')
 
 
-def test_texts_of_marks_are_taken():
+def test_strings_of_brackets_are_accepted():
     structure.check_structure(json.dumps(["[{:," * structure.MAX_NODES, '"' * 1000]).encode())
 
 
-def test_a_light_body_is_short_or_holds_little():
+def test_a_body_is_light_if_it_is_short_or_has_little_structure():
     assert structure.is_light(b'{"a":"' + b"x" * 100_000 + b'"}')
     assert not structure.is_light(b"[" * 5000)
     assert not structure.is_light(b" " * (structure.LIGHT_BYTES + 1))

@@ -78,7 +78,7 @@ def begun(server, model="fragile"):
 
 
 @pytest.mark.parametrize("fault", ["panic", "exit", "hang"])
-def test_a_loop_that_dies_tells_everyone_and_ends_the_process(tmp_path, fault):
+def test_a_failed_engine_loop_fails_its_requests_and_ends_the_process(tmp_path, fault):
     stuck_s = 0.5 if fault == "hang" else 900.0
     with command(tmp_path, stuck_s=stuck_s) as server, ThreadPoolExecutor(1) as pool:
         answer = begun(server)
@@ -120,7 +120,7 @@ def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_p
     assert "private" not in told
 
 
-def test_a_model_whose_engine_dies_is_loaded_again_while_another_goes_on(tmp_path):
+def test_a_model_whose_engine_fails_is_reloaded_while_others_continue(tmp_path):
     with command(tmp_path, "restart") as server:
         other, answer = begun(server, "sound"), begun(server)
         inflict(tmp_path, "panic")
@@ -137,7 +137,7 @@ def test_a_model_whose_engine_dies_is_loaded_again_while_another_goes_on(tmp_pat
     assert "no more requests are served" in server.log.read_text()
 
 
-def test_a_model_that_cannot_be_loaded_again_ends_the_process_after_some_tries(tmp_path):
+def test_a_model_that_fails_to_reload_ends_the_process_after_some_tries(tmp_path):
     with command(tmp_path, "restart") as server:
         answer = begun(server)
         (tmp_path / "no_load").touch()
@@ -151,7 +151,7 @@ def test_a_model_that_cannot_be_loaded_again_ends_the_process_after_some_tries(t
     assert "the engine of model 'fragile' failed again and again, and the server ended" in told
 
 
-def test_a_model_that_hangs_for_good_is_not_loaded_a_second_time_beside_itself(tmp_path):
+def test_a_hanging_model_is_not_loaded_a_second_time(tmp_path):
     with command(tmp_path, "restart", stuck_s=0.5) as server:
         answer = begun(server)
         inflict(tmp_path, "hang")
@@ -161,7 +161,7 @@ def test_a_model_that_hangs_for_good_is_not_loaded_a_second_time_beside_itself(t
     assert "the engine of model 'fragile' hangs, and the server ended" in server.log.read_text()
 
 
-def test_the_log_says_whose_code_runs_and_what_may_surprise_a_public_server(tmp_path):
+def test_the_log_names_loaded_plugins_and_risks_of_a_public_server(tmp_path):
     pytest.importorskip("vlmkit_hf")
     (tmp_path / "vlmkit.toml").write_text(f'[plugins]\nfiles = ["{PLUGIN}"]\n')
     public = ["--host", "0.0.0.0", "--set", "server.allow_public_without_key=true"]

@@ -53,9 +53,7 @@ def test_probes_are_answered_while_the_server_is_full(place):
         busy.close()
 
 
-def test_probes_are_answered_while_the_event_loop_is_busy_and_fail_when_it_hangs(
-    place, monkeypatch
-):
+def test_probes_work_while_the_event_loop_is_busy_and_fail_when_it_hangs(place, monkeypatch):
     gate = threading.Event()
     with running(health_port=0) as server:
         server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
@@ -67,7 +65,7 @@ def test_probes_are_answered_while_the_event_loop_is_busy_and_fail_when_it_hangs
         assert eventually(lambda: health(place) == (200, "ok"))
 
 
-def test_health_fails_with_the_engine(place):
+def test_health_fails_when_the_engine_fails(place):
     with running({"mock": None}, health_port=0):
         assert health(place) == (200, "ok")
         assert health(place, "/readyz") == (503, "loading")
@@ -169,7 +167,7 @@ def test_metrics_are_not_served_while_the_event_loop_hangs(place, monkeypatch):
         assert eventually(lambda: numbers(place).status_code == 200)
 
 
-def test_numbers_at_a_port_that_is_not_there_are_refused():
+def test_health_metrics_require_a_health_port():
     with pytest.raises(ConfigError, match="health_metrics") as caught:
         serve({}, ServerSettings(port=0, health_metrics=True))
     assert caught.value.hint == "set server.health_port"
@@ -208,7 +206,7 @@ class Manager:
 @pytest.mark.posix
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 @pytest.mark.parametrize("is_abstract", [False, True])
-def test_systemd_is_notified_of_start_reload_life_and_end(tmp_path, monkeypatch, is_abstract):
+def test_systemd_is_notified_of_start_reload_watchdog_and_stop(tmp_path, monkeypatch, is_abstract):
     name = f"@vlmkit-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     monkeypatch.setenv("NOTIFY_SOCKET", name)
@@ -234,7 +232,7 @@ def test_systemd_is_notified_of_start_reload_life_and_end(tmp_path, monkeypatch,
 
 
 @pytest.mark.posix
-def test_systemd_hears_no_life_of_a_server_whose_event_loop_hangs(tmp_path, monkeypatch):
+def test_systemd_gets_no_watchdog_message_while_the_event_loop_hangs(tmp_path, monkeypatch):
     heard = []
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "1000")

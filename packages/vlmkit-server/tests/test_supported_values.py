@@ -63,7 +63,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("path", "fields", "supported"), CASES)
-def test_the_values_that_are_supported_are_listed(server, path, fields, supported):
+def test_an_unsupported_value_is_refused_with_the_supported_ones(server, path, fields, supported):
     minimal = {"model": "mock", "input": "x"} if path == RESPONSES else chat(max_tokens=4)
     answer = server.post(minimal | fields, path)
     error = answer.json()["error"]
@@ -73,7 +73,7 @@ def test_the_values_that_are_supported_are_listed(server, path, fields, supporte
     assert len(error["message"]) < 1024
 
 
-def test_a_body_with_long_texts_around_the_place_is_answered_the_same(server):
+def test_long_texts_beside_an_invalid_value_do_not_change_the_error(server):
     long = said("user", {"type": "text", "text": "x" * 100_000}, BOGUS)
     error = server.post(chat(messages=said("system", {"type": "text", "text": "a"}) + long)).json()
     assert error["error"]["param"] == "messages[1].content[1].type"

@@ -37,7 +37,7 @@ def comment(text):
     return spans(found)
 
 
-def test_each_picture_has_its_own_stages_and_the_sums_are_theirs(server):
+def test_each_image_has_its_own_stages_and_the_totals_are_their_sums(server):
     found = spans(server.post(seen((31, 9), (9, 31))).headers["server-timing"])
     each = [f"image{number}_{stage}" for number in (0, 1) for stage in STAGES]
     assert list(found) == [*WHOLE, *(f"image_{stage}" for stage in STAGES), *each]
@@ -46,7 +46,7 @@ def test_each_picture_has_its_own_stages_and_the_sums_are_theirs(server):
         assert found[f"image_{stage}"] == pytest.approx(own, abs=0.21)  # of rounding
 
 
-def test_a_picture_that_was_encoded_before_is_not_said_to_be_encoded(server):
+def test_an_image_from_the_feature_cache_has_no_encode_stage(server):
     body = seen((12, 21))
     first, again = (spans(server.post(body).headers["server-timing"]) for _ in range(2))
     assert "image0_encode" in first
@@ -54,11 +54,11 @@ def test_a_picture_that_was_encoded_before_is_not_said_to_be_encoded(server):
     assert "image0_decode" in again
 
 
-def test_what_a_conversation_without_pictures_says_has_none(server):
+def test_timings_of_a_text_prompt_have_no_image_stages(server):
     assert list(spans(server.post(chat()).headers["server-timing"])) == WHOLE
 
 
-def test_of_many_pictures_the_first_are_told_each_and_all_are_summed_up():
+def test_only_the_first_images_have_their_own_stages():
     pipeline = mock_pipeline(settings=PipelineSettings(max_images=24))
     with running({"mock": pipeline}) as server:
         header = server.post(seen(*((8, n) for n in range(8, 30)))).headers["server-timing"]
@@ -67,7 +67,7 @@ def test_of_many_pictures_the_first_are_told_each_and_all_are_summed_up():
     assert len(header) < 4096
 
 
-def test_a_stream_begins_with_what_is_known_and_says_the_rest_where_it_is_asked(server):
+def test_a_stream_starts_with_known_timings_and_ends_with_all_on_request(server):
     answer = server.post(seen((17, 8), stream=True), headers=ASKS)
     begun = list(spans(answer.headers["server-timing"]))
     assert begun[:2] == ["images", "prompt"]
@@ -77,7 +77,7 @@ def test_a_stream_begins_with_what_is_known_and_says_the_rest_where_it_is_asked(
     assert answer.text.index(": server-timing") < answer.text.index("data: [DONE]")
 
 
-def test_a_stream_that_is_not_asked_has_events_alone(server):
+def test_streams_have_no_timing_comment_unless_requested(server):
     answer = server.post(chat(stream=True))
     assert "server-timing" in answer.headers
     assert all(line.startswith("data: ") for line in answer.text.splitlines() if line)
@@ -91,13 +91,13 @@ def test_a_stream_that_is_not_asked_has_events_alone(server):
         ("/v1/responses", {"model": "mock", "input": "hello", "store": False}),
     ],
 )
-def test_streams_of_every_api_say_it(path, body, server):
+def test_every_api_streams_timings_on_request(path, body, server):
     answer = server.post(body | {"stream": True}, path, headers=ASKS)
     assert answer.status_code == 200, answer.text
     assert set(WHOLE) <= set(comment(answer.text))
 
 
-def test_the_clients_of_others_read_a_stream_with_timings_as_any(server):
+def test_openais_client_reads_a_stream_with_timings(server):
     client = server.client().with_options(default_headers=ASKS)
     asked = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
     chunks = list(client.chat.completions.create(**asked, stream=True))
@@ -106,7 +106,7 @@ def test_the_clients_of_others_read_a_stream_with_timings_as_any(server):
     assert said == whole.choices[0].message.content
 
 
-def test_no_time_is_negative_and_all_of_them_fit_the_answer(server):
+def test_timings_are_not_negative_and_fit_within_the_response_time(server):
     with httpx2.Client(trust_env=False, timeout=300) as http:
         answer = http.post(f"{server.url}/v1/chat/completions", json=seen((64, 64)))
     found = spans(answer.headers["server-timing"])

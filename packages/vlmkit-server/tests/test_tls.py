@@ -47,7 +47,7 @@ def status(url, trust, secret):
 
 
 @pytest.mark.posix
-def test_certificates_and_keys_are_read_again_on_hangup(tmp_path):
+def test_certificates_and_keys_are_reloaded_on_sighup(tmp_path):
     old, keys = write_certificate(tmp_path), tmp_path / "keys.jsonl"
     (first, secret), (second, another) = (new_key(name, ("chat",)) for name in ("one", "two"))
     add_line(keys, first)
@@ -104,7 +104,7 @@ def test_an_encrypted_key_is_reported_without_a_password_prompt(tmp_path):
         serve({}, settings)
 
 
-def test_the_guides_list_for_strangers_does_what_it_says(tmp_path):
+def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
     """As it stands, but for the address, which is this machine's own, and a mock to be served."""
     pytest.importorskip("vlmkit_hf")
     guide = (Path(__file__).parents[3] / "docs/how-to/secure-a-server.md").read_text()

@@ -23,7 +23,7 @@ def shown():
     return [{"role": "user", "content": parts}]
 
 
-def test_a_text_has_the_tokens_that_its_completion_would_have(server):
+def test_a_text_has_the_tokens_of_its_completion(server):
     whole = tokenized(server, model="mock", prompt="né")
     assert whole["tokens"] == MockTokenizer().encode("né", adds_special=True)
     assert whole["count"] == len(whole["tokens"]) == 4
@@ -33,7 +33,7 @@ def test_a_text_has_the_tokens_that_its_completion_would_have(server):
     assert (bare["tokens"], bare["token_strs"]) == ([97, 98], ["a", "b"])
 
 
-def test_a_conversation_is_counted_as_its_answer_counts_it_with_every_image(server):
+def test_a_chat_has_the_token_counts_of_its_answer_including_images(server):
     counted = tokenized(server, model="mock", messages=shown())
     usage = server.post(chat() | {"messages": shown()}).json()["usage"]
     assert counted["count"] == usage["prompt_tokens"]
@@ -59,25 +59,25 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
         {"messages": [*shown(), {"role": "assistant", "content": "It is", "prefix": True}]},
     ],
 )
-def test_a_prompt_is_counted_as_it_is_written_for_a_chat(server, fields):
+def test_a_prompt_with_options_has_the_tokens_of_its_chat(server, fields):
     fields = {"messages": shown()} | fields
     answer = server.post(chat(return_token_ids=True, max_tokens=1) | fields).json()
     assert tokenized(server, **fields)["tokens"] == answer["prompt_token_ids"]
 
 
-def test_a_prompt_that_is_too_long_to_be_answered_is_counted(server):
+def test_a_prompt_longer_than_the_context_is_counted(server):
     most = server.runner().facts.limits.max_sequence_tokens
     assert tokenized(server, prompt="x" * (most + 1))["count"] > most
 
 
-def test_tokens_become_their_text_again(server):
+def test_detokenize_restores_the_text(server):
     tokens = tokenized(server, prompt="Zażółć 🙂")["tokens"]
     answer = server.post({"model": "mock", "tokens": tokens}, "/detokenize")
     assert answer.json() == {"prompt": "Zażółć 🙂", "content": "Zażółć 🙂"}
     assert server.post({"tokens": []}, "/detokenize").json() == {"prompt": "", "content": ""}
 
 
-def test_content_is_tokenized_as_llama_cpp_does(server):
+def test_content_is_tokenized_like_by_llama_cpp(server):
     bare = tokenized(server, content="né")
     assert bare["tokens"] == MockTokenizer().encode("né", adds_special=False)
     whole = tokenized(server, content="né", add_special=True)
@@ -92,7 +92,7 @@ def test_content_is_tokenized_as_llama_cpp_does(server):
     assert refusal(server, {"prompt": "a", "content": "a"})["param"] == "prompt"
 
 
-def test_nothing_runs_for_what_is_only_counted(server):
+def test_counting_runs_no_engine_step(server):
     before = server.runner().stats().counters
     tokenized(server, messages=shown())
     assert server.runner().stats().counters == before
@@ -118,16 +118,16 @@ def test_nothing_runs_for_what_is_only_counted(server):
         ),
     ],
 )
-def test_what_cannot_be_counted_is_refused_by_name(server, body, param):
+def test_an_invalid_request_is_refused_by_name(server, body, param):
     assert refusal(server, body)["param"] == param
 
 
 @pytest.mark.parametrize("tokens", [[-1], [99_999], [2**40], ["a"], "a", None])
-def test_what_is_no_token_of_the_model_is_refused(server, tokens):
+def test_unknown_token_ids_are_refused(server, tokens):
     assert refusal(server, {"tokens": tokens}, "/detokenize")["param"].startswith("tokens")
 
 
-def test_ignored_keys_are_told_and_counting_counts_as_a_request(server):
+def test_ignored_keys_are_reported_and_counting_checks_model_and_content_type(server):
     answer = server.post({"prompt": "x", "flavour": 1}, "/tokenize")
     assert answer.headers["x-vlmkit-ignored"] == "flavour"
     assert server.post({"model": "other", "prompt": "x"}, "/tokenize").status_code == 404
@@ -136,13 +136,13 @@ def test_ignored_keys_are_told_and_counting_counts_as_a_request(server):
     )
 
 
-def test_a_text_over_the_bound_is_refused_before_it_is_read():
+def test_a_text_over_the_limit_is_refused_before_tokenization():
     with running(max_text_chars=4) as server:
         assert refusal(server, {"prompt": "xxxxx"})["code"] == "context_length_exceeded"
         assert refusal(server, {"tokens": [1] * 5}, "/detokenize")["param"] == "tokens"
 
 
-def test_the_model_need_not_be_named_where_one_is_served():
+def test_the_model_must_be_named_only_where_several_are_served():
     both = {"one": mock_pipeline(), "two": mock_pipeline()}
     with running(both) as server:
         assert refusal(server, {"prompt": "x"})["param"] == "model"

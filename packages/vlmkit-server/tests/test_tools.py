@@ -37,7 +37,7 @@ def told(calls):
 EXPECTED = [("weather", {"city": "Köln"}), ("weather", {})]
 
 
-def test_an_answer_calls_tools_behind_what_it_thinks_and_says(server):
+def test_tool_calls_follow_reasoning_and_text(server):
     answer = ask(server, scripted(text="I look.", reasoning="hm", calls=CALLS))
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
@@ -46,14 +46,14 @@ def test_an_answer_calls_tools_behind_what_it_thinks_and_says(server):
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
-def test_an_answer_that_only_calls_has_no_content(server):
+def test_an_answer_with_only_tool_calls_has_no_content(server):
     (choice,) = ask(server, scripted(calls=CALLS[:1])).choices
     assert choice.message.content is None
     assert told(choice.message.tool_calls) == EXPECTED[:1]
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": True}])
-def test_a_stream_tells_the_same_calls_piece_by_piece(server, options):
+def test_a_stream_has_the_same_calls_in_pieces(server, options):
     client = server.client()
     with client.chat.completions.stream(
         model="mock",
@@ -69,21 +69,21 @@ def test_a_stream_tells_the_same_calls_piece_by_piece(server, options):
     assert told(choice.message.tool_calls) == EXPECTED
 
 
-def test_without_tools_marks_of_calls_are_no_calls(server):
+def test_tool_call_marks_are_text_in_a_request_without_tools(server):
     (choice,) = ask(server, scripted(calls=CALLS[:1]), tools=openai.omit).choices
     assert choice.finish_reason == "stop"
     assert choice.message.tool_calls is None
     assert json.loads(choice.message.content) == CALLS[0]
 
 
-def test_tool_choice_none_bans_the_mark_of_a_call(server):
+def test_tool_choice_none_bans_the_tool_call_token(server):
     answer = ask(server, scripted(text="so", calls=CALLS[:1]), tool_choice="none")
     (choice,) = answer.choices
     assert choice.message.tool_calls is None
     assert choice.finish_reason == "stop"
 
 
-def test_calls_and_results_are_sent_back_as_they_came(server):
+def test_calls_and_results_can_be_sent_back_unchanged(server):
     client = server.client()
     asked = {"role": "user", "content": scripted(calls=CALLS)}
     message = ask(server, asked["content"]).choices[0].message
@@ -111,14 +111,14 @@ def test_calls_and_results_are_sent_back_as_they_came(server):
         ({"tools": [TOOL, {"type": "function"}]}, "tools[1]"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(server, options, param):
+def test_an_invalid_tool_field_is_refused_by_name(server, options, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, "hello", **options)
     assert refused.value.param == param
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 14))
-def test_no_mark_of_a_call_that_is_cut_off_is_in_the_answer(server, max_tokens):
+def test_the_mark_of_a_call_cut_off_by_max_tokens_is_not_in_the_answer(server, max_tokens):
     for stream in (False, True):
         sent = chat(scripted(calls=CALLS[:1]), tools=[TOOL], max_tokens=max_tokens, stream=stream)
         answer = server.post(sent)
@@ -136,7 +136,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, choice, stream):
+def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch, choice, stream):
     with asked(server, monkeypatch) as requests:
         sent = chat(tools=[OTHERS[0], TOOL, *OTHERS[1:]], tool_choice=choice, stream=stream)
         answer = server.post(sent)
@@ -148,7 +148,7 @@ def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, cho
     assert "x-vlmkit-unconstrained" not in alone.headers
 
 
-def test_tools_of_other_types_are_rejected_where_a_call_is_required(server):
+def test_tools_of_unsupported_types_are_refused_if_a_call_is_required(server):
     error = server.post(chat(tools=[TOOL, OTHERS[0]], tool_choice="required")).json()["error"]
     assert error["message"].endswith("where a call is required; supported are function")
     assert (error["param"], error["code"]) == ("tools[1].type", "unsupported_value")
@@ -157,7 +157,7 @@ def test_tools_of_other_types_are_rejected_where_a_call_is_required(server):
         assert server.post(sent, path).json()["error"]["param"] == "tools[0].type"
 
 
-def test_a_strict_client_has_no_tool_left_out(server):
+def test_the_strict_header_refuses_unsupported_tools(server):
     answer = server.post(chat(tools=[TOOL, OTHERS[0]]), headers={"x-vlmkit-strict": "1"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.web_search")
 
@@ -177,7 +177,7 @@ TELLING = [
 
 
 @pytest.mark.parametrize(("path", "fields", "is_told"), TELLING)
-def test_it_is_told_where_nothing_keeps_calls_to_their_schemas(server, path, fields, is_told):
+def test_unconstrained_tool_calls_are_reported_without_a_compiler(server, path, fields, is_told):
     before = server.get("/readyz").json()["num_unconstrained"]
     answer = server.post(({"model": "mock"} if "input" in fields else chat()) | fields, path)
     assert answer.status_code == 200
@@ -185,7 +185,7 @@ def test_it_is_told_where_nothing_keeps_calls_to_their_schemas(server, path, fie
     assert server.get("/readyz").json()["num_unconstrained"] - before == is_told
 
 
-def test_nothing_is_told_where_a_plugin_keeps_calls_to_their_schemas():
+def test_constrained_tool_calls_are_not_reported_as_unconstrained():
     class Free(SpellingCompiler):
         """Keeps answers to one text, whatever is asked."""
 
@@ -199,6 +199,6 @@ def test_nothing_is_told_where_a_plugin_keeps_calls_to_their_schemas():
         assert server.get("/readyz").json()["num_unconstrained"] == 0
 
 
-def test_definitions_of_tools_are_read_by_the_model(server):
+def test_tool_definitions_are_in_the_prompt(server):
     without = ask(server, "hello", tools=openai.omit).usage.prompt_tokens
     assert ask(server, "hello").usage.prompt_tokens > without + len("How the weather is.")

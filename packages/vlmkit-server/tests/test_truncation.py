@@ -38,7 +38,7 @@ def num_tokens(server, **sent):
     return server.post({"model": "mock"} | sent, f"{PATH}/render").json()["num_tokens"]
 
 
-def test_the_oldest_turns_are_left_out_and_no_more_than_needed(small, monkeypatch):
+def test_the_oldest_turns_are_dropped_and_no_more_than_needed(small, monkeypatch):
     turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
     said = [{"role": "developer", "content": "be brief"}, *turns, user("newest")]
     assert refused(small, said, max_output_tokens=8)["code"] == "context_length_exceeded"
@@ -54,20 +54,20 @@ def test_the_oldest_turns_are_left_out_and_no_more_than_needed(small, monkeypatc
     assert num_tokens(small, input=one_more) + 8 > MOST
 
 
-def test_what_fits_is_left_as_it_is_and_nothing_more_is_told(small):
+def test_a_conversation_that_fits_is_not_truncated(small):
     told = whole(small, "hello", **AUTO)
     assert told.truncation == "auto"
     assert "truncated_items" not in told.model_extra
 
 
-def test_the_newest_turn_is_never_left_out(small):
+def test_the_newest_turn_is_never_dropped(small):
     for said in ("x" * MOST, [user("a"), assistant("b"), user("x" * MOST)]):
         assert refused(small, said, **AUTO)["code"] == "context_length_exceeded"
     fields = {"truncation": "auto", "max_output_tokens": MOST}
     assert refused(small, [user("a"), user("b")], **fields)["param"] == "max_output_tokens"
 
 
-def test_calls_go_with_their_results_and_the_newest_stays(small, monkeypatch):
+def test_calls_are_dropped_with_their_results_and_the_newest_stay(small, monkeypatch):
     said = [user("go on"), *(item for n in range(6) for item in called(n))]
     with asked(small, monkeypatch) as requests:
         told = whole(small, said, **AUTO)
@@ -79,7 +79,7 @@ def test_calls_go_with_their_results_and_the_newest_stays(small, monkeypatch):
     assert told.truncated_items == 2 * (6 - len(calls)) > 0
 
 
-def test_a_stored_conversation_goes_on_as_long_as_it_likes(small):
+def test_a_stored_conversation_can_continue_beyond_the_context(small):
     told = whole(small, "x" * 60, **AUTO)
     for _ in range(5):
         told = whole(small, "x" * 60, **AUTO, previous_response_id=told.id)
@@ -88,7 +88,7 @@ def test_a_stored_conversation_goes_on_as_long_as_it_likes(small):
     assert len(items) == 11  # what was left out of the prompt is still there
 
 
-def test_streams_counts_and_renderings_say_the_same(small):
+def test_streams_counts_and_renderings_are_truncated_alike(small):
     said = [user("a" * 100), assistant("b" * 100), user("c" * 100), user("newest")]
     told = whole(small, said, **AUTO)
     assert told.truncated_items == 2
@@ -103,7 +103,7 @@ def test_streams_counts_and_renderings_say_the_same(small):
     assert eventually(small.is_idle)
 
 
-def test_pictures_are_left_out_with_their_turn_and_errors_name_those_that_are_left(small):
+def test_images_are_dropped_with_their_turn_and_errors_name_the_remaining_ones(small):
     broken = picture()[:-40]
     old = [user([image(picture()), text("a" * 280)]), assistant("b")]
     told = whole(small, [*old, user([image(picture(9, 9)), text("what?")])], **AUTO)
@@ -131,7 +131,7 @@ def conversation(roles):
 
 
 @given(st.lists(ROLE, max_size=20))
-def test_what_may_be_left_out_splits_no_pair_and_spares_what_is_answered(roles):
+def test_removable_parts_split_no_pair_and_exclude_the_last_question(roles):
     messages = conversation(roles)
     parts = removable_parts(messages)
     numbers = [number for part in parts for number in sorted(part)]
@@ -153,7 +153,7 @@ def test_what_may_be_left_out_splits_no_pair_and_spares_what_is_answered(roles):
                 assert (last_caller[message.call_id] in gone) == (number in gone)
 
 
-def test_a_server_that_clamps_leaves_turns_out_before_it_shortens_the_answer(monkeypatch):
+def test_a_clamping_server_drops_turns_before_it_shortens_the_answer(monkeypatch):
     turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
     with (
         running({"mock": mock_pipeline(max_sequence_tokens=MOST)}) as server,

@@ -42,13 +42,13 @@ def parsed(body: Any) -> ChatRequest:
     return CHAT.read(json.dumps(body).encode())[0]
 
 
-def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
+def test_every_parameter_of_openais_client_is_supported_or_refused_by_name():
     names = set(openai_params.CompletionCreateParamsBase.__annotations__) | {"stream"}
     assert names <= set(ChatRequest.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_FIELDS))
-def test_a_field_that_cannot_be_honoured_is_refused_by_name_unless_it_is_empty(name):
+def test_an_unsupported_field_is_refused_by_name_unless_it_is_empty(name):
     assert parsed(chat(**{name: []}))
     assert parsed(chat(**{name: {}}))
     for value in ("x", 1, {"a": 1}, [{"type": "function"}], True):
@@ -59,7 +59,7 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name_unless_it_is_empty(n
 
 
 @pytest.mark.parametrize("name", sorted(ChatRequest.__struct_fields__))
-def test_null_means_that_an_optional_field_is_not_given(name):
+def test_null_means_that_an_optional_field_is_not_set(name):
     if name == "messages":
         assert refusal(chat(**{name: None})).param == name
     else:
@@ -68,7 +68,7 @@ def test_null_means_that_an_optional_field_is_not_given(name):
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
-def test_a_field_without_effect_by_its_own_definition_is_taken(server, name):
+def test_a_label_field_is_accepted_without_effect(server, name):
     plain = server.post(chat()).json()["choices"]
     assert server.post(chat(**{name: WITHOUT_EFFECT[name]})).json()["choices"] == plain
 
@@ -113,7 +113,7 @@ def test_a_value_that_would_have_an_effect_is_refused(name):
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_refused_with_its_place(fields, param):
+def test_an_invalid_value_is_refused_with_its_location(fields, param):
     error = refusal(chat(**fields))
     assert error.param == param
     assert SECRET not in str(error)
@@ -149,7 +149,7 @@ def test_a_wrong_value_is_refused_with_its_place(fields, param):
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
-def test_a_value_out_of_bounds_is_a_400_that_names_it(server, fields, param):
+def test_a_value_out_of_range_is_a_400_that_names_the_field(server, fields, param):
     for stream in (False, True):
         if stream and param == "stream_options":
             continue
@@ -235,14 +235,14 @@ BODY = st.fixed_dictionaries(
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_no_body_raises_anything_but_a_request_error(body):
+def test_any_body_raises_only_request_errors(body):
     with contextlib.suppress(RequestError):
         CHAT.read(body)
 
 
 @settings(max_examples=80)
 @given(BODY)
-def test_no_body_makes_the_server_fail(server, body):
+def test_any_body_is_answered_or_refused_with_400(server, body):
     answer = server.post({"max_tokens": 3} | body)
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:

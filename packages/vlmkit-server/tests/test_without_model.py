@@ -52,7 +52,7 @@ def two():
         yield server
 
 
-def test_every_route_that_takes_a_body_is_tried(one):
+def test_every_route_with_a_body_is_tested(one):
     posted = {
         each.path
         for each in create_app(one.service).routes
@@ -63,7 +63,7 @@ def test_every_route_that_takes_a_body_is_tried(one):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stated", [{}, {"model": None}], ids=["absent", "null"])
-def test_the_only_model_is_meant(path, stated, one):
+def test_the_only_model_is_the_default(path, stated, one):
     answer = one.post(BODIES[path] | stated, path)
     assert answer.status_code == 200, answer.text
     found = re.findall(r'"model": ?(null|"[^"]*")', answer.text)
@@ -71,13 +71,13 @@ def test_the_only_model_is_meant(path, stated, one):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_one_of_several_must_be_named(path, two):
+def test_a_model_must_be_named_where_several_are_served(path, two):
     answer = two.post(BODIES[path], path)
     assert answer.status_code == 400
     assert "model must be given: several are served" in answer.text
 
 
-def test_a_batch_of_lines_without_a_model_is_answered(tmp_path):
+def test_a_batch_line_without_a_model_is_answered(tmp_path):
     from vlmkit_server.settings.server import DataSettings
 
     with running(data=DataSettings(folder=str(tmp_path / "data"))) as server:
@@ -100,7 +100,7 @@ def ran(command):
 
 
 @pytest.mark.posix
-def test_the_error_of_a_body_without_a_content_type_has_the_header_to_add(one):
+def test_a_missing_content_type_is_refused_with_the_header_to_add(one):
     body = json.dumps({"messages": MESSAGES})
     command = f"curl -s {one.url}/v1/chat/completions -d '{body}'"
     error = json.loads(ran(command))["error"]
@@ -143,7 +143,7 @@ COMMON_COMMANDS = (
 
 @pytest.mark.posix
 @pytest.mark.parametrize("command", COMMON_COMMANDS)
-def test_commands_as_documents_of_other_servers_print_them_are_answered(command, one):
+def test_commands_from_documentation_of_other_servers_are_answered(command, one):
     picture = "data:image/png;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
     said = ran(command.replace("URL", one.url, 1).replace("PICTURE", picture))
     assert '"error"' not in said
