@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's API and its official client; what tests of ``/v1/messages`` start from."""
+"""Bodies of Anthropic's API, and its official client, for tests of ``/v1/messages``."""
 
 import json
 
@@ -23,7 +23,7 @@ def assistant(content):
 
 
 def body(content="hello", **fields):
-    """A body that asks one question."""
+    """Return a request body with one question."""
     return {"model": "mock", "max_tokens": 64, "messages": [user(content)]} | fields
 
 
@@ -32,7 +32,7 @@ def ask(client, content="hello", **fields):
 
 
 def image(url=None):
-    """A block that shows a picture."""
+    """Return a content block with an image."""
     data = (url or picture()).partition(",")[2]
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
@@ -42,7 +42,7 @@ def text(said):
 
 
 def events(server, sent):
-    """Names and data of a stream's events."""
+    """Return the names and data of a stream's events."""
     found = []
     for event in server.post(sent | {"stream": True}, PATH).text.split("\n\n")[:-1]:
         name, data = event.split("\n")

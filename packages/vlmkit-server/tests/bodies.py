@@ -1,4 +1,4 @@
-"""The least that each route takes, and how a field gets into it."""
+"""Minimal bodies of each route, and a function that adds a field to them."""
 
 import json
 
@@ -25,7 +25,7 @@ OF_ASSISTANT = {
 
 
 def with_field(body, place, value):
-    """Return a body that has a field, in the first thing that can hold it."""
+    """Return a copy of a body with a field in the first object that can hold it."""
     *parents, name = place.split(".")
     body = json.loads(json.dumps(body))
     if parents[:1] == ["messages"] and "messages" not in body:

@@ -1,4 +1,4 @@
-"""Makes the module beside this file importable, and runs one server for a module of tests."""
+"""Fixtures of the server's tests; makes the helper modules beside this file importable."""
 
 import sys
 from collections.abc import Iterator
@@ -22,13 +22,16 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def yard(monkeypatch: pytest.MonkeyPatch) -> Yard:
-    """Mocks to be loaded and unloaded; a whole collection of garbage takes long beside tests."""
+    """A loader of mocks.
+
+    A full garbage collection is skipped, since it is slow in a test process.
+    """
     monkeypatch.setattr("vlmkit_server.fleet.load_thread._give_back", lambda: None)
     return Yard()
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Clients who ask side by side."""
+    """A pool of threads for concurrent clients."""
     with ThreadPoolExecutor(8) as pool:
         yield pool

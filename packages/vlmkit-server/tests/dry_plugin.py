@@ -1,8 +1,8 @@
-"""A plugin of somebody else's, in a file: a sampler that has fields of requests and a state.
+"""A plugin in a file: a sampler with request fields and per-sequence state.
 
-DRY ("don't repeat yourself") lowers a token that would make a run of tokens longer which was there
-before, by ``multiplier * base ** (length of the run - allowed_length)``. A run does not go beyond a
-text that breaks it, such as a line break.
+DRY ("don't repeat yourself") lowers the logit of a token that would extend a repeated run of
+tokens. The penalty is ``multiplier * base ** (length of the run - allowed_length)``. A breaker,
+such as a line break, ends a run.
 """
 
 from typing import Annotated
@@ -21,12 +21,12 @@ VLMKIT_API = (1, 0)
 
 
 class Dry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request may say.
+    """The request field ``dry``.
 
     Attributes:
-        multiplier: how much a run costs that is as long as is allowed; 0 switches it off.
-        base: what each further token multiplies that by.
-        allowed_length: how many tokens may come again.
+        multiplier: penalty of a run of the allowed length; 0 disables it.
+        base: factor of the penalty for each further token.
+        allowed_length: number of tokens that may repeat.
     """
 
     multiplier: Annotated[float, Meta(ge=0, le=100)] = 0.8
@@ -45,10 +45,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a scheduler of this plugin would read.
+    """A request field for the scheduler of this plugin.
 
     Attributes:
-        seconds: of patience.
+        seconds: the deadline.
     """
 
     seconds: Annotated[float, Meta(gt=0)]
@@ -59,7 +59,8 @@ DEADLINE = RequestField("deadline", Deadline, changes="nothing")
 
 
 class Runs:
-    """How long a run ends at each token of a sequence that its newest tokens repeat."""
+    """For each token of a sequence, the length of the run that ends there and that the newest
+    tokens repeat."""
 
     def __init__(self, breakers):
         self.breakers = breakers
@@ -80,7 +81,7 @@ class Runs:
         return made
 
     def lowered(self, dry, row):
-        """Lower what would make a run longer, in a row of the logits' width."""
+        """Raise the penalties of tokens that would extend a run, in a row of the logits' width."""
         long = np.flatnonzero(self.lengths[:-1] >= dry.allowed_length)
         followers, lengths = self.token_ids[long + 1], self.lengths[long]
         is_known = followers < len(row)
@@ -90,9 +91,9 @@ class Runs:
 
 
 class DrySampler:
-    """Chooses as the built-in sampler does, from logits of which repeated runs are lowered."""
+    """Samples like the built-in sampler, from logits with penalties for repeated runs."""
 
-    is_exact = True  # what it does besides, a request has to ask for
+    is_exact = True  # penalties apply only to requests with the field
 
     def __init__(self, breakers):
         self._plain = vlmkit.ArraySampler()
@@ -123,7 +124,7 @@ class DrySampler:
 
 
 class Greedy:
-    """Takes the likeliest token that is not banned, and follows nothing."""
+    """Takes the most likely token that is not banned, and ignores all parameters."""
 
     ignores = FOLLOWED
 

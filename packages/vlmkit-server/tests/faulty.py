@@ -1,4 +1,4 @@
-"""A plugin whose engine and encoder do what the file ``fault`` says, once it is there."""
+"""A plugin whose engine and encoder fail as the file ``fault`` says."""
 
 import sys
 import time
@@ -14,11 +14,11 @@ FAULT, NO_LOAD = Path("fault"), Path("no_load")
 
 
 class Panic(BaseException):
-    """What a Rust library raises: no Exception."""
+    """An error like one of a Rust library: no ``Exception``."""
 
 
 def told():
-    """Return what is to be done, once."""
+    """Return the fault to cause, once."""
     if not FAULT.exists():
         return ""
     what = FAULT.read_text()

@@ -1,6 +1,6 @@
-"""A plugin in a file: a compiler of constraints that does as a pattern says, for as long as it can.
+"""A plugin in a file: a constraint compiler that hangs, spins or fills memory as the pattern says.
 
-It stands for what a library may do with a constraint that nobody has thought of.
+It simulates a library that meets a hostile constraint.
 """
 
 import time

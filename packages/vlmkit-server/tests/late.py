@@ -1,4 +1,4 @@
-"""A plugin whose compiler of constraints writes down when it is built, or fails if told to."""
+"""A plugin whose constraint compiler records each build, or fails if a file says so."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What tests of the Responses API have in common: bodies, and answers that OpenAI's types check."""
+"""Bodies of the Responses API, and answers that are validated against OpenAI's types."""
 
 import json
 
@@ -10,12 +10,12 @@ _EVENT = TypeAdapter(ResponseStreamEvent)
 
 
 def body(said="hello", **fields):
-    """A body that asks one question."""
+    """Return a request body with one question."""
     return {"model": "mock", "input": said} | fields
 
 
 def whole(server, said="hello", **fields):
-    """A response, as OpenAI's types define it."""
+    """Return a response, validated as OpenAI's type."""
     answer = server.post(body(said, **fields), PATH)
     assert answer.status_code == 200, answer.text
     return checked(answer.json())
@@ -27,7 +27,7 @@ def checked(told):
 
 
 def events(server, said="hello", **fields):
-    """The events of a stream, each as OpenAI's types define it, numbered without a gap."""
+    """Return the events of a stream, validated as OpenAI's types and numbered without gaps."""
     answer = server.post(body(said, **fields) | {"stream": True}, PATH)
     assert answer.status_code == 200, answer.text
     found = []
@@ -42,12 +42,12 @@ def events(server, said="hello", **fields):
 
 
 def type_of(event):
-    """The type that an event's class stands for: it was taken for no other."""
+    """Return the type of an event's class, to detect an event parsed as another class."""
     return type(event).model_fields["type"].annotation.__args__[0]
 
 
 def refused(server, said="hello", **fields):
-    """The error of a body."""
+    """Return the error of a refused body."""
     answer = server.post(body(said, **fields), PATH)
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,4 +1,4 @@
-"""A real server in a thread, in front of the mock model; what every test here starts from."""
+"""A real server in front of the mock model, in a thread or a process."""
 
 import base64
 import io
@@ -66,7 +66,7 @@ def mock_pipeline(
 
 
 class Asked:
-    """A server that can be asked."""
+    """HTTP requests to a server."""
 
     url: str
     http: httpx2.Client
@@ -74,7 +74,7 @@ class Asked:
     def post(
         self, body: Any, path: str = "/v1/chat/completions", **options: Any
     ) -> httpx2.Response:
-        """Send a body, to the chat API unless another path is named."""
+        """Send a body to a path, by default the chat API."""
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
         headers = {"content-type": "application/json"} | options.pop("headers", {})
@@ -86,7 +86,7 @@ class Asked:
 
 @dataclass
 class Running(Asked):
-    """A server that listens."""
+    """A listening server in a thread."""
 
     port: int
     service: Service
@@ -107,7 +107,7 @@ class Running(Asked):
         path: str = "/v1/chat/completions",
         receive_bytes: int | None = None,
     ) -> socket.socket:
-        """Send a request over a bare socket."""
+        """Send a request over a plain socket."""
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -122,13 +122,13 @@ class Running(Asked):
         return runner
 
     def is_idle(self) -> bool:
-        """Whether nothing is left of any request."""
+        """Return whether no request is running, waiting or open."""
         stats = self.runner().stats()
         return not (stats.num_running or stats.num_waiting or self.service.active.num_open)
 
 
 def http_client() -> httpx2.Client:
-    """A client that opens a connection for each request, and needs no certificates."""
+    """Return a client with a new connection for each request and without certificate checks."""
     once = httpx2.Limits(max_keepalive_connections=0)
     return httpx2.Client(trust_env=False, verify=False, timeout=300, limits=once)
 
@@ -142,17 +142,17 @@ def http_request(body: Any, path: str = "/v1/chat/completions") -> bytes:
 
 
 def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
-    """A body that asks one question."""
+    """Return a chat body with one question."""
     return {"model": "mock", "messages": [{"role": "user", "content": text}]} | fields
 
 
 def scripted(**script: Any) -> str:
-    """A question that tells the mock what to answer."""
+    """Return a prompt that scripts the mock's answer."""
     return json.dumps({"mock": script})
 
 
 def picture(width: int = 8, height: int = 6, *, kind: str = "PNG") -> str:
-    """A data: URL of a picture in one colour."""
+    """Return the data: URL of an image in one colour."""
     content = io.BytesIO()
     PilImage.new("RGB", (width, height), "teal").save(content, kind)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
@@ -163,7 +163,7 @@ def image_part(url: str) -> dict[str, Any]:
 
 
 def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool:
-    """Wait for something that must come, not for a time in which it must come."""
+    """Wait until a condition is true; return False after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
@@ -181,7 +181,10 @@ def running(
     fetch: FetchSettings | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Run a server in a thread of this process; what is under way at the end is soon cut off."""
+    """Run a server in a thread of this process.
+
+    Requests still running at the end are soon aborted.
+    """
     settings = {"drain_timeout_s": 0.5} | settings
     served = {"mock": mock_pipeline()} if models is None else models
     settled = ServerSettings(port=0, **settings)
@@ -206,7 +209,7 @@ def running(
 
 @contextmanager
 def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
-    """Note the requests that the model gets."""
+    """Record the requests that reach the model."""
     runner = server.runner()
     requests: list[Request] = []
     submit: Any = type(runner).asubmit
@@ -221,7 +224,7 @@ def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Req
 
 
 def said(message: Message) -> tuple[str, str | None, list[Any]]:
-    """What a message says, pictures by their digests and how they are shown."""
+    """Return the content of a message, with images as their digests and options."""
     parts = [
         (part.image.digest, part.options) if isinstance(part, ImagePart) else part
         for part in message.parts
@@ -230,7 +233,7 @@ def said(message: Message) -> tuple[str, str | None, list[Any]]:
 
 
 class Process(Asked):
-    """A server in a process of its own."""
+    """A server in its own process."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
         self.process = process
@@ -255,10 +258,10 @@ class Process(Asked):
 
 @contextmanager
 def process(command: Sequence[str], folder: Path) -> Iterator[Process]:
-    """Run a server's command in a folder, where what it says goes into the file ``log``.
+    """Run a server command in a folder, with standard error in the file ``log``.
 
-    The command takes a free port by itself and logs which: one that is looked for here may be
-    another's when the server opens it.
+    The command chooses a free port and logs it. Another process could take a port chosen here
+    before the server opens it.
     """
     log = folder / "log"
     with log.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as started:
@@ -274,5 +277,5 @@ def process(command: Sequence[str], folder: Path) -> Iterator[Process]:
 
 
 def listening(log: Path) -> "re.Match[str] | None":
-    """Find in a server's log where it listens."""
+    """Find the address of a server in its log."""
     return re.search(r"listening on (\S+)\n", log.read_text())

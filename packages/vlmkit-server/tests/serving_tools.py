@@ -1,4 +1,4 @@
-"""Tools that a server runs in tests, and questions that have the mock call them."""
+"""Server-side tools for tests, and prompts that make the mock call them."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ TEAL = Image.open(PIL.Image.new("RGB", (8, 6), "teal"))
 
 
 class Tools:
-    """A source of tools: one says what it was given, one shows a picture, others fail or wait."""
+    """A tool source whose tools return their text, return an image, fail or wait."""
 
     names = frozenset({"say", "show", "fail", "crash", "wait", "absent"})
 
@@ -57,6 +57,6 @@ class Tools:
 
 
 def calls(*named: tuple[str, dict[str, Any]], **more: Any) -> str:
-    """A question that makes the mock call tools."""
+    """Return a prompt that makes the mock call tools."""
     script = [{"name": name, "arguments": arguments} for name, arguments in named]
     return scripted(calls=script, **more)

@@ -1,4 +1,4 @@
-"""Handshakes that never end, addresses without number, no files to spare: others are answered."""
+"""Connections that exhaust a server: endless handshakes, many addresses, no file descriptors."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ from running_server import eventually, process, running
 from test_resource_exhaustion import is_closed, opened, status
 from test_tls import FILES, write_certificate
 
-HELLO = bytes.fromhex("16030100c8010000c40303")  # how a ClientHello of TLS begins
+HELLO = bytes.fromhex("16030100c8010000c40303")  # the first bytes of a TLS ClientHello
 pytestmark = pytest.mark.posix
 
 

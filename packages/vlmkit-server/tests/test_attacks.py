@@ -1,5 +1,7 @@
-"""Attacks on a server process that no other module has; which row of hazards is whose is told by
-``docs/explanation/security.md``, which a test of the workspace reads.
+"""Attacks on a server process: hostile images, files, numbers and bodies.
+
+``docs/explanation/security.md`` lists which test covers which hazard; a test of the workspace
+checks that list.
 """
 
 import base64
@@ -48,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[WatchedProcess]:
-    """A server whose own folder, and the one for temporary files, are there to be looked at."""
+    """A server whose working folder and temporary folder a test can inspect."""
     (folder / "tmp").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder / "tmp"))
@@ -64,7 +66,7 @@ def post(server, body, path="/v1/chat/completions", **options):
 
 
 def shown(server, content, **fields):
-    """Show a file as a picture."""
+    """Send a file as an image."""
     url = "data:image/png;base64," + base64.b64encode(content).decode()
     said = [{"role": "user", "content": [image_part(url)]}]
     return post(server, {"model": "mock", "messages": said, "max_tokens": 3} | fields)
@@ -77,7 +79,7 @@ def file_of(picture, kind="PNG"):
 
 
 def is_well(server):
-    """Whether an honest request is answered as ever, and nothing is left of others."""
+    """Return whether a valid request is answered as usual and nothing is left of others."""
     answer = post(server, chat(scripted(text="all is well"), max_tokens=50))
     return answer.json()["choices"][0]["message"]["content"] == "all is well"
 
@@ -99,7 +101,7 @@ def test_an_image_of_any_mode_is_answered_or_refused(server, mode):
     for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "AVIF", "JPEG2000"):
         try:
             content = file_of(picture, kind)
-        except (OSError, ValueError, KeyError):  # this kind has no such mode
+        except (OSError, ValueError, KeyError):  # the format does not support the mode
             continue
         answer = shown(server, content)
         is_refused = kind == "JPEG2000" or (kind, mode) == ("TIFF", "LAB")
@@ -152,7 +154,7 @@ def test_a_video_part_is_refused_whatever_its_type(server, part):
 
 
 class Malice:
-    """Writes a file when somebody unpickles it."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -201,7 +203,7 @@ def test_clients_cannot_read_or_write_files_of_the_server(server, folder):
 
 
 def test_requests_leave_no_file_in_the_temporary_folder(server, folder):
-    picture = file_of(PIL.Image.effect_noise((2000, 1500), 50))  # megabytes
+    picture = file_of(PIL.Image.effect_noise((2000, 1500), 50))  # several megabytes
     assert shown(server, picture).status_code == 200
     for _ in range(3):
         sent = server.http.post(f"{server.url}/v1/files", files={"file": ("a.png", picture)})
@@ -249,7 +251,7 @@ def test_nan_infinity_and_out_of_range_numbers_are_refused(server, field, value)
 
 
 def test_a_seed_does_not_affect_concurrent_requests(server):
-    """A neighbour with a seed changes no answer: each request draws for itself."""
+    """Each request has its own random generator."""
     drawn = chat("a", max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
     alone = post(server, drawn).json()["choices"][0]["message"]["content"]
     others = [chat("b", max_tokens=20, temperature=1.0, seed=n) for n in range(16)]
@@ -259,7 +261,7 @@ def test_a_seed_does_not_affect_concurrent_requests(server):
 
 
 def mutated(text, random_of):
-    """Return JSON that somebody broke, in one of the ways in which that happens."""
+    """Return JSON that is damaged in one of several ways."""
     content = bytearray(text)
     for _ in range(random_of.randint(1, 4)):
         place = random_of.randrange(len(content) + 1)
@@ -303,7 +305,7 @@ HEADS = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "BREW"]
 
 
 def bad_request(server, http, number):
-    """Send one request that is likely bad, and return its status; the same for a number always."""
+    """Send one probably invalid request, the same for each number, and return its status."""
     random_of = random.Random(number)
     path = random_of.choice([*POSTED])
     content = mutated(json.dumps(POSTED[path]).encode(), random_of)

@@ -1,4 +1,4 @@
-"""What ``vlmkit serve`` says once it is ready: commands that work where they are pasted."""
+"""The banner of ``vlmkit serve``: its commands work when they are pasted."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def port():
 
 
 def banner(server):
-    """Return the command for a shell and the program that the server shows."""
+    """Return the shell command and the Python program of the banner."""
     assert eventually(lambda: "client = OpenAI(" in server.log.read_text())
     shown = server.log.read_text().partition("ready.")[2]
     found = re.search(r"\n\n(curl .*?)\n\n(.*?api_key=[^\n]*\n)", shown, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The store of batches over any uses of it, restarts and full disks among them."""
+"""The store of batches under random operations, restarts and full disks."""
 
 import asyncio
 import errno
@@ -33,14 +33,14 @@ def line(number):
 
 
 class Stores(RuleBasedStateMachine):
-    """A store beside what it should hold: of each batch, the state of each line."""
+    """A store beside a model of its content: the state of each line of each batch."""
 
     def __init__(self):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.root = tempfile.mkdtemp()
         self.fails = False
-        self.batches = {}  # by id: owner, number, and lines by number
+        self.batches = {}  # by batch id: owner, number, and lines by number
         self.open()
 
     def open(self):
@@ -131,7 +131,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule(which=pick, numbers=st.lists(st.tuples(st.integers(1, NUM_LINES), st.booleans())))
     def finish(self, which, numbers):
-        """Some of the lines may have ended: of these, nothing may be written again."""
+        """Finish some lines; a finished line must not be written again."""
         if (own := self.chosen(which)) is None:
             return
         numbers = dict(numbers)

@@ -1,4 +1,4 @@
-"""Batches by the official client: every line is answered once, or it is told why not."""
+"""Batches of the official client: each line is answered once or its error is reported."""
 
 import base64
 import errno
@@ -29,7 +29,7 @@ from vlmkit_server.storage.data_folder import Folder
 
 CHAT = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
-NONE = {"authorization": "Bearer none"}  # as the client has it: whose files are found
+NONE = {"authorization": "Bearer none"}  # the files of the client's own tenant
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.02)
 
 
@@ -52,7 +52,7 @@ def jsonl(lines):
 
 
 def begun(client, content, endpoint=CHAT, window="24h", **fields):
-    """Send a file and begin a batch of it."""
+    """Upload a file and start a batch of it."""
     if not isinstance(content, bytes):
         content = jsonl(content)
     sent = client.files.create(file=("lines.jsonl", content), purpose="batch")
@@ -73,7 +73,7 @@ def entries(client, file_id):
 
 
 def told(client, batch):
-    """What became of each line: of output and error file, by the client's names."""
+    """Return the results of all lines, from output and error file, by custom id."""
     found = [
         *entries(client, batch.output_file_id),
         *entries(client, batch.error_file_id),
@@ -166,7 +166,7 @@ def test_only_a_line_feed_separates_lines_of_input_and_output(keeping):
     content = b"\xef\xbb\xbf" + jsonl([line(f"1{odd}", chat(odd))]) + b"\r\n\n \n"
     content += jsonl([line("2")]) + b"\n"
     batch = ended(client, begun(client, content))
-    found = told(client, batch)  # of splitlines(), which breaks at all of them
+    found = told(client, batch)  # read by splitlines(), which splits at each of these characters
     assert found.keys() == {f"1{odd}", "2"}
     assert (
         said(found[f"1{odd}"]) == keeping.post(chat(odd)).json()["choices"][0]["message"]["content"]
@@ -402,7 +402,7 @@ def test_interactive_requests_have_priority_over_batch_lines(tmp_path):
         for _ in range(5):
             before = count()
             assert server.post(slow).status_code == 200
-            assert count() - before <= 1  # one that was over when the request came
+            assert count() - before <= 1  # a line that ended as the request arrived
         client.batches.cancel(batch.id)
         assert ended(client, batch).status == "cancelled"
 
@@ -421,7 +421,7 @@ def test_batch_lines_leave_half_of_the_quota_to_interactive_requests(tmp_path):
 
 
 def test_a_line_refused_with_429_is_retried(tmp_path):
-    """A model that takes few at once: what it refuses is asked again, and nothing is lost."""
+    """The runner retries lines that the model refuses because its queue is full."""
     model = mock_pipeline(max_sequences=1, max_waiting=1)
     with running({"mock": model}, data=kept(tmp_path, max_batch_requests=8)) as server:
         client = server.client()
@@ -430,7 +430,7 @@ def test_a_line_refused_with_429_is_retried(tmp_path):
 
 
 def test_batch_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
-    """What may be asked later is asked later; what never may be is refused."""
+    """A line over its rate limit is retried later; one larger than the limit is refused."""
     limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
     with running(data=kept(tmp_path), limits=limits) as server:
         client = server.client()
@@ -452,7 +452,7 @@ def test_the_request_timeout_does_not_apply_to_batch_lines(tmp_path):
 
 
 def test_lines_that_keep_being_refused_do_not_delay_other_lines(tmp_path, yard, monkeypatch):
-    """A model that cannot be loaded is asked later and later; the rest of the batch goes on."""
+    """Retries of a model that fails to load back off, and other lines go on."""
     monkeypatch.setattr(line_requests, "MAX_PAUSE_S", 0.1)
     yard.breaks("broken")
     models = {"mock": mock_pipeline(), "broken": yard.spec("broken")}
@@ -502,7 +502,7 @@ def test_answers_during_a_full_disk_are_stored_later(tmp_path, monkeypatch, capl
                 "results of batches cannot be written, retrying: the disk is full" in caplog.text
             )
         )
-        assert eventually(server.is_idle)  # no more is asked than can be held
+        assert eventually(server.is_idle)  # requests stop when their answers could not be stored
         assert server.post(chat()).status_code == 200
         monkeypatch.setattr(Folder, "write", write)
         batch = ended(client, batch)

@@ -1,4 +1,4 @@
-"""Batches of a process that ends: the next one goes on, and no line is answered twice or lost."""
+"""Batches across restarts: the next process continues, and no line is lost or answered twice."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def server_process(tmp_path, **data):
 
 
 def shown(n, text=SLOW):
-    """A line that shows a picture."""
+    """Return a line with an image."""
     content = [
         {"type": "text", "text": text},
         {"type": "image_url", "image_url": {"url": picture(8 + n % 7, 6)}},
@@ -97,7 +97,7 @@ def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
         (bad,) = entries(server.client, batch.error_file_id)
         assert bad["custom_id"] == "\u202840"
         after = server.client.files.content(batch.output_file_id).read()
-        assert after.startswith(b"".join(before))  # what was answered was not asked again
+        assert after.startswith(b"".join(before))  # answered lines were not sent to the model again
         assert (batch.request_counts.completed, batch.request_counts.failed) == (149, 1)
         assert ended(server.client, late).status == "expired"
         assert ended(server.client, unchecked).request_counts.completed == 30
@@ -142,7 +142,7 @@ def test_stored_data_is_private_locked_to_one_server_and_survives_a_kill(tmp_pat
     with server_process(tmp_path) as server:
         assert server.client.files.retrieve(sent.id) == sent
         assert server.client.files.content(sent.id).read() == b"what it holds"
-        assert {path.name for path in files(tmp_path)} == {sent.id, "file-half"}  # not ours
+        assert {path.name for path in files(tmp_path)} == {sent.id, "file-half"}  # foreign
         with pytest.raises(openai.NotFoundError):
             server.client.files.retrieve("file-half")
 

@@ -1,4 +1,4 @@
-"""``/v1/capabilities`` says what is so: of each model, what is taken and what is refused."""
+"""``/v1/capabilities`` describes each model correctly: supported, refused and ignored fields."""
 
 import pytest
 from bodies import MINIMAL, with_field
@@ -40,7 +40,7 @@ def test_a_model_is_listed_with_the_limits_of_its_pipeline(server):
 
 
 def some(names, path):
-    """All names for chats, and some for other routes: requests take a while."""
+    """Return all names for chats and a sample for other routes, since requests are slow."""
     return sorted(names)[:: 1 if path == "/v1/chat/completions" else 11]
 
 
@@ -53,21 +53,21 @@ def test_fields_listed_as_refused_are_refused(server, path):
         assert answer.status_code == 400, name
         error = answer.json()["error"]
         last = name.rpartition(".")[2]
-        assert (error.get("param") or name).endswith(last)  # Anthropic's errors have none
+        assert (error.get("param") or name).endswith(last)  # Anthropic's errors have no param
         assert last in error["message"]
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_refused_fields_are_listed(server, path):
-    """Fields by which other servers change the answer, too, which have no place in a body here."""
+    """Fields of other servers that change the answer are listed, too, though no body has them."""
     endpoint = told(server)["endpoints"][path]
     for name in some(TABLE, path):
         if "." in name and name not in endpoint["refused"]:
             continue
         if name.startswith("messages."):
-            continue  # some roles have it
+            continue  # some roles support it
         if name in {*Formed.__struct_fields__, "json_schema", "regex"}:
-            continue  # is refused with another text: the model keeps to no constraint
+            continue  # refused with another message: the model has no constraint compiler
         answer = server.post(with_field(MINIMAL[path], name, 7.5), path).json()
         error = (answer.get("error") if isinstance(answer, dict) else None) or {}
         is_refused = f"{name} is not supported by this server" in error.get("message", "")
@@ -90,7 +90,7 @@ def test_an_alias_is_listed_with_its_target(server, path):
     assert set(endpoint["aliases"].values()) <= set(endpoint["parameters"])
     for name in endpoint["aliases"]:
         if name == "json_schema":
-            continue  # any object is a schema; other errors name it by what it means
+            continue  # any object is a valid schema
         wrong = server.post(MINIMAL[path] | {name: {"a": 1}}, path)
         assert wrong.status_code == 400, name
         assert name in wrong.json()["error"]["message"]
@@ -118,20 +118,20 @@ SAYING = {
 
 
 class Simple(MockTokenizer):
-    """A tokenizer that honours no option."""
+    """A tokenizer without options."""
 
     honours = frozenset()
 
 
 class Plain(ArraySampler):
-    """A sampler that follows no parameter."""
+    """A sampler that ignores all parameters."""
 
     ignores = FOLLOWED
 
 
 @pytest.fixture(scope="module")
 def simple():
-    """A server whose model can be asked for nothing that a model need not know."""
+    """A server whose model supports no optional feature."""
     pipeline = Pipeline(
         tokenizer=Simple(),
         engine=MockEngine(),

@@ -1,4 +1,4 @@
-"""Answers in channels, as the official client sees them: whole and streamed, and sent back."""
+"""Answers with channels, as the official client sees them: whole, streamed and sent back."""
 
 import json
 import re
@@ -54,7 +54,7 @@ SAID = "<|channel|>final<|message|>It rains."
 
 
 class ChannelTokenizer(MockTokenizer):
-    """The mock's text side, for a model that answers in channels."""
+    """The mock's tokenizer for a model that answers in channels."""
 
     eos_ids = frozenset({v.END, v.TOOL})
     banned_ids = v.BANNED_IDS - frozenset(IDS.values())
@@ -71,7 +71,7 @@ class ChannelTokenizer(MockTokenizer):
 
 
 class ChannelEngine(MockEngine):
-    """Says marks where a script spells them."""
+    """Generates channel marks where a script spells them."""
 
     def read(self, prompt):
         plan = super().read(prompt)
@@ -108,7 +108,7 @@ def told(choice):
     return (
         choice.finish_reason,
         getattr(choice.message, "reasoning_content", None),
-        choice.message.content or None,  # a stream's first piece has an empty one
+        choice.message.content or None,  # the first chunk of a stream has an empty list
         [(call.function.name, json.loads(call.function.arguments)) for call in calls],
     )
 
@@ -205,9 +205,9 @@ def test_each_request_compiles_to_one_grammar_of_the_whole_answer():
     ]
     with running({"mock": pipeline(constraint=Noting)}) as server:
         for options, schemas in cases:
-            with pytest.raises(openai.BadRequestError):  # it knows lists of texts alone
+            with pytest.raises(openai.BadRequestError):  # the compiler supports lists of texts only
                 ask(server, SAID, **options)
-            grammar = asked[0]  # parts of it are tried alone after that
+            grammar = asked[0]  # trials of its parts follow
             assert isinstance(grammar, Lark)
             assert {name for name, _ in grammar.schemas} == schemas
             asked.clear()

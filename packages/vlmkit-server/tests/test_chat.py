@@ -18,7 +18,7 @@ def ask(server, text="hello", **options):
 
 
 def events(server, body):
-    """The decoded events of a stream, without the last."""
+    """Return the decoded events of a stream, without the last."""
     lines = [line for line in server.post(body | {"stream": True}).text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

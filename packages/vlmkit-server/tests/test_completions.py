@@ -1,4 +1,4 @@
-"""The completions API as the official client sees it: texts that go on, and their prompts."""
+"""The completions API as the official client sees it: prompts, echoes and logprobs."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def body(prompt="hello", **fields):
 
 
 def events(server, content):
-    """The decoded events of a stream, without the last."""
+    """Return the decoded events of a stream, without the last."""
     text = server.post(content | {"stream": True}, PATH).text
     lines = [line for line in text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
@@ -42,11 +42,11 @@ def refusal(server, content):
 
 
 def tokens_of(text):
-    return [256 + 1, *text.encode()]  # the mock's first token, and its bytes
+    return [256 + 1, *text.encode()]  # the mock's first token, and the bytes
 
 
 def name_of(token_id):
-    """What the API calls a token of the mock: a byte, or one without a text."""
+    """Return the API's name of a token of the mock: a byte, or a token without text."""
     if token_id >= 128:
         return "" if token_id >= 256 else f"bytes:\\x{token_id:02x}"
     return chr(token_id)
@@ -113,7 +113,7 @@ def test_stop_strings_seeds_and_limits_have_an_effect(server):
     assert [choice.text for choice in one] == [choice.text for choice in two]
 
 
-# The prompt, and log-probabilities.
+# Prompts and logprobs.
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,7 +127,7 @@ def test_each_choice_starts_with_the_echoed_prompt(server, stream):
 
 
 def expected_scores(server, text, num_top):
-    """What Python gets for the tokens of a text, each behind those before it."""
+    """Return the Python API's logprobs of each token of a text, given those before it."""
     ids = tokens_of(text)
     request = Request(
         token_ids=ids[:1],
@@ -163,7 +163,7 @@ def test_an_echo_without_answer_has_the_prompt_logprobs_of_the_python_api(server
             told["top_logprobs"][1:], told["tokens"][1:], scores, strict=True
         ):
             assert top[token] == sample.logprob
-            likeliest = {}  # special tokens have one text, none: that of the likeliest counts
+            likeliest = {}  # special tokens share the empty text, and the most likely one counts
             for entry in sample.top:
                 likeliest.setdefault(name_of(entry.token_id), entry.logprob)
             assert top == likeliest | {token: sample.logprob}
@@ -222,7 +222,7 @@ def test_each_answer_matches_the_requested_constraint(stream):
         assert set(texts) <= {"yes", "no"}
 
 
-# Shapes and refusals.
+# Formats and refusals.
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"n": 2, "echo": True}])
@@ -274,7 +274,7 @@ def test_values_without_effect_are_accepted(server):
     assert server.post(body(**fields), PATH).status_code == 200
 
 
-# The same gate, bounds and ends as a chat's.
+# Admission, limits and cancellation, as for chats.
 
 
 def test_unknown_keys_are_reported_or_refused(server):
@@ -304,7 +304,7 @@ def test_a_failing_prompt_ends_the_whole_request_at_once_with_its_error():
         with pytest.raises(openai.APIError):
             list(complete(server, [ENDLESS, fails], max_tokens=4000, stream=True))
         assert eventually(server.is_idle)
-        assert server.runner().stats().counters["num_aborted"] == 2  # nobody waited for their ends
+        assert server.runner().stats().counters["num_aborted"] == 2  # not run to the end
 
 
 def test_a_request_that_does_not_fit_the_queue_releases_all_its_prompts():

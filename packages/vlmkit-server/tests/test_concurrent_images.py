@@ -1,4 +1,4 @@
-"""Images of one request are decoded side by side, and none of what was promised of one is lost."""
+"""Images of one request are decoded concurrently; order, errors and limits stay the same."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ def body(*urls):
 
 
 class Meeting:
-    """Lets images be decoded only when as many are being decoded as are expected at once."""
+    """Blocks the decoding of images until the expected number is being decoded at once."""
 
     def __init__(self, monkeypatch, num_expected):
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ def test_the_error_names_the_first_of_several_broken_images(server):
 
 
 def test_requests_with_images_leave_a_worker_to_text_requests():
-    """And those who ask at once do not wait for each other's workers."""
+    """Concurrent requests do not deadlock over each other's workers."""
     with running() as server, ThreadPoolExecutor(8) as clients:
         shown = body(*[picture(1500, 1000, kind="JPEG")] * 4)
         asked = [clients.submit(server.post, each) for each in [shown, chat("hello")] * 8]

@@ -1,7 +1,7 @@
-"""What our server takes of uvicorn's insides is there, and no untried version of it is allowed.
+"""The parts of uvicorn that the server uses exist, and only tested versions are allowed.
 
-How the connection behaves is tested by ``test_limits`` and ``test_disconnect``. Here it is said
-which name is gone when a newer uvicorn breaks it; the names are read out of our own source.
+``test_limits`` and ``test_disconnect`` test the behaviour of connections. These tests name what is
+missing if a newer uvicorn breaks them. They read the names from the server's own source.
 """
 
 import ast
@@ -23,7 +23,7 @@ PAIRS = [(Connection, HttpToolsProtocol), (Server, uvicorn.Server)]
 
 
 def names_in(cls, owner="self"):
-    """What a class's source sets and reads on a variable; ``super()`` is ``self``."""
+    """Return the attributes of a variable that a class sets and reads; ``super()`` is ``self``."""
     assigned, read, owners = set(), set(), {owner, "super"} if owner == "self" else {owner}
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
         if isinstance(node, ast.Attribute):
@@ -34,13 +34,13 @@ def names_in(cls, owner="self"):
 
 
 def has(cls):
-    """All that a class and its bases define or set on themselves."""
+    """Return all names that a class and its bases define or set on themselves."""
     sources = [base for base in cls.__mro__ if base.__module__.startswith(("uvicorn", __name__))]
     return set(dir(cls)).union(*(names_in(base)[0] for base in sources))
 
 
 def broken(ours, theirs):
-    """Say what a subclass of ours needs of its base, and does not find there."""
+    """Return what a subclass needs from its base and does not find there."""
     assigned, read = names_in(ours)
     own = assigned | set(vars(ours)) | set(getattr(ours, "__annotations__", ()))
     gone = {f"{theirs.__name__}.{name} is gone" for name in read - own - has(theirs)}
@@ -58,7 +58,8 @@ def broken(ours, theirs):
 
 
 def arguments(cls, name):
-    """A method's arguments as its source has them: sse-starlette replaces one of uvicorn's."""
+    """Return a method's arguments from its source, since sse-starlette replaces one of uvicorn's
+    methods."""
     base = next(base for base in cls.__mro__ if name in vars(base))
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -81,7 +82,7 @@ def test_uvicorns_request_cycle_has_the_attributes_that_we_use():
 
 
 class Renamed:
-    """A base as a newer version may have it."""
+    """A base class as a newer version may have it."""
 
     def __init__(self):
         self.headers, self.loop, self.transport, self.cycle = [], None, None, None

@@ -1,4 +1,4 @@
-"""A server that tries constraints in processes of their own, and compilers that never come back."""
+"""A server that tries constraints in worker processes, and compilers that never return."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def refusal(answer):
 
 
 def processes_of(pid):
-    """Return the processes below one, those that have ended left out."""
+    """Return the descendants of a process that still run."""
     found = []
     for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
@@ -63,12 +63,12 @@ def processes_of(pid):
 
 
 def trials(server):
-    """Return the processes of trials: those below the constraint worker."""
+    """Return the trial processes: the children of the constraint worker."""
     return [t for worker in processes_of(server.process.pid) for t in processes_of(worker)]
 
 
 def _ask_and_leave(server, order, leaves):
-    """Ask, and disconnect at an event."""
+    """Send a request, and disconnect at an event."""
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(http_request(constrained(order)))
@@ -128,7 +128,7 @@ def test_a_constraint_over_a_limit_is_refused_and_its_trial_killed(server, order
 
 
 def cpu_s_of_trials(server):
-    """Return the CPU time of trials that have ended."""
+    """Return the CPU time of ended trials."""
     (worker,) = processes_of(server.process.pid)
     fields = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
@@ -136,7 +136,7 @@ def cpu_s_of_trials(server):
 
 @pytest.mark.parametrize("num_tools", [1, 8, 32])
 def test_trials_of_one_request_share_a_cpu_time_limit(server, num_tools):
-    """However many of its tools cannot be compiled in time, and are left unconstrained."""
+    """Tools whose trial exceeds the limit stay unconstrained."""
     before_s = cpu_s_of_trials(server)
     tools = [
         {"type": "function", "function": {"name": f"t{n}", "parameters": {"title": "spin"}}}

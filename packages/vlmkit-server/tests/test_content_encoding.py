@@ -1,4 +1,4 @@
-"""Compressed bodies: gzip within the bound of a body, and nothing else."""
+"""Compressed bodies: gzip within the body limit, and nothing else."""
 
 import gzip
 import json

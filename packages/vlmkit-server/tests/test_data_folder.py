@@ -1,4 +1,4 @@
-"""A data folder: nothing that is not the server's is deleted or changed, whatever is there."""
+"""A data folder: the server never deletes or changes foreign files."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def folder_of(root):
 
 
 def contents(root):
-    """All files below a folder, links as where they lead."""
+    """Return all files below a folder, and links as their targets."""
     paths = [path for path in root.rglob("*") if path.is_symlink() or path.is_file()]
     return {
         str(path.relative_to(root)): str(path.readlink())
@@ -49,7 +49,7 @@ def kept(root):
     return {"folder": str(root)}
 
 
-# A folder that is another's.
+# Foreign folders.
 
 
 def foreign(folder, name):
@@ -107,7 +107,7 @@ def test_foreign_files_in_the_data_folder_stay(tmp_path):
     assert (tmp_path / "data/notes").read_text() == "more"
 
 
-# A database that is lost, old, new or another's.
+# Lost, old, newer and foreign databases.
 
 
 @pytest.mark.posix
@@ -132,7 +132,7 @@ def test_a_folder_that_is_not_writable_is_refused_by_its_permissions(tmp_path):
 
 @contextlib.contextmanager
 def without_rights():
-    """Let permissions hold for root, too."""
+    """Make file permissions apply to root, too."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65_534)
@@ -214,7 +214,7 @@ def test_a_database_of_another_version_or_program_is_refused_and_stays(
 
 
 def test_a_data_folder_of_the_first_release_is_read(tmp_path):
-    """Its database has no table of pending unlinks."""
+    """The database of the first release has no table of pending unlinks."""
     tables = [each for each in SCHEMA.split(";") if each.strip() and "pending_unlinks" not in each]
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / OURS).write_text("an upload")
@@ -235,7 +235,7 @@ def test_a_data_folder_of_the_first_release_is_read(tmp_path):
     assert set(contents(tmp_path / "files")) == {OURS}
 
 
-# What a killed process leaves.
+# Remains of a killed process.
 
 
 @pytest.mark.posix
@@ -318,7 +318,7 @@ def test_replacing_the_files_folder_by_a_link_redirects_no_access(tmp_path):
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "thesis.tex", f"{OURS}/../x", ""])
 def test_only_names_of_stored_files_are_opened_or_unlinked(tmp_path, name):
-    """A database that somebody changed names nothing else either."""
+    """A manipulated database cannot name other files."""
     (tmp_path / "data").mkdir()
     folder = folder_of(tmp_path / "data")
     (tmp_path / "data/secret").write_text("a secret")
@@ -332,7 +332,7 @@ def test_only_names_of_stored_files_are_opened_or_unlinked(tmp_path, name):
     folder.close()
 
 
-# The file of limits.
+# The usage file.
 
 
 @pytest.mark.parametrize(

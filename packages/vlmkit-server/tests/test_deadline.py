@@ -1,4 +1,4 @@
-"""A request ends when its time is over, wherever it is then, and gives everything back."""
+"""A request ends at its deadline, whatever its state, and releases everything."""
 
 import json
 

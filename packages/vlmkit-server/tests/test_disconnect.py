@@ -1,4 +1,4 @@
-"""A client that goes away, or takes nothing, costs nothing from then on."""
+"""Clients that disconnect or stop reading use no more resources."""
 
 import socket
 import struct
@@ -22,7 +22,7 @@ ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
 
 
 def close(connection: socket.socket, how: str) -> None:
-    """End a connection politely, by reset, or only in one direction."""
+    """End a connection: close, reset, or shut down one direction."""
     if how == "half":
         connection.shutdown(socket.SHUT_WR)
         return

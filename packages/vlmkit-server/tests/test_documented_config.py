@@ -1,4 +1,4 @@
-"""The config and the unit of the guide: the same files, wherever the server is started."""
+"""The config and systemd unit of the guide work the same from any working directory."""
 
 import configparser
 import json
@@ -31,7 +31,7 @@ STARTS = ("unit", "root", "own folder")
 
 
 def unit_of(text):
-    """Return the section of a unit that says how its service runs, without repeated names."""
+    """Return the service section of a unit, without repeated names."""
     parser = configparser.ConfigParser(strict=True, interpolation=None)
     parser.optionxform = str
     parser.read_string(text)
@@ -39,7 +39,7 @@ def unit_of(text):
 
 
 class Machine:
-    """The folders of the guide below one of a test's.
+    """The folders of the guide, below a temporary folder.
 
     Args:
         root: that folder.
@@ -76,7 +76,7 @@ class Machine:
 
     @contextmanager
     def started(self, how):
-        """Run the service as the unit says, but for the working directory."""
+        """Run the service as the unit says, except for the working directory."""
         command = shlex.split(self.unit["ExecStart"])
         assert command[0] == "/usr/local/bin/vlmkit"
         name, _, value = self.unit["Environment"].partition("=")
@@ -106,7 +106,7 @@ class Machine:
 
 
 class Service:
-    """A server that is asked with a key."""
+    """A server that requires a key."""
 
     def __init__(self, url, secret, http):
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=secret, http_client=http)
@@ -115,7 +115,7 @@ class Service:
         assert eventually(lambda: ready() == 200)
 
     def num_requests_left(self):
-        """Ask a question, and return how many more may be asked today."""
+        """Send a question, and return the remaining requests of the day."""
         answer = self.openai.chat.completions.with_raw_response.create(
             model="mock", messages=[{"role": "user", "content": "hello"}]
         )

@@ -1,4 +1,4 @@
-"""A server that is asked to end: it finishes what it began, and then goes with code 0."""
+"""Draining: a server finishes running requests, and then exits with code 0."""
 
 import json
 import signal
@@ -59,7 +59,7 @@ def test_running_answers_finish_and_new_ones_are_refused(tmp_path, sig, kind):
             server.stream("new")
         assert caught.value.status_code == 503
         assert caught.value.code == "server_draining"
-        assert caught.value.response.headers["retry-after"] == "60"  # not all of the hour
+        assert caught.value.response.headers["retry-after"] == "60"  # at most a minute
         chunks = list(stream)
         assert chunks[-1].choices[0].finish_reason == "stop"
         assert sum(len(chunk.choices[0].delta.content or "") for chunk in chunks) == 40
@@ -100,7 +100,7 @@ def test_a_drain_does_not_wait_for_request_bodies(tmp_path):
         url = urlsplit(server.url)
         with socket.create_connection((url.hostname, url.port), 300) as stranger:
             stranger.sendall(http_request({"model": "mock", "messages": []})[:-1])
-            assert eventually(lambda: server.status() == 200)  # it was taken in before
+            assert eventually(lambda: server.status() == 200)  # it was accepted before the drain
             server.process.terminate()
             answer = b""
             while b"server_draining" not in answer:

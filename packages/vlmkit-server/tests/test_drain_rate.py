@@ -1,4 +1,4 @@
-"""Retry times follow from how fast a quota drains, and hold."""
+"""Retry times follow from the drain rate of a quota, and are kept."""
 
 from hypothesis import given, strategies as st
 
@@ -6,7 +6,7 @@ from vlmkit_server.http.drain_rate import MAX_CALLERS, MAX_RETRY_S, NUM_RELEASES
 
 
 class FakeDrain:
-    """A drain rate whose clock the test sets."""
+    """A drain rate with a clock that the test sets."""
 
     def __init__(self):
         self.now_s = 1000.0

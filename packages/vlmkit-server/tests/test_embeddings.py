@@ -1,4 +1,4 @@
-"""The embeddings API as the official client sees it, against the vectors that Python gets."""
+"""The embeddings API as the official client sees it, compared with the Python API."""
 
 import base64
 

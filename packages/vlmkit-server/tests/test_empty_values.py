@@ -1,4 +1,4 @@
-"""Values inside of messages that say nothing, and arguments as objects: each as it is meant."""
+"""Empty values within messages, and tool-call arguments as objects."""
 
 import pytest
 from running_server import asked, chat, said
@@ -16,7 +16,7 @@ def held(name, value):
 
 
 def calling(arguments="{}", result="fine"):
-    """A chat's conversation with one call and its result."""
+    """Return a chat conversation with one tool call and its result."""
     function = {"name": "look"} | held("arguments", arguments)
     call = {"id": "c1", "type": "function", "function": function}
     back = {"role": "tool", "tool_call_id": "c1"} | held("content", result)
@@ -24,7 +24,7 @@ def calling(arguments="{}", result="fine"):
 
 
 def calling_items(arguments="{}", result="fine"):
-    """The same for the Responses API."""
+    """Return the same conversation for the Responses API."""
     call = {"type": "function_call", "call_id": "c1", "name": "look"}
     back = {"type": "function_call_output", "call_id": "c1"}
     return [user("a"), call | held("arguments", arguments), back | held("output", result)]
@@ -37,7 +37,7 @@ def body(path, conversation):
 
 
 def seen(server, monkeypatch, path, conversation):
-    """The messages that the model is asked with, and what is reported."""
+    """Return the messages that reach the model, and the header of ignored fields."""
     with asked(server, monkeypatch) as requests:
         answer = server.post(body(path, conversation), path)
     assert answer.status_code == 200, answer.text

@@ -1,7 +1,7 @@
-"""Nothing that a client sends or asks for stops the event loop: all others are answered meanwhile.
+"""No request blocks the event loop: other clients are answered meanwhile.
 
-A stop is told by what the server's own process computed between two turns of its loop; see
-``watched_server``. Between attacks, ``/healthz`` is asked all the time, as a neighbour would.
+``watched_server`` measures a stop as the time that the server's process computes between two ticks
+of its loop. Another client requests ``/healthz`` during each attack.
 """
 
 import json
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedProcess]
 
 @contextmanager
 def neighbour(server):
-    """Ask for ``/healthz`` all the time; none of the answers is another than 200."""
+    """Request ``/healthz`` all the time; each answer must be a 200."""
     is_over, answers = threading.Event(), []
 
     def ask():
@@ -49,7 +49,7 @@ def neighbour(server):
 
 
 def sent(server, body, path="/v1/chat/completions"):
-    """Send a body beside a neighbour; the loop must not stop for it."""
+    """Send a body while another client sends requests; the loop must not block."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
     server.stops()
@@ -77,7 +77,7 @@ def saying(text):
     return b'{"model":"mock","messages":[{"role":"user","content":"' + text + b'"}]}'
 
 
-TOO_COMPLEX = {  # made when they are sent: they are large
+TOO_COMPLEX = {  # created when they are sent, since they are large
     "two million empty parts": lambda: messages(2048, 1024),
     "millions of messages": lambda: messages(700_000, 1),
     "lists in a free field": lambda: chat_with(
@@ -197,7 +197,7 @@ def test_a_prompt_of_two_million_characters_does_not_block_the_event_loop(server
 
 
 def large_answers(num, num_tokens):
-    """Bodies whose answers tell the likeliest tokens of so many tokens, by route."""
+    """Return bodies by route whose answers have top logprobs of many tokens."""
     said = scripted(text="hello ", tokens=num_tokens)
     long = {"max_tokens": num_tokens}
     return {
@@ -244,7 +244,7 @@ def test_a_disconnect_from_a_large_answer_does_not_block_the_event_loop(server, 
         if is_written:
             assert b" 200 " in reader.recv(4096)
         else:
-            time.sleep(0.5)  # whatever there is by then is freed
+            time.sleep(0.5)  # the answer so far is freed
     with neighbour(server):
         assert server.client.chat.completions.create(**chat("hello", max_tokens=1))
     assert server.longest_stop_s() < MAX_STOP_S

@@ -1,6 +1,6 @@
-"""An engine that fails for good: everyone is told, and the process ends so that another may start.
+"""Fatal engine errors: requests fail with a code, and the process ends with a reason.
 
-The server is the real command, in front of two mocks, one of which is told to crash.
+The server is the real command, in front of two mocks; one of them crashes.
 """
 
 import signal
@@ -48,14 +48,14 @@ def command(tmp_path):
 
 
 def stream(server, model):
-    """Begin an answer that does not end by itself."""
+    """Start an answer that does not end by itself."""
     answer = server.stream(ENDLESS, model)
     next(answer)
     return answer
 
 
 def crash(server):
-    """Ask what the engine of one model does not survive."""
+    """Send a prompt that crashes the engine of one model."""
     with pytest.raises(openai.InternalServerError) as caught:
         server.client.chat.completions.create(
             model="fragile", messages=[{"role": "user", "content": CRASH}]
@@ -75,7 +75,7 @@ def test_a_fatal_engine_error_ends_the_command_with_a_code_and_a_reason(tmp_path
         assert server.process.wait(300) == 3
     told = server.log.read_text()
     assert "the engine loop failed; no more requests are served" in told
-    assert "builtins.RuntimeError" in told  # the class; a message may quote a client
+    assert "builtins.RuntimeError" in told  # no message: it may quote a client
     assert "error: the engine of model 'fragile' failed, and the server ended\nhint: " in told
 
 
@@ -85,14 +85,14 @@ def test_liveness_fails_while_answers_of_other_models_finish(tmp_path):
         crash(server)
         assert (server.status("/healthz"), server.status("/health")) == (503, 503)
         next(other)
-        server.process.send_signal(signal.SIGTERM)  # of whoever saw that it is not alive
+        server.process.send_signal(signal.SIGTERM)  # as after a failed liveness probe
         next(other)
         other.close()
         assert server.process.wait(300) == 3
 
 
 class FragileEngine(MockEngine):
-    """One that, once it is broken, cannot even be closed."""
+    """An engine that cannot even be closed once it is broken."""
 
     def close(self):
         raise RuntimeError("told to")
@@ -110,7 +110,7 @@ def test_a_model_that_failed_before_startup_ends_the_server_and_closes_the_other
 
 def test_a_panic_while_loading_a_model_ends_the_server_with_a_reason():
     class Panic(BaseException):
-        """What a Rust library raises: no Exception."""
+        """An error like one of a Rust library: no ``Exception``."""
 
     def load():
         raise Panic("bad tokenizer")

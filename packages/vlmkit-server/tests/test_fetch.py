@@ -1,4 +1,4 @@
-"""Images by URL: from where they are fetched, and from where never."""
+"""Images by URL: which addresses are fetched, and which never."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ PICTURE = base64.b64decode(picture(9, 7).partition(",")[2])
 
 
 class Site(BaseHTTPRequestHandler):
-    """A web site that keeps what it was asked."""
+    """A web site that records its requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -90,7 +90,7 @@ def refused(url, **options):
 
 @contextmanager
 def names(monkeypatch, **addresses):
-    """Make names resolve to addresses."""
+    """Make names resolve to given addresses."""
 
     def getaddrinfo(host, port, *args, **kwargs):
         found = addresses.get(host.decode() if isinstance(host, bytes) else host, [])
@@ -145,7 +145,7 @@ def test_a_redirect_to_a_non_public_address_is_not_followed(site, monkeypatch):
 
     def only_the_first(address):
         asked.append(address)
-        return len(asked) <= 2  # as its URL states it, and as it is connected to
+        return len(asked) <= 2  # once for the URL, and once for the connection
 
     refused(f"{site.url}/to/{site.url}/image", may_connect=only_the_first)
     assert [path for path, _ in site.requests] == [f"/to/{site.url}/image"]
@@ -224,7 +224,7 @@ def test_errors_of_private_unreachable_and_missing_urls_are_the_same(site, monke
     ],
 )
 def test_errors_visible_in_the_url_are_named_before_name_resolution(url, cause, monkeypatch):
-    """Before any name is looked up, so that nothing of the network is told."""
+    """No name is resolved, so the error reveals nothing of the network."""
     monkeypatch.setattr(socket, "getaddrinfo", None)
     allowed = ("example.com", "10.0.0.1", "::1")
     said = refused(url, may_connect=is_public, allow_http=False, allowed_hosts=allowed)

@@ -1,9 +1,9 @@
-"""Fields that other servers added to OpenAI's, as the official client sends them."""
+"""Request fields that other servers add to OpenAI's API, sent by the official client."""
 
 import pytest
 from running_server import chat, scripted
 
-END = 256  # the mock's end of a turn
+END = 256  # the mock's end-of-turn token
 
 
 def ask(server, text, *, stream=False, **fields):
@@ -17,7 +17,7 @@ def ask(server, text, *, stream=False, **fields):
 
 
 def said(server, text, **fields):
-    """The answer's text and reason, which a stream says as well."""
+    """Return text and finish reason of an answer; a stream must have the same."""
     choice = ask(server, text, **fields).choices[0]
     content, reason = "", None
     for chunk in ask(server, text, stream=True, **fields):

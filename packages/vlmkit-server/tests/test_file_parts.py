@@ -1,4 +1,4 @@
-"""Files in conversations of each API: pictures here, since the core's loader opens no others."""
+"""Files in messages of each API: images only, since the core's loader opens no other files."""
 
 import base64
 import threading
@@ -32,7 +32,7 @@ def file_id(client):
 
 @pytest.fixture(scope="module")
 def expected(client):
-    """What the mock says of the picture."""
+    """Return the mock's answer about the image."""
     return said(client, {"type": "image_url", "image_url": {"url": URL}})
 
 
@@ -232,7 +232,7 @@ def test_a_text_model_refuses_image_files():
 
 
 class Site(BaseHTTPRequestHandler):
-    """A web site with one picture."""
+    """A web site with one image."""
 
     def do_GET(self):
         self.send_response(200 if self.path == "/picture" else 404)

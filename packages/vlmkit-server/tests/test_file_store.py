@@ -1,4 +1,4 @@
-"""The store of files over any uses of it, and the form that they come in over any bytes."""
+"""The file store under random operations, and the parser of uploads on random bytes."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Files that clients send once: by both official clients, each in its own shapes."""
+"""Uploaded files, by both official clients, each in its own format."""
 
 import base64
 import datetime as dt
@@ -27,7 +27,7 @@ def own(server):
 
 
 def send(server, fields=(), file=("x.png", PICTURE, "image/png"), **options):
-    """A form as it is, sent by no client of anybody's."""
+    """Send a multipart form as it is."""
     return server.http.post(
         f"{server.url}/v1/files", files={"file": file}, data=dict(fields), **options
     )
@@ -61,7 +61,7 @@ def test_anthropics_client_sees_the_same_files_in_its_own_format(server, files, 
     assert sent.created_at.tzinfo == dt.UTC
     assert own.retrieve_metadata(sent.id) == sent
     assert own.download(sent.id).read() == PICTURE
-    assert files.retrieve(sent.id).bytes == len(PICTURE)  # the key is the same
+    assert files.retrieve(sent.id).bytes == len(PICTURE)  # both clients use the same key
     assert own.delete(sent.id).type == "file_deleted"
     with pytest.raises(anthropic.NotFoundError) as caught:
         own.retrieve_metadata(sent.id)
@@ -134,7 +134,7 @@ def test_the_least_recently_used_file_is_evicted():
             files = server.client().files
             one, two = (files.create(file=b"x" * 10, purpose="vision").id for _ in range(2))
             files.retrieve(one)
-            files.list()  # is no use
+            files.list()  # listing does not count as use
             three = files.create(file=b"x" * 10, purpose="vision").id
             assert {file.id for file in files.list()} == {one, three}
             with pytest.raises(openai.NotFoundError):
@@ -216,7 +216,7 @@ def test_a_form_over_the_body_limit_is_refused():
         assert send(server, file=("x", b"x" * 1000)).status_code == 200
         try:
             assert send(server, file=("x", b"x" * 4000)).status_code == 413
-        except httpx2.HTTPError:  # the server need not read all of it
+        except httpx2.HTTPError:  # the server may close before it reads the whole body
             assert list(server.client().files.list())
 
 

@@ -1,4 +1,4 @@
-"""Several models, loaded when they are asked and unloaded when there is no room, or no use."""
+"""Several models: loaded on demand, unloaded when memory is short or they are idle."""
 
 import json
 
@@ -42,7 +42,7 @@ def waits(server, name, number):
 
 
 def streaming(server, name, text=ENDLESS):
-    """Begin an answer that lasts."""
+    """Start a long answer."""
     before = server.service.models[name].num_users
     connection = server.connect(chat(text, stream=True) | {"model": name})
     assert eventually(lambda: server.service.models[name].num_users == before + 1)
@@ -118,7 +118,7 @@ def test_a_failed_load_fails_all_waiting_requests_and_is_retried(yard, pool, mon
             assert "weights" not in answer.result().text
         yard.breaks("one", is_broken=False)
         assert refused(ask(server, "one")) == (503, "model_failed")
-        assert yard.num_loads == {"one": 1}  # nobody can make it be tried without end
+        assert yard.num_loads == {"one": 1}  # requests cannot cause endless attempts
         assert server.get("/readyz").status_code == 200
         monkeypatch.setattr(fleet_module, "RETRY_LOAD_S", 0)
         assert said(ask(server, "one")) == "hello"
@@ -132,7 +132,7 @@ def test_the_least_recently_used_idle_model_is_evicted(yard):
             assert said(ask(server, name)) == "hello"
         assert said(ask(server, "c")) == "hello"
         assert states(server) == {"a": "ready", "b": "unloaded", "c": "ready"}
-        assert server.get("/v1/models/b").json()["max_model_len"]  # is still known
+        assert server.get("/v1/models/b").json()["max_model_len"]  # known after unloading
     assert yard.most_held == 4
     assert yard.held == 0
 
@@ -143,7 +143,7 @@ def test_a_busy_model_is_not_unloaded_and_other_models_wait_for_memory(yard, poo
         connection = streaming(server, "busy")
         waiting = pool.submit(ask, server, "other")
         assert waits(server, "other", 1)
-        assert said(ask(server, "small")) == "hello"  # for which there is room
+        assert said(ask(server, "small")) == "hello"  # fits beside the busy model
         assert said(ask(server, "busy")) == "hello"
         assert states(server) == {"busy": "ready", "other": "waiting", "small": "ready"}
         connection.close()

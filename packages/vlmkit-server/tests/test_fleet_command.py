@@ -1,4 +1,4 @@
-"""The command in front of several models, as its guide says it; and what unloading gives back."""
+"""The command with several models, as its guide describes it; and memory after unloading."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def guides_config():
-    """Return the guide's config for several models, with mocks in place of what is not here."""
+    """Return the guide's config for several models, with mocks for models that are absent here."""
     blocks = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
     (config,) = [block for block in blocks if "./checkpoints/large" in block]
     mocks = config.replace('"./checkpoints/large"', '"mock"').replace('"demo"', '"mock"')
@@ -81,7 +81,7 @@ def test_memory_of_an_unloaded_model_is_returned_to_the_system():
     def load():
         pipeline = mock_pipeline()
         pipeline.weights = np.ones(size, np.uint8)
-        pipeline.itself = pipeline  # as modules do that know their parents
+        pipeline.itself = pipeline  # a reference cycle, as in modules that refer to their parents
         return pipeline
 
     def fail():

@@ -1,4 +1,4 @@
-"""Whatever is asked, loaded, unloaded, given up and broken in whatever order: nothing is lost."""
+"""The fleet under random orders of requests, loads, unloads, disconnects and failures."""
 
 import asyncio
 from collections import Counter
@@ -33,7 +33,7 @@ steps = st.one_of(
 
 
 class Ends(Observer):
-    """Counts how often each request began and ended."""
+    """Counts how often each request begins and ends."""
 
     def __init__(self):
         self.begun = Counter()
@@ -50,7 +50,7 @@ class Ends(Observer):
 
 
 class World:
-    """A fleet, and everybody who wants something of it."""
+    """A fleet and its clients."""
 
     def __init__(self, models, fleet, yard):
         self.models = models
@@ -124,7 +124,7 @@ async def play(orders, world):
         await world.do(step)
     await world.end()
     models, fleet, yard = world.models, world.fleet, world.yard
-    for name in SIZES:  # whatever happened, each can be loaded, asked and unloaded
+    for name in SIZES:  # after any order, each model can be loaded, used and unloaded
         yard.breaks(name, is_broken=False)
         await fleet.control.load(models[name])
         await world.ask(name, name, 3)
@@ -146,7 +146,7 @@ def test_no_request_is_lost_or_ended_twice_and_the_memory_budget_holds(orders):
     registry = ModelRegistry(specs, budget)
     fleet = Fleet(registry, budget, max_waiting=100)
     try:
-        # A whole collection of garbage takes long in a process of tests.
+        # A full garbage collection is slow in a test process.
         with mock.patch.object(load_thread, "_give_back", return_value=None):
             world = asyncio.run(play(orders, World(registry.models, fleet, yard)))
     finally:
@@ -156,7 +156,7 @@ def test_no_request_is_lost_or_ended_twice_and_the_memory_budget_holds(orders):
     assert yard.most_held <= BUDGET_BYTES
     assert set(world.outcomes.values()) <= {1}
     assert world.codes <= {"model_failed", "model_unloaded"}
-    # An observer hears of things a little later; one that is refused ends without a beginning.
+    # Observers receive events late, and a refused request ends without beginning.
     assert eventually(lambda: not ends.begun - ends.ended)
     assert set(ends.ended.values()) <= {1}
     assert fleet.recovery.error is None

@@ -1,4 +1,4 @@
-"""The server in front of a runner that is no pipeline: it cannot tell."""
+"""The server in front of a runner that is no pipeline."""
 
 import gc
 import socket

@@ -1,4 +1,4 @@
-"""The form of an answer, as OpenAI and other servers ask for it."""
+"""Structured output: constraint fields of OpenAI's API and of other servers."""
 
 import json
 
@@ -148,7 +148,7 @@ def test_an_answer_matches_its_constraint():
 
 
 class Breaks(Spelling):
-    """Fails when it has seen two tokens, in words that no client is to read."""
+    """Fails after two tokens, with a text that no client may read."""
 
     def fill(self, mask):
         if len(self.rests) > 2:

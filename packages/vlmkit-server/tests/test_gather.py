@@ -1,4 +1,4 @@
-"""Work side by side: what is raised when some of it fails, and that none of it is left."""
+"""Concurrent work: which error is raised, and that no task is left."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from vlmkit_server.gather import gather, in_order
 
 
 class Work:
-    """Items that end when they are let: by their names, with an error if that begins with a -."""
+    """Items whose names say how they end: ``endless``, ``late`` or ``fails``."""
 
     def __init__(self):
         self.begun, self.left = [], []
@@ -32,7 +32,7 @@ class Work:
 
 
 def told(way, *items):
-    """What comes of items, or the error; and the work, of which nothing may be left."""
+    """Return the results or the error, and the work; no task may be left."""
 
     async def asked():
         work = Work()

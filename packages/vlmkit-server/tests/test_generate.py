@@ -1,4 +1,4 @@
-"""``/inference/v1/generate``: tokens in, tokens out, and none that no conversation could be."""
+"""``/inference/v1/generate``: tokens in, tokens out, and impossible prompts are refused."""
 
 import json
 
@@ -26,7 +26,7 @@ def shown(*urls, text="what?"):
 
 
 def rendered(server, body):
-    """Return what asks for the answer to a conversation, its pictures included."""
+    """Return the generate body of a rendered conversation, including its images."""
     made = server.post(body, f"{CHAT}/render").json()
     if made["features"]:
         parts = body["messages"][0]["content"]

@@ -1,4 +1,4 @@
-"""Liveness, readiness and admission while a server loads, works, is full or broken."""
+"""Liveness, readiness and admission while a server loads, works, is full or has failed."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

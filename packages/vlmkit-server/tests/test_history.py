@@ -1,4 +1,4 @@
-"""What an earlier answer thought and called is read by the model when a client sends it back."""
+"""Reasoning and tool calls of earlier answers are part of the prompt."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_an_earlier_tool_call_and_its_result_are_in_the_prompt(server):
     marks = 2
     written = json.dumps({"id": "call_1", "name": "weather_of", "arguments": {"city": "Köln"}})
     assert prompt_tokens(server, ASKED, called, ASKED) == without + len(written) + marks
-    result = len('"call_1"') + len("fine") + 2  # as the mock writes it, with who speaks and the end
+    result = len('"call_1"') + len("fine") + 2  # as the mock writes it, with the role and the end
     assert prompt_tokens(server, ASKED, called, RESULT, ASKED) == (
         without + len(written) + marks + result
     )

@@ -1,4 +1,4 @@
-"""Keys that nothing uses: told where they change nothing, refused where they would."""
+"""Unknown and unused fields: reported where they change nothing, refused where they would."""
 
 import json
 
@@ -10,7 +10,7 @@ from running_server import chat, image_part, picture, running
 from vlmkit_server.apis.openai_chat.wire import CHAT
 from vlmkit_server.wire.table import TABLE
 
-# What clients send, key by key, each recorded from the library that its name says.
+# Bodies of client libraries, recorded from the library that the name says.
 LITELLM_SECOND_TURN = {
     "messages": [
         {"role": "user", "content": "one"},
@@ -161,7 +161,7 @@ def test_the_header_never_contains_an_unsafe_name(server, name):
 
 
 @settings(max_examples=30)
-# No text behind zeros is nearly the name of a field, which would be rejected.
+# The prefix of zeros keeps names from being similar to a field, which would be refused.
 @given(st.dictionaries(st.text(max_size=80).map("_000{}".format), st.just(1), max_size=60))
 def test_the_header_is_bounded_and_sorted(server, keys):
     names = (ignored(server.post(keys | chat())) or "").split(", ")

@@ -1,4 +1,4 @@
-"""The forms in which clients send one image: each is shown, or refused by its place."""
+"""The forms in which clients send an image: each is accepted, or refused with its location."""
 
 import base64
 

@@ -1,4 +1,7 @@
-"""How large a client wants its pictures: kept to, refused by name, or told as ignored."""
+"""Image sizes and token limits that clients request:
+
+applied, refused by name, or reported as ignored.
+"""
 
 import json
 
@@ -15,14 +18,14 @@ IGNORED = "x-vlmkit-ignored"
 
 @pytest.fixture(scope="module")
 def sized():
-    """A server whose low detail is two tokens, of a model whose pictures have four."""
+    """A server whose low detail is two tokens; its model's images have four."""
     settings = PipelineSettings(image_tokens=ImageTokens(low=2))
     with running({"mock": mock_pipeline(settings=settings)}) as server:
         yield server
 
 
 class OneSize(MockTokenizer):
-    """A model that shows all pictures alike."""
+    """A model with one size for all images."""
 
     @property
     def honours(self):
@@ -126,7 +129,7 @@ def test_per_image_fields_of_the_wrong_kind_are_refused_by_name(sized):
 
 
 def test_caches_never_mix_two_details_of_one_image(sized):
-    """Neither by the cache of features nor by that of prefixes, in whatever order they come."""
+    """Neither the feature cache nor the prefix cache mixes them, in any order."""
     salt = {"cache_salt": "details"}
     said = {}
     for detail in ("low", "high", "low", "high"):

@@ -1,4 +1,4 @@
-"""How images were shown, told to who asks and to nobody else."""
+"""Image transforms in answers: returned on request only."""
 
 import base64
 import io
@@ -33,7 +33,7 @@ def told(server, *urls, **fields):
 
 @pytest.fixture(scope="module")
 def fresh():
-    """A server that nobody else has shown a picture."""
+    """A server without cached images."""
     with running() as server:
         yield server
 

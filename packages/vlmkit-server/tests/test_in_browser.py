@@ -1,6 +1,6 @@
-"""Web pages in a real browser: those whose origins are listed use the server, others read nothing.
+"""Web pages in a real browser: only pages of listed origins can use the server.
 
-Is tried where Chromium, or Chrome, is installed.
+These tests need Chromium or Chrome.
 """
 
 import json
@@ -43,7 +43,7 @@ pytestmark = [
 
 
 class Site:
-    """Shows one page, and keeps what that tells."""
+    """Serves one page, and records what the page reports."""
 
     def __init__(self):
         site, self.page = self, ""
@@ -86,7 +86,7 @@ def site():
 
 
 def visited(site, server, asked, folder):
-    """What came of the requests of a page, as it sees that."""
+    """Return the results of a page's requests, as the page sees them."""
     site.page = PAGE.replace("ASKED", json.dumps(asked)).replace("SERVER", server.url)
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", f"{site.origin}/"]
     with (folder / "browser").open("wb") as log:
@@ -100,7 +100,10 @@ def visited(site, server, asked, folder):
 
 
 def requests(headers):
-    """A question, whole and streamed, with a key and without; and what needs no leave to send."""
+    """Return the requests of a page:
+
+    with and without a key, whole and streamed, and simple ones without preflight.
+    """
 
     def post(body, **more):
         sent = {"content-type": "application/json", **more}

@@ -1,4 +1,4 @@
-"""Every field of the table that stands inside of an object is sent once, in each API."""
+"""Each field within an object is sent once, in each API."""
 
 import json
 
@@ -94,14 +94,14 @@ VALUES = {
     "output_config.effort": "low",
     "thinking.budget_tokens": 1024,
 }
-LAST = {"messages.partial", "messages.prefix"}  # which only the last message may have
+LAST = {"messages.partial", "messages.prefix"}  # only the last message may have these
 AT_TOP = ("structured_outputs", "stream_options", "reasoning", "text", "output_config")
 STREAMED = "stream_options.continuous_usage_stats"
 DETAILS = ("messages.content.image_url.detail", "input.content.detail")  # the mock has sizes
 
 
 def objects(held, steps):
-    """Yield the objects at a place, which is made where it is missing at the top."""
+    """Yield the objects at a location; a missing top-level object is created."""
     if isinstance(held, list):
         for each in held:
             yield from objects(each, steps)

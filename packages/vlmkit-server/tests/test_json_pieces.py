@@ -1,4 +1,4 @@
-"""JSON that is written piece by piece is what it would be, written at once."""
+"""JSON that is encoded in pieces equals JSON that is encoded at once."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Files of keys: only added to, told where they are broken, and written by ``vlmkit keys``."""
+"""Keys files: append-only, with clear errors for broken lines, and edited by ``vlmkit keys``."""
 
 import io
 import json
@@ -103,13 +103,13 @@ def test_keys_added_concurrently_are_all_stored(path):
 
 @pytest.mark.posix
 def test_a_key_cut_off_by_a_full_disk_damages_no_key_of_another_process(path, monkeypatch):
-    """Half a line is cut off when the disk is full: another's key must not stand behind it."""
+    """A line that a full disk cuts off is removed, so that the next key does not continue it."""
     full, other = (new_key(name, ("chat",))[0] for name in ("full", "other"))
     add_line(path, new_key("first", ("chat",))[0])
     adding = threading.Thread(target=add_line, args=(path, other))
 
     class Disk(io.FileIO):
-        """Takes half of a line, and then somebody else adds one."""
+        """Writes half of a line, while another process adds one."""
 
         def write(self, content):
             num_written = super().write(bytes(content)[: len(content) // 2])
@@ -134,7 +134,7 @@ def test_a_key_cut_off_by_a_full_disk_damages_no_key_of_another_process(path, mo
 
 def test_a_new_key_does_not_continue_a_line_without_newline(path):
     first, second = (new_key(name, ("chat",))[0] for name in ("one", "two"))
-    path.write_bytes(msgspec.json.encode(first))  # an editor left the newline out
+    path.write_bytes(msgspec.json.encode(first))  # an editor omitted the newline
     add_line(path, second)
 
     assert read_lines(path) == [first, second]

@@ -1,4 +1,4 @@
-"""Every route asks for a key that may do what it does, and tenants learn nothing of each other."""
+"""Each route requires a key with its scope, and tenants learn nothing about each other."""
 
 import re
 import time
@@ -41,7 +41,7 @@ def key_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def secrets(key_file):
-    """A key for each scope, two of other tenants, and some that are not taken."""
+    """A key for each scope, two keys of other tenants, and some invalid ones."""
     keys = {name: new_key(name, (name,)) for name in SCOPES}
     keys |= {name: new_key(name, ("chat", "embed"), tenant="team") for name in ("one", "two")}
     keys |= {name: new_key(name, ("chat", "embed")) for name in ("stranger", "revoked")}
@@ -87,7 +87,7 @@ def test_each_route_except_liveness_and_start_page_requires_a_key_with_its_scope
         if path in LIVENESS:
             assert status == 200
         elif path == "/":
-            assert status == 404  # without Accept: text/html; test_pages.py tries it with that
+            assert status == 404  # without Accept: text/html; test_pages.py tests it
         elif scope is None:
             assert status == 401
         elif path in ANY_KEY or scope == SPECIAL.get(path, "chat"):
@@ -131,7 +131,7 @@ def test_a_key_is_accepted_in_each_header_that_clients_use(guarded, secrets):
         {"authorization": f"bearer  {secret}"},
         {"x-api-key": secret},
         {"authorization": f"Bearer {secret}", "x-api-key": secret},
-        {"authorization": "Basic bm9uZTpub25l", "x-api-key": secret},  # that of a proxy
+        {"authorization": "Basic bm9uZTpub25l", "x-api-key": secret},  # a header for a proxy
     ):
         assert guarded.get("/version", headers=headers).status_code == 200
     twice = [("authorization", f"Bearer {secrets[name]}") for name in ("one", "stranger")]

@@ -1,4 +1,4 @@
-"""The kinds that the server owns are checked as the core's are, and their table is the config's."""
+"""The component kinds of the server: protocol checks, and the names in the config."""
 
 import asyncio
 import functools
@@ -44,7 +44,7 @@ def promised(name: str) -> "asyncio.Future[Any]":
 
 
 def registry_with(described: Any) -> Registry[Any]:
-    """A registry of sources, one of which describes its tools in a certain way."""
+    """Return a registry with a tool source that has the given ``describe``."""
 
     async def aclose() -> None: ...
 

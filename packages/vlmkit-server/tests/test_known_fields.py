@@ -1,4 +1,4 @@
-"""Every field of the table is sent once: it has an effect, is reported, or is rejected by name."""
+"""Each field of the table is sent once: it has an effect, is reported, or is refused by name."""
 
 from dataclasses import replace
 from itertools import islice
@@ -14,7 +14,7 @@ from vlmkit_server.wire.table import SECTIONS, TABLE
 ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 GENERATE = "/inference/v1/generate"
 HEADER = "x-vlmkit-ignored"
-OTHER = 7.5  # is a neutral value of nothing
+OTHER = 7.5  # neutral for no field
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 FLAT_TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 OWN_TOOL = {"name": "look", "input_schema": {"type": "object"}}
@@ -135,7 +135,7 @@ def base(path):
 
 
 def batched(values):
-    """Return lists of as many as a header names."""
+    """Return lists of as many fields as a header names."""
     left = iter(values)
     return iter(lambda: list(islice(left, 16)), [])
 
@@ -145,7 +145,7 @@ def value_of(path, name):
 
 
 def seen(server, requests, body, path):
-    """What a body comes to: the status, what is reported, what the model is asked, the answer."""
+    """Return the status, the ignored fields, the request that reaches the model, and the answer."""
     requests.clear()
     answer = server.post(body, path)
     ignored = answer.headers.get(HEADER)
@@ -199,7 +199,7 @@ def test_each_field_marked_as_implemented_is_a_field_of_some_body():
 
 
 def names_of(path, action):
-    """Return the fields at the top of a body about which something is done."""
+    """Return the top-level fields of a body with an action."""
     found = sorted(actions(BODIES[path]).items())
     return [place for place, each in found if each == action and "." not in place]
 
@@ -214,7 +214,7 @@ def of_action(action):
 
 @pytest.mark.parametrize(("path", "name"), of_action("implemented"))
 def test_an_implemented_field_has_an_effect(server, monkeypatch, path, name):
-    if name == "image":  # takes only what is the case anyway
+    if name == "image":  # accepts only its neutral values
         return
     needed = [each for each in WITH.get(name, ()) if each in BODIES[path].fields]
     body = base(path) | {each: value_of(path, each) for each in needed}
@@ -229,7 +229,7 @@ def test_an_implemented_field_has_an_effect(server, monkeypatch, path, name):
         assert name in changed[3] or "within a constraint" in changed[3] or name in BY_MEANING
 
 
-BY_MEANING = {"continue_final_message", "stream_options"}  # whose errors name what they mean
+BY_MEANING = {"continue_final_message", "stream_options"}  # their errors name the target
 
 
 @pytest.mark.parametrize("path", ANSWERING)
@@ -316,7 +316,7 @@ def test_an_alias_that_contradicts_its_field_is_rejected(server):
 
 
 def neutral_values(path):
-    """Return fields of a route with their neutral values, but for the limit that it is sent."""
+    """Return the fields of a route with their neutral values, except the limit in the body."""
     for name, action in sorted(actions(BODIES[path]).items()):
         row = TABLE[name]
         if "." in name or name in LIMITS or name in MINIMAL[path]:
@@ -328,7 +328,7 @@ def neutral_values(path):
 
 @pytest.mark.parametrize("path", ANSWERING)
 def test_neutral_values_are_accepted_and_have_no_effect(server, monkeypatch, path):
-    """The default of each server that has a field; all of them together, too."""
+    """Each server's default of a field is tried, and all of them together."""
     every = {name: v for name, _, v in neutral_values(path) if v is not None}
     with asked(server, monkeypatch) as requests:
         plain = seen(server, requests, base(path), path)

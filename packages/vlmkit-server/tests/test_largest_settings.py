@@ -1,4 +1,4 @@
-"""Whole-number settings have upper bounds, and a server with all of them at their bounds works."""
+"""Integer settings have upper bounds, and a server with all of them at their bounds works."""
 
 import signal
 import sys
@@ -24,11 +24,11 @@ OTHERWISE = {
 
 SCRIPT = ("engine.tokens", "engine.fail_at_token", "engine.crash_at_token")
 MAX_RESIDENT_BYTES = 600 * 2**20
-MAX_NUMBER = 2**53 - 1  # of JSON
+MAX_NUMBER = 2**53 - 1  # the largest integer that JSON parsers agree on
 
 
 def whole_numbers(schema, path=""):
-    """Yield the path and the schema of each whole number below a section."""
+    """Yield the path and the schema of each integer below a section."""
     kinds = schema.get("type", ())
     if "integer" in ([kinds] if isinstance(kinds, str) else kinds):
         yield path, schema

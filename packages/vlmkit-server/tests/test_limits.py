@@ -1,4 +1,4 @@
-"""What is refused before it costs anything, each with its own status and code."""
+"""Requests over a limit are refused early, each with its own status and code."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def exchange(server, data: bytes) -> bytes:
 
 
 def asks(num):
-    """Requests one behind the other, each with an id of its own."""
+    """Return pipelined requests, each with its own id."""
     content = json.dumps(chat("x" * 2000)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: r%d\r\n"
     head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -50,14 +50,14 @@ def asks(num):
 
 
 def answered(received):
-    """The ids of answers, in order, and their statuses."""
+    """Return the ids of answers in order, and their statuses."""
     ids = re.findall(rb"\r\nx-request-id: (\w+)\r\n", received)
     return [each.decode() for each in ids], set(re.findall(rb"HTTP/1.1 (\d+) ", received))
 
 
 @pytest.mark.parametrize("num", [17, 400])
 def test_the_first_sixteen_pipelined_requests_are_answered(server, num):
-    """And the connection closes behind them without a reset, though more was sent."""
+    """The connection closes after them without a reset, though the client sent more."""
     received = exchange(server, asks(num))
     assert answered(received) == ([f"r{n}" for n in range(16)], {b"200"})
     assert received.count(b"connection: close") == 1
@@ -183,7 +183,7 @@ def test_the_number_and_size_of_images_are_limited():
         assert fault(show(server, picture(11, 10)), 400)["code"] == "image_too_large"
         error = fault(show(server, picture(8, 6), picture(10, 6)), 400)
         assert error["code"] == "image_too_large"
-        assert error["param"] == "messages"  # all of them together
+        assert error["param"] == "messages"  # the total of all images
 
 
 def test_a_text_model_refuses_images():

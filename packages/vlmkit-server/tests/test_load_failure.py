@@ -1,4 +1,4 @@
-"""A model that cannot be loaded: the operator is told why, and the others are served."""
+"""A model that cannot be loaded: the log has the cause, and other models are served."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SOUND = '[[models]]\nmodel = "mock"\nname = "sound"\n'
 
 @contextmanager
 def command(folder, *models):
-    """Run ``vlmkit serve`` on models of which some are of a kind that nobody can serve."""
+    """Run ``vlmkit serve`` with models, some of which cannot be loaded."""
     (folder / "folder").mkdir()
     (folder / "folder/config.json").write_text('{"model_type": "unheard_of"}')
     (folder / "vlmkit.toml").write_text("\n".join(models))

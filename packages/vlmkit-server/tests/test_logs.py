@@ -1,4 +1,4 @@
-"""What a server writes down: enough to know what happened, and nothing that anybody sent."""
+"""The logs of a server: complete for the operator, and without text of clients."""
 
 import base64
 import json
@@ -46,7 +46,7 @@ def lines(path):
 
 
 def last(path, num=1):
-    """The last line, when there are as many."""
+    """Return the last line once there are that many."""
     assert eventually(lambda: path.exists() and len(lines(path)) >= num, timeout_s=60)
     assert len(lines(path)) == num
     return lines(path)[-1]
@@ -409,7 +409,7 @@ threading.Thread(target=fail, name="odd", daemon=True).start()
 """
 
 
-# A server of its own, to which secrets are sent in every field.
+# A server process that receives secrets in every field.
 
 
 @contextmanager
@@ -454,7 +454,7 @@ def test_warnings_of_installed_plugins_are_logged(tmp_path, monkeypatch):
 
 
 def secret_requests(url, key):
-    """Requests with secrets wherever something can be said."""
+    """Send requests with secrets in every field."""
     image = base64.b64encode(SECRET.encode() * 40).decode()
     head = bearer(key) | {"content-type": "application/json", f"x-{SECRET}": SECRET}
     bodies = [

@@ -1,4 +1,4 @@
-"""Models are loaded and unloaded by name over HTTP, where the operator lets clients do that."""
+"""Clients load and unload models by name over HTTP, if the operator allows it."""
 
 import pytest
 from running_server import chat, eventually, mock_pipeline, running
@@ -66,7 +66,7 @@ def test_a_request_without_waiting_returns_the_current_state(yard):
         assert eventually(lambda: states(server)["one"] == "ready")
         connection = streaming(server, "one", ENDLESS)
         assert state_of(manage(server, "unload", "one", wait=False)) == "unloading"
-        assert eventually(lambda: b"data" in connection.recv(1000))  # the head may come alone
+        assert eventually(lambda: b"data" in connection.recv(1000))  # after the head
         assert states(server)["one"] == "unloading"
         assert state_of(manage(server, "load", "one", wait=False)) == "unloading"
         connection.close()
@@ -168,7 +168,7 @@ def test_unknown_fields_are_reported(yard):
         answer = manage(server, "load", "one", ttl=300)
         assert answer.headers["x-vlmkit-ignored"] == "ttl"
         body = chat() | {"model": "one"}
-        page = {"content-type": "text/plain"}  # which a browser sends for any page without asking
+        page = {"content-type": "text/plain"}  # sent without a preflight
         assert server.post(body, "/v1/models/unload", headers=page).status_code == 415
 
 

@@ -1,4 +1,4 @@
-"""A ``max_tokens`` above what the context has left: clamped and reported, or rejected."""
+"""A ``max_tokens`` over the rest of the context: clamped and reported, or refused."""
 
 import json
 
@@ -14,7 +14,7 @@ from vlmkit_server.settings.server import DataSettings
 
 HEADER = "x-vlmkit-max-tokens"
 CONTEXT = 256
-FIXED = 32_000  # what some clients always send
+FIXED = 32_000  # a value that some clients always send
 ENDLESS = scripted(text="x", tokens=10**6)
 
 ROUTES = {
@@ -46,7 +46,7 @@ def rejecting():
 
 
 def num_answered(path, answer):
-    """The tokens of a whole answer, and why it ended."""
+    """Return the number of tokens of a whole answer, and its finish reason."""
     if path == "/inference/v1/generate":
         choice = answer["choices"][0]
         return len(choice["token_ids"]), choice["finish_reason"]

@@ -1,4 +1,7 @@
-"""Batches of messages, by Anthropic's client; what they share with others is tried beside those."""
+"""Message batches by Anthropic's client.
+
+``test_batches`` tests what both kinds of batches share.
+"""
 
 import anthropic
 import openai
@@ -70,7 +73,7 @@ def test_a_message_batch_can_be_cancelled(batches):
     batch = batches.cancel(batch.id)
     assert batch.cancel_initiated_at is not None
     batch = ended(batches, batch)
-    if batch.request_counts.canceled:  # or it was cancelled before its lines were looked at
+    if batch.request_counts.canceled:  # otherwise it was cancelled before its lines were read
         assert batch.request_counts.canceled == 20
         assert {each.type for each in told(batches, batch).values()} == {"canceled"}
 

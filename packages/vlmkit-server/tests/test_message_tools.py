@@ -96,7 +96,7 @@ def test_a_call_cut_off_by_max_tokens_is_returned_in_part(client, stream):
     assert answer.stop_reason == "max_tokens"
     (block,) = answer.content
     assert (block.type, block.name) == ("tool_use", "look")
-    if not stream:  # what is no object is told as a text in one
+    if not stream:  # arguments that are no JSON object are text within one
         assert block.input == {"INVALID_JSON": '{"at": "K'}
 
 

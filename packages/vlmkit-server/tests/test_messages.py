@@ -268,7 +268,7 @@ def test_parameters_reach_the_model(server, monkeypatch):
 
 
 class ConstantCompiler(SpellingCompiler):
-    """Keeps answers to schemas of one value."""
+    """Compiles schemas of one value."""
 
     def compile(self, constraint):
         return super().compile(OneOf((json.dumps(json.loads(constraint.text)["const"]),)))

@@ -1,4 +1,4 @@
-"""A server serves models of a plugin's scheme by short names, and tells nobody what is secret."""
+"""A server serves models of a plugin's URI scheme under short names, and shows no secrets."""
 
 import sys
 import textwrap

@@ -1,4 +1,4 @@
-"""Monitors are told of every request once, can harm none, and cost nobody who has none."""
+"""Monitors receive each request once, cannot harm the server, and cost nothing if absent."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ OWN = "00-0af7651916cd43dd8448eb211c80319c-00000000000000ff-01"
 
 
 class Notes(Monitor):
-    """Keeps everything that it is told."""
+    """Records all events."""
 
     def __init__(self, trace=OWN):
         self.trace = trace

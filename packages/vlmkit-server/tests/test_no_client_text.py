@@ -1,7 +1,7 @@
-"""A marker in every declared field of every API is in no log and in no header of an answer.
+"""A marker in each declared field of each API is in no log and no response header.
 
-Fields are those of the server's OpenAPI document, which is made of the wire types: a field that is
-declared is tried.
+The fields come from the server's OpenAPI document, which is generated from the wire types. Each
+declared field is therefore tried.
 """
 
 import io
@@ -22,7 +22,7 @@ pytest.importorskip("vlmkit_guidance")
 pytestmark = pytest.mark.posix
 
 MARKER = "ZxMarkerQy"
-KEY = f"{MARKER} key"  # no name: a header of the answer names ignored keys that are
+KEY = f"{MARKER} key"  # not a valid name: a header lists ignored keys that are
 MAX_DEPTH = 7
 OWN_LOGGERS = ("vlmkit", "vlmkit_server", "uvicorn", "litestar")
 TEST_LOGGERS = ("httpx", "httpcore", "hypothesis", "faker")
@@ -35,15 +35,15 @@ VALUES: tuple[Any, ...] = (
     [MARKER, {KEY: MARKER}],
     f"data:image/{MARKER};base64,{MARKER}",
 )
-SHOWN = ("request_id",)  # what the log names a request by
+SHOWN = ("request_id",)  # the log contains the request id
 PLAIN = {"model": "mock", "role": "user", "completion_window": "24h", "content": "hello"}
 
 
 class Api:
-    """Bodies of one server's routes.
+    """Request bodies of the server's routes.
 
     Args:
-        document: its OpenAPI document.
+        document: the OpenAPI document of the server.
     """
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Api:
         self._paths = document["paths"]
 
     def bodies(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield for each field of each route where it is, and a body with the field to be set."""
+        """Yield each field of each route: its path, and a body with the location of the field."""
         for path, operations in self._paths.items():
             content = operations.get("post", {}).get("requestBody", {}).get("content", {})
             for media in ("application/json", "multipart/form-data"):
@@ -71,7 +71,7 @@ class Api:
         return [each for branch in found for each in self.branches(branch)] or [schema]
 
     def _places(self, schema: dict[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """Yield ways to fields: names, and for what is in a list or a union the branch's number."""
+        """Yield the paths to fields: names, and branch numbers for lists and unions."""
         if len(place) > MAX_DEPTH:
             return
         for number, branch in enumerate(self.branches(schema)):
@@ -82,7 +82,7 @@ class Api:
                 yield from self._places(items, (*place, (number, None)))
 
     def sample(self, schema: dict[str, Any], name: str = "", depth: int = 0) -> Any:
-        """Return some value that a schema allows."""
+        """Return a value that a schema allows."""
         branches = self.branches(schema)
         if name == "messages":
             return [{"role": "user", "content": "hello"}]
@@ -107,7 +107,7 @@ class Api:
         return known.get(kind, "hello")
 
     def _asked(self, branch: dict[str, Any], depth: int) -> str:
-        """Return the field of a body that says what is asked, where the schema requires none."""
+        """Return the field of a body with the prompt, if the schema requires none."""
         if depth or "messages" in branch.get("required", []):
             return ""
         return next((n for n in ("input", "prompt") if n in branch["properties"]), "")
@@ -115,7 +115,7 @@ class Api:
     def with_value(
         self, schema: dict[str, Any], place: tuple[Any, ...], value: Any, depth: int = 0
     ) -> Any:
-        """Return a body with a value at a place, and samples elsewhere."""
+        """Return a body with a value at a location, and samples elsewhere."""
         if not place:
             return value
         (number, name), *rest = place
@@ -130,7 +130,7 @@ class Api:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, io.StringIO, Any]]:
-    """A server with constraints in this process, all that it logs at DEBUG, and its log files."""
+    """A server with its DEBUG log and its log files; constraints are compiled in this process."""
     folder = tmp_path_factory.mktemp("logs")
     written = io.StringIO()
     handler = logging.StreamHandler(written)
@@ -182,7 +182,7 @@ def test_a_marker_in_each_declared_field_is_in_no_log_and_no_header(
             answer = sent(server, path, media, body)
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code not in (500, 502), (path, field["place"], value, answer.text)
-            # The client itself is told which keywords of its schemas are not enforced.
+            # A header tells the client which keywords of its schemas are not enforced.
             headers = {k: v for k, v in answer.headers.items() if k != "x-vlmkit-unconstrained"}
             shown = f"{headers}{written.getvalue()}"
             assert MARKER.lower() not in shown.lower(), (path, field["place"], value)

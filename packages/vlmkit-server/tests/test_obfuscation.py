@@ -1,4 +1,4 @@
-"""Events whose sizes say nothing of their text, for who asks for that; the text is the same."""
+"""Obfuscated streams: event sizes reveal nothing about the text, and the text is the same."""
 
 import json
 
@@ -17,14 +17,14 @@ BODIES = {
 
 
 def events(server, path, **options):
-    """The JSON of each event, and its size."""
+    """Return the JSON of each event, and its size."""
     text = server.post(BODIES[path] | {"stream": True} | options, path).text
     found = [event for event in text.split("\n\n") if "{" in event]
     return [(json.loads(each.rpartition("data: ")[2]), len(each.encode()) + 2) for each in found]
 
 
 def told(event):
-    """An event without what differs from answer to answer."""
+    """Return an event without the fields that differ between answers."""
     return {key: value for key, value in event.items() if key in ("choices", "delta", "type")}
 
 

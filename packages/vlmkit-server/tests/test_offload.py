@@ -1,4 +1,4 @@
-"""Large bodies and answers share one thread by tenant."""
+"""The offload executor shares one thread between tenants."""
 
 import asyncio
 import threading

@@ -1,7 +1,7 @@
-"""Answers and events are of OpenAI's types as its own client defines them, and nothing besides.
+"""Answers and events match the types of OpenAI's client exactly.
 
-Its client takes what is missing or wrong as it comes. Here the same types are held strictly, and
-what they do not know must be a field that the reference calls ours.
+The client itself accepts missing and wrong fields. These tests validate strictly: a field outside
+of OpenAI's types must be one that the reference lists as an extension.
 """
 
 import json
@@ -42,7 +42,7 @@ TEXTS = {
 
 
 def unknown(value, place=""):
-    """Yield where a value has what its type does not know."""
+    """Yield the locations of fields that a type does not have."""
     if isinstance(value, BaseModel):
         yield from (f"{place}{name}" for name in value.model_extra or ())
         for name in type(value).model_fields:
@@ -53,7 +53,7 @@ def unknown(value, place=""):
 
 
 def checked(kind, content, ours=frozenset()):
-    """Validate JSON strictly, and return it if what is unknown has a last name that is ours."""
+    """Validate JSON strictly, and return it if each unknown field is one of ours."""
     value = TypeAdapter(kind).validate_json(content, strict=True)
     for place in unknown(value):
         assert place == IMAGES or place.rpartition(".")[2] in ours
@@ -61,7 +61,7 @@ def checked(kind, content, ours=frozenset()):
 
 
 def streamed(server, body, path, kind, ours=frozenset(), read=bytes):
-    """Return the checked events of a stream."""
+    """Return the validated events of a stream."""
     told = server.post(body | {"stream": True, "stream_options": {"include_usage": True}}, path)
     lines = [line for line in told.content.split(b"\n") if line]
     assert lines.pop() == b"data: [DONE]"
@@ -73,9 +73,9 @@ def streamed(server, body, path, kind, ours=frozenset(), read=bytes):
 
 
 def as_typed(content):
-    """Put what OpenAI's older API says into the type, which has no null where the API has it.
+    """Fill in values that OpenAI's older types require, though the API sends null.
 
-    An event's choice that goes on has no reason to end, and a prompt's first token no probability.
+    A choice of an event without a finish reason gets one, and a prompt's first token a logprob.
     """
     told = json.loads(content)
     for choice in told["choices"]:
@@ -123,7 +123,7 @@ RESPONSES = {
 @pytest.mark.parametrize("name", RESPONSES)
 def test_responses_match_openais_types(server, name):
     body = {"model": "mock"} | RESPONSES[name]
-    # OpenAI's reference tells "store", and "name" of an event; bytes of an event's tokens are ours.
+    # OpenAI's reference has "store" and an event's "name"; an event's token "bytes" are ours.
     ours = {"image_tokens", "image_tokens_each", "store", "name", "bytes"}
     whole = checked(Response, server.post(body, "/v1/responses").content, ours)
     told = server.post(body | {"stream": True}, "/v1/responses").text

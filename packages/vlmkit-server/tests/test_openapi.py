@@ -1,6 +1,6 @@
-"""The OpenAPI document is about this server, all of it; what it says of bodies is tried elsewhere.
+"""The OpenAPI document describes exactly the routes of this server.
 
-``nox -s schema`` holds the document and the server against each other, for minutes.
+``nox -s schema`` compares the document with the server's behaviour, for minutes.
 """
 
 import re
@@ -28,7 +28,7 @@ def document(app):
 
 
 def parts(value):
-    """Yield every object in a document."""
+    """Yield each object in a document."""
     for each in value.values() if isinstance(value, dict) else value:
         if isinstance(each, dict | list):
             yield from parts(each)

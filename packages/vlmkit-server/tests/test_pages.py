@@ -1,4 +1,4 @@
-"""What a browser shows of a server: pages that need nothing from elsewhere and reveal no secret."""
+"""The server's HTML pages: they load nothing from elsewhere and reveal no secret."""
 
 import html
 import re
@@ -17,7 +17,7 @@ NAME = "<script>alert('x')</script>\"&it's"
 
 
 class Page(HTMLParser):
-    """Reads a page, which must be well formed, and notes its texts, links and elements."""
+    """Parses a page, which must be well formed, and records its texts, links and elements."""
 
     def __init__(self, answer):
         super().__init__()

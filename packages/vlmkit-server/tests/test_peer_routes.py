@@ -1,4 +1,4 @@
-"""Routes of llama.cpp's and vLLM's servers: other paths, invocations, and what a server says."""
+"""Routes of llama.cpp's and vLLM's servers: other paths, invocations, and server properties."""
 
 from contextlib import contextmanager
 
@@ -14,7 +14,7 @@ CHATS = "/v1/chat/completions"
 
 @contextmanager
 def streaming(server, **script):
-    """Have an answer under way."""
+    """Keep an answer running."""
     with server.client().chat.completions.create(**chat(scripted(**script)), stream=True) as stream:
         next(iter(stream))
         yield
@@ -118,7 +118,7 @@ def test_properties_and_slots_show_the_state_without_request_content(server):
         assert len(slots) == limits.max_sequences
         return [slot["id"] for slot in slots if slot["is_processing"]]
 
-    assert eventually(lambda: not slots_in_use())  # an earlier test's last step may still run
+    assert eventually(lambda: not slots_in_use())  # the last step of an earlier test may still run
     with streaming(server, text="secret ", tokens=2000, latency_s=0.01):
         told = server.get("/slots")
         assert [slot["id"] for slot in told.json() if slot["is_processing"]] == [0]

@@ -1,4 +1,4 @@
-"""Places that an answer names in its picture, as data, for who asks."""
+"""Grounding: boxes and points that an answer names in its image, returned on request."""
 
 import json
 
@@ -77,7 +77,7 @@ def test_boxes_cut_off_by_a_stop_string_are_not_returned(server):
 
 
 def question(kind):
-    """A picture and what is said of it, in blocks of Anthropic's API or in items of OpenAI's."""
+    """Return an image and a question, as blocks of Anthropic's API or items of OpenAI's."""
     url = picture(80, 60)
     if kind == "messages":
         source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}

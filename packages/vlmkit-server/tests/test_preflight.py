@@ -1,4 +1,4 @@
-"""``vlmkit serve --check``: every problem at once, and nothing on the disk is changed."""
+"""``vlmkit serve --check`` reports all problems at once, and changes nothing on disk."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ log.file = "requests.jsonl"
 
 
 def checked(capsys, config, *options):
-    """Return the exit code and what was written."""
+    """Return the exit code and the output."""
     code = cli.run(["serve", "--check", "--config", str(config), *options])
     return code, capsys.readouterr()
 
@@ -50,7 +50,7 @@ def write_certificate(folder, **how):
 
 @pytest.fixture
 def config(tmp_path):
-    """A config of which everything is there."""
+    """A config whose files all exist."""
     write_certificate(tmp_path)
     add_line(tmp_path / "keys.jsonl", new_key("alice", ("chat",))[0])
     (tmp_path / "logs").mkdir()
@@ -253,7 +253,7 @@ def test_equal_ports_are_reported(config, capsys):
 
 @contextlib.contextmanager
 def without_rights():
-    """Let permissions hold for root, too."""
+    """Make file permissions apply to root, too."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65_534)
@@ -265,8 +265,8 @@ def without_rights():
 
 @pytest.mark.posix
 def test_missing_permissions_are_reported(config, capsys):
-    assert checked(capsys, config)[0] == 0  # and all is imported that others may not read
-    with tempfile.TemporaryDirectory() as there:  # a folder of pytest's is closed to others
+    assert checked(capsys, config)[0] == 0  # imports all modules while they are readable
+    with tempfile.TemporaryDirectory() as there:  # pytest's folders are private
         folder = Path(there) / "etc"
         shutil.copytree(config.parent, folder)
         for name in ("keys.jsonl", "key.pem"):

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts in vLLM's shape: those that Python gets, and bounded."""
+"""Prompt logprobs in vLLM's format: equal to the Python API's, and limited."""
 
 import openai
 import pytest
@@ -12,7 +12,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def scores(server, ids, num_top):
-    """What Python gets for tokens, each behind those before it."""
+    """Return the Python API's logprobs of tokens, each given those before it."""
     request = Request(
         token_ids=ids[:1],
         task="score",
@@ -61,7 +61,7 @@ def test_image_tokens_have_no_prompt_logprobs_and_later_tokens_have(server):
     told = answer["prompt_logprobs"]
     assert len(told) == len(answer["prompt_token_ids"])
     unscored = [place for place, entries in enumerate(told) if entries is None]
-    assert unscored == [0, *range(2, 2 + image + 2)]  # with a mark on either side of it
+    assert unscored == [0, *range(2, 2 + image + 2)]  # with a mark on each side of the image
 
 
 def test_prompt_logprobs_cover_tools_and_options(server):

@@ -1,4 +1,4 @@
-"""How a conversation is written, as clients ask for it."""
+"""Prompt options of clients: continuation, template variables and reasoning effort."""
 
 import pytest
 from running_server import chat, running, scripted

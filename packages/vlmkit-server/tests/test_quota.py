@@ -65,7 +65,7 @@ def test_callers_with_equal_amounts_evict_only_idle_holders():
 
 def test_an_idle_holder_among_many_busy_ones_is_found_in_few_checks():
     quota = Quota(10 * MAX_CHECKS)
-    for caller in ("one", "two"):  # of two who hold the same
+    for caller in ("one", "two"):  # two callers with the same amount
         assert len(added(quota, caller, 5 * MAX_CHECKS, is_evictable=False)) == 5 * MAX_CHECKS
     quota.release(next(reversed(quota._holders["two"])))
     assert quota.add(FakeHolder("two", is_idle=True), 1)
@@ -103,7 +103,7 @@ def test_the_held_amount_is_the_sum_over_holders(limit, moves):
         if goes and held:
             holder = next(iter(held))
             quota.release(holder)
-            quota.release(holder)  # does nothing
+            quota.release(holder)  # has no effect
             del held[holder]
             continue
         holder = FakeHolder(caller, is_evictable, is_idle)
@@ -133,11 +133,11 @@ def test_an_eighth_of_the_quota_is_reserved_for_other_callers():
     quota = Quota(80)
     hog = acquired(quota, "hog", 80)
     assert len(hog) == 70
-    assert len(acquired(quota, "other", 80)) == 10  # all that is left, since it holds less
+    assert len(acquired(quota, "other", 80)) == 10  # the rest, since this caller holds less
     assert not quota.fits("hog")
     for permit in hog[:60]:
         permit.release()
-    assert len(acquired(quota, "hog", 80)) == 50  # the eighth that is left now is a different one
+    assert len(acquired(quota, "hog", 80)) == 50  # another eighth is reserved now
 
 
 def test_one_caller_can_acquire_all_of_a_small_quota():
@@ -175,7 +175,7 @@ def test_the_waiting_caller_with_the_lowest_amount_is_admitted_next():
             tasks = [asyncio.ensure_future(use("hog", 5)) for _ in range(2)]
             tasks.append(asyncio.ensure_future(use("other", 5)))
             await asyncio.sleep(0)
-            with pytest.raises(Overloaded):  # waiting callers come first
+            with pytest.raises(Overloaded):  # waiting callers have priority
                 quota.acquire("third")
             own.release()
             await tasks[-1]
@@ -194,12 +194,12 @@ def test_a_cancelled_wait_holds_nothing_and_blocks_no_caller():
             await asyncio.sleep(0)
             small = asyncio.ensure_future(quota.wait("small", 2))
             await asyncio.sleep(0)
-            assert not small.done()  # the next one is not overtaken, or it would starve
+            assert not small.done()  # a later caller does not overtake, or the first would starve
             large.cancel()
             (await small).release()
             late = asyncio.ensure_future(quota.wait("late", 9))
             await asyncio.sleep(0)
-        late.cancel()  # it has its permit already
+        late.cancel()  # it already has its permit
         await asyncio.gather(large, late, return_exceptions=True)
         with pytest.raises(Overloaded):
             await quota.wait("one", 11)
@@ -223,7 +223,7 @@ def test_no_caller_acquires_the_part_reserved_for_others(limit, moves):
             try:
                 permit = quota.acquire(caller, amount)
             except Overloaded:
-                # It does not fit, or it would leave too little to new callers.
+                # It does not fit, or would leave too little for new callers.
                 left = limit - quota.num_held - amount
                 assert left < 0 or (left < limit // RESERVE_DIVISOR and own + amount > limit // 6)
                 continue

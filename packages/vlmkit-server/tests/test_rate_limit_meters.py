@@ -1,4 +1,4 @@
-"""Limits are kept whatever happens in whatever order: nothing is lost, and nothing is negative."""
+"""Rate-limit meters under any sequence of events: no usage is lost, and none is negative."""
 
 import threading
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ NOON = int(datetime(2026, 2, 28, 12, tzinfo=UTC).timestamp()) * S
 
 
 class Time:
-    """A clock that stands until it is set."""
+    """A clock that changes only when a test sets it."""
 
     def __init__(self, now_ns=NOON):
         self.now_ns = now_ns
@@ -140,7 +140,7 @@ def test_two_limits_of_one_unit_and_period_are_refused(texts):
 
 
 class Machine(RuleBasedStateMachine):
-    """Requests come, use some of what they reservation, and end in any way, while time passes."""
+    """Requests arrive, use part of their reservation, and end in any way while time passes."""
 
     @initialize(
         most=st.integers(0, 50),
@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         made = sum(used[0] for _, used in self.open.values())
         free = left(self.usage)
         assert 0 <= free <= self.most
-        if self.is_quota:  # no midnight is near
+        if self.is_quota:  # far from midnight
             assert free == self.most - self.num_used - (held - made)
         else:
             assert free <= self.most - (held - made)

@@ -1,4 +1,4 @@
-"""Limits of keys and addresses, asked by real clients of a running server."""
+"""Rate limits of keys and addresses, tested by the official clients on a running server."""
 
 import contextlib
 import random
@@ -42,7 +42,7 @@ def bearer(secret):
 
 @pytest.fixture
 def keys(tmp_path):
-    """Make keys; returns a function that makes another with some limits."""
+    """Create keys; returns a function that adds a key with limits."""
     path = tmp_path / "keys.jsonl"
     path.touch()
 
@@ -321,7 +321,7 @@ def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
         base = tmp_path / "usage.sqlite"
         with pytest.raises(ConfigError, match="usage file"):
             Service({}, ServerSettings(limits=LimitsSettings(usage_file=str(base))))
-        time.sleep(2.5)  # it is written each second
+        time.sleep(2.5)  # the file is written every second
         server.process.kill()
         server.process.wait()
     with served(tmp_path, keys) as server:

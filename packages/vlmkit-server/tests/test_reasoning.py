@@ -1,4 +1,4 @@
-"""What a model thinks, as the official client sees it: apart from what it says, and counted."""
+"""Reasoning, as the official client sees it: separate from the answer, and counted."""
 
 import pytest
 from running_server import chat, scripted
@@ -14,7 +14,7 @@ def ask(server, text, **options):
 
 
 def streamed(server, text, **options):
-    """Reasoning, content, reason and the tokens of a stream's log-probabilities."""
+    """Return reasoning, content, finish reason and logprob tokens of a stream."""
     told = {"reasoning_content": "", "content": ""}
     tokens, reason = [], None
     for chunk in ask(server, text, stream=True, **options):

@@ -1,4 +1,4 @@
-"""When a model that failed is loaded again, and when that is given up."""
+"""When a failed model is loaded again, and when the server gives up."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The reference page and the guide say what the code does."""
+"""The reference page and the guide match the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``/render``: the prompt that an answer would be computed from, and where its images are."""
+"""``/render``: the prompt tokens of an answer, and the positions of its images."""
 
 import pytest
 from running_server import chat, image_part, picture

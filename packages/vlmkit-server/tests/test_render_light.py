@@ -1,4 +1,4 @@
-"""Light ``/render``: from sizes alone, the tokens that the whole picture would have."""
+"""Light ``/render``: the tokens of a full prompt, computed from image sizes only."""
 
 import asyncio
 import base64
@@ -51,7 +51,7 @@ def refusal(server, body):
 
 
 def sideways(width, height):
-    """Return a picture whose tag lays it on its side, as a data: URL."""
+    """Return the data: URL of an image that its orientation tag turns by 90 degrees."""
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     content = io.BytesIO()
@@ -164,7 +164,7 @@ def test_light_is_refused_by_a_tokenizer_without_support(monkeypatch):
 
 
 class Slowly(BaseHTTPRequestHandler):
-    """Sends a picture, and then waits until it is told that nobody reads any more."""
+    """Sends part of an image, and then waits until the client disconnects."""
 
     def do_GET(self):
         self.send_response(200)
@@ -201,7 +201,7 @@ def test_only_the_header_of_a_remote_image_is_fetched(kind, server):
     settings = FetchSettings(enabled=True, allow_http=True, timeout_s=300)
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)
     images = Images(ServerSettings(), fetcher, OffloadExecutor())
-    with site(content.getvalue(), 2**13) as url:  # the rest never comes
+    with site(content.getvalue(), 2**13) as url:  # the rest is never sent
         shown = images.open_parts([("x", url)], server.runner().facts, "", light=True)
         (part,) = asyncio.run(shown)
     assert isinstance(part, ImagePart)

@@ -1,4 +1,4 @@
-"""A server whose prompts are made by processes of their own, and strangers who attack those."""
+"""A server with renderer processes, and hostile images against them."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ def data_url(content):
 
 
 def bomb(side=SIDE, kind="PNG", mode="1", **options):
-    """A few thousand bytes, and 49 million pixels."""
+    """Return an image of a few thousand bytes and 49 million pixels."""
     file = io.BytesIO()
     PIL.Image.new(mode, (side, side)).save(file, kind, **options)
     return data_url(file.getvalue())
@@ -65,7 +65,7 @@ def showing(*urls, **fields):
 
 @contextlib.contextmanager
 def served(folder, num_renderers, *, address_space_kb=None, **settings):
-    """A server in front of the mock."""
+    """Run a server in front of the mock."""
     own = {} if num_renderers is None else {"server.num_renderers": num_renderers}
     given = {"server.port": 0} | own | settings
     assigned = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
@@ -169,7 +169,7 @@ def code(answer):
 
 
 def children(server):
-    """The renderers of a server; its constraint worker is none."""
+    """Return the renderers of a server, without its constraint worker."""
     pids = []
     for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
@@ -181,7 +181,7 @@ def children(server):
 
 
 def family(server):
-    """A server's process, its renderers, and the decoders of both."""
+    """Return the server's process, its renderers, and the decoders of both."""
     parents = {}
     for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
@@ -194,7 +194,7 @@ def family(server):
 
 
 def cpu_s(pids):
-    """Processor time of some processes; one that is gone has none."""
+    """Return the CPU time of processes; a process that ended has none."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -204,7 +204,7 @@ def cpu_s(pids):
 
 
 def is_idle(server):
-    """Whether no renderer computes: both are there, and none takes time for a while."""
+    """Return whether both renderers run and use no CPU time for a while."""
     pids = children(server)
     before = cpu_s(pids)
     time.sleep(0.3)
@@ -223,7 +223,7 @@ def descriptors(pid):
 
 
 def shared_bytes(pid):
-    """What the memory that a process shares holds."""
+    """Return the size of the shared memory of a process."""
     links = Path(f"/proc/{pid}/fd").iterdir()
     return sum(link.stat().st_size for link in links if "memfd" in str(link.readlink()))
 
@@ -289,7 +289,7 @@ def test_an_idle_renderer_that_is_killed_fails_no_request(server):
 
 
 def test_a_disconnect_stops_the_work_of_a_renderer(server):
-    """Eight large pictures whose clients go away are not decoded to their end."""
+    """Eight large images whose clients disconnect are not decoded to the end."""
     assert eventually(lambda: is_idle(server))
     host, port = server.url.removeprefix("http://").split(":")
     strangers = [socket.create_connection((host, int(port))) for _ in range(8)]
@@ -303,7 +303,7 @@ def test_a_disconnect_stops_the_work_of_a_renderer(server):
 
 
 def test_requests_leave_no_descriptors_shared_memory_or_processes(server):
-    """Descriptors, memory that is shared and processes are what they were before."""
+    """Descriptors, shared memory and processes are the same as before."""
     said(server, showing(picture(300, 200)))
     assert eventually(lambda: is_idle(server))
     pids = [server.process.pid, *children(server)]
@@ -317,7 +317,7 @@ def test_requests_leave_no_descriptors_shared_memory_or_processes(server):
 
 
 def resident_bytes(pids):
-    """Memory of some processes; one that is gone has none."""
+    """Return the memory of processes; a process that ended has none."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -327,7 +327,7 @@ def resident_bytes(pids):
 
 @contextlib.contextmanager
 def peak_bytes(server):
-    """Yield a list whose last item becomes the most memory that all processes had meanwhile."""
+    """Yield a list whose last item becomes the peak memory of all processes."""
     seen, is_over = [0], threading.Event()
 
     def look():
@@ -345,7 +345,8 @@ def peak_bytes(server):
 
 @pytest.mark.parametrize("num_renderers", [0, 2])
 def test_twelve_decompression_bombs_under_a_memory_limit_end_no_process(tmp_path, num_renderers):
-    """Under 3 GiB: each is answered or told to come again, and a neighbour's stream goes on."""
+    """Under 3 GiB, each request is answered or refused with 503, and another client's stream goes
+    on."""
     check_twelve(tmp_path, num_renderers, BOMB, 600_000_000, address_space_kb=3 * 2**20)
 
 
@@ -365,7 +366,7 @@ def test_large_images_under_a_memory_limit_are_not_reported_as_broken(tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_renderers", [0, 2])
 def test_twelve_large_images_in_file_parts_take_less_than_a_gibibyte(tmp_path, num_renderers):
-    """Nothing is known of them before a renderer opens them."""
+    """Their sizes are unknown until a renderer opens them."""
     url = bomb(**LARGE_FILES["webp"])
     check_twelve(tmp_path, num_renderers, url, 2**30, show=showing_files)
 
@@ -391,7 +392,7 @@ def check_twelve(folder, num_renderers, url, most_bytes, *, show=showing, **limi
 
 
 def test_memory_is_released_after_large_broken_images(tmp_path):
-    """Errors held the pixels that were decoded, 200 MB each, until they were collected."""
+    """Errors used to hold the decoded pixels, 200 MB each, until garbage collection."""
     whole = base64.b64decode(bomb(mode="RGB").partition(",")[2])
     cut = data_url(whole[: len(whole) * 2 // 3])
     with served(tmp_path, 0) as server:

@@ -1,6 +1,6 @@
-"""Fields that a plugin adds to requests, and what a sampler says that it ignores, over HTTP.
+"""Request fields of a plugin, and parameters that a sampler ignores, over HTTP.
 
-The server is the real command, the plugin a file that its config names, the clients the real ones.
+The server is the real command with a plugin from a file, and the clients are the official ones.
 """
 
 import json
@@ -70,7 +70,7 @@ def post(server, path, **body):
 
 
 def repeats(text, num=10):
-    """Tell whether a run comes again; half characters all look alike, so it is a long one."""
+    """Return whether a long run repeats; short runs of replacement characters always do."""
     return any(text[i : i + num] in text[i + 1 :] for i in range(len(text) - num))
 
 
@@ -86,7 +86,7 @@ def test_a_plugin_field_changes_only_the_answer_that_uses_it(server):
     plain = said(ask(server))
     assert plain == "abcdef" * 10
     dry = said(ask(server, extra_body={"dry": HARD}))
-    assert dry.startswith("abcd")  # the prompt said so, and what is allowed comes again
+    assert dry.startswith("abcd")  # these tokens repeat the prompt within the allowed length
     assert not repeats(dry)
     assert said(ask(server)) == plain
 
@@ -102,7 +102,7 @@ def test_a_sequence_breaker_ends_a_repeated_run(server):
     lines = scripted(text="abcdefg\n", tokens=64)
     plain = ask(server, text=lines)
     broken = ask(server, text=lines, extra_body={"dry": HARD | {"allowed_length": 8}})
-    assert said(broken) == said(plain)  # a run of eight would go beyond a line
+    assert said(broken) == said(plain)  # a run of eight would cross a line break
     assert said(ask(server, text=lines, extra_body={"dry": HARD})) != said(plain)
 
 
@@ -117,7 +117,7 @@ def test_a_plugin_field_has_the_same_effect_in_each_api_and_in_streams(server):
     made = server.client.completions.create(
         model="dry", prompt=REPEATS, max_tokens=100, extra_body={"dry": HARD}
     )
-    assert made.choices[0].text.startswith("abcd")  # another prompt, and so other chances
+    assert made.choices[0].text.startswith("abcd")  # another prompt, and so other logits
     assert not repeats(made.choices[0].text)
 
 
@@ -140,7 +140,7 @@ def test_a_plugin_field_has_the_same_effect_in_the_python_api():
             assert caught.value.param == param
 
 
-# What is wrong.
+# Invalid values.
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_token_counting_reports_the_plugin_field_as_ignored(server):
     assert (answer.status_code, answer.headers["x-vlmkit-ignored"]) == (200, "dry")
 
 
-# What is told.
+# Reports.
 
 
 def test_capabilities_list_plugin_fields_and_parameters_ignored_by_the_sampler(server):
@@ -251,7 +251,7 @@ def test_the_openapi_document_describes_plugin_fields(server):
     assert "#/$defs/" not in json.dumps(document)
 
 
-# What a sampler ignores.
+# Parameters that a sampler ignores.
 
 
 @pytest.mark.parametrize(

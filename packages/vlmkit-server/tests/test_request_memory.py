@@ -1,4 +1,4 @@
-"""What the server keeps of a request while it is answered."""
+"""Memory that the server holds for a request during its answer."""
 
 import gc
 import tracemalloc
@@ -16,7 +16,7 @@ def shown(width, height, text, **fields):
 
 
 def shown_unstored(width, height, text, **fields):
-    """The same for the Responses API, which is told to store nothing."""
+    """Return the same body for the Responses API, with storage disabled."""
     url = picture(width, height, kind="BMP")
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": text}]
     said = [{"role": "user", "content": parts}]
@@ -46,7 +46,7 @@ def test_a_running_answer_holds_neither_body_nor_file_nor_pixels(stream, ask, pa
                     gc.collect()
                     return tracemalloc.get_traced_memory()[0] - before
 
-                assert eventually(lambda: held() < NUM_BYTES / 10)  # it may run before it is let go
+                assert eventually(lambda: held() < NUM_BYTES / 10)  # released soon
         finally:
             tracemalloc.stop()
         assert eventually(server.is_idle)

@@ -1,4 +1,4 @@
-"""Strangers who open connections and send bodies without end: others are answered meanwhile."""
+"""Clients that open connections and send bodies without end: others are answered meanwhile."""
 
 import json
 import logging
@@ -17,18 +17,18 @@ HUGE = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 )
 HUGE += b"content-length: 67108864\r\n"
-ALIAS = "127.0.0.2"  # another caller, where the loopback interface has all such addresses
+ALIAS = "127.0.0.2"  # a second client address, where the loopback interface has it
 
 
 def opened(server, sent=b"", address="127.0.0.1"):
-    """Open a connection from an address and send the beginning of something."""
+    """Open a connection from an address and send the first bytes of a request."""
     stranger = socket.create_connection(("127.0.0.1", server.port), 300, (address, 0))
     stranger.sendall(sent)
     return stranger
 
 
 def is_closed(stranger):
-    """Read to the end, of which there is one only if the server closes."""
+    """Read to the end, which is reached only if the server closes."""
     try:
         while stranger.recv(65_536):
             pass

@@ -1,4 +1,4 @@
-"""What is counted of requests: each tenant has a share, is shown its own, and all is given back."""
+"""Resource limits: each tenant has a share, sees its own usage, and everything is released."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +53,7 @@ def test_tenants_see_their_own_usage_and_only_operators_see_totals(tmp_path):
     (operator,) = headers_of(tmp_path, "operator", scopes=("chat", "admin"))
     with served(tmp_path) as server, streamed(server, hog) as answer:
         assert answer.status_code == 200, answer.read()
-        lines = answer.iter_lines()  # which ends the answer where nobody keeps it
+        lines = answer.iter_lines()  # kept in a variable, since dropping it ends the answer
         next(lines)
         shown, alone, all_of_it = (
             server.get("/readyz", headers=headers).json() for headers in (hog, other, operator)
@@ -76,7 +76,7 @@ def test_a_client_that_obeys_retry_after_is_admitted():
             assert eventually(lambda: server.service.resource_limits.requests.num_held == 2)
             refused = server.post(chat())
             assert refused.status_code == 429
-            for _ in range(5):  # what is told gets nearer to the truth while it is waited for
+            for _ in range(5):  # the estimate improves during the wait
                 time.sleep(int(refused.headers["retry-after"]))
                 if (refused := server.post(chat())).status_code == 200:
                     break
@@ -106,7 +106,7 @@ def test_a_burst_of_one_tenant_does_not_delay_another(tmp_path):
         for _ in range(3):
             started = server.runner().stats().counters["num_finished"]
             assert server.post(chat(max_tokens=8), headers=other).status_code == 200
-            # Its own, and as many of the others' as there are places, at most.
+            # At most its own answer, and one for each sequence slot.
             assert server.runner().stats().counters["num_finished"] - started <= 1 + 8
         assert not any(each.done() for each in asking)
         server.runner().close()

@@ -1,4 +1,4 @@
-"""What answers may come to in memory is claimed before anything is computed, and given back."""
+"""The response buffer: memory of answers is reserved before any computation, and released."""
 
 import tracemalloc
 

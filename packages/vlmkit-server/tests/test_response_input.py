@@ -1,4 +1,4 @@
-"""What the Responses API takes: items of a conversation, and every field of its bodies."""
+"""Input of the Responses API: items of a conversation, and each field of its bodies."""
 
 import json
 from typing import get_args, get_type_hints

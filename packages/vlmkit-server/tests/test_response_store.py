@@ -1,4 +1,4 @@
-"""Responses that are stored: continued, read, listed, deleted, cancelled, bounded, kept apart."""
+"""Stored responses: continued, read, listed, deleted, cancelled, limited, separated by tenant."""
 
 import contextlib
 
@@ -305,7 +305,7 @@ def test_a_refused_image_of_a_stored_response_names_the_input_field(server):
     assert (error["code"], error["param"]) == ("too_many_images", "input")
 
 
-# The store by itself.
+# The store itself.
 
 OWNER = b"me"
 
@@ -345,7 +345,7 @@ def test_the_store_stays_within_its_limits_and_counts_exactly(actions, most, mos
             try:
                 if not store.begin(f"r{number}", b"body", turn, None, log):
                     continue
-            except Overloaded:  # all that this account keeps is unfinished
+            except Overloaded:  # this tenant has only unfinished responses
                 own = [r for r in store._responses.values() if r.turn.account == account]
                 assert not any(response.is_over for response in own)
                 continue
@@ -365,7 +365,7 @@ def test_the_store_stays_within_its_limits_and_counts_exactly(actions, most, mos
             with contextlib.suppress(RequestError):
                 getattr(store, kind)(name, OWNER)
                 unfinished -= {name} if kind == "delete" else set()
-        assert unfinished <= store._responses.keys()  # what is being answered goes on
+        assert unfinished <= store._responses.keys()  # running answers continue
         check(store, most, most_bytes)
     for name in names:
         with contextlib.suppress(RequestError):
@@ -378,7 +378,7 @@ def test_the_store_stays_within_its_limits_and_counts_exactly(actions, most, mos
 
 
 def check(store, most, most_bytes):
-    """Count anew what the store holds."""
+    """Compare the counters of the store with a new count."""
     assert len(store._responses) <= most
     turns = {}
     for response in store._responses.values():

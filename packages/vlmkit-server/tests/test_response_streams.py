@@ -1,4 +1,4 @@
-"""Events of responses in the background: told while they come, told again, and gone on with."""
+"""Streams of background responses: live, replayed and resumed."""
 
 import asyncio
 import json
@@ -19,19 +19,19 @@ SLOW = scripted(text="x" * 4000, latency_s=0.01)
 
 
 def told(text):
-    """The JSON of each event of a stream."""
+    """Return the JSON of each event of a stream."""
     return [json.loads(event.rpartition("data: ")[2]) for event in text.split("\n\n") if event]
 
 
 def made(server, said, **fields):
-    """The events of an answer in the background."""
+    """Return the events of a background response."""
     return list(
         server.client().responses.create(**body(said, **fields), background=True, stream=True)
     )
 
 
 def again(server, response_id, **query):
-    """The same answer for the same client, whose credentials these are."""
+    """Replay a response with the same client's credentials."""
     mine = {"authorization": "Bearer none"}
     return server.get(f"{PATH}/{response_id}", params={"stream": "true"} | query, headers=mine)
 
@@ -166,7 +166,7 @@ def test_dropped_events_are_not_replayed_and_later_ones_are():
         assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 300
 
 
-# The log by itself.
+# The event log itself.
 
 
 @given(st.lists(st.lists(st.integers(1, 40), max_size=5), max_size=30), st.integers(1, 200))

@@ -30,7 +30,7 @@ def ask(server, said="hello", **fields):
 
 
 def outputs(response):
-    """What a response's items say, without their ids."""
+    """Return the content of a response's items, without their ids."""
     told = [item.model_dump(exclude_none=True) for item in response.output]
     for item in told:
         assert item.pop("id").startswith(
@@ -256,7 +256,7 @@ class Tree(BaseModel):
 
 
 class NamedCompiler(SpellingCompiler):
-    """Keeps answers to what the schema of a tree may describe."""
+    """Compiles the schema of a tree to its possible answers."""
 
     def compile(self, constraint):
         assert json.loads(constraint.text)["properties"].keys() == {"name"}
@@ -276,7 +276,7 @@ def test_an_answer_matches_its_schema_and_is_parsed():
 
 
 class OneCompiler(SpellingCompiler):
-    """Keeps every answer to one text."""
+    """Compiles each constraint to one text."""
 
     def compile(self, constraint):
         return super().compile(OneOf(("1",)))

@@ -1,4 +1,4 @@
-"""What ``Retry-After`` says is what is known: of a load, of one that failed, of a drain."""
+"""``Retry-After`` follows from known times: of a load, a failed load, a restart or a drain."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ def test_the_retry_time_of_a_load_follows_from_the_last_load(clock, runner):
     model.mark_loading()
     clock.now_s += 12.5
     assert retry_after_s(model) == 28
-    clock.now_s += 30.0  # longer than before: who knows
+    clock.now_s += 30.0  # longer than last time, so the rest is unknown
     assert retry_after_s(model) == RETRY_AFTER_S
     model.mark_ready(runner)
     model.mark_unloaded()

@@ -1,4 +1,4 @@
-"""Probes of fleets, the methods of every route, and which web pages may read answers."""
+"""Probes of routers, the methods of each route, and cross-origin access of web pages."""
 
 import re
 
@@ -112,7 +112,7 @@ def test_a_page_of_an_unlisted_origin_cannot_read_answers(origin):
         read = server.get("/healthz", headers={"origin": origin})
         for answer in (preflight(server, origin), read):
             assert "access-control-allow-origin" not in answer.headers
-            assert answer.headers["vary"] == "origin"  # a cache must not show it to the listed one
+            assert answer.headers["vary"] == "origin"  # no cache serves it to PAGE
 
 
 def test_a_listed_origin_does_not_bypass_the_host_check():

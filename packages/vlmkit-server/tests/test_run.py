@@ -1,4 +1,4 @@
-"""Where a server may listen."""
+"""The addresses on which a server may listen, and the defaults of public addresses."""
 
 import socket
 

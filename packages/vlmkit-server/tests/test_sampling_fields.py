@@ -1,4 +1,4 @@
-"""Fields of sampling over HTTP: what they do to answers, within their bounds."""
+"""Sampling fields over HTTP: their effect on answers, and their ranges."""
 
 import pytest
 from running_server import chat, scripted

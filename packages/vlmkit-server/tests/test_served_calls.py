@@ -1,4 +1,4 @@
-"""Tools of the server in the other APIs: calls and results are told in types of their clients."""
+"""Server-side tools in the other APIs: calls and results have the types of their clients."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def served(tools: Tools) -> Iterator[Running]:
 
 
 def told(items: Any) -> list[Any]:
-    """What items of a response say."""
+    """Return type, name, output and error of a response's items."""
     found = []
     for item in items:
         if item.type == "mcp_call":
@@ -155,7 +155,7 @@ def test_calls_and_results_can_be_sent_back_unchanged(
     ids = [turn.call_id for turn in second.messages if turn.role == "tool"]
     assert [turn.call_id for turn in results] == ids
     assert [said(turn)[2][0].text for turn in results] == ["red", "error: it is broken"]
-    if way == "messages":  # which knows what was called at once
+    if way == "messages":  # this helper sees calls immediately
         assert roles[:4] == [turn.role for turn in second.messages]
 
 
@@ -190,7 +190,7 @@ BLOCKS = ["thinking", "text", "mcp_tool_use", "mcp_tool_use", "mcp_tool_result",
 
 
 def blocks(answer: Any) -> list[Any]:
-    """What the blocks of a message say of calls."""
+    """Return the tool calls and results among the blocks of a message."""
     uses = [(each.name, each.input) for each in answer.content if each.type == "mcp_tool_use"]
     results = [
         (each.content[0].text, each.is_error)

@@ -1,4 +1,4 @@
-"""Tools that the server runs: asked for by name, run between rounds, and never a client's harm."""
+"""Server-side tools: requested by name, run between rounds, and safe for the server."""
 
 import json
 import re
@@ -84,7 +84,7 @@ def test_several_calls_of_a_round_are_answered_in_order(served: Running, tools: 
 
 
 def test_the_number_of_rounds_is_limited(served: Running, tools: Tools) -> None:
-    ask(served, "again", "say")  # what the tool returns makes the mock call it again
+    ask(served, "again", "say")  # the tool's result makes the mock call it again
     assert tools.called == [("say", {"text": "again"})] * 3
 
 

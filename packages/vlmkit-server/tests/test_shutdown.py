@@ -1,4 +1,4 @@
-"""One SIGTERM ends the process at the drain deadline, whatever is under way."""
+"""One SIGTERM ends the process at the drain deadline, whatever is running."""
 
 import json
 import os
@@ -46,7 +46,7 @@ PROGRAM = textwrap.dedent("""
 
 @contextmanager
 def served(folder, kind="", **settings):
-    """A server whose engine, tokenizer or second model hangs, with a port of health."""
+    """Run a server whose engine, tokenizer or second model hangs, with a health port."""
     given = {"port": 0, "health_port": 0, "drain_timeout_s": 1.0} | settings
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), json.dumps(given), kind]
     with process(command, folder) as server:
@@ -65,7 +65,7 @@ def connect(server, sent):
 
 
 def ended(server):
-    """Send SIGTERM; return the exit status, and what the log says from then on."""
+    """Send SIGTERM; return the exit status, and the log from then on."""
     before = len(server.log.read_text())
     server.process.send_signal(signal.SIGTERM)
     status = server.process.wait(300)
@@ -150,7 +150,7 @@ def test_batches_do_not_delay_shutdown(tmp_path):
 
 
 def renderers(server):
-    """The renderers of the server."""
+    """Return the renderers of the server."""
     path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     pids = [int(pid) for task in path.parents[1].iterdir() for pid in children(task)]
     return [

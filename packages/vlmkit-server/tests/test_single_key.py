@@ -1,4 +1,4 @@
-"""One key for all clients: from a variable or from a file, and never shown."""
+"""One key for all clients, from a variable or a file, and never shown."""
 
 import signal
 import sys
@@ -90,7 +90,7 @@ def test_config_show_hides_the_key(monkeypatch, capsys):
 
 
 def test_child_processes_that_handle_client_files_do_not_receive_the_key(tmp_path, monkeypatch):
-    """Neither by their environment nor by what they are told to build."""
+    """Neither their environment nor their build plans contain it."""
     from vlmkit.config.constraint_plan import ConstraintPlan
     from vlmkit.config.renderer_plan import TextSide
     from vlmkit.running.prompting.renderers.process import child_environment

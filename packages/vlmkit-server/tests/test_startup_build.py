@@ -1,4 +1,4 @@
-"""What is built when it is first needed is built before a server is ready: nobody waits for it."""
+"""Components that are built on first use are built before a server is ready."""
 
 import os
 import subprocess

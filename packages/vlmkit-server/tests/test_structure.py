@@ -1,4 +1,4 @@
-"""How much a body holds is counted right, whatever its strings look like."""
+"""The structure of a body is counted correctly, whatever its strings contain."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_slow_to_parse_numbers_are_limited(monkeypatch, item, max_num, problem, 
 
 
 def test_digits_within_image_data_are_not_counted_as_numbers(monkeypatch):
-    monkeypatch.setattr(structure, "_outside", None)  # nobody has to look closely
+    monkeypatch.setattr(structure, "_outside", None)  # the exact count is not needed
     structure.check_structure(b'{"url":"' + b"0e1E" * 10**6 + b'"}')
 
 

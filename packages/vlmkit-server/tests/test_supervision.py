@@ -1,6 +1,6 @@
-"""Engines that die or hang: everyone is told, the process ends, or the model is loaded again.
+"""Engines that fail or hang: requests fail, and the process ends or the model is loaded again.
 
-The server is the real command; what goes wrong in it is a plugin's doing.
+The server is the real command; a plugin causes the faults.
 """
 
 import hashlib
@@ -59,7 +59,10 @@ def command(tmp_path, on_failure="exit", slow_s=60.0, stuck_s=900.0):
 
 
 def inflict(tmp_path, fault):
-    """Let what the plugin made fail; a file that is moved is there as a whole."""
+    """Cause a fault of the plugin.
+
+    The file is renamed into place, so that it is never half written.
+    """
     (tmp_path / "new").write_text(fault)
     (tmp_path / "new").rename(tmp_path / "fault")
 
@@ -71,7 +74,7 @@ def ask(server, text="hello", model="fragile", **options):
 
 
 def begun(server, model="fragile"):
-    """Begin an answer that does not end by itself."""
+    """Start an answer that does not end by itself."""
     answer = server.stream(ENDLESS, model)
     next(answer)
     return answer
@@ -128,7 +131,7 @@ def test_a_model_whose_engine_fails_is_reloaded_while_others_continue(tmp_path):
             list(answer)
         assert caught.value.code == "model_failed"
         assert eventually(lambda: "restarting it in 1 s" in server.log.read_text())
-        assert ask(server).choices[0].message.content  # which waits until the model is back
+        assert ask(server).choices[0].message.content  # waits until the model is loaded again
         next(other)
         other.close()
         assert (server.status("/healthz"), server.status()) == (200, 200)

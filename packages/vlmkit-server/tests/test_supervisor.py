@@ -1,4 +1,4 @@
-"""Health at a port of its own, whatever the server does; and what systemd is told."""
+"""Health at its own port, whatever the server does; and notifications of systemd."""
 
 import os
 import re
@@ -28,7 +28,7 @@ ENDLESS = http_request(chat(scripted(text="x", tokens=4000, latency_s=0.05), str
 
 @pytest.fixture
 def place(caplog):
-    """Where the health of a server is told, which its log says."""
+    """The address of a server's health port, from its log."""
     caplog.set_level("INFO")
 
     def found():
@@ -115,7 +115,7 @@ def test_the_health_port_serves_nothing_else(place, request_line, status):
 
 
 class Told(Monitor):
-    """Shows who asks for the page, in which thread."""
+    """Shows the request and its thread on the metrics page."""
 
     def __init__(self):
         self.threads = set()
@@ -185,7 +185,7 @@ def test_a_health_port_in_use_is_reported_before_models_load():
 
 
 class Manager:
-    """Hears what a service says of itself."""
+    """Receives notifications like systemd."""
 
     def __init__(self, address):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -194,7 +194,7 @@ class Manager:
         self.heard = []
 
     def hears(self, said):
-        """Listen until it is said; the value does not matter where none is given."""
+        """Wait for a notification; without a value, any value counts."""
         while not any(said in (line, line.partition("=")[0]) for line in self.heard):
             self.heard += self._socket.recv(4096).decode().split("\n")
         return True

@@ -1,4 +1,4 @@
-"""The error of a type or value that is not supported lists those that are, in its place."""
+"""The error of an unsupported type or value lists the supported ones, with its location."""
 
 import pytest
 from running_server import chat

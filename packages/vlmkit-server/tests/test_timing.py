@@ -1,4 +1,4 @@
-"""Answers say where their time went: each stage, and of pictures each by itself."""
+"""Server timings of answers: each stage, and for each image its own stages."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_each_image_has_its_own_stages_and_the_totals_are_their_sums(server):
     assert list(found) == [*WHOLE, *(f"image_{stage}" for stage in STAGES), *each]
     for stage in STAGES:
         own = found[f"image0_{stage}"] + found[f"image1_{stage}"]
-        assert found[f"image_{stage}"] == pytest.approx(own, abs=0.21)  # of rounding
+        assert found[f"image_{stage}"] == pytest.approx(own, abs=0.21)  # rounding errors
 
 
 def test_an_image_from_the_feature_cache_has_no_encode_stage(server):

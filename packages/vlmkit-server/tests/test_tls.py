@@ -1,4 +1,4 @@
-"""HTTPS, and SIGHUP, which reads certificates and keys again without ending an answer."""
+"""HTTPS, and SIGHUP, which reloads certificates and keys without ending an answer."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ FILES = ("certificate.pem", "key.pem")
 
 
 def write_certificate(folder: Path) -> ssl.SSLContext:
-    """Write a certificate and its key, and return who trusts them."""
+    """Write a certificate and its key, and return a context that trusts them."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1", "localhost")
     certificate, key = (folder / name for name in FILES)
@@ -105,7 +105,7 @@ def test_an_encrypted_key_is_reported_without_a_password_prompt(tmp_path):
 
 
 def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
-    """As it stands, but for the address, which is this machine's own, and a mock to be served."""
+    """The config is used as it stands, except for the address and the model, which is a mock."""
     pytest.importorskip("vlmkit_hf")
     guide = (Path(__file__).parents[3] / "docs/how-to/secure-a-server.md").read_text()
     part = guide.partition("### Before strangers reach it")[2].partition("\n## ")[0]
@@ -155,7 +155,7 @@ def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
 
 @contextlib.contextmanager
 def strangers_server(command, folder):
-    """Run a server whose log is JSON; yields its port, and ends it as its operator would."""
+    """Run a server with a JSON log; yields its port, and ends it like its operator would."""
     log = folder / "log"
     with log.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as started:
         try:

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: what a prompt comes to, as its answer's usage counts it."""
+"""``/tokenize`` and ``/detokenize``: token counts equal the usage of the answer."""
 
 import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running

@@ -1,4 +1,4 @@
-"""Calls of tools, as the official client sees them: whole and streamed, and sent back."""
+"""Tool calls, as the official client sees them: whole, streamed and sent back."""
 
 import json
 
@@ -187,7 +187,7 @@ def test_unconstrained_tool_calls_are_reported_without_a_compiler(server, path, 
 
 def test_constrained_tool_calls_are_not_reported_as_unconstrained():
     class Free(SpellingCompiler):
-        """Keeps answers to one text, whatever is asked."""
+        """Compiles each constraint to one text."""
 
         def compile(self, constraint):
             return super().compile(OneOf(("so",)))

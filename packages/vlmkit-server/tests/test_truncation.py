@@ -1,4 +1,7 @@
-"""``truncation: "auto"``: the oldest turns are left out, whole, until the rest fits; it is told."""
+"""``truncation:
+
+"auto"`` drops the oldest turns whole until the rest fits, and reports the number.
+"""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -30,7 +33,7 @@ def called(number):
 
 
 def texts(request):
-    """What the messages of a request say."""
+    """Return the text of each message of a request."""
     return ["".join(getattr(part, "text", "") for part in each.parts) for each in request.messages]
 
 
@@ -85,7 +88,7 @@ def test_a_stored_conversation_can_continue_beyond_the_context(small):
         told = whole(small, "x" * 60, **AUTO, previous_response_id=told.id)
     assert told.truncated_items > 0
     items = small.get(f"{PATH}/{told.id}/input_items", params={"limit": 100}).json()["data"]
-    assert len(items) == 11  # what was left out of the prompt is still there
+    assert len(items) == 11  # items that were dropped from the prompt are still stored
 
 
 def test_streams_counts_and_renderings_are_truncated_alike(small):
@@ -117,7 +120,7 @@ ROLE = st.sampled_from(["system", "user", "assistant", "calls", "tool"])
 
 
 def conversation(roles):
-    """Messages; calls have ids that repeat, and results may answer any call, or none."""
+    """Return messages; tool-call ids repeat, and a result may belong to any call or to none."""
     made = []
     for number, role in enumerate(roles):
         if role == "calls":

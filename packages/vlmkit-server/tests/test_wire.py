@@ -1,4 +1,4 @@
-"""Bodies of the chat API: every field has a meaning, a bound or a refusal that names it."""
+"""Bodies of the chat API: each field has an effect, a range or a refusal by name."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Requests that name no model: answered by the only one, refused where there are several."""
+"""Requests without a model: answered by the only one, refused where there are several."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A server with keys of several tenants, for tests of what they can do to each other."""
+"""A server with keys of several tenants, to test what tenants can do to each other."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from vlmkit_server.auth.key_file import add_line
 
 
 def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -> list[Any]:
-    """Make a key for each name, and return the headers that send it."""
+    """Create a key for each name, and return the headers that send it."""
     sent = []
     for name in names:
         key, secret = new_key(name, scopes, tenant=name)
@@ -25,14 +25,17 @@ def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -
 
 @contextmanager
 def shared(folder: Path, models: Any = None, **settings: Any) -> Iterator[Running]:
-    """Run a server that takes the keys of a folder."""
+    """Run a server in a thread, with the keys of a folder."""
     with running(models, keys_file=str(folder / "keys.jsonl"), **settings) as server:
         yield server
 
 
 @contextmanager
 def served(folder: Path, **settings: Any) -> Iterator[Process]:
-    """Run a process that takes the keys of a folder; settings have dots as two underscores."""
+    """Run a server process with the keys of a folder.
+
+    Two underscores in a setting stand for a dot.
+    """
     given = {"keys_file": str(folder / "keys.jsonl"), **settings}
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     for name, value in given.items():

@@ -1,7 +1,8 @@
-"""A real server process whose event loop is watched: how long it stood still, and where.
+"""A real server process that measures how long its event loop stops, and where.
 
-A stop is the time between two ticks of the loop, as far as this process computed meanwhile: what
-neighbours on the machine take is no stop, and a lock of Python that some other thread holds is one.
+A stop is the time between two ticks of the loop, limited to the CPU time of this process. Other
+processes of the machine therefore cause no stops, but another thread that holds a lock of Python
+does.
 """
 
 import asyncio
@@ -26,17 +27,17 @@ from vlmkit_server.run import Server, serve
 from vlmkit_server.settings.server import ServerSettings
 
 TICK_S = 0.005
-TOLD_S = 0.05  # shorter stops are nobody's business
-TRACED_S = 0.15  # after so long, what all threads do is written down
+TOLD_S = 0.05  # shorter stops are ignored
+TRACED_S = 0.15  # after this time, the stacks of all threads are written
 
 
 class Stop(NamedTuple):
     """One stop of the loop.
 
     Attributes:
-        stop_s: how long it was of the process's own making.
-        wall_s: how long it was.
-        loop_s: how long the loop's own thread computed.
+        stop_s: how long this process caused it.
+        wall_s: how long it took.
+        loop_s: CPU time of the loop's own thread.
     """
 
     stop_s: float
@@ -45,7 +46,7 @@ class Stop(NamedTuple):
 
 
 class Watch:
-    """Ticks in a loop and notes when it did not; the system's own thread writes down where."""
+    """Ticks in a loop and records missed ticks; a thread of ``faulthandler`` writes the stacks."""
 
     def __init__(self) -> None:
         self._traces = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
@@ -81,7 +82,7 @@ class Watch:
 
 
 class Watched(Server):
-    """A server that tells on its standard output, for each line of its input, how it fared."""
+    """A server that prints its stops for each line on its standard input."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -100,12 +101,12 @@ class WatchedProcess(Process):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address on which it listens."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return host, int(port)
 
     def stops(self) -> list[Stop]:
-        """Return the stops since this was asked last, and print where they were."""
+        """Return the stops since the last call, and print their stacks."""
         told = self.told()
         for stop in sorted(map(Stop._make, told["stops"]), reverse=True)[:5]:
             print(f"stopped for {stop.stop_s:.3f} s of {stop.wall_s:.3f}, loop {stop.loop_s:.3f}")
@@ -123,14 +124,14 @@ class WatchedProcess(Process):
         return json.loads(self.process.stdout.readline())
 
     def memory_bytes(self) -> int:
-        """How much memory it takes, where the system tells; 0 elsewhere."""
+        """Return its memory where the system tells it; 0 elsewhere."""
         told = Path(f"/proc/{self.process.pid}/statm")
         return int(told.read_text().split()[1]) * mmap.PAGESIZE if told.exists() else 0
 
 
 @contextmanager
 def watched(folder: Path, **settings: Any) -> Iterator[WatchedProcess]:
-    """Run a server in front of the mock model; its settings are those of the server."""
+    """Run a server in front of the mock model, with settings of the server."""
     log = folder / "log"
     command = [sys.executable, __file__, json.dumps(settings)]
     pipe = subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Mocks that are loaded as slowly, and as often in vain, as a test wants; and who is in memory."""
+"""A loader of mocks that tests can block or break, and that counts loads and memory."""
 
 import threading
 from collections import Counter
@@ -17,12 +17,12 @@ class Yard:
     """Loads mocks and counts them.
 
     Args:
-        make: makes a mock.
+        make: creates a mock.
 
     Attributes:
-        num_loads: how often each was begun to be loaded.
-        held: bytes of those that are being loaded, are there, or are being closed.
-        most_held: the most that it ever was.
+        num_loads: number of started loads by name.
+        held: bytes of models that are loading, loaded or closing.
+        most_held: the maximum of that.
     """
 
     def __init__(self, make: Callable[[], Pipeline] = mock_pipeline) -> None:
@@ -34,7 +34,7 @@ class Yard:
         self._lock = threading.Lock()
 
     def spec(self, name: str, size: int = 1, **fields: Any) -> ModelSpec:
-        """Return the spec of a mock of some size, which is stated or weighed."""
+        """Return the spec of a mock of some size, which is stated or estimated."""
         if "weigh" not in fields:
             fields["memory_bytes"] = size
         self._gates[name] = threading.Event()
@@ -42,14 +42,14 @@ class Yard:
         return ModelSpec(load=partial(self._load, name, size), **fields)
 
     def hold(self, name: str) -> None:
-        """Let loading a model last until it is let go."""
+        """Block the loading of a model until it is released."""
         self._gates[name].clear()
 
     def let_go(self, name: str) -> None:
         self._gates[name].set()
 
     def breaks(self, name: str, *, is_broken: bool = True) -> None:
-        """Let loading a model fail from now on, or succeed."""
+        """Let the loading of a model fail from now on, or succeed."""
         (self._broken.add if is_broken else self._broken.discard)(name)
 
     def _load(self, name: str, size: int) -> Pipeline:
