@@ -9,8 +9,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+from mock_loader import MockLoader
 from running_server import Running, running
-from yard import Yard
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +21,13 @@ def server() -> Iterator[Running]:
 
 
 @pytest.fixture
-def yard(monkeypatch: pytest.MonkeyPatch) -> Yard:
+def loader(monkeypatch: pytest.MonkeyPatch) -> MockLoader:
     """A loader of mocks.
 
     A full garbage collection is skipped, since it is slow in a test process.
     """
     monkeypatch.setattr("vlmkit_server.fleet.load_thread._give_back", lambda: None)
-    return Yard()
+    return MockLoader()
 
 
 @pytest.fixture

@@ -101,9 +101,11 @@ class DrySampler:
 
     def prepare(self, rows):
         pick = self._plain.prepare(rows)
-        asked = [(place, DRY.of(row.sequence)) for place, row in enumerate(rows)]
+        requested = [(index, DRY.of(row.sequence)) for index, row in enumerate(rows)]
         runs = [
-            (place, dry, self._run(rows[place])) for place, dry in asked if dry and dry.multiplier
+            (index, dry, self._run(rows[index]))
+            for index, dry in requested
+            if dry and dry.multiplier
         ]
 
         def pick_anew(logits):
@@ -111,8 +113,8 @@ class DrySampler:
                 return pick(logits)
             xp = array_api_compat.array_namespace(logits)
             costs = np.zeros(logits.shape, np.float32)
-            for place, dry, run in runs:
-                run.lowered(dry, costs[place])
+            for index, dry, run in runs:
+                run.lowered(dry, costs[index])
             return pick(logits - xp.asarray(costs, device=array_api_compat.device(logits)))
 
         return pick_anew
@@ -131,8 +133,8 @@ class Greedy:
     def prepare(self, rows):
         def pick(logits):
             allowed = np.array(logits)
-            for place, row in enumerate(rows):
-                allowed[place, list(row.sequence.banned_ids)] = -np.inf
+            for index, row in enumerate(rows):
+                allowed[index, list(row.sequence.banned_ids)] = -np.inf
             return allowed.argmax(-1)
 
         return pick

@@ -17,7 +17,7 @@ class Panic(BaseException):
     """An error like one of a Rust library: no ``Exception``."""
 
 
-def told():
+def take_fault():
     """Return the fault to cause, once."""
     if not FAULT.exists():
         return ""
@@ -28,7 +28,7 @@ def told():
 
 class FaultyEngine(MockEngine):
     def forward(self, items):
-        what = told()
+        what = take_fault()
         if what == "panic":
             raise Panic("secret words")
         if what == "exit":

@@ -65,7 +65,7 @@ def mock_pipeline(
     )
 
 
-class Asked:
+class ServerRequests:
     """HTTP requests to a server."""
 
     url: str
@@ -85,7 +85,7 @@ class Asked:
 
 
 @dataclass
-class Running(Asked):
+class Running(ServerRequests):
     """A listening server in a thread."""
 
     port: int
@@ -208,18 +208,18 @@ def running(
 
 
 @contextmanager
-def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
+def recorded_requests(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
     """Record the requests that reach the model."""
     runner = server.runner()
     requests: list[Request] = []
     submit: Any = type(runner).asubmit
 
-    async def noted(self: Runner, request: Request) -> Any:
+    async def record(self: Runner, request: Request) -> Any:
         requests.append(request)
         return await submit(self, request)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(runner), "asubmit", noted)
+        patched.setattr(type(runner), "asubmit", record)
         yield requests
 
 
@@ -232,7 +232,7 @@ def said(message: Message) -> tuple[str, str | None, list[Any]]:
     return message.role, message.call_id, parts
 
 
-class Process(Asked):
+class Process(ServerRequests):
     """A server in its own process."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:

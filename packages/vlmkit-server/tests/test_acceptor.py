@@ -98,11 +98,11 @@ def test_a_server_out_of_file_descriptors_logs_it_once_and_recovers(tmp_path):
         url = urlsplit(server.url)
         idle = [socket.create_connection((url.hostname, url.port), 300) for _ in range(20)]
         assert [server.status("/healthz") for _ in range(10)] == [200] * 10
-        told = server.log.read_text()
-        assert told.count("too many open files") == 1
+        log = server.log.read_text()
+        assert log.count("too many open files") == 1
         (tmp_path / "go").touch()
         assert eventually(lambda: server.status() == 200)
-        assert "max_connections reduced to 32" in told
+        assert "max_connections reduced to 32" in log
         for stranger in idle:
             stranger.close()
 

@@ -81,8 +81,8 @@ class Stores(RuleBasedStateMachine):
             file = await self.files.keep(
                 incoming, filename="x", purpose="batch", media_type="x", lives_s=None
             )
-            asked = BatchRequest(file.id, CHAT, "24h")
-            body = await self.store.create(asked, Caller(owner, "tenant"))
+            request = BatchRequest(file.id, CHAT, "24h")
+            body = await self.store.create(request, Caller(owner, "tenant"))
             batch = await self.store.lifecycle.opened(body.id)
             check = Check(self.folder.path(file.id), CHAT, max_lines=100, max_line_bytes=1000)
             is_first = True
@@ -121,9 +121,11 @@ class Stores(RuleBasedStateMachine):
     @rule(which=pick, line_number=pick, counts=st.booleans())
     def give_back(self, which, line_number, counts):
         own = self.chosen(which)
-        asked = [n for n, state in (own or {"lines": {}})["lines"].items() if state == "asked"]
-        if asked:
-            number = asked[line_number % len(asked)]
+        lines_in_progress = [
+            n for n, state in (own or {"lines": {}})["lines"].items() if state == "asked"
+        ]
+        if lines_in_progress:
+            number = lines_in_progress[line_number % len(lines_in_progress)]
             self.do(self.store.lines.release(own["batch"].number, number, counts=counts))
             own["lines"][number] = "waiting"
             own["attempts"][number] -= not counts

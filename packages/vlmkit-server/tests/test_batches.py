@@ -33,13 +33,13 @@ NONE = {"authorization": "Bearer none"}  # the files of the client's own tenant
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.02)
 
 
-def kept(tmp_path, **fields):
+def data_settings(tmp_path, **fields):
     return DataSettings(folder=str(tmp_path / "data"), **fields)
 
 
 @pytest.fixture(scope="module")
-def keeping(tmp_path_factory):
-    with running(data=kept(tmp_path_factory.mktemp("batches"))) as server:
+def batch_server(tmp_path_factory):
+    with running(data=data_settings(tmp_path_factory.mktemp("batches"))) as server:
         yield server
 
 
@@ -51,7 +51,7 @@ def jsonl(lines):
     return "\n".join(json.dumps(each, ensure_ascii=False) for each in lines).encode()
 
 
-def begun(client, content, endpoint=CHAT, window="24h", **fields):
+def start_batch(client, content, endpoint=CHAT, window="24h", **fields):
     """Upload a file and start a batch of it."""
     if not isinstance(content, bytes):
         content = jsonl(content)
@@ -61,7 +61,7 @@ def begun(client, content, endpoint=CHAT, window="24h", **fields):
     )
 
 
-def ended(client, batch):
+def wait_for_end(client, batch):
     assert eventually(lambda: client.batches.retrieve(batch.id).status in OVER)
     return client.batches.retrieve(batch.id)
 
@@ -72,7 +72,7 @@ def entries(client, file_id):
     return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
 
 
-def told(client, batch):
+def results_of(client, batch):
     """Return the results of all lines, from output and error file, by custom id."""
     found = [
         *entries(client, batch.output_file_id),
@@ -82,12 +82,12 @@ def told(client, batch):
     return {each["custom_id"]: each for each in found}
 
 
-def said(entry):
+def answer_text(entry):
     return entry["response"]["body"]["choices"][0]["message"]["content"]
 
 
-def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(keeping):
-    client = keeping.client()
+def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(batch_server):
+    client = batch_server.client()
     shown = client.files.create(file=b64(picture(9, 7)), purpose="vision")
     lines = []
     for n in range(200):
@@ -100,17 +100,17 @@ def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(keep
     lines[18]["body"]["model"] = "none"
     lines[20]["body"]["unheard_of"] = 1
     lines[19]["body"]["messages"][0]["content"][1] = image_part("data:image/png;base64,AAAA")
-    batch = begun(client, lines, metadata={"for": "a test"})
+    batch = start_batch(client, lines, metadata={"for": "a test"})
     assert (batch.object, batch.status, batch.metadata) == (
         "batch",
         "validating",
         {"for": "a test"},
     )
-    batch = ended(client, batch)
+    batch = wait_for_end(client, batch)
     assert (batch.status, batch.errors) == ("completed", None)
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (200, 197, 3)
-    found = told(client, batch)
+    found = results_of(client, batch)
     assert found.keys() == {f"line {n}" for n in range(200)}
     bad = {each["custom_id"]: each for each in entries(client, batch.error_file_id)}
     assert {name: each["response"]["status_code"] for name, each in bad.items()} == {
@@ -122,8 +122,8 @@ def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(keep
     assert found["line 20"]["response"]["headers"] == {"x-vlmkit-ignored": "unheard_of"}
     assert "headers" not in found["line 21"]["response"]
     for n in (0, 1, 199):
-        answer = keeping.post(lines[n]["body"], headers=NONE).json()
-        assert said(found[f"line {n}"]) == answer["choices"][0]["message"]["content"]
+        answer = batch_server.post(lines[n]["body"], headers=NONE).json()
+        assert answer_text(found[f"line {n}"]) == answer["choices"][0]["message"]["content"]
     tokens = [
         each["response"]["body"]["usage"]["total_tokens"]
         for name, each in found.items()
@@ -133,7 +133,7 @@ def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(keep
     output = client.files.retrieve(batch.output_file_id)
     assert output.purpose == "batch_output"
     assert output.expires_at == output.created_at + 30 * 86_400
-    assert eventually(keeping.is_idle)
+    assert eventually(batch_server.is_idle)
 
 
 def b64(url):
@@ -148,10 +148,12 @@ def b64(url):
         ("/v1/embeddings", {"model": "mock", "input": ["one", "two"]}, "data"),
     ],
 )
-def test_batches_support_each_api(keeping, url, body, answer):
-    client = keeping.client()
-    batch = ended(client, begun(client, [line("a", body, url), line("b", body, url)], url))
-    found = told(client, batch)
+def test_batches_support_each_api(batch_server, url, body, answer):
+    client = batch_server.client()
+    batch = wait_for_end(
+        client, start_batch(client, [line("a", body, url), line("b", body, url)], url)
+    )
+    found = results_of(client, batch)
     assert found.keys() == {"a", "b"}
     for each in found.values():
         assert each["response"]["status_code"] == 200, each
@@ -160,16 +162,19 @@ def test_batches_support_each_api(keeping, url, body, answer):
     assert batch.model == "mock"
 
 
-def test_only_a_line_feed_separates_lines_of_input_and_output(keeping):
+def test_only_a_line_feed_separates_lines_of_input_and_output(batch_server):
     odd = "a\u2028b\u2029c\x85d\u000be\u001cf"
-    client = keeping.client()
+    client = batch_server.client()
     content = b"\xef\xbb\xbf" + jsonl([line(f"1{odd}", chat(odd))]) + b"\r\n\n \n"
     content += jsonl([line("2")]) + b"\n"
-    batch = ended(client, begun(client, content))
-    found = told(client, batch)  # read by splitlines(), which splits at each of these characters
+    batch = wait_for_end(client, start_batch(client, content))
+    found = results_of(
+        client, batch
+    )  # read by splitlines(), which splits at each of these characters
     assert found.keys() == {f"1{odd}", "2"}
     assert (
-        said(found[f"1{odd}"]) == keeping.post(chat(odd)).json()["choices"][0]["message"]["content"]
+        answer_text(found[f"1{odd}"])
+        == batch_server.post(chat(odd)).json()["choices"][0]["message"]["content"]
     )
 
 
@@ -196,34 +201,39 @@ def test_only_a_line_feed_separates_lines_of_input_and_output(keeping):
     ],
 )  # fmt: skip
 def test_an_invalid_line_fails_the_batch_with_its_line_number(
-    keeping, content, code, number, param
+    batch_server, content, code, number, param
 ):
-    client = keeping.client()
-    batch = ended(client, begun(client, content))
+    client = batch_server.client()
+    batch = wait_for_end(client, start_batch(client, content))
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
     (error,) = batch.errors.data
     assert (error.code, error.line, error.param) == (code, number, param)
 
 
-def test_a_bounded_number_of_line_errors_is_reported(keeping):
-    client = keeping.client()
-    batch = ended(client, begun(client, b"{\n" * 1000))
+def test_a_bounded_number_of_line_errors_is_reported(batch_server):
+    client = batch_server.client()
+    batch = wait_for_end(client, start_batch(client, b"{\n" * 1000))
     assert [error.line for error in batch.errors.data] == list(range(1, 101))
 
 
 def test_limits_of_lines_and_files_are_enforced(tmp_path):
     settings = {"max_batch_lines": 3, "max_file_bytes": 200_000}
-    with running(data=kept(tmp_path, **settings), max_body_bytes=50_000) as server:
+    with running(data=data_settings(tmp_path, **settings), max_body_bytes=50_000) as server:
         client = server.client()
-        batch = ended(client, begun(client, [line(str(n)) for n in range(4)]))
+        batch = wait_for_end(client, start_batch(client, [line(str(n)) for n in range(4)]))
         assert batch.errors.data[0].code == "too_many_lines"
-        assert ended(client, begun(client, [line(str(n)) for n in range(3)])).status == "completed"
-        batch = ended(client, begun(client, [line("a"), line("b", chat("x" * 60_000))]))
+        assert (
+            wait_for_end(client, start_batch(client, [line(str(n)) for n in range(3)])).status
+            == "completed"
+        )
+        batch = wait_for_end(
+            client, start_batch(client, [line("a"), line("b", chat("x" * 60_000))])
+        )
         assert [(error.code, error.line) for error in batch.errors.data] == [("line_too_long", 2)]
-        batch = ended(client, begun(client, b"\n" * 100_000))
+        batch = wait_for_end(client, start_batch(client, b"\n" * 100_000))
         assert batch.errors.data[0].code == "too_many_lines"
         with pytest.raises(openai.BadRequestError) as caught:
-            begun(client, b" " * 200_001)
+            start_batch(client, b" " * 200_001)
         assert caught.value.code == "file_too_large"
         assert len(list((tmp_path / "data/files").iterdir())) == len(list(client.files.list()))
 
@@ -244,8 +254,8 @@ def test_limits_of_lines_and_files_are_enforced(tmp_path):
         ({"input_file_id": "../../etc/passwd"}, "input_file_id"),
     ],
 )  # fmt: skip
-def test_an_invalid_batch_request_is_refused_by_field_name(keeping, fields, param):
-    client = keeping.client()
+def test_an_invalid_batch_request_is_refused_by_field_name(batch_server, fields, param):
+    client = batch_server.client()
     sent = client.files.create(file=jsonl([line("a")]), purpose="batch")
     whole = {"input_file_id": sent.id, "endpoint": CHAT, "completion_window": "24h"}
     with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as caught:
@@ -253,8 +263,8 @@ def test_an_invalid_batch_request_is_refused_by_field_name(keeping, fields, para
     assert caught.value.param == param
 
 
-def test_a_batch_requires_a_file_with_purpose_batch(keeping):
-    client = keeping.client()
+def test_a_batch_requires_a_file_with_purpose_batch(batch_server):
+    client = batch_server.client()
     sent = client.files.create(file=jsonl([line("a")]), purpose="user_data")
     with pytest.raises(openai.BadRequestError) as caught:
         client.batches.create(input_file_id=sent.id, endpoint=CHAT, completion_window="24h")
@@ -262,10 +272,10 @@ def test_a_batch_requires_a_file_with_purpose_batch(keeping):
 
 
 def test_batches_are_listed_in_pages(tmp_path):
-    with running(data=kept(tmp_path)) as server:
+    with running(data=data_settings(tmp_path)) as server:
         client = server.client()
         assert list(client.batches.list()) == []
-        ids = [begun(client, [line(str(n))]).id for n in range(5)]
+        ids = [start_batch(client, [line(str(n))]).id for n in range(5)]
         assert [batch.id for batch in client.batches.list(limit=2)] == ids[::-1]
         first = client.batches.list(limit=2)
         assert (len(first.data), first.has_more) == (2, True)
@@ -279,21 +289,21 @@ def test_batches_are_listed_in_pages(tmp_path):
 
 
 def test_cancelling_a_running_batch_keeps_finished_answers(tmp_path):
-    with running(data=kept(tmp_path, max_batch_requests=3)) as server:
+    with running(data=data_settings(tmp_path, max_batch_requests=3)) as server:
         client = server.client()
         quick = [line(str(n)) for n in range(10)]
         slow = [line(str(n), chat(ENDLESS)) for n in range(10, 40)]
-        batch = begun(client, [*quick, *slow])
+        batch = start_batch(client, [*quick, *slow])
         done = lambda: client.batches.retrieve(batch.id).request_counts.completed  # noqa: E731
         assert eventually(lambda: done() == 10)
         with pytest.raises(openai.BadRequestError) as caught:
             client.files.delete(batch.input_file_id)
         assert caught.value.code == "file_in_use"
         assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
-        batch = ended(client, batch)
+        batch = wait_for_end(client, batch)
         assert batch.status == "cancelled"
         assert client.batches.cancel(batch.id) == batch
-        found = told(client, batch)
+        found = results_of(client, batch)
         assert found.keys() == {str(n) for n in range(40)}
         left = entries(client, batch.error_file_id)
         assert {each["error"]["code"] for each in left} == {"batch_cancelled"}
@@ -304,13 +314,13 @@ def test_cancelling_a_running_batch_keeps_finished_answers(tmp_path):
 
 
 def test_unfinished_lines_of_an_expired_batch_are_reported(tmp_path):
-    with running(data=kept(tmp_path, max_batch_requests=2)) as server:
+    with running(data=data_settings(tmp_path, max_batch_requests=2)) as server:
         client = server.client()
         lines = [line("a"), *(line(str(n), chat(ENDLESS)) for n in range(5))]
-        batch = ended(client, begun(client, lines, window="2s"))
+        batch = wait_for_end(client, start_batch(client, lines, window="2s"))
         assert batch.status == "expired"
         assert batch.expired_at >= batch.expires_at == batch.created_at + 2
-        found = told(client, batch)
+        found = results_of(client, batch)
         assert found.keys() == {"a", *"01234"}
         assert found["0"]["error"]["code"] == "batch_expired"
         assert found["0"]["response"] is None
@@ -321,7 +331,7 @@ def test_tenants_cannot_see_use_or_fill_up_batches_of_others(tmp_path):
     path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("one", "two")]
     for key, _ in keys:
         add_line(path, key)
-    data = kept(tmp_path, max_tenant_bytes=100_000)
+    data = data_settings(tmp_path, max_tenant_bytes=100_000)
     with running(keys_file=str(path), data=data) as server:
         one, two = (
             openai.OpenAI(
@@ -332,7 +342,7 @@ def test_tenants_cannot_see_use_or_fill_up_batches_of_others(tmp_path):
             )
             for _, secret in keys
         )
-        batch = ended(one, begun(one, [line("a"), line("b", chat(temperature=9))]))
+        batch = wait_for_end(one, start_batch(one, [line("a"), line("b", chat(temperature=9))]))
         for ask in (
             lambda: two.batches.retrieve(batch.id),
             lambda: two.batches.cancel(batch.id),
@@ -353,28 +363,28 @@ def test_tenants_cannot_see_use_or_fill_up_batches_of_others(tmp_path):
         assert caught.value.code == "storage_full"
         assert two.files.create(file=b"x" * 30_000, purpose="user_data").bytes == 30_000
         with pytest.raises(openai.PermissionDeniedError):
-            begun(one, [line("a", url="/v1/embeddings")][:0] or b" ", "/v1/embeddings")
+            start_batch(one, [line("a", url="/v1/embeddings")][:0] or b" ", "/v1/embeddings")
         one.close()
         two.close()
 
 
 def test_lines_over_the_storage_limit_of_a_tenant_fail_and_others_complete(tmp_path):
-    data = kept(tmp_path, max_tenant_bytes=24_000, max_batch_requests=1)
+    data = data_settings(tmp_path, max_tenant_bytes=24_000, max_batch_requests=1)
     with running(data=data) as server:
         client = server.client()
         long = chat(scripted(text="x", tokens=1000))
-        batch = ended(client, begun(client, [line(str(n), long) for n in range(20)]))
+        batch = wait_for_end(client, start_batch(client, [line(str(n), long) for n in range(20)]))
         assert batch.status == "completed"
-        found = told(client, batch)
+        found = results_of(client, batch)
         assert found.keys() == {str(n) for n in range(20)}
         left = entries(client, batch.error_file_id)
         assert {each["error"]["code"] for each in left} == {"storage_full"}
         assert 0 < len(left) < 20
 
 
-def test_limits_of_batches_are_listed(keeping, server):
+def test_limits_of_batches_are_listed(batch_server, server):
     bounds = {"max_lines": 50_000, "max_line_bytes": 64 * 2**20, "max_file_bytes": 200 * 2**20}
-    assert keeping.get("/v1/capabilities").json()["batches"] == bounds
+    assert batch_server.get("/v1/capabilities").json()["batches"] == bounds
     assert server.get("/v1/capabilities").json()["batches"] is None
 
 
@@ -393,10 +403,10 @@ def test_a_server_without_a_data_folder_refuses_batches(server):
 
 def test_interactive_requests_have_priority_over_batch_lines(tmp_path):
     model = mock_pipeline(max_sequences=1)
-    with running({"mock": model}, data=kept(tmp_path, max_batch_requests=4)) as server:
+    with running({"mock": model}, data=data_settings(tmp_path, max_batch_requests=4)) as server:
         client = server.client()
         slow = chat(scripted(text="x", tokens=100, latency_s=0.005))
-        batch = begun(client, [line(str(n), slow) for n in range(40)])
+        batch = start_batch(client, [line(str(n), slow) for n in range(40)])
         count = lambda: client.batches.retrieve(batch.id).request_counts.completed  # noqa: E731
         assert eventually(lambda: count() >= 1)
         for _ in range(5):
@@ -404,78 +414,78 @@ def test_interactive_requests_have_priority_over_batch_lines(tmp_path):
             assert server.post(slow).status_code == 200
             assert count() - before <= 1  # a line that ended as the request arrived
         client.batches.cancel(batch.id)
-        assert ended(client, batch).status == "cancelled"
+        assert wait_for_end(client, batch).status == "cancelled"
 
 
 def test_batch_lines_leave_half_of_the_quota_to_interactive_requests(tmp_path):
-    with running(data=kept(tmp_path, max_batch_requests=8), max_requests=4) as server:
+    with running(data=data_settings(tmp_path, max_batch_requests=8), max_requests=4) as server:
         client = server.client()
-        batch = begun(client, [line(str(n), chat(ENDLESS)) for n in range(20)])
+        batch = start_batch(client, [line(str(n), chat(ENDLESS)) for n in range(20)])
         stats = server.runner().stats
         assert eventually(lambda: stats().num_running == 2)
         for _ in range(20):
             assert server.post(chat()).status_code == 200
             assert stats().num_running + stats().num_waiting <= 3
         client.batches.cancel(batch.id)
-        assert ended(client, batch).status == "cancelled"
+        assert wait_for_end(client, batch).status == "cancelled"
 
 
 def test_a_line_refused_with_429_is_retried(tmp_path):
     """The runner retries lines that the model refuses because its queue is full."""
     model = mock_pipeline(max_sequences=1, max_waiting=1)
-    with running({"mock": model}, data=kept(tmp_path, max_batch_requests=8)) as server:
+    with running({"mock": model}, data=data_settings(tmp_path, max_batch_requests=8)) as server:
         client = server.client()
-        batch = ended(client, begun(client, [line(str(n)) for n in range(8)]))
+        batch = wait_for_end(client, start_batch(client, [line(str(n)) for n in range(8)]))
         assert (batch.status, batch.request_counts.completed) == ("completed", 8)
 
 
 def test_batch_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
     """A line over its rate limit is retried later; one larger than the limit is refused."""
     limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
-    with running(data=kept(tmp_path), limits=limits) as server:
+    with running(data=data_settings(tmp_path), limits=limits) as server:
         client = server.client()
         shown = [line(str(n), chat([image_part(picture())], max_tokens=1)) for n in range(62)]
         never = line("never", chat([image_part(picture())] * 61))
-        batch = ended(client, begun(client, [*shown, never]))
+        batch = wait_for_end(client, start_batch(client, [*shown, never]))
         counts = batch.request_counts
         assert (counts.completed, counts.failed) == (62, 1)
-        assert told(client, batch)["never"]["response"]["status_code"] in (400, 429)
+        assert results_of(client, batch)["never"]["response"]["status_code"] in (400, 429)
 
 
 def test_the_request_timeout_does_not_apply_to_batch_lines(tmp_path):
-    with running(data=kept(tmp_path), request_timeout_s=0.2) as server:
+    with running(data=data_settings(tmp_path), request_timeout_s=0.2) as server:
         client = server.client()
         slow = chat(scripted(text="x", tokens=40, latency_s=0.02))
         assert server.post(slow).status_code == 503
-        batch = ended(client, begun(client, [line(str(n), slow) for n in range(3)]))
+        batch = wait_for_end(client, start_batch(client, [line(str(n), slow) for n in range(3)]))
         assert batch.request_counts.completed == 3
 
 
-def test_lines_that_keep_being_refused_do_not_delay_other_lines(tmp_path, yard, monkeypatch):
+def test_lines_that_keep_being_refused_do_not_delay_other_lines(tmp_path, loader, monkeypatch):
     """Retries of a model that fails to load back off, and other lines go on."""
     monkeypatch.setattr(line_requests, "MAX_PAUSE_S", 0.1)
-    yard.breaks("broken")
-    models = {"mock": mock_pipeline(), "broken": yard.spec("broken")}
-    with running(models, data=kept(tmp_path, max_batch_requests=2)) as server:
+    loader.breaks("broken")
+    models = {"mock": mock_pipeline(), "broken": loader.spec("broken")}
+    with running(models, data=data_settings(tmp_path, max_batch_requests=2)) as server:
         client = server.client()
         lines = [line(f"bad {n}", chat(model="broken")) for n in range(4)]
         lines += [line(str(n)) for n in range(4)]
-        batch = begun(client, lines)
+        batch = start_batch(client, lines)
         assert eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed == 4)
         client.batches.cancel(batch.id)
-        batch = ended(client, batch)
+        batch = wait_for_end(client, batch)
         left = {each["custom_id"] for each in entries(client, batch.error_file_id)}
         assert left == {f"bad {n}" for n in range(4)}
 
 
 def test_lines_of_a_changed_file_are_reported_and_end_the_batch(tmp_path):
-    with running(data=kept(tmp_path, max_batch_requests=1)) as server:
+    with running(data=data_settings(tmp_path, max_batch_requests=1)) as server:
         client = server.client()
         slow = chat(scripted(text="x", tokens=200, latency_s=0.01))
-        batch = begun(client, [line("first", slow), line("second"), line("third")])
+        batch = start_batch(client, [line("first", slow), line("second"), line("third")])
         assert eventually(lambda: server.runner().stats().num_running == 1)
         (tmp_path / "data/files" / batch.input_file_id).write_bytes(b"rubbish")
-        batch = ended(client, batch)
+        batch = wait_for_end(client, batch)
         assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 2)
         left = {each["error"]["code"] for each in entries(client, batch.error_file_id)}
         assert left == {"unreadable_line"}
@@ -488,10 +498,10 @@ def test_answers_during_a_full_disk_are_stored_later(tmp_path, monkeypatch, capl
     def full(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with running(data=kept(tmp_path)) as server:
+    with running(data=data_settings(tmp_path)) as server:
         client = server.client()
         slow = chat(scripted(text="x", tokens=10, latency_s=0.01))
-        batch = begun(client, [line(str(n), slow) for n in range(40)])
+        batch = start_batch(client, [line(str(n), slow) for n in range(40)])
         assert eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 5)
         monkeypatch.setattr(Folder, "write", full)
         with pytest.raises(openai.InternalServerError) as caught:
@@ -505,16 +515,16 @@ def test_answers_during_a_full_disk_are_stored_later(tmp_path, monkeypatch, capl
         assert eventually(server.is_idle)  # requests stop when their answers could not be stored
         assert server.post(chat()).status_code == 200
         monkeypatch.setattr(Folder, "write", write)
-        batch = ended(client, batch)
+        batch = wait_for_end(client, batch)
         assert batch.request_counts.completed == 40
-        assert told(client, batch).keys() == {str(n) for n in range(40)}
+        assert results_of(client, batch).keys() == {str(n) for n in range(40)}
 
 
 def test_lines_of_two_tenants_alternate(tmp_path):
     path, keys = tmp_path / "keys.jsonl", [new_key(name, ("chat",)) for name in ("many", "few")]
     for key, _ in keys:
         add_line(path, key)
-    with running(keys_file=str(path), data=kept(tmp_path, max_batch_requests=2)) as server:
+    with running(keys_file=str(path), data=data_settings(tmp_path, max_batch_requests=2)) as server:
         many, few = (
             openai.OpenAI(
                 base_url=f"{server.url}/v1",
@@ -525,18 +535,18 @@ def test_lines_of_two_tenants_alternate(tmp_path):
             for _, secret in keys
         )
         slow = chat(scripted(text="x", tokens=20, latency_s=0.005))
-        first = begun(many, [line(str(n), slow) for n in range(100)])
-        second = ended(few, begun(few, [line(str(n), slow) for n in range(5)]))
+        first = start_batch(many, [line(str(n), slow) for n in range(100)])
+        second = wait_for_end(few, start_batch(few, [line(str(n), slow) for n in range(5)]))
         assert second.request_counts.completed == 5
         assert many.batches.retrieve(first.id).request_counts.completed < 50
         many.batches.cancel(first.id)
-        assert ended(many, first).status == "cancelled"
+        assert wait_for_end(many, first).status == "cancelled"
         many.close()
         few.close()
 
 
-def test_files_on_disk_are_created_read_and_deleted_like_files_in_memory(keeping):
-    client = keeping.client()
+def test_files_on_disk_are_created_read_and_deleted_like_files_in_memory(batch_server):
+    client = batch_server.client()
     content = random.Random(1).randbytes(3_000_000)
     sent = client.files.create(file=("noise", content), purpose="user_data")
     assert client.files.content(sent.id).read() == content
@@ -548,10 +558,10 @@ def test_files_on_disk_are_created_read_and_deleted_like_files_in_memory(keeping
         client.files.content(sent.id)
 
 
-def test_an_interrupted_upload_leaves_no_file(keeping, tmp_path):
-    folder = keeping.service.settings.data.folder
+def test_an_interrupted_upload_leaves_no_file(batch_server, tmp_path):
+    folder = batch_server.service.settings.data.folder
     before = Counter(path.name for path in (Path(folder, "files")).iterdir())
-    url = f"{keeping.url}/v1/files"
+    url = f"{batch_server.url}/v1/files"
 
     def half():
         yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -559,7 +569,7 @@ def test_an_interrupted_upload_leaves_no_file(keeping, tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        keeping.http.post(
+        batch_server.http.post(
             url, content=half(), headers={"content-type": "multipart/form-data; boundary=x"}
         )
     assert eventually(lambda: Counter(p.name for p in (Path(folder, "files")).iterdir()) == before)

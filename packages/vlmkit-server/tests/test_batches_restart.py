@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 from running_server import eventually, picture, process, scripted
-from test_batches import begun, ended, entries, line, told
+from test_batches import entries, line, results_of, start_batch, wait_for_end
 
 pytestmark = pytest.mark.posix
 
@@ -72,7 +72,7 @@ def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
     lines = [shown(n) for n in range(150)]
     lines[40]["body"]["temperature"] = 9
     with server_process(tmp_path, max_batch_requests=4) as server:
-        batch = begun(server.client, lines)
+        batch = start_batch(server.client, lines)
         assert eventually(lambda: counts(server, batch).completed >= 10)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
@@ -80,8 +80,8 @@ def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
     with server_process(tmp_path) as server:
         assert 10 <= counts(server, batch).completed < 100
         assert eventually(lambda: counts(server, batch).completed >= 50)
-        late = begun(server.client, [shown(n, ENDLESS) for n in range(30)], window="2s")
-        unchecked = begun(server.client, [shown(n) for n in range(30)])
+        late = start_batch(server.client, [shown(n, ENDLESS) for n in range(30)], window="2s")
+        unchecked = start_batch(server.client, [shown(n) for n in range(30)])
         num_done = counts(server, batch).completed
         server.process.kill()
         server.process.wait()
@@ -90,17 +90,17 @@ def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
     before = max((each for each in texts if b"batch_req" in each[0]), key=len)[:num_done]
     assert len(before) == num_done
     with server_process(tmp_path) as server:
-        batch = ended(server.client, batch)
+        batch = wait_for_end(server.client, batch)
         assert batch.status == "completed"
-        found = told(server.client, batch)
+        found = results_of(server.client, batch)
         assert found.keys() == {f"\u2028{n}" for n in range(150)}
         (bad,) = entries(server.client, batch.error_file_id)
         assert bad["custom_id"] == "\u202840"
         after = server.client.files.content(batch.output_file_id).read()
         assert after.startswith(b"".join(before))  # answered lines were not sent to the model again
         assert (batch.request_counts.completed, batch.request_counts.failed) == (149, 1)
-        assert ended(server.client, late).status == "expired"
-        assert ended(server.client, unchecked).request_counts.completed == 30
+        assert wait_for_end(server.client, late).status == "expired"
+        assert wait_for_end(server.client, unchecked).request_counts.completed == 30
         known = {file.id for file in server.client.files.list()}
         assert {path.name for path in files(tmp_path)} == known
 
@@ -117,11 +117,11 @@ def test_a_line_that_crashes_the_process_three_times_is_not_retried(tmp_path):
     for _ in range(3):
         with process(command(tmp_path), tmp_path) as server:
             if batch is None:
-                batch = begun(server.client, lines)
+                batch = start_batch(server.client, lines)
             assert server.process.wait(60) == -signal.SIGKILL
     with server_process(tmp_path) as server:
-        batch = ended(server.client, batch)
-        found = told(server.client, batch)
+        batch = wait_for_end(server.client, batch)
+        found = results_of(server.client, batch)
         assert found.keys() == {str(n) for n in range(20)}
         assert found.pop("7")["error"]["code"] == "server_error"
         assert {each["response"]["status_code"] for each in found.values()} == {200}
@@ -170,11 +170,11 @@ def test_large_batches_take_little_memory_and_a_huge_line_is_refused(tmp_path):
         batch = begun_of(server.client, tmp_path / "lines.jsonl")
         assert eventually(lambda: counts(server, batch).completed >= 500)
         batch = server.client.batches.cancel(batch.id)
-        batch = ended(server.client, batch)
+        batch = wait_for_end(server.client, batch)
         assert counts(server, batch).total == 50_000
-        assert len(told(server.client, batch)) == 50_000
+        assert len(results_of(server.client, batch)) == 50_000
         assert memory(server, "VmHWM") - before < 50 * 2**20
-        batch = ended(server.client, begun_of(server.client, tmp_path / "huge.jsonl"))
+        batch = wait_for_end(server.client, begun_of(server.client, tmp_path / "huge.jsonl"))
         assert [(e.code, e.line) for e in batch.errors.data] == [("line_too_long", 1)]
         assert memory(server, "VmHWM") - before < 250 * 2**20
 

@@ -17,7 +17,7 @@ from vlmkit_server.wire.answer_forms import Formed
 from vlmkit_server.wire.table import TABLE
 
 
-def told(server, name="mock"):
+def model_capabilities(server, name="mock"):
     models = server.get("/v1/capabilities").json()["models"]
     return next(model for model in models if model["id"] == name)
 
@@ -26,11 +26,11 @@ def test_every_route_with_a_body_is_listed(server):
     routes = [route for route in create_app({}).routes if isinstance(route, HTTPRoute)]
     posted = {r.path for r in routes if "POST" in r.methods and not r.path_parameters}
     of_no_model = {"/v1/files", "/v1/batches", "/v1/messages/batches"}
-    assert set(told(server)["endpoints"]) == posted - of_no_model
+    assert set(model_capabilities(server)["endpoints"]) == posted - of_no_model
 
 
 def test_a_model_is_listed_with_the_limits_of_its_pipeline(server):
-    model, facts = told(server), server.runner().facts
+    model, facts = model_capabilities(server), server.runner().facts
     assert (model["state"], model["modalities"]) == ("ready", ["text", "image"])
     assert model["limits"]["max_model_len"] == facts.limits.max_sequence_tokens
     assert model["limits"]["max_images"] == facts.bounds.max_images
@@ -46,7 +46,7 @@ def some(names, path):
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_fields_listed_as_refused_are_refused(server, path):
-    endpoint = told(server)["endpoints"][path]
+    endpoint = model_capabilities(server)["endpoints"][path]
     assert not set(endpoint["parameters"]) & set(endpoint["refused"])
     for name in some(set(endpoint["refused"]) - set(Formed.__struct_fields__), path):
         answer = server.post(with_field(MINIMAL[path], name, "x"), path)
@@ -60,7 +60,7 @@ def test_fields_listed_as_refused_are_refused(server, path):
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_refused_fields_are_listed(server, path):
     """Fields of other servers that change the answer are listed, too, though no body has them."""
-    endpoint = told(server)["endpoints"][path]
+    endpoint = model_capabilities(server)["endpoints"][path]
     for name in some(TABLE, path):
         if "." in name and name not in endpoint["refused"]:
             continue
@@ -76,7 +76,7 @@ def test_refused_fields_are_listed(server, path):
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_fields_listed_without_effect_are_accepted_and_reported_or_labels(server, path):
-    endpoint = told(server)["endpoints"][path]
+    endpoint = model_capabilities(server)["endpoints"][path]
     assert not set(endpoint["without_effect"]) & {*endpoint["refused"], *endpoint["aliases"]}
     for name in some(endpoint["without_effect"], path):
         if "." not in name and name not in endpoint["parameters"]:
@@ -86,7 +86,7 @@ def test_fields_listed_without_effect_are_accepted_and_reported_or_labels(server
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_an_alias_is_listed_with_its_target(server, path):
-    endpoint = told(server)["endpoints"][path]
+    endpoint = model_capabilities(server)["endpoints"][path]
     assert set(endpoint["aliases"].values()) <= set(endpoint["parameters"])
     for name in endpoint["aliases"]:
         if name == "json_schema":
@@ -145,7 +145,7 @@ def simple():
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_fields_that_a_model_does_not_support_are_listed_as_refused(simple, path):
-    endpoint = told(simple)["endpoints"][path]
+    endpoint = model_capabilities(simple)["endpoints"][path]
     for name, value in SAYING.items():
         if name not in {*endpoint["parameters"], *endpoint["refused"]}:
             continue
@@ -160,7 +160,7 @@ def test_fields_that_a_model_does_not_support_are_listed_as_refused(simple, path
 
 
 def test_nested_sampling_parameters_that_the_sampler_ignores_are_listed_as_refused(simple):
-    endpoint = told(simple)["endpoints"]["/inference/v1/generate"]
+    endpoint = model_capabilities(simple)["endpoints"]["/inference/v1/generate"]
     body = {"token_ids": [104], "sampling_params": {"max_tokens": 2}}
     for name in ("temperature", "top_p", "min_p"):
         assert f"sampling_params.{name}" in endpoint["refused"]
@@ -168,12 +168,12 @@ def test_nested_sampling_parameters_that_the_sampler_ignores_are_listed_as_refus
             with_field(body, f"sampling_params.{name}", 0.5), "/inference/v1/generate"
         )
         assert answer.status_code == 400
-    assert set(told(simple)["sampler"]["ignores"]) == FOLLOWED
+    assert set(model_capabilities(simple)["sampler"]["ignores"]) == FOLLOWED
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_listed_parameters_are_known(server, path):
-    names = told(server)["endpoints"][path]["parameters"]
+    names = model_capabilities(server)["endpoints"][path]["parameters"]
     for name in set(names) - set(MINIMAL[path]):
         strict = {"x-vlmkit-strict": "1"}
         assert server.post(MINIMAL[path] | {name: None}, path, headers=strict).status_code == 200
@@ -187,7 +187,7 @@ def test_output_formats_are_listed_where_they_are_enforced():
     }
     with running(models) as server:
         for name, status in (("mock", 400), ("formed", 200)):
-            chats = told(server, name)["endpoints"]["/v1/chat/completions"]
+            chats = model_capabilities(server, name)["endpoints"]["/v1/chat/completions"]
             assert ("guided_choice" in chats["parameters"]) == (status == 200)
             assert ("guided_choice" in chats["refused"]) == (status == 400)
             assert server.post(body | {"model": name}).status_code == status
@@ -200,7 +200,7 @@ def test_a_model_without_images_or_embeddings_is_listed_without_them(monkeypatch
     blind = property(lambda self: dataclasses.replace(limits(self), hidden_size=0, precision="bf"))
     monkeypatch.setattr(MockEngine, "limits", blind)
     with running({"mock": mock_pipeline(takes_images=False)}) as server:
-        model = told(server)
+        model = model_capabilities(server)
         assert (model["modalities"], model["limits"]["max_images"]) == (["text"], 0)
         assert (model["embedding_size"], model["precision"]) == (None, "bf")
         assert model["encoder_precision"] is None
@@ -216,13 +216,13 @@ def test_the_precision_of_each_component_is_listed(monkeypatch):
     monkeypatch.setattr(MockEngine, "limits", stating)
     monkeypatch.setattr(MockVisionEncoder, "precision", "fp32", raising=False)
     with running({"mock": mock_pipeline()}) as server:
-        model = told(server)
+        model = model_capabilities(server)
         assert (model["precision"], model["encoder_precision"]) == ("w8a8", "fp32")
 
 
 def test_a_model_that_is_still_loading_is_listed_without_details():
     with running({"mock": mock_pipeline(), "late": None}) as server:
-        late = told(server, "late")
+        late = model_capabilities(server, "late")
         assert late.pop("id") == "late"
         assert late.pop("aliases") == []
         assert late.pop("state") == "waiting"

@@ -103,7 +103,7 @@ def ask(server, text, **options):
     )
 
 
-def told(choice):
+def summary(choice):
     calls = choice.message.tool_calls or []
     return (
         choice.finish_reason,
@@ -125,7 +125,7 @@ EXPECTED = {
 @pytest.mark.parametrize("text", EXPECTED)
 def test_reasoning_text_and_tool_calls_are_separated(channels, text):
     (choice,) = ask(channels, text).choices
-    assert told(choice) == EXPECTED[text]
+    assert summary(choice) == EXPECTED[text]
 
 
 @pytest.mark.parametrize("text", EXPECTED)
@@ -138,13 +138,13 @@ def test_a_stream_has_the_same_channels_as_a_whole_answer(channels, text):
         kinds = [event.type for event in stream]
         (choice,) = stream.get_final_completion().choices
     expected = EXPECTED[text]
-    assert told(choice) == expected
+    assert summary(choice) == expected
     assert (kinds.count("tool_calls.function.arguments.delta") > 10) == bool(expected[3])
 
 
 def test_reasoning_tokens_are_counted_and_stop_strings_ignore_reasoning(channels):
     answer = ask(channels, THOUGHT + SAID, stop=["hm", "rain"])
-    assert told(answer.choices[0]) == ("stop", "hm, é", "It ", [])
+    assert summary(answer.choices[0]) == ("stop", "hm, é", "It ", [])
     num_thought = len("analysis") + len("hm, é".encode()) + 3
     assert answer.usage.completion_tokens_details.reasoning_tokens == num_thought
 
@@ -152,7 +152,7 @@ def test_reasoning_tokens_are_counted_and_stop_strings_ignore_reasoning(channels
 @pytest.mark.parametrize("options", [{"tools": openai.omit}, {"tool_choice": "none"}])
 def test_a_tool_call_is_text_if_the_request_has_no_callable_tools(channels, options):
     (choice,) = ask(channels, THOUGHT + CALL, **options).choices
-    assert told(choice) == ("stop", "hm, é", '{"city": "Köln"}', [])
+    assert summary(choice) == ("stop", "hm, é", '{"city": "Köln"}', [])
 
 
 def test_an_answer_and_its_tool_results_can_be_sent_back(channels):
@@ -182,15 +182,15 @@ def test_a_required_call_is_refused_without_a_constraint_compiler(channels, opti
         ask(channels, SAID, **options)
     assert refused.value.param == param
     (choice,) = ask(channels, THOUGHT + SAID).choices
-    assert told(choice) == EXPECTED[THOUGHT + SAID]
+    assert summary(choice) == EXPECTED[THOUGHT + SAID]
 
 
 def test_each_request_compiles_to_one_grammar_of_the_whole_answer():
-    asked = []
+    constraints = []
 
     class Noting(SpellingCompiler):
         def compile(self, constraint):
-            asked.append(constraint)
+            constraints.append(constraint)
             return super().compile(constraint)
 
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes"]}}}
@@ -207,14 +207,14 @@ def test_each_request_compiles_to_one_grammar_of_the_whole_answer():
         for options, schemas in cases:
             with pytest.raises(openai.BadRequestError):  # the compiler supports lists of texts only
                 ask(server, SAID, **options)
-            grammar = asked[0]  # trials of its parts follow
+            grammar = constraints[0]  # trials of its parts follow
             assert isinstance(grammar, Lark)
             assert {name for name, _ in grammar.schemas} == schemas
-            asked.clear()
+            constraints.clear()
         with pytest.raises(openai.BadRequestError, match="answers in channels"):
             ask(server, SAID, extra_body={"structured_outputs": {"grammar": 'start: "a"'}})
-        assert told(ask(server, SAID, tools=openai.omit).choices[0])[2] == "It rains."
-        assert asked == []
+        assert summary(ask(server, SAID, tools=openai.omit).choices[0])[2] == "It rains."
+        assert constraints == []
 
 
 def test_a_reasoning_budget_ends_the_analysis_channel(channels):
@@ -223,4 +223,4 @@ def test_a_reasoning_budget_ends_the_analysis_channel(channels):
     ).choices
     assert choice.message.reasoning_content == "hm"
     (choice,) = ask(channels, THOUGHT + SAID, extra_body={"thinking_token_budget": 99}).choices
-    assert told(choice) == EXPECTED[THOUGHT + SAID]
+    assert summary(choice) == EXPECTED[THOUGHT + SAID]

@@ -154,13 +154,13 @@ def test_an_echo_without_answer_has_the_prompt_logprobs_of_the_python_api(server
             assert answer["usage"]["prompt_tokens"] == len(tokens_of(text))
             assert answer["usage"]["completion_tokens"] == 0
         assert choice["text"] == text
-        told = choice["logprobs"]
-        assert told["tokens"] == ["", "a", " ", "n", "bytes:\\xc3", "bytes:\\xa9", "!"]
-        assert told["token_logprobs"] == [None, *(sample.logprob for sample in scores)]
-        assert told["text_offset"] == [0, 0, 1, 2, 3, 3, 4]
-        assert told["top_logprobs"][0] is None
+        columns = choice["logprobs"]
+        assert columns["tokens"] == ["", "a", " ", "n", "bytes:\\xc3", "bytes:\\xa9", "!"]
+        assert columns["token_logprobs"] == [None, *(sample.logprob for sample in scores)]
+        assert columns["text_offset"] == [0, 0, 1, 2, 3, 3, 4]
+        assert columns["top_logprobs"][0] is None
         for top, token, sample in zip(
-            told["top_logprobs"][1:], told["tokens"][1:], scores, strict=True
+            columns["top_logprobs"][1:], columns["tokens"][1:], scores, strict=True
         ):
             assert top[token] == sample.logprob
             likeliest = {}  # special tokens share the empty text, and the most likely one counts
@@ -172,21 +172,21 @@ def test_an_echo_without_answer_has_the_prompt_logprobs_of_the_python_api(server
 
 def test_logprobs_of_an_echo_cover_prompt_and_answer(server):
     choice = complete(server, scripted(text="é!"), echo=True, logprobs=0).choices[0]
-    told = choice.logprobs
-    assert told.top_logprobs is None
-    assert told.tokens[-3:] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset)
+    columns = choice.logprobs
+    assert columns.top_logprobs is None
+    assert columns.tokens[-3:] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
+    assert len(columns.tokens) == len(columns.token_logprobs) == len(columns.text_offset)
     start = len(choice.text) - 2
-    assert told.text_offset[-3:] == [start, start, start + 1]
+    assert columns.text_offset[-3:] == [start, start, start + 1]
     assert choice.text.endswith("é!")
 
 
 def test_a_stream_has_the_same_logprobs_columns_as_a_whole_answer(server):
     given = body(scripted(text="né!"), logprobs=2, max_tokens=9)
     whole = server.post(given, PATH).json()["choices"][0]["logprobs"]
-    told = [event["choices"][0]["logprobs"] for event in events(server, given)]
+    parts = [event["choices"][0]["logprobs"] for event in events(server, given)]
     for name, column in whole.items():
-        assert [entry for part in told for entry in part[name]] == column
+        assert [entry for part in parts for entry in part[name]] == column
 
 
 def test_token_ids_are_returned_on_request(server):
@@ -317,6 +317,6 @@ def test_a_request_that_does_not_fit_the_queue_releases_all_its_prompts():
 def test_a_completion_prompt_is_not_rendered_as_a_chat(server):
     assert complete(server, "hello").choices[0].text == "hello"
     assert server.post(chat("hello")).json()["choices"][0]["message"]["content"] == "hello"
-    told = asyncio.run(server.runner().atokenize(Request(text="hello"))).token_ids
-    assert list(told) == tokens_of("hello")
+    token_ids = asyncio.run(server.runner().atokenize(Request(text="hello"))).token_ids
+    assert list(token_ids) == tokens_of("hello")
     assert vlmkit.Model(server.runner()).generate("hello").text == "hello"

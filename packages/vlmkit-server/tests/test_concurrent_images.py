@@ -67,8 +67,8 @@ def test_requests_with_images_leave_a_worker_to_text_requests():
     """Concurrent requests do not deadlock over each other's workers."""
     with running() as server, ThreadPoolExecutor(8) as clients:
         shown = body(*[picture(1500, 1000, kind="JPEG")] * 4)
-        asked = [clients.submit(server.post, each) for each in [shown, chat("hello")] * 8]
-        assert [answer.result().status_code for answer in asked] == [200] * 16
+        answers = [clients.submit(server.post, each) for each in [shown, chat("hello")] * 8]
+        assert [answer.result().status_code for answer in answers] == [200] * 16
 
 
 def test_images_over_the_pixel_limit_together_are_refused_in_any_order():

@@ -45,7 +45,7 @@ def sent(server, content=b"what it holds"):
     return server.client().files.create(file=("a", content), purpose="user_data")
 
 
-def kept(root):
+def folder_settings(root):
     return {"folder": str(root)}
 
 
@@ -90,18 +90,20 @@ def test_a_new_folder_may_hold_other_files_of_the_same_server(tmp_path):
     (tmp_path / "lost+found").mkdir()
     settings = {name: str(tmp_path / file) for name, file in named.items()}
     limits = {"key": ("requests=9/day",), "usage_file": str(tmp_path / "usage.sqlite")}
-    with running(data=DataSettings(**kept(tmp_path)), limits=LimitsSettings(**limits), **settings):
+    with running(
+        data=DataSettings(**folder_settings(tmp_path)), limits=LimitsSettings(**limits), **settings
+    ):
         assert (tmp_path / DATABASE).exists()
 
 
 def test_foreign_files_in_the_data_folder_stay(tmp_path):
-    with running(data=DataSettings(**kept(tmp_path / "data"))) as server:
+    with running(data=DataSettings(**folder_settings(tmp_path / "data"))) as server:
         file = sent(server)
     (tmp_path / "data/files/thesis.tex").write_text("years of work")
     (tmp_path / "data/files/more").mkdir()
     (tmp_path / "data/notes").write_text("more")
     before = contents(tmp_path / "data/files")
-    with running(data=DataSettings(**kept(tmp_path / "data"))) as server:
+    with running(data=DataSettings(**folder_settings(tmp_path / "data"))) as server:
         assert server.client().files.content(file.id).read() == b"what it holds"
     assert contents(tmp_path / "data/files") == before
     assert (tmp_path / "data/notes").read_text() == "more"
@@ -143,7 +145,7 @@ def without_rights():
 
 
 def test_stored_files_without_their_database_are_refused_and_stay(tmp_path, capsys):
-    with running(data=DataSettings(**kept(tmp_path))) as server:
+    with running(data=DataSettings(**folder_settings(tmp_path))) as server:
         sent(server)
     for path in tmp_path.glob(f"{DATABASE}*"):
         path.unlink()
@@ -166,15 +168,15 @@ def test_an_empty_database_beside_stored_files_is_refused(tmp_path):
 
 def test_files_missing_in_an_older_database_stay_and_are_logged(tmp_path, caplog):
     root = tmp_path / "data"
-    with running(data=DataSettings(**kept(root))) as server:
+    with running(data=DataSettings(**folder_settings(root))) as server:
         first = sent(server, b"first")
     shutil.copytree(root, tmp_path / "backup")
-    with running(data=DataSettings(**kept(root))) as server:
+    with running(data=DataSettings(**folder_settings(root))) as server:
         second = sent(server, b"second")
     for path in root.glob(f"{DATABASE}*"):
         path.unlink()
     shutil.copy(tmp_path / "backup" / DATABASE, root)
-    with running(data=DataSettings(**kept(root))) as server:
+    with running(data=DataSettings(**folder_settings(root))) as server:
         assert server.client().files.content(first.id).read() == b"first"
         with pytest.raises(openai.NotFoundError):
             server.client().files.content(second.id)
@@ -228,7 +230,7 @@ def test_a_data_folder_of_the_first_release_is_read(tmp_path):
             row,
         )
     on.close()
-    with running(data=DataSettings(**kept(tmp_path))) as server:
+    with running(data=DataSettings(**folder_settings(tmp_path))) as server:
         assert (tmp_path / "files" / OURS).read_text() == "an upload"
         file = sent(server)
         server.client().files.delete(file.id)
@@ -283,7 +285,7 @@ def test_a_symbolic_link_within_the_folder_is_refused(tmp_path, name):
 @pytest.mark.posix
 def test_a_link_pipe_or_folder_with_the_name_of_a_stored_file_is_not_opened(tmp_path):
     (tmp_path / "secret").write_text("a secret of the operator")
-    with running(data=DataSettings(**kept(tmp_path / "data"))) as server:
+    with running(data=DataSettings(**folder_settings(tmp_path / "data"))) as server:
         client = server.client()
         for make in ("link", "pipe", "folder"):
             file = sent(server)

@@ -117,12 +117,14 @@ def test_embeddings_are_normalised_on_request(fields):
     with running({"mock": plain, "scaled": mock_pipeline()}) as server:
         bodies = [{"model": name, "input": TEXTS} for name in ("mock", "scaled")]
         long, scaled = (server.post(body, "/v1/embeddings").json()["data"] for body in bodies)
-        asked = [server.post(body | fields, "/v1/embeddings").json()["data"] for body in bodies]
+        normalised = [
+            server.post(body | fields, "/v1/embeddings").json()["data"] for body in bodies
+        ]
     lengths = np.linalg.norm([each["embedding"] for each in long], axis=1)
     assert (abs(lengths - 1) > 0.01).all()
-    assert asked[1] == scaled
+    assert normalised[1] == scaled
     np.testing.assert_allclose(
-        [each["embedding"] for each in asked[0]],
+        [each["embedding"] for each in normalised[0]],
         [each["embedding"] for each in scaled],
         rtol=1e-5,
         atol=1e-7,

@@ -1,7 +1,7 @@
 """Empty values within messages, and tool-call arguments as objects."""
 
 import pytest
-from running_server import asked, chat, said
+from running_server import chat, recorded_requests, said
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ABSENT = "absent"
@@ -38,7 +38,7 @@ def body(path, conversation):
 
 def seen(server, monkeypatch, path, conversation):
     """Return the messages that reach the model, and the header of ignored fields."""
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         answer = server.post(body(path, conversation), path)
     assert answer.status_code == 200, answer.text
     return [said(message) for message in requests[0].messages], answer.headers.get(

@@ -148,8 +148,8 @@ def test_concurrent_large_images_do_not_block_the_event_loop(server):
 
     server.stops()
     with neighbour(server), ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(status) for _ in range(8)]
-        assert [answer.result() for answer in asked] == [400] * 8
+        answers = [clients.submit(status) for _ in range(8)]
+        assert [answer.result() for answer in answers] == [400] * 8
     assert server.longest_stop_s() < MAX_STOP_S
 
 

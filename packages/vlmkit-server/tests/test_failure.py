@@ -73,10 +73,10 @@ def test_a_fatal_engine_error_ends_the_command_with_a_code_and_a_reason(tmp_path
             list(cut_off)
         assert caught.value.code == "model_failed"
         assert server.process.wait(300) == 3
-    told = server.log.read_text()
-    assert "the engine loop failed; no more requests are served" in told
-    assert "builtins.RuntimeError" in told  # no message: it may quote a client
-    assert "error: the engine of model 'fragile' failed, and the server ended\nhint: " in told
+    log = server.log.read_text()
+    assert "the engine loop failed; no more requests are served" in log
+    assert "builtins.RuntimeError" in log  # no message: it may quote a client
+    assert "error: the engine of model 'fragile' failed, and the server ended\nhint: " in log
 
 
 def test_liveness_fails_while_answers_of_other_models_finish(tmp_path):

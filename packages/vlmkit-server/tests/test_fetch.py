@@ -141,11 +141,11 @@ def test_a_non_public_address_is_never_connected_to(site, url):
 
 
 def test_a_redirect_to_a_non_public_address_is_not_followed(site, monkeypatch):
-    asked = []
+    addresses = []
 
     def only_the_first(address):
-        asked.append(address)
-        return len(asked) <= 2  # once for the URL, and once for the connection
+        addresses.append(address)
+        return len(addresses) <= 2  # once for the URL, and once for the connection
 
     refused(f"{site.url}/to/{site.url}/image", may_connect=only_the_first)
     assert [path for path, _ in site.requests] == [f"/to/{site.url}/image"]

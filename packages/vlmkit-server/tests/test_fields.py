@@ -63,8 +63,8 @@ def test_token_ids_are_returned_on_request(server):
         assert events[0].prompt_token_ids == answer.prompt_token_ids
         assert not any(hasattr(event, "prompt_token_ids") for event in events[1:])
         choices = [event.choices[0] for event in events]
-        told = [i for choice in choices for i in getattr(choice, "token_ids", None) or ()]
-        assert told == said_ids
+        ids = [i for choice in choices for i in getattr(choice, "token_ids", None) or ()]
+        assert ids == said_ids
         assert "".join(choice.delta.content or "" for choice in choices) == "né"
     plain = server.post(chat()).json()
     assert "prompt_token_ids" not in plain
@@ -73,11 +73,11 @@ def test_token_ids_are_returned_on_request(server):
 
 def test_choices_of_a_stream_have_their_own_token_ids(server):
     events = list(ask(server, scripted(text="ab"), stream=True, n=2, return_token_ids=True))
-    told = {0: [], 1: []}
+    ids = {0: [], 1: []}
     for event in events:
         for choice in event.choices:
-            told[choice.index] += getattr(choice, "token_ids", None) or []
-    assert told == {0: [*b"ab", END], 1: [*b"ab", END]}
+            ids[choice.index] += getattr(choice, "token_ids", None) or []
+    assert ids == {0: [*b"ab", END], 1: [*b"ab", END]}
 
 
 def test_a_cache_salt_separates_prefix_caches(server):

@@ -221,6 +221,6 @@ def test_a_form_over_the_body_limit_is_refused():
 
 
 def test_limits_of_stored_files_are_listed(server):
-    told = server.get("/v1/capabilities").json()
-    assert told["files"] == msgspec.to_builtins(FilesSettings())
-    assert told["models"][0]["media_loaders"] == ["image", "tiff"]
+    capabilities = server.get("/v1/capabilities").json()
+    assert capabilities["files"] == msgspec.to_builtins(FilesSettings())
+    assert capabilities["models"][0]["media_loaders"] == ["image", "tiff"]

@@ -49,50 +49,50 @@ def streaming(server, name, text=ENDLESS):
     return connection
 
 
-def test_a_model_is_loaded_for_the_first_request_that_names_it(yard):
-    with served({"one": yard.spec("one"), "two": yard.spec("two")}) as server:
+def test_a_model_is_loaded_for_the_first_request_that_names_it(loader):
+    with served({"one": loader.spec("one"), "two": loader.spec("two")}) as server:
         assert states(server) == {"one": "unloaded", "two": "unloaded"}
         assert server.get("/readyz").status_code == 200
         assert server.get("/v1/models/one").json()["max_model_len"] is None
         assert [said(ask(server, "one")) for _ in range(2)] == ["hello", "hello"]
         assert states(server) == {"one": "ready", "two": "unloaded"}
         assert server.get("/v1/models/one").json()["max_model_len"]
-    assert yard.num_loads == {"one": 1}
-    assert yard.held == 0
+    assert loader.num_loads == {"one": 1}
+    assert loader.held == 0
 
 
-def test_concurrent_requests_load_a_model_once_and_do_not_block_other_models(yard, pool):
-    yard_models = {"slow": yard.spec("slow"), "quick": yard.spec("quick")}
-    with served(yard_models) as server:
+def test_concurrent_requests_load_a_model_once_and_do_not_block_other_models(loader, pool):
+    models = {"slow": loader.spec("slow"), "quick": loader.spec("quick")}
+    with served(models) as server:
         assert said(ask(server, "quick")) == "hello"
-        yard.hold("slow")
+        loader.hold("slow")
         answers = [pool.submit(ask, server, "slow", str(n)) for n in range(3)]
         assert waits(server, "slow", 3)
         assert states(server)["slow"] == "loading"
         assert server.get("/readyz").json()["models"]["slow"]["num_waiting_for_load"] == 3
         assert server.get("/readyz").status_code == 200
         assert said(ask(server, "quick")) == "hello"
-        yard.let_go("slow")
+        loader.let_go("slow")
         assert [said(answer.result()) for answer in answers] == ["0", "1", "2"]
-    assert yard.num_loads == {"quick": 1, "slow": 1}
+    assert loader.num_loads == {"quick": 1, "slow": 1}
 
 
-def test_a_client_that_disconnects_while_waiting_affects_no_other(yard, pool):
-    with served({"one": yard.spec("one")}) as server:
-        yard.hold("one")
+def test_a_client_that_disconnects_while_waiting_affects_no_other(loader, pool):
+    with served({"one": loader.spec("one")}) as server:
+        loader.hold("one")
         gone = server.connect(chat() | {"model": "one"})
         stays = pool.submit(ask, server, "one")
         assert waits(server, "one", 2)
         gone.close()
         assert waits(server, "one", 1)
-        yard.let_go("one")
+        loader.let_go("one")
         assert said(stays.result()) == "hello"
         assert server.service.models["one"].num_users == 0
 
 
-def test_a_model_whose_waiting_requests_disconnected_is_not_loaded(yard, pool):
-    with served({"first": yard.spec("first"), "then": yard.spec("then")}) as server:
-        yard.hold("first")
+def test_a_model_whose_waiting_requests_disconnected_is_not_loaded(loader, pool):
+    with served({"first": loader.spec("first"), "then": loader.spec("then")}) as server:
+        loader.hold("first")
         first = pool.submit(ask, server, "first")
         assert waits(server, "first", 1)
         gone = server.connect(chat() | {"model": "then"})
@@ -100,46 +100,46 @@ def test_a_model_whose_waiting_requests_disconnected_is_not_loaded(yard, pool):
         assert states(server) == {"first": "loading", "then": "waiting"}
         gone.close()
         assert eventually(lambda: states(server)["then"] == "unloaded")
-        yard.let_go("first")
+        loader.let_go("first")
         assert said(first.result()) == "hello"
-    assert yard.num_loads == {"first": 1}
+    assert loader.num_loads == {"first": 1}
 
 
-def test_a_failed_load_fails_all_waiting_requests_and_is_retried(yard, pool, monkeypatch):
-    with served({"one": yard.spec("one"), "two": yard.spec("two")}) as server:
-        yard.hold("one")
-        yard.breaks("one")
+def test_a_failed_load_fails_all_waiting_requests_and_is_retried(loader, pool, monkeypatch):
+    with served({"one": loader.spec("one"), "two": loader.spec("two")}) as server:
+        loader.hold("one")
+        loader.breaks("one")
         answers = [pool.submit(ask, server, "one") for _ in range(3)]
         assert waits(server, "one", 3)
-        yard.let_go("one")
+        loader.let_go("one")
         for answer in answers:
             assert refused(answer.result()) == (503, "model_failed")
             assert 1 <= int(answer.result().headers["retry-after"]) <= 30
             assert "weights" not in answer.result().text
-        yard.breaks("one", is_broken=False)
+        loader.breaks("one", is_broken=False)
         assert refused(ask(server, "one")) == (503, "model_failed")
-        assert yard.num_loads == {"one": 1}  # requests cannot cause endless attempts
+        assert loader.num_loads == {"one": 1}  # requests cannot cause endless attempts
         assert server.get("/readyz").status_code == 200
         monkeypatch.setattr(fleet_module, "RETRY_LOAD_S", 0)
         assert said(ask(server, "one")) == "hello"
-    assert yard.held == 0
+    assert loader.held == 0
 
 
-def test_the_least_recently_used_idle_model_is_evicted(yard):
-    specs = {name: yard.spec(name, 2) for name in ("a", "b", "c")}
+def test_the_least_recently_used_idle_model_is_evicted(loader):
+    specs = {name: loader.spec(name, 2) for name in ("a", "b", "c")}
     with served(specs, memory_budget_bytes=5) as server:
         for name in "aba":
             assert said(ask(server, name)) == "hello"
         assert said(ask(server, "c")) == "hello"
         assert states(server) == {"a": "ready", "b": "unloaded", "c": "ready"}
         assert server.get("/v1/models/b").json()["max_model_len"]  # known after unloading
-    assert yard.most_held == 4
-    assert yard.held == 0
+    assert loader.most_held == 4
+    assert loader.held == 0
 
 
-def test_a_busy_model_is_not_unloaded_and_other_models_wait_for_memory(yard, pool):
-    specs = {name: yard.spec(name, 3) for name in ("busy", "other")}
-    with served(specs | {"small": yard.spec("small")}, memory_budget_bytes=4) as server:
+def test_a_busy_model_is_not_unloaded_and_other_models_wait_for_memory(loader, pool):
+    specs = {name: loader.spec(name, 3) for name in ("busy", "other")}
+    with served(specs | {"small": loader.spec("small")}, memory_budget_bytes=4) as server:
         connection = streaming(server, "busy")
         waiting = pool.submit(ask, server, "other")
         assert waits(server, "other", 1)
@@ -149,70 +149,70 @@ def test_a_busy_model_is_not_unloaded_and_other_models_wait_for_memory(yard, poo
         connection.close()
         assert said(waiting.result()) == "hello"
         assert states(server)["busy"] == "unloaded"
-    assert yard.most_held == 4
+    assert loader.most_held == 4
 
 
-def test_the_wait_for_a_model_has_a_timeout(yard):
-    with served({"one": yard.spec("one")}, load_wait_s=0.05) as server:
-        yard.hold("one")
+def test_the_wait_for_a_model_has_a_timeout(loader):
+    with served({"one": loader.spec("one")}, load_wait_s=0.05) as server:
+        loader.hold("one")
         answer = ask(server, "one")
         assert refused(answer) == (503, "model_loading")
         assert answer.headers["retry-after"]
-        yard.let_go("one")
+        loader.let_go("one")
         assert eventually(lambda: states(server)["one"] == "ready")
         assert said(ask(server, "one")) == "hello"
 
 
-def test_at_most_half_of_the_requests_wait_for_models(yard, pool):
-    models = {"one": yard.spec("one"), "two": mock_pipeline()}
+def test_at_most_half_of_the_requests_wait_for_models(loader, pool):
+    models = {"one": loader.spec("one"), "two": mock_pipeline()}
     with running(models, max_requests=4, fleet=FleetSettings(load="use")) as server:
-        yard.hold("one")
+        loader.hold("one")
         answers = [pool.submit(ask, server, "one") for _ in range(2)]
         assert waits(server, "one", 2)
         assert refused(ask(server, "one")) == (429, "server_overloaded")
         assert said(ask(server, "two")) == "hello"
-        yard.let_go("one")
+        loader.let_go("one")
         assert [said(answer.result()) for answer in answers] == ["hello"] * 2
 
 
-def test_an_idle_model_is_unloaded_and_loaded_again_on_use(yard):
-    specs = {"kept": yard.spec("kept"), "idle": yard.spec("idle", idle_unload_s=0.05)}
+def test_an_idle_model_is_unloaded_and_loaded_again_on_use(loader):
+    specs = {"kept": loader.spec("kept"), "idle": loader.spec("idle", idle_unload_s=0.05)}
     with served(specs) as server:
         assert said(ask(server, "kept")) == "hello"
         connection = streaming(server, "idle")
         assert states(server)["idle"] == "ready"
         connection.close()
         assert eventually(lambda: states(server)["idle"] == "unloaded")
-        assert eventually(lambda: yard.held == 1)
+        assert eventually(lambda: loader.held == 1)
         assert said(ask(server, "idle")) == "hello"
         assert states(server)["kept"] == "ready"
 
 
-def test_models_loaded_at_startup_are_unloaded_when_idle(yard):
-    with served({"one": yard.spec("one")}, load="start", idle_unload_s=0.05) as server:
-        assert eventually(lambda: yard.num_loads["one"] and states(server)["one"] == "unloaded")
+def test_models_loaded_at_startup_are_unloaded_when_idle(loader):
+    with served({"one": loader.spec("one")}, load="start", idle_unload_s=0.05) as server:
+        assert eventually(lambda: loader.num_loads["one"] and states(server)["one"] == "unloaded")
         assert server.get("/readyz").status_code == 200
         assert said(ask(server, "one")) == "hello"
 
 
-def test_a_model_over_the_memory_budget_is_refused_by_name(yard, caplog):
-    specs = {"large": yard.spec("large", 9, weigh=lambda: 9), "small": yard.spec("small", 2)}
+def test_a_model_over_the_memory_budget_is_refused_by_name(loader, caplog):
+    specs = {"large": loader.spec("large", 9, weigh=lambda: 9), "small": loader.spec("small", 2)}
     with served(specs, memory_budget_bytes=8) as server:
         assert said(ask(server, "small")) == "hello"
         assert refused(ask(server, "large")) == (503, "model_too_large")
         assert states(server) == {"large": "failed", "small": "ready"}
         assert server.get("/readyz").json()["models"]["large"]["memory_bytes"] == 9
-    assert yard.num_loads == {"small": 1}
+    assert loader.num_loads == {"small": 1}
     assert "model 'large' takes 9 bytes, more than server.fleet.memory_budget_bytes = 8" in (
         caplog.text
     )
 
 
-def test_a_model_whose_size_cannot_be_estimated_fails(yard):
+def test_a_model_whose_size_cannot_be_estimated_fails(loader):
     def weigh():
         raise ConfigError("no such folder")
 
-    specs = {"lost": yard.spec("lost", weigh=weigh), "small": yard.spec("small", 2)}
+    specs = {"lost": loader.spec("lost", weigh=weigh), "small": loader.spec("small", 2)}
     with served(specs, memory_budget_bytes=8) as server:
         assert refused(ask(server, "lost")) == (503, "model_failed")
         assert said(ask(server, "small")) == "hello"
@@ -228,16 +228,16 @@ def test_a_model_whose_size_cannot_be_estimated_fails(yard):
         ({"aliases": ("one",)}, "two models are called 'one'"),
     ],
 )
-def test_conflicting_models_are_refused_before_any_is_loaded(yard, fields, message):
-    specs = {"one": yard.spec("one", **fields), "two": yard.spec("two")}
+def test_conflicting_models_are_refused_before_any_is_loaded(loader, fields, message):
+    specs = {"one": loader.spec("one", **fields), "two": loader.spec("two")}
     settings = ServerSettings(fleet=FleetSettings(memory_budget_bytes=8))
     with pytest.raises(ConfigError, match=message):
         Service(specs, settings)
-    assert not yard.num_loads
+    assert not loader.num_loads
 
 
-def test_a_model_answers_under_the_alias_of_the_request(yard):
-    specs = {"one": yard.spec("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
+def test_a_model_answers_under_the_alias_of_the_request(loader):
+    specs = {"one": loader.spec("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
     with served(specs) as server:
         for name in ("gpt-4o", "best/one", "one"):
             answer = ask(server, name)
@@ -248,34 +248,34 @@ def test_a_model_answers_under_the_alias_of_the_request(yard):
         assert json.loads(events[0].removeprefix("data: "))["model"] == "gpt-4o"
         listed = {model["id"]: model["root"] for model in server.get("/v1/models").json()["data"]}
         assert listed == {"one": "one", "gpt-4o": "one", "best/one": "one", "two": "two"}
-        told = server.get("/v1/capabilities").json()["models"]
-        assert [(each["id"], each["aliases"]) for each in told] == [
+        capabilities = server.get("/v1/capabilities").json()["models"]
+        assert [(each["id"], each["aliases"]) for each in capabilities] == [
             ("one", ["gpt-4o", "best/one"]),
             ("two", []),
         ]
         assert refused(ask(server, "gpt")) == (404, "model_not_found")
-    assert yard.num_loads == {"one": 1}
+    assert loader.num_loads == {"one": 1}
 
 
-def test_tokenization_embeddings_and_anthropics_api_load_a_model(yard):
+def test_tokenization_embeddings_and_anthropics_api_load_a_model(loader):
     bodies = {
         "/tokenize": {"model": "one", "prompt": "x"},
         "/v1/embeddings": {"model": "one", "input": "x"},
         "/v1/messages": chat(max_tokens=4) | {"model": "one"},
         "/v1/completions": {"model": "one", "prompt": "x", "max_tokens": 2},
     }
-    with served({"one": yard.spec("one", idle_unload_s=0.01)}) as server:
+    with served({"one": loader.spec("one", idle_unload_s=0.01)}) as server:
         for path, body in bodies.items():
             assert server.post(body, path).status_code == 200
             assert eventually(lambda: states(server)["one"] == "unloaded")
-    assert yard.num_loads == {"one": 4}
+    assert loader.num_loads == {"one": 4}
 
 
-def test_a_background_answer_keeps_its_model_loaded(yard):
-    with served({"one": yard.spec("one")}, idle_unload_s=0.01) as server:
+def test_a_background_answer_keeps_its_model_loaded(loader):
+    with served({"one": loader.spec("one")}, idle_unload_s=0.01) as server:
         body = {"model": "one", "input": SHORT, "background": True}
-        told = server.post(body, "/v1/responses").json()
+        response = server.post(body, "/v1/responses").json()
         assert eventually(lambda: states(server)["one"] == "unloaded")
-        stored = server.get(f"/v1/responses/{told['id']}").json()
+        stored = server.get(f"/v1/responses/{response['id']}").json()
         assert stored["status"] == "completed"
         assert len(stored["output"][0]["content"][0]["text"]) == 30

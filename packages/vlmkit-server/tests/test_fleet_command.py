@@ -48,9 +48,9 @@ def test_the_config_and_commands_of_the_guide_work(tmp_path):
             server.stream("hello", "./checkpoints/large")
         server.process.terminate()
         assert server.process.wait(300) == 0
-    told = server.log.read_text()
-    assert told.count("loading 'large'") == 1
-    assert "model 'large' unloaded" in told
+    log = server.log.read_text()
+    assert log.count("loading 'large'") == 1
+    assert "model 'large' unloaded" in log
 
 
 @pytest.mark.posix

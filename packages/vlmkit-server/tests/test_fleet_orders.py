@@ -5,8 +5,8 @@ from collections import Counter
 from unittest import mock
 
 from hypothesis import given, settings, strategies as st
+from mock_loader import MockLoader
 from running_server import eventually, scripted
-from yard import Yard
 
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.observer import Observer
@@ -52,10 +52,10 @@ class Ends(Observer):
 class World:
     """A fleet and its clients."""
 
-    def __init__(self, models, fleet, yard):
+    def __init__(self, models, fleet, loader):
         self.models = models
         self.fleet = fleet
-        self.yard = yard
+        self.yard = loader
         self.asking = []
         self.managing = []
         self.outcomes = Counter()
@@ -83,8 +83,8 @@ class World:
     async def do(self, step):
         match step:
             case ("ask", name, tokens):
-                asked = self.ask(len(self.asking), name, tokens)
-                self.asking.append(asyncio.ensure_future(asked))
+                asking_task = self.ask(len(self.asking), name, tokens)
+                self.asking.append(asyncio.ensure_future(asking_task))
             case ("give up", number) if number < len(self.asking):
                 self.asking[number].cancel()
             case ("load" | "unload" as what, name):
@@ -123,16 +123,16 @@ async def play(orders, world):
     for step in orders:
         await world.do(step)
     await world.end()
-    models, fleet, yard = world.models, world.fleet, world.yard
+    models, fleet, loader = world.models, world.fleet, world.yard
     for name in SIZES:  # after any order, each model can be loaded, used and unloaded
-        yard.breaks(name, is_broken=False)
+        loader.breaks(name, is_broken=False)
         await fleet.control.load(models[name])
         await world.ask(name, name, 3)
         await fleet.control.unload(models[name])
         assert models[name].state == "unloaded"
     for name in SIZES:
         await fleet.control.unload(models[name])
-    assert yard.held == 0
+    assert loader.held == 0
     return world
 
 
@@ -140,20 +140,20 @@ async def play(orders, world):
 @settings(max_examples=settings.default.max_examples // 5)
 def test_no_request_is_lost_or_ended_twice_and_the_memory_budget_holds(orders):
     ends = Ends()
-    yard = Yard(lambda: pipeline(ends))
-    specs = {name: yard.spec(name, size) for name, size in SIZES.items()}
+    loader = MockLoader(lambda: pipeline(ends))
+    specs = {name: loader.spec(name, size) for name, size in SIZES.items()}
     budget = FleetSettings(load="use", memory_budget_bytes=BUDGET_BYTES)
     registry = ModelRegistry(specs, budget)
     fleet = Fleet(registry, budget, max_waiting=100)
     try:
         # A full garbage collection is slow in a test process.
         with mock.patch.object(load_thread, "_give_back", return_value=None):
-            world = asyncio.run(play(orders, World(registry.models, fleet, yard)))
+            world = asyncio.run(play(orders, World(registry.models, fleet, loader)))
     finally:
         for name in SIZES:
-            yard.let_go(name)
+            loader.let_go(name)
         fleet.close()
-    assert yard.most_held <= BUDGET_BYTES
+    assert loader.most_held <= BUDGET_BYTES
     assert set(world.outcomes.values()) <= {1}
     assert world.codes <= {"model_failed", "model_unloaded"}
     # Observers receive events late, and a refused request ends without beginning.

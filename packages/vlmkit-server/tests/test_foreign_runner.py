@@ -38,9 +38,9 @@ def test_answers_of_a_foreign_runner_equal_those_of_a_pipeline(replicas):
         parts = [image_part(picture()), {"type": "text", "text": "what?"}]
         body = {"model": "mock", "logprobs": True, "top_logprobs": 2}
         body["messages"] = [{"role": "user", "content": parts}]
-        told = [each.post(body).json()["choices"] for each in (alone, server)]
-        assert told[0] == told[1]
-        assert told[0][0]["logprobs"]["content"]
+        choices = [each.post(body).json()["choices"] for each in (alone, server)]
+        assert choices[0] == choices[1]
+        assert choices[0][0]["logprobs"]["content"]
         pieces = [each.choices[0].delta.content or "" for each in stream(server, "hello")]
         assert "".join(pieces) == "hello"
         models = [each.get("/v1/models").json()["data"][0] for each in (alone, server)]

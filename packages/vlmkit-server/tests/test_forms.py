@@ -131,15 +131,15 @@ def test_an_answer_matches_its_constraint():
         running({"mock": pipeline}) as server,
     ):
         client = server.client().chat.completions
-        asked = {"model": "mock", "messages": [{"role": "user", "content": "which?"}]}
+        sent = {"model": "mock", "messages": [{"role": "user", "content": "which?"}]}
         for fields in (
             {"guided_choice": ["tree", "trunk"]},
             {"structured_outputs": {"choice": ["tree", "trunk"]}},
         ):
-            said = client.create(**asked, extra_body=fields).choices[0]
+            said = client.create(**sent, extra_body=fields).choices[0]
             assert said.message.content in ("tree", "trunk")
             assert said.finish_reason == "stop"
-            chunks = client.create(**asked, extra_body=fields, stream=True)
+            chunks = client.create(**sent, extra_body=fields, stream=True)
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             assert text == said.message.content
         refused = server.post(chat(response_format=NAMED))

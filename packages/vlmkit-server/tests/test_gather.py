@@ -31,10 +31,10 @@ class Work:
             self._ends.set()
 
 
-def told(way, *items):
+def outcome(way, *items):
     """Return the results or the error, and the work; no task may be left."""
 
-    async def asked():
+    async def run():
         work = Work()
         try:
             return await way(work, items, 8), work
@@ -43,28 +43,28 @@ def told(way, *items):
         finally:
             assert sorted(work.left) == sorted(work.begun)
 
-    return asyncio.run(asyncio.wait_for(asked(), 60))
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 @pytest.mark.parametrize("way", [gather, in_order])
 def test_results_have_the_order_of_the_items(way):
-    assert told(way, "late a", "b", "c")[0] == ["LATE A", "B", "C"]
-    assert told(way)[0] == []
+    assert outcome(way, "late a", "b", "c")[0] == ["LATE A", "B", "C"]
+    assert outcome(way)[0] == []
 
 
 def test_the_first_error_cancels_all_other_items():
-    found, work = told(gather, "endless", "fails", "endless too", "fails")
+    found, work = outcome(gather, "endless", "fails", "endless too", "fails")
     assert found == "fails"
     assert set(work.left) >= {"endless", "endless too"}
 
 
 def test_of_simultaneous_errors_the_first_is_raised():
-    assert told(gather, "endless", "1 fails", "2 fails", "3 fails")[0] == "1 fails"
+    assert outcome(gather, "endless", "1 fails", "2 fails", "3 fails")[0] == "1 fails"
 
 
 @pytest.mark.parametrize(("way", "expected"), [(gather, "2 fails"), (in_order, "late 1 fails")])
 def test_a_later_item_may_fail_first_unless_the_order_counts(way, expected):
-    assert told(way, "late 1 fails", "2 fails")[0] == expected
+    assert outcome(way, "late 1 fails", "2 fails")[0] == expected
 
 
 @pytest.mark.parametrize("way", [gather, in_order])

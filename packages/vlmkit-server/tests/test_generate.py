@@ -99,8 +99,8 @@ def test_a_streamed_answer_equals_the_whole_answer(server):
     for index, choice in enumerate(whole["choices"]):
         own = [e["choices"][0] for e in events if e["choices"][0]["index"] == index]
         assert [i for each in own for i in each["token_ids"]] == choice["token_ids"]
-        told = [entry for each in own for entry in each["logprobs"]["content"]]
-        assert told == choice["logprobs"]["content"]
+        entries = [entry for each in own for entry in each["logprobs"]["content"]]
+        assert entries == choice["logprobs"]["content"]
         assert [each["finish_reason"] for each in own][-1] == choice["finish_reason"]
     assert {event["request_id"] for event in events} == {body["request_id"]}
 

@@ -42,9 +42,9 @@ def test_earlier_reasoning_is_in_the_prompt(server):
 
 def test_an_answer_with_reasoning_can_be_sent_back_unchanged(server):
     client = server.client()
-    asked = {"role": "user", "content": scripted(text="so", reasoning="why")}
-    first = client.chat.completions.create(model="mock", messages=[asked])
-    messages = [asked, first.choices[0].message, {"role": "user", "content": "and?"}]
+    question = {"role": "user", "content": scripted(text="so", reasoning="why")}
+    first = client.chat.completions.create(model="mock", messages=[question])
+    messages = [question, first.choices[0].message, {"role": "user", "content": "and?"}]
     second = client.chat.completions.with_raw_response.create(model="mock", messages=messages)
     assert second.parse().choices[0].message.content == "and?"
     assert "x-vlmkit-ignored" not in second.headers

@@ -129,13 +129,13 @@ WISHES = {
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_optional_openai_fields_without_effect_are_reported(server, path):
     is_chat = path == "/v1/chat/completions"
-    asked = chat() if is_chat else {"model": "mock", "input": "hello"}
+    sent = chat() if is_chat else {"model": "mock", "input": "hello"}
     wishes = WISHES | {"store": True} if is_chat else WISHES
-    assert ignored(server.post(asked | wishes, path)) == ", ".join(sorted(wishes))
+    assert ignored(server.post(sent | wishes, path)) == ", ".join(sorted(wishes))
     neutral = {"store": False, "service_tier": "default", "prediction": None}
-    assert ignored(server.post(asked | neutral, path)) is None
+    assert ignored(server.post(sent | neutral, path)) is None
     for name in wishes:
-        refused = server.post(asked | {name: wishes[name]}, path, headers=STRICT)
+        refused = server.post(sent | {name: wishes[name]}, path, headers=STRICT)
         assert refused.json()["error"]["param"] == name
 
 

@@ -22,7 +22,7 @@ FORMS = {
 }
 
 
-def asked(server, message):
+def post_message(server, message):
     return server.post({"model": "mock", "messages": [{"role": "user"} | message]})
 
 
@@ -35,23 +35,25 @@ def said(answer):
 @pytest.mark.parametrize("form", FORMS)
 def test_an_image_is_accepted_in_each_form(server, form):
     part = {"type": "image_url", "image_url": FORMS[form]}
-    assert said(asked(server, {"content": [part]})).startswith("image 1: 9x7")
+    assert said(post_message(server, {"content": [part]})).startswith("image 1: 9x7")
 
 
 @pytest.mark.parametrize("text", [CONTENT, URL, LINES])
 def test_images_of_a_message_precede_its_content(server, text):
     part = {"type": "image_url", "image_url": {"url": picture(8, 8)}}
-    answer = said(asked(server, {"content": [part], "images": [text]}))
+    answer = said(post_message(server, {"content": [part], "images": [text]}))
     assert answer.startswith("image 1: 9x7")
     assert "image 2: 8x8" in answer
-    assert said(asked(server, {"content": "so", "images": [text]})).startswith("image 1: 9x7")
+    assert said(post_message(server, {"content": "so", "images": [text]})).startswith(
+        "image 1: 9x7"
+    )
 
 
 @pytest.mark.parametrize("url", ["malformed", CONTENT, "ftp://a/b.png", "file:///etc/passwd", ""])
 def test_an_invalid_image_url_is_refused_with_its_location(server, url):
     for image in (url, {"url": url}):
         part = {"type": "image_url", "image_url": image}
-        error = asked(server, {"content": [part]}).json()["error"]
+        error = post_message(server, {"content": [part]}).json()["error"]
         place = "messages[0].content[0].image_url"
         assert error["param"] == (place if image is url else f"{place}.url")
         assert "data:image/png;base64" in error["message"]
@@ -59,7 +61,7 @@ def test_an_invalid_image_url_is_refused_with_its_location(server, url):
 
 @pytest.mark.parametrize("text", ["%%%", "QUJD", ""])
 def test_an_invalid_image_of_the_images_field_is_refused_with_its_location(server, text):
-    error = asked(server, {"content": "so", "images": [CONTENT, text]}).json()["error"]
+    error = post_message(server, {"content": "so", "images": [CONTENT, text]}).json()["error"]
     assert (error["param"], error["code"]) == ("messages[0].images[1]", "invalid_image")
 
 

@@ -25,7 +25,7 @@ def shown(*urls, **fields):
     return {"model": "mock", "messages": [{"role": "user", "content": parts}], **ASKING, **fields}
 
 
-def told(server, *urls, **fields):
+def image_transforms(server, *urls, **fields):
     answer = server.post(shown(*urls, **fields))
     assert answer.status_code == 200, answer.text
     return answer.json()["image_transforms"]
@@ -41,7 +41,7 @@ def fresh():
 def test_the_transform_of_each_image_is_in_the_answer(fresh):
     small = {"url": url(40, 20), "max_image_tokens": 1}
     turned = url(40, 20, orientation=6)
-    first, second = told(fresh, small, turned)
+    first, second = image_transforms(fresh, small, turned)
 
     assert first == {
         "num_tokens": 1,
@@ -66,19 +66,24 @@ def test_the_transform_of_each_image_is_in_the_answer(fresh):
 
 def test_a_repeated_image_is_cached_and_one_of_another_size_is_not(fresh):
     picture = url(64, 48, color="navy")
-    seen = [told(fresh, picture), told(fresh, picture)]
-    other = told(fresh, picture, url(48, 64, color="navy"))
-    smaller = told(fresh, {"url": picture, "max_image_tokens": 2})
+    seen = [image_transforms(fresh, picture), image_transforms(fresh, picture)]
+    other = image_transforms(fresh, picture, url(48, 64, color="navy"))
+    smaller = image_transforms(fresh, {"url": picture, "max_image_tokens": 2})
 
     assert [image["cached"] for images in seen for image in images] == [False, True]
     assert [image["cached"] for image in other] == [True, False]
     assert [image["cached"] for image in smaller] == [False]
-    assert [image["cached"] for image in told(fresh, picture, cache_salt="own")] == [False]
+    assert [image["cached"] for image in image_transforms(fresh, picture, cache_salt="own")] == [
+        False
+    ]
 
 
 def test_an_image_twice_in_one_request_is_reported_as_not_cached(fresh):
     picture = url(32, 24, color="gold")
-    assert [image["cached"] for image in told(fresh, picture, picture)] == [False, False]
+    assert [image["cached"] for image in image_transforms(fresh, picture, picture)] == [
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
@@ -113,5 +118,5 @@ def test_a_conversation_without_images_has_no_transforms(fresh):
 
 
 def test_transforms_report_the_cache_state_of_the_first_choice(fresh):
-    (image,) = told(fresh, url(28, 20, color="tan"), n=3)
+    (image,) = image_transforms(fresh, url(28, 20, color="tan"), n=3)
     assert image["cached"] is False

@@ -127,9 +127,9 @@ def test_pages_of_listed_origins_can_use_the_server_and_others_read_nothing(tmp_
     with site() as known, site() as unknown:
         keys = str(tmp_path / "keys.jsonl")
         with running(keys_file=keys, allowed_origins=(known.origin,)) as server:
-            asked = requests(headers)
+            page_requests = requests(headers)
             whole, streamed, keyless, models, health, plain = visited(
-                known, server, asked, tmp_path
+                known, server, page_requests, tmp_path
             )
             assert json.loads(whole["text"])["choices"][0]["message"]["content"] == "hello"
             assert whole["seen"]["x-request-id"]
@@ -140,6 +140,6 @@ def test_pages_of_listed_origins_can_use_the_server_and_others_read_nothing(tmp_
             assert json.loads(models["text"])["data"][0]["id"] == "mock"
             assert (health["status"], plain["status"]) == (200, 401)
             before = server.runner().stats().counters["num_finished"]
-            nothing = visited(unknown, server, asked, tmp_path)
-            assert nothing == [{"error": "TypeError"}] * len(asked)
+            nothing = visited(unknown, server, page_requests, tmp_path)
+            assert nothing == [{"error": "TypeError"}] * len(page_requests)
             assert server.runner().stats().counters["num_finished"] == before == 2

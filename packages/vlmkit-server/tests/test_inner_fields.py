@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running_server import asked, image_part, picture
+from running_server import image_part, picture, recorded_requests
 from test_known_fields import ANSWERING, HEADER, OTHER, seen
 
 from vlmkit_server.operate.capabilities import BODIES
@@ -167,7 +167,7 @@ def test_an_inner_field_without_effect_is_reported_unless_it_is_neutral(
     server, monkeypatch, path, place
 ):
     without, body = bodies(path, place, VALUES.get(place, OTHER))
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         plain = seen(server, requests, without, path)
         idle = seen(server, requests, body, path)
         assert plain[:2] == (200, None), plain[3]
@@ -181,7 +181,7 @@ def test_an_inner_field_without_effect_is_reported_unless_it_is_neutral(
 @pytest.mark.parametrize(("path", "place"), [*zip((CHAT, RESPONSES), DETAILS, strict=True)])
 def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypatch, path, place):
     without, body = bodies(path, place, VALUES[place])
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         plain = seen(server, requests, without, path)
         changed = seen(server, requests, body, path)
     assert changed[:2] == plain[:2] == (200, None)
@@ -191,7 +191,7 @@ def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypa
 @pytest.mark.parametrize(("path", "place"), inner("implemented"))
 def test_a_supported_inner_field_has_an_effect(server, monkeypatch, path, place):
     without, body = bodies(path, place, VALUES[place])
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         plain = seen(server, requests, without, path)
         assert plain[0] == 200
         changed = seen(server, requests, body, path)
@@ -205,5 +205,7 @@ def test_usage_is_in_each_event_on_request(server, path):
     body = FULL[path] | {"stream": True, "stream_options": options}
     plain = server.post(body, path).text.count('"total_tokens"')
     options = options | {"continuous_usage_stats": True}
-    told = server.post(body | {"stream_options": options}, path).text.count('"total_tokens"')
-    assert told > plain
+    num_continuous = server.post(body | {"stream_options": options}, path).text.count(
+        '"total_tokens"'
+    )
+    assert num_continuous > plain

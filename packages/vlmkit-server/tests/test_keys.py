@@ -69,7 +69,7 @@ def routes(key_file):
     }
 
 
-def asked(server, method, path, headers):
+def send(server, method, path, headers):
     url = server.url + re.sub(r"\{.*?\}", "mock", path)
     return server.http.request(method, url, headers=headers)
 
@@ -83,7 +83,7 @@ def test_each_route_except_liveness_and_start_page_requires_a_key_with_its_scope
 ):
     for (path, method), scope in product(routes(key_file), (None, *SCOPES)):
         headers = {} if scope is None else bearer(secrets[scope])
-        status = asked(guarded, method, path, headers).status_code
+        status = send(guarded, method, path, headers).status_code
         if path in LIVENESS:
             assert status == 200
         elif path == "/":

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 from bodies import MINIMAL, with_field
-from running_server import asked, chat, image_part, picture, running, said
+from running_server import chat, image_part, picture, recorded_requests, running, said
 
 from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
 from vlmkit_server.operate.field_actions import actions
@@ -218,7 +218,7 @@ def test_an_implemented_field_has_an_effect(server, monkeypatch, path, name):
         return
     needed = [each for each in WITH.get(name, ()) if each in BODIES[path].fields]
     body = base(path) | {each: value_of(path, each) for each in needed}
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         plain = seen(server, requests, body, path)
         assert seen(server, requests, body, path)[:2] == plain[:2]
         sent = body | {name: value_of(path, name)}
@@ -254,7 +254,7 @@ def test_a_field_without_effect_is_reported_unless_it_is_a_label(server, monkeyp
         for name in names_of(path, "no effect")
     }
     assert None not in values.values(), "add a value to LABELS"
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         plain = seen(server, requests, base(path), path)
         for some in batched(sorted(values.items())):  # as many as a header names
             idle = seen(server, requests, base(path) | dict(some), path)
@@ -292,7 +292,7 @@ def test_an_alias_has_the_effect_of_its_field(server, monkeypatch, path, name):
         body.pop(target, None)
     else:
         value = body[target]
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         own = seen(server, requests, body | {target: value}, path)
         other = seen(server, requests, body | {name: value}, path)
         both = seen(server, requests, body | {target: value, name: value}, path)
@@ -330,7 +330,7 @@ def neutral_values(path):
 def test_neutral_values_are_accepted_and_have_no_effect(server, monkeypatch, path):
     """Each server's default of a field is tried, and all of them together."""
     every = {name: v for name, _, v in neutral_values(path) if v is not None}
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         plain = seen(server, requests, base(path), path)
         together = seen(server, requests, base(path) | every, path)
         assert together[:2] == (200, None), together[3]
@@ -346,7 +346,7 @@ LIMITS = {"max_tokens", "max_output_tokens", "max_completion_tokens", "best_of"}
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_minus_one_means_no_limit_as_in_other_servers(server, monkeypatch, name):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         assert server.post(chat(**{name: -1})).status_code == 200
     assert requests[0].params.max_tokens is None
 

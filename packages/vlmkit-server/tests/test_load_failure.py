@@ -38,14 +38,14 @@ def test_a_model_that_fails_to_load_leaves_other_models_in_service(tmp_path, is_
     models = [BROKEN.format("broken"), SOUND] if is_first else [SOUND, BROKEN.format("broken")]
     with command(tmp_path, *models) as process, http_client() as http:
 
-        def told():
+        def log():
             return (tmp_path / "log").read_text()
 
         def is_loaded():
-            return "'sound' is ready" in told() and "'broken' could not be loaded" in told()
+            return "'sound' is ready" in log() and "'broken' could not be loaded" in log()
 
         assert eventually(is_loaded, timeout_s=300)
-        url = told().partition("listening on ")[2].split()[0]
+        url = log().partition("listening on ")[2].split()[0]
         readiness = http.get(f"{url}/readyz")
         assert readiness.status_code == 200
         states = {name: model["state"] for name, model in readiness.json()["models"].items()}
@@ -62,7 +62,7 @@ def test_a_model_that_fails_to_load_leaves_other_models_in_service(tmp_path, is_
         assert (caught.value.status_code, caught.value.code) == (503, "model_failed")
         assert caught.value.body["message"] == "the model could not be loaded"
         assert "unheard_of" not in json.dumps(caught.value.body)
-        assert "Traceback" not in told()
+        assert "Traceback" not in log()
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 0
 
@@ -71,8 +71,8 @@ def test_a_server_whose_models_all_fail_to_load_exits_with_code_1(tmp_path):
     pytest.importorskip("vlmkit_hf")
     with command(tmp_path, BROKEN.format("one"), BROKEN.format("other")) as process:
         assert process.wait(300) == 1
-    told = (tmp_path / "log").read_text()
-    assert "ERROR model 'one' could not be loaded: " in told
-    assert "there are no *.safetensors weights" in told
-    assert "\nerror: " in told
-    assert "Ask it" not in told
+    log = (tmp_path / "log").read_text()
+    assert "ERROR model 'one' could not be loaded: " in log
+    assert "there are no *.safetensors weights" in log
+    assert "\nerror: " in log
+    assert "Ask it" not in log

@@ -187,8 +187,8 @@ def test_security_relevant_actions_are_logged_with_their_caller(tmp_path, key):
         server.post({"model": "mock"}, "/v1/models/unload", headers=bearer(secret))
         server.post(chat(), headers=bearer(secret))
         server.get("/v1/files", headers=bearer(secret))
-    told = lines(audit)
-    events = [line for line in told if line["event"] == "request"]
+    entries = lines(audit)
+    events = [line for line in entries if line["event"] == "request"]
     assert [(line["method"], line["route"]) for line in events] == [
         ("POST", "/v1/files"),
         ("DELETE", "/v1/files/{file_id}"),
@@ -200,9 +200,9 @@ def test_security_relevant_actions_are_logged_with_their_caller(tmp_path, key):
     }
     assert events[1]["about"] == {"file_id": sent.json()["id"]}
     assert SECRET not in audit.read_text()
-    assert {"event": "model", "model": "mock", "state": "ready"}.items() <= told[0].items()
-    assert told[1]["event"] == "started"
-    assert told[1]["version"]
+    assert {"event": "model", "model": "mock", "state": "ready"}.items() <= entries[0].items()
+    assert entries[1]["event"] == "started"
+    assert entries[1]["version"]
     assert secret not in audit.read_text()
     assert stat.S_IMODE(audit.stat().st_mode) == 0o600
 
@@ -230,10 +230,10 @@ def test_the_number_of_addresses_in_the_audit_log_is_limited(tmp_path):
     for number in range(3 * MAX_REFUSED):
         audit.refuse(f"10.0.{number // 256}.{number % 256}", 401, None)
     audit.close()
-    told = lines(tmp_path / "audit.jsonl")
-    assert len(told) == MAX_REFUSED + 2
-    assert told[-1]["address"] == "others"
-    assert sum(1 + line.get("more", 0) for line in told) == 3 * MAX_REFUSED + 1
+    entries = lines(tmp_path / "audit.jsonl")
+    assert len(entries) == MAX_REFUSED + 2
+    assert entries[-1]["address"] == "others"
+    assert sum(1 + line.get("more", 0) for line in entries) == 3 * MAX_REFUSED + 1
 
 
 # The server's own log.
@@ -324,11 +324,11 @@ def test_a_traceback_in_the_log_has_locations_but_no_client_text():
         except ValueError as error:
             raise RequestError("a number was expected") from error
 
-    told = trace_of(caught(fail))
-    assert SECRET not in told
-    assert "builtins.ValueError" in told
-    assert "a number was expected" in told
-    assert "test_logs.py" in told
+    trace = trace_of(caught(fail))
+    assert SECRET not in trace
+    assert "builtins.ValueError" in trace
+    assert "a number was expected" in trace
+    assert "test_logs.py" in trace
 
 
 def test_json_log_lines_have_the_fields_of_text_lines_and_the_request_id(capsys):
@@ -336,12 +336,12 @@ def test_json_log_lines_have_the_fields_of_text_lines_and_the_request_id(capsys)
     record.request_id = "req-1"
     error = caught(lambda: int(SECRET))
     record.exc_info = (type(error), error, error.__traceback__)
-    told = json.loads(JsonFormat().format(record))
+    line = json.loads(JsonFormat().format(record))
     assert "\n" not in JsonFormat().format(record)
-    assert told["message"] == "it\nfailed 3"
-    assert (told["level"], told["logger"], told["request"]) == ("error", "uvicorn.error", "req-1")
-    assert told["error"] == "ValueError"
-    assert SECRET not in json.dumps(told) + TextFormat().format(record)
+    assert line["message"] == "it\nfailed 3"
+    assert (line["level"], line["logger"], line["request"]) == ("error", "uvicorn.error", "req-1")
+    assert line["error"] == "ValueError"
+    assert SECRET not in json.dumps(line) + TextFormat().format(record)
     assert SECRET in TextFormat(tells_all=True).format(record)
     for name in ("vlmkit.running.engine_loop.loop", "vlmkit_torch.devices.faults", "litestar"):
         record.name, record.exc_text = name, None
@@ -377,9 +377,9 @@ def test_an_error_of_a_thread_is_logged_without_its_text(tmp_path):
     with served(tmp_path, "--set", f'plugins.files=["{tmp_path / "odd.py"}"]') as server:
         assert eventually(lambda: "'odd' failed" in server.log.read_text(), timeout_s=60)
         assert eventually(lambda: server.status() == 200, timeout_s=60)
-        told = server.log.read_text()
-    assert SECRET not in told
-    assert "builtins.ValueError" in told
+        log = server.log.read_text()
+    assert SECRET not in log
+    assert "builtins.ValueError" in log
 
 
 ODD = f"""
@@ -495,12 +495,12 @@ def test_secrets_in_any_field_of_a_request_are_in_no_log(tmp_path, key, log_form
     for setting in ("keys_file=keys.jsonl", "access_log=access.jsonl", "audit_log=audit.jsonl"):
         options += ["--set", f"server.{setting}"]
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0", *options]
-    told = tmp_path / "log"
-    with told.open("wb") as file:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
         started = subprocess.Popen(command, cwd=tmp_path, stderr=file)
     try:
-        assert eventually(lambda: "listening on" in told.read_text(), timeout_s=120)
-        port = int(re.search(r"listening on http://127.0.0.1:(\d+)", told.read_text())[1])
+        assert eventually(lambda: "listening on" in log.read_text(), timeout_s=120)
+        port = int(re.search(r"listening on http://127.0.0.1:(\d+)", log.read_text())[1])
         url = f"http://127.0.0.1:{port}"
         with http_client() as http:
             assert eventually(
@@ -531,8 +531,8 @@ def test_secrets_in_any_field_of_a_request_are_in_no_log(tmp_path, key, log_form
     assert events[0] == "started"
     assert {"draining", "ended", "refused", "request"} < set(events)
     if log_format == "json":
-        assert {line["level"] for line in lines(told)} <= {"info", "warning", "error"}
-        assert all(line["time"].endswith("Z") for line in lines(told))
+        assert {line["level"] for line in lines(log)} <= {"info", "warning", "error"}
+        assert all(line["time"].endswith("Z") for line in lines(log))
 
 
 def test_the_text_of_an_unexpected_error_is_logged_at_debug_level_only(caplog, monkeypatch):
@@ -574,9 +574,9 @@ def test_hundreds_of_invalid_requests_are_two_log_lines(tmp_path):
                 connection.recv(1000)
         server.process.terminate()
         assert server.process.wait(60) == 0
-        told = server.log.read_text()
-    assert told.count("Invalid HTTP request") == 2
-    assert "199 more within 10 s" in told
+        log = server.log.read_text()
+    assert log.count("Invalid HTTP request") == 2
+    assert "199 more within 10 s" in log
 
 
 def test_a_stopped_server_restores_the_logging_of_its_process():

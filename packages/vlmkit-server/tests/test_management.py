@@ -22,8 +22,8 @@ def test_clients_load_and_unload_only_if_the_operator_allows_it(server, path):
     assert said(ask(server, "mock")) == "hello"
 
 
-def test_a_model_loaded_on_request_serves_until_it_is_unloaded(yard):
-    with served({"one": yard.spec("one")}, load="request", manage=True) as server:
+def test_a_model_loaded_on_request_serves_until_it_is_unloaded(loader):
+    with served({"one": loader.spec("one")}, load="request", manage=True) as server:
         assert refused(ask(server, "one")) == (503, "model_unloaded")
         answer = manage(server, "load", "one")
         assert state_of(answer) == "ready"
@@ -32,20 +32,20 @@ def test_a_model_loaded_on_request_serves_until_it_is_unloaded(yard):
         assert said(ask(server, "one")) == "hello"
         assert state_of(manage(server, "load", "one")) == "ready"
         assert state_of(manage(server, "unload", "one")) == "unloaded"
-        assert yard.held == 0
+        assert loader.held == 0
         assert state_of(manage(server, "unload", "one")) == "unloaded"
         assert refused(ask(server, "one")) == (503, "model_unloaded")
-    assert yard.num_loads == {"one": 1}
+    assert loader.num_loads == {"one": 1}
 
 
-def test_paths_of_other_servers_load_and_unload_models(yard):
-    with served({"one": yard.spec("one")}, load="request", manage=True) as server:
+def test_paths_of_other_servers_load_and_unload_models(loader):
+    with served({"one": loader.spec("one")}, load="request", manage=True) as server:
         assert state_of(server.post({"model": "one"}, "/models/load")) == "ready"
         assert state_of(server.post({"model": "one"}, "/models/unload")) == "unloaded"
 
 
-def test_a_model_is_unloaded_after_its_answers_and_reloaded_for_new_requests(yard, pool):
-    with served({"one": yard.spec("one")}, manage=True) as server:
+def test_a_model_is_unloaded_after_its_answers_and_reloaded_for_new_requests(loader, pool):
+    with served({"one": loader.spec("one")}, manage=True) as server:
         running_answer = pool.submit(ask, server, "one", SHORT)
         assert eventually(lambda: server.service.models["one"].num_users == 1)
         unloading = pool.submit(manage, server, "unload", "one")
@@ -54,15 +54,15 @@ def test_a_model_is_unloaded_after_its_answers_and_reloaded_for_new_requests(yar
         assert len(said(running_answer.result())) == 30
         assert said(newcomer.result()) == "new"
         assert unloading.result().status_code == 200
-    assert yard.num_loads == {"one": 2}
-    assert yard.most_held == 1
+    assert loader.num_loads == {"one": 2}
+    assert loader.most_held == 1
 
 
-def test_a_request_without_waiting_returns_the_current_state(yard):
-    with served({"one": yard.spec("one")}, manage=True) as server:
-        yard.hold("one")
+def test_a_request_without_waiting_returns_the_current_state(loader):
+    with served({"one": loader.spec("one")}, manage=True) as server:
+        loader.hold("one")
         assert state_of(manage(server, "load", "one", wait=False)) == "loading"
-        yard.let_go("one")
+        loader.let_go("one")
         assert eventually(lambda: states(server)["one"] == "ready")
         connection = streaming(server, "one", ENDLESS)
         assert state_of(manage(server, "unload", "one", wait=False)) == "unloading"
@@ -71,68 +71,68 @@ def test_a_request_without_waiting_returns_the_current_state(yard):
         assert state_of(manage(server, "load", "one", wait=False)) == "unloading"
         connection.close()
         assert eventually(lambda: states(server)["one"] == "ready")
-    assert yard.num_loads == {"one": 2}
+    assert loader.num_loads == {"one": 2}
 
 
-def test_unloading_a_loading_model_waits_for_the_load_and_its_requests(yard, pool):
-    with served({"one": yard.spec("one")}, manage=True) as server:
-        yard.hold("one")
+def test_unloading_a_loading_model_waits_for_the_load_and_its_requests(loader, pool):
+    with served({"one": loader.spec("one")}, manage=True) as server:
+        loader.hold("one")
         first = pool.submit(ask, server, "one")
         assert waits(server, "one", 1)
         unloading = pool.submit(manage, server, "unload", "one")
         assert eventually(lambda: server.service.active.num_open == 2)
-        yard.let_go("one")
+        loader.let_go("one")
         assert said(first.result()) == "hello"
         assert state_of(unloading.result()) == "unloaded"
-    assert yard.held == 0
+    assert loader.held == 0
 
 
-def test_unloading_a_waiting_model_dequeues_it(yard, pool):
-    specs = {name: yard.spec(name) for name in ("first", "then")}
+def test_unloading_a_waiting_model_dequeues_it(loader, pool):
+    specs = {name: loader.spec(name) for name in ("first", "then")}
     with served(specs, manage=True) as server:
-        yard.hold("first")
+        loader.hold("first")
         assert state_of(manage(server, "load", "first", wait=False)) == "loading"
         loading = pool.submit(manage, server, "load", "then")
         assert eventually(lambda: states(server)["then"] == "waiting")
         assert state_of(manage(server, "unload", "then")) == "unloaded"
         assert refused(loading.result()) == (503, "model_unloaded")
-        yard.let_go("first")
+        loader.let_go("first")
         assert eventually(lambda: states(server)["first"] == "ready")
-    assert yard.num_loads == {"first": 1}
+    assert loader.num_loads == {"first": 1}
 
 
-def test_unloading_does_not_dequeue_a_model_with_waiting_requests(yard, pool):
-    specs = {name: yard.spec(name) for name in ("first", "then")}
+def test_unloading_does_not_dequeue_a_model_with_waiting_requests(loader, pool):
+    specs = {name: loader.spec(name) for name in ("first", "then")}
     with served(specs, manage=True) as server:
-        yard.hold("first")
+        loader.hold("first")
         assert state_of(manage(server, "load", "first", wait=False)) == "loading"
         waiting = pool.submit(ask, server, "then")
         assert waits(server, "then", 1)
         assert state_of(manage(server, "unload", "then")) == "waiting"
-        yard.let_go("first")
+        loader.let_go("first")
         assert said(waiting.result()) == "hello"
 
 
-def test_a_failed_load_is_reported_and_can_be_retried_at_once(yard):
-    with served({"one": yard.spec("one")}, manage=True) as server:
-        yard.breaks("one")
+def test_a_failed_load_is_reported_and_can_be_retried_at_once(loader):
+    with served({"one": loader.spec("one")}, manage=True) as server:
+        loader.breaks("one")
         assert refused(manage(server, "load", "one")) == (503, "model_failed")
         assert states(server) == {"one": "failed"}
         assert server.get("/readyz").status_code == 200
-        yard.breaks("one", is_broken=False)
+        loader.breaks("one", is_broken=False)
         assert refused(ask(server, "one")) == (503, "model_failed")
         assert state_of(manage(server, "load", "one")) == "ready"
         assert said(ask(server, "one")) == "hello"
 
 
-def test_a_disconnect_cancels_neither_load_nor_unload(yard):
-    with served({"one": yard.spec("one")}, manage=True) as server:
-        yard.hold("one")
+def test_a_disconnect_cancels_neither_load_nor_unload(loader):
+    with served({"one": loader.spec("one")}, manage=True) as server:
+        loader.hold("one")
         gone = server.connect({"model": "one"}, path="/v1/models/load")
         assert eventually(lambda: states(server)["one"] == "loading")
         gone.close()
         assert eventually(lambda: server.service.active.num_open == 0)
-        yard.let_go("one")
+        loader.let_go("one")
         assert eventually(lambda: states(server)["one"] == "ready")
         connection = streaming(server, "one", ENDLESS)
         gone = server.connect({"model": "one"}, path="/v1/models/unload")
@@ -154,17 +154,17 @@ def test_a_disconnect_cancels_neither_load_nor_unload(yard):
         ({"model": "there"}, 400),
     ],
 )
-def test_only_configured_models_can_be_loaded_and_unloaded(yard, body, status):
-    models = {"one": yard.spec("one"), "there": mock_pipeline()}
+def test_only_configured_models_can_be_loaded_and_unloaded(loader, body, status):
+    models = {"one": loader.spec("one"), "there": mock_pipeline()}
     with served(models, manage=True) as server:
         for path in PATHS:
             assert server.post(body, path).status_code == status
         assert said(ask(server, "there")) == "hello"
-    assert not yard.num_loads
+    assert not loader.num_loads
 
 
-def test_unknown_fields_are_reported(yard):
-    with served({"one": yard.spec("one")}, manage=True) as server:
+def test_unknown_fields_are_reported(loader):
+    with served({"one": loader.spec("one")}, manage=True) as server:
         answer = manage(server, "load", "one", ttl=300)
         assert answer.headers["x-vlmkit-ignored"] == "ttl"
         body = chat() | {"model": "one"}
@@ -172,9 +172,9 @@ def test_unknown_fields_are_reported(yard):
         assert server.post(body, "/v1/models/unload", headers=page).status_code == 415
 
 
-def test_management_routes_exist_only_if_the_operator_allows_them(yard):
-    with running() as closed, served({"one": yard.spec("one")}, manage=True) as opened:
+def test_management_routes_exist_only_if_the_operator_allows_them(loader):
+    with running() as closed, served({"one": loader.spec("one")}, manage=True) as opened:
         for server, status in ((closed, 405), (opened, 404)):
             assert server.post({"model": "none"}, "/v1/models/load").status_code == status
-        told = [set(server.get("/openapi.json").json()["paths"]) for server in (closed, opened)]
-        assert told[1] - told[0] == set(PATHS)
+        paths = [set(server.get("/openapi.json").json()["paths"]) for server in (closed, opened)]
+        assert paths[1] - paths[0] == set(PATHS)

@@ -8,32 +8,32 @@ import openai
 import pytest
 from anthropic_client import body, client_of, image, text
 from running_server import eventually, running, scripted
-from test_batches import begun, ended as ended_openai, kept, line
+from test_batches import data_settings, line, start_batch, wait_for_end as ended_openai
 
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.02)
 
 
 @pytest.fixture(scope="module")
-def keeping(tmp_path_factory):
-    with running(data=kept(tmp_path_factory.mktemp("batches"))) as server:
+def batch_server(tmp_path_factory):
+    with running(data=data_settings(tmp_path_factory.mktemp("batches"))) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def batches(keeping):
-    return client_of(keeping).messages.batches
+def batches(batch_server):
+    return client_of(batch_server).messages.batches
 
 
 def request(custom_id, content="hello", **fields):
     return {"custom_id": custom_id, "params": body(content, **fields)}
 
 
-def ended(batches, batch):
+def wait_for_end(batches, batch):
     assert eventually(lambda: batches.retrieve(batch.id).processing_status == "ended")
     return batches.retrieve(batch.id)
 
 
-def told(batches, batch):
+def results_of(batches, batch):
     found = list(batches.results(batch.id))
     results = {each.custom_id: each.result for each in found}
     assert len(results) == len(found)
@@ -48,10 +48,10 @@ def test_each_message_is_answered_once_and_errors_are_reported(batches):
     assert (batch.type, batch.processing_status) == ("message_batch", "in_progress")
     assert (batch.request_counts.processing, batch.results_url) == (60, None)
     assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
-    batch = ended(batches, batch)
+    batch = wait_for_end(batches, batch)
     counts = batch.request_counts
     assert (counts.succeeded, counts.errored, counts.processing) == (58, 2, 0)
-    results = told(batches, batch)
+    results = results_of(batches, batch)
     assert results.keys() == {f"n-{n}" for n in range(60)}
     assert results["n-7"].error.error.type == "invalid_request_error"
     assert "temperature" in results["n-7"].error.error.message
@@ -72,17 +72,17 @@ def test_a_message_batch_can_be_cancelled(batches):
         batches.results(batch.id)
     batch = batches.cancel(batch.id)
     assert batch.cancel_initiated_at is not None
-    batch = ended(batches, batch)
+    batch = wait_for_end(batches, batch)
     if batch.request_counts.canceled:  # otherwise it was cancelled before its lines were read
         assert batch.request_counts.canceled == 20
-        assert {each.type for each in told(batches, batch).values()} == {"canceled"}
+        assert {each.type for each in results_of(batches, batch).values()} == {"canceled"}
 
 
 def test_message_batches_are_listed_in_pages_without_openai_batches(tmp_path):
-    with running(data=kept(tmp_path)) as server:
+    with running(data=data_settings(tmp_path)) as server:
         batches, client = client_of(server).messages.batches, server.client()
         assert list(batches.list()) == []
-        other = ended_openai(client, begun(client, [line("a")]))
+        other = ended_openai(client, start_batch(client, [line("a")]))
         ids = [batches.create(requests=[request("a")]).id for _ in range(5)][::-1]
         assert [batch.id for batch in batches.list(limit=2)] == ids
         assert [batch.id for batch in batches.list(after_id=ids[2])] == ids[3:]
@@ -119,15 +119,15 @@ def test_an_invalid_message_batch_is_refused(batches, requests):
     assert caught.value.body["error"]["type"] == "invalid_request_error"
 
 
-def test_line_feeds_within_a_request_do_not_split_it(keeping, batches):
+def test_line_feeds_within_a_request_do_not_split_it(batch_server, batches):
     spread = (
         b'{"requests":[{"custom_id":"a","params":{\n"model":"mock",\r\n"max_tokens":\n3,'
         b'"messages":[{"role":"user","content":"hello"}]}}]}'
     )
     headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
-    made = keeping.post(spread, "/v1/messages/batches", headers=headers).json()
-    batch = ended(batches, batches.retrieve(made["id"]))
-    assert told(batches, batch)["a"].type == "succeeded"
+    made = batch_server.post(spread, "/v1/messages/batches", headers=headers).json()
+    batch = wait_for_end(batches, batches.retrieve(made["id"]))
+    assert results_of(batches, batch)["a"].type == "succeeded"
 
 
 def test_a_server_without_a_data_folder_refuses_message_batches(server):

@@ -19,7 +19,7 @@ from anthropic_client import (
     text,
     user,
 )
-from running_server import asked, image_part, picture, said, scripted
+from running_server import image_part, picture, recorded_requests, said, scripted
 
 from vlmkit_server.wire.tool_fields import shown_type
 
@@ -54,35 +54,35 @@ def test_tool_calls_follow_reasoning_and_text(client):
 def test_the_streaming_helper_builds_the_same_message_as_a_whole_answer(client, said):
     sent = body(scripted(text=said, calls=CALLS), tools=[TOOL], max_tokens=400)
     with client.messages.stream(**sent) as stream:
-        told = list(stream)
+        received = list(stream)
         streamed = stream.get_final_message()
     whole = client.messages.create(**sent)
     assert inputs(streamed) == inputs(whole) == INPUTS
     assert [b.type for b in streamed.content] == [b.type for b in whole.content]
     assert (streamed.stop_reason, whole.stop_reason) == ("tool_use", "tool_use")
     assert streamed.usage.output_tokens == whole.usage.output_tokens
-    pieces = [event.partial_json for event in told if event.type == "input_json"]
+    pieces = [event.partial_json for event in received if event.type == "input_json"]
     assert len(pieces) > 10
     assert json.loads("".join(pieces[:-2])) == INPUTS[0]
 
 
 def test_a_stream_has_the_events_of_anthropics_api(server):
     sent = body(scripted(text="ab", calls=CALLS), tools=[TOOL], max_tokens=400)
-    told = events(server, sent)
-    starts = [(d["index"], d["content_block"]) for n, d in told if n == "content_block_start"]
+    received = events(server, sent)
+    starts = [(d["index"], d["content_block"]) for n, d in received if n == "content_block_start"]
     assert [(index, block["type"]) for index, block in starts] == [
         (0, "text"), (1, "tool_use"), (2, "tool_use"),
     ]  # fmt: skip
     for _, block in starts[1:]:
         assert set(block) == {"type", "id", "name", "input"}
         assert block["input"] == {}
-    assert [d["index"] for n, d in told if n == "content_block_stop"] == [0, 1, 2]
-    deltas = [d for n, d in told if n == "content_block_delta" and d["index"] == 1]
+    assert [d["index"] for n, d in received if n == "content_block_stop"] == [0, 1, 2]
+    deltas = [d for n, d in received if n == "content_block_delta" and d["index"] == 1]
     assert {d["delta"]["type"] for d in deltas} == {"input_json_delta"}
     assert json.loads("".join(d["delta"]["partial_json"] for d in deltas)) == INPUTS[0]
-    names = [name for name, _ in told if name != "content_block_delta"]
+    names = [name for name, _ in received if name != "content_block_delta"]
     assert names[-2:] == ["message_delta", "message_stop"]
-    assert told[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert received[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -200,7 +200,7 @@ SAME = [
 def test_tools_and_tool_choice_are_converted_like_those_of_the_chat_api(
     server, monkeypatch, own, chat
 ):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         for path, fields in ((PATH, own), ("/v1/chat/completions", chat)):
             server.post(body(**fields), path)
     first, second = ((r.tools, r.tool_choice, r.parallel_tool_calls) for r in requests)
@@ -216,7 +216,7 @@ def test_tool_results_with_images_are_converted_like_those_of_the_chat_api(serve
         {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
         {"role": "tool", "tool_call_id": "c1", "content": [text("see"), image_part(picture())]},
     ]
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):
             assert server.post(body() | messages, path).status_code == 200
     first, second = ([said(message) for message in each.messages] for each in requests)
@@ -236,7 +236,7 @@ TYPED = [SEARCH, {"type": "mcp_toolset", "mcp_server_name": "x", "configs": {}}]
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "none"}])
 def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch, choice, stream):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         for tools in ([*TYPED, TOOL], TYPED):
             answer = server.post(body(tools=tools, tool_choice=choice, stream=stream), PATH)
             assert answer.status_code == 200, answer.text

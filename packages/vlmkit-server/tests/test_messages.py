@@ -16,11 +16,11 @@ from anthropic_client import (
     user,
 )
 from running_server import (
-    asked,
     eventually,
     image_part,
     mock_pipeline,
     picture,
+    recorded_requests,
     running,
     said,
     scripted,
@@ -47,11 +47,11 @@ def test_an_answer_has_text_reason_and_usage(client):
 
 
 def test_a_stream_has_the_same_message_as_a_whole_answer(client):
-    asked = body(scripted(text="né 🙂 end", reasoning="why"))
-    with client.messages.stream(**asked) as stream:
+    sent = body(scripted(text="né 🙂 end", reasoning="why"))
+    with client.messages.stream(**sent) as stream:
         said = "".join(stream.text_stream)
         streamed = stream.get_final_message()
-    whole = client.messages.create(**asked)
+    whole = client.messages.create(**sent)
     assert said == whole.content[-1].text == "né 🙂 end"
     same = {"content", "stop_reason", "stop_sequence", "type", "role", "model"}
     assert streamed.model_dump(include=same) == whole.model_dump(include=same)
@@ -74,13 +74,13 @@ def test_a_stream_has_the_events_of_anthropics_api(server):
 
 
 def test_the_first_event_of_a_stream_has_the_prompt_usage(server):
-    (_, start), *_, (_, told), _ = events(server, body(scripted(text="ab")))
+    (_, start), *_, (_, delta_event), _ = events(server, body(scripted(text="ab")))
     assert start["message"]["content"] == []
     assert start["message"]["stop_reason"] is None
     assert start["message"]["usage"]["input_tokens"] > 0
     assert start["message"]["usage"]["output_tokens"] == 0
-    assert told["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert told["usage"]["output_tokens"] == 3
+    assert delta_event["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert delta_event["usage"]["output_tokens"] == 3
 
 
 def test_reasoning_is_a_block_before_the_text(server, client):
@@ -124,12 +124,12 @@ def test_an_empty_answer_has_no_blocks(server, client):
     ],
 )
 def test_the_stop_reason_is_reported(server, fields, said, reason, sequence):
-    asked = body(scripted(text="one two"), **fields)
-    answer = server.post(asked, PATH).json()
+    sent = body(scripted(text="one two"), **fields)
+    answer = server.post(sent, PATH).json()
     assert answer["content"][0]["text"] == said
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
-    (_, told), _ = events(server, asked)[-2:]
-    assert told["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    (_, delta_event), _ = events(server, sent)[-2:]
+    assert delta_event["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def test_an_image_is_in_the_prompt(client):
@@ -215,7 +215,7 @@ SAME = [
 
 @pytest.mark.parametrize(("own", "chat"), SAME)
 def test_messages_are_converted_like_those_of_the_chat_api(server, monkeypatch, own, chat):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):
             answer = server.post({"model": "mock", "max_tokens": 4} | messages, path)
             assert answer.status_code == 200, answer.text
@@ -234,22 +234,22 @@ def test_an_answer_can_be_sent_back_unchanged(client):
 
 def test_an_answer_continues_the_last_assistant_message(client):
     messages = [user(scripted(text="one two")), assistant("one")]
-    told = client.messages.count_tokens(model="mock", messages=messages).input_tokens
+    count = client.messages.count_tokens(model="mock", messages=messages).input_tokens
     closed = client.messages.count_tokens(model="mock", messages=[*messages, user("")])
-    assert told < closed.input_tokens
-    assert ask(client, messages=messages).usage.input_tokens <= told
+    assert count < closed.input_tokens
+    assert ask(client, messages=messages).usage.input_tokens <= count
 
 
 def test_count_tokens_equals_the_usage_of_the_answer(client):
     sent = {"messages": [user([image(), text("look")])], "system": "be brief"}
-    told = client.messages.count_tokens(model="mock", **sent).input_tokens
+    count = client.messages.count_tokens(model="mock", **sent).input_tokens
     usage = ask(client, **sent).usage
-    assert told == usage.input_tokens + usage.cache_read_input_tokens
+    assert count == usage.input_tokens + usage.cache_read_input_tokens
 
 
 @pytest.mark.parametrize(("kind", "thinks"), [("enabled", True), ("disabled", False)])
 def test_thinking_is_passed_to_the_chat_template(server, monkeypatch, kind, thinks):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         answer = server.post(body(thinking={"type": kind, "budget_tokens": 1024}), PATH)
     assert answer.headers.get("x-vlmkit-ignored") == (None if thinks else "thinking.budget_tokens")
     assert requests[0].params.thinking_token_budget == (1024 if thinks else None)
@@ -260,7 +260,7 @@ def test_thinking_is_passed_to_the_chat_template(server, monkeypatch, kind, thin
 def test_parameters_reach_the_model(server, monkeypatch):
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "min_p": 0.125}
     own = {"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": ["x"]}
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         assert server.post(body(**fields, **own), PATH).status_code == 200
     params = requests[0].params
     assert {name: getattr(params, name) for name in fields} == fields
@@ -421,8 +421,8 @@ def test_an_engine_error_of_a_whole_answer_is_an_internal_error(client):
 
 def test_an_idle_stream_has_ping_events():
     with running(keepalive_s=0.05) as server:
-        told = events(server, body(scripted(text="a", prefill_latency_s=0.5)))
-    assert ("ping", {"type": "ping"}) in told
+        received = events(server, body(scripted(text="a", prefill_latency_s=0.5)))
+    assert ("ping", {"type": "ping"}) in received
 
 
 @pytest.mark.parametrize("kept", ["yes", ""])

@@ -84,7 +84,7 @@ def test_a_failing_model_source_is_logged_without_secrets(server):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "expected"),
     [
         (["models", "list"], 0, "store://team/tiny"),
         (["models", "info", "store://team/tiny"], 0, "mock"),
@@ -106,8 +106,8 @@ def test_a_failing_model_source_is_logged_without_secrets(server):
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
-def test_commands_accept_uris_of_plugin_schemes(folder, arguments, code, told, capsys):
+def test_commands_accept_uris_of_plugin_schemes(folder, arguments, code, expected, capsys):
     assert run([*arguments, "--config", str(folder / "vlmkit.toml")]) == code
     shown = "".join(capsys.readouterr())
-    assert told in shown
+    assert expected in shown
     assert "hush" not in shown

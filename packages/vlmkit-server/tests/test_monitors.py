@@ -96,19 +96,19 @@ def test_a_disconnect_before_the_answer_is_reported_as_499(server, notes):
 
 
 def test_the_trace_returned_by_the_monitor_reaches_the_model(server, notes):
-    told = []
+    traces = []
     pipeline = server.runner()
     submit = type(pipeline).asubmit
 
     async def noted(self, request):
-        told.append(request.trace)
+        traces.append(request.trace)
         return await submit(self, request)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(pipeline), "asubmit", noted)
         server.post(chat(), headers={"traceparent": TRACE, "tracestate": "a=b"})
         server.post({"model": "mock", "prompt": "x"}, "/v1/completions")
-    assert told == [OWN, OWN]
+    assert traces == [OWN, OWN]
     first, second = notes.begun
     assert (first.traceparent, first.tracestate) == (TRACE, "a=b")
     assert (second.traceparent, second.tracestate) == ("", "")
@@ -171,8 +171,8 @@ def test_a_monitor_that_raises_is_disabled_and_logged_once(caplog):
         for _ in range(3):
             assert server.post(chat()).status_code == 200
     assert len(good.begun) == 3
-    told = [r for r in caplog.records if "disabled" in r.getMessage()]
-    assert [(r.levelno, r.getMessage()) for r in told] == [
+    records = [r for r in caplog.records if "disabled" in r.getMessage()]
+    assert [(r.levelno, r.getMessage()) for r in records] == [
         (logging.ERROR, "monitor 'bad' from 'vlmkit-bad' failed and is disabled")
     ]
 

@@ -23,7 +23,7 @@ def events(server, path, **options):
     return [(json.loads(each.rpartition("data: ")[2]), len(each.encode()) + 2) for each in found]
 
 
-def told(event):
+def stable_fields(event):
     """Return an event without the fields that differ between answers."""
     return {key: value for key, value in event.items() if key in ("choices", "delta", "type")}
 
@@ -31,7 +31,9 @@ def told(event):
 @pytest.mark.parametrize("path", BODIES)
 def test_obfuscated_events_have_one_size_and_the_same_content(server, path):
     plain, hidden = events(server, path), events(server, path, **HIDING)
-    assert [told(event) for event, _ in hidden] == [told(event) for event, _ in plain]
+    assert [stable_fields(event) for event, _ in hidden] == [
+        stable_fields(event) for event, _ in plain
+    ]
     assert not any("obfuscation" in event for event, _ in plain)
     filled = [(event, size) for event, size in hidden if "obfuscation" in event]
     assert len(filled) > 5

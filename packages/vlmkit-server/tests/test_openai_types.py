@@ -62,8 +62,8 @@ def checked(kind, content, ours=frozenset()):
 
 def streamed(server, body, path, kind, ours=frozenset(), read=bytes):
     """Return the validated events of a stream."""
-    told = server.post(body | {"stream": True, "stream_options": {"include_usage": True}}, path)
-    lines = [line for line in told.content.split(b"\n") if line]
+    stream = server.post(body | {"stream": True, "stream_options": {"include_usage": True}}, path)
+    lines = [line for line in stream.content.split(b"\n") if line]
     assert lines.pop() == b"data: [DONE]"
     events = [checked(kind, read(line.removeprefix(b"data: ")), ours) for line in lines]
     assert all(event.usage is None for event in events[:-1])
@@ -77,13 +77,13 @@ def as_typed(content):
 
     A choice of an event without a finish reason gets one, and a prompt's first token a logprob.
     """
-    told = json.loads(content)
-    for choice in told["choices"]:
+    value = json.loads(content)
+    for choice in value["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
         for column in (choice["logprobs"] or {}).values():
             if column and column[0] is None:
                 column.pop(0)
-    return json.dumps(told)
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -126,8 +126,8 @@ def test_responses_match_openais_types(server, name):
     # OpenAI's reference has "store" and an event's "name"; an event's token "bytes" are ours.
     ours = {"image_tokens", "image_tokens_each", "store", "name", "bytes"}
     whole = checked(Response, server.post(body, "/v1/responses").content, ours)
-    told = server.post(body | {"stream": True}, "/v1/responses").text
-    data = [line.removeprefix("data: ") for line in told.split("\n") if line.startswith("data: ")]
+    stream = server.post(body | {"stream": True}, "/v1/responses").text
+    data = [line.removeprefix("data: ") for line in stream.split("\n") if line.startswith("data: ")]
     events = [checked(ResponseStreamEvent, each, ours) for each in data]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     assert [item.type for item in events[-1].response.output] == [i.type for i in whole.output]
@@ -148,6 +148,6 @@ def test_models_match_openais_types(server):
 
 @pytest.mark.parametrize("body", [{}, {"model": "x", "messages": []}, chat(temperature=9)])
 def test_errors_match_openais_types(server, body):
-    told = server.post(body).json()
-    assert list(told) == ["error"]
-    checked(ErrorObject, json.dumps(told["error"]))
+    answer = server.post(body).json()
+    assert list(answer) == ["error"]
+    checked(ErrorObject, json.dumps(answer["error"]))

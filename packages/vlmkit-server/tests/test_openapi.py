@@ -67,10 +67,10 @@ def test_every_reference_resolves_and_every_schema_is_used(document):
 
 
 def test_each_operation_has_a_unique_id_a_summary_and_its_responses(document):
-    told = operations(document)
-    assert len({each["operationId"] for each in told.values()}) == len(told)
-    assert all(each["summary"] for each in told.values())
-    for (path, method), each in told.items():
+    described = operations(document)
+    assert len({each["operationId"] for each in described.values()}) == len(described)
+    assert all(each["summary"] for each in described.values())
+    for (path, method), each in described.items():
         in_path = {p["name"] for p in each["parameters"] if p["in"] == "path"}
         assert in_path == set(re.findall(r"{(\w+)}", path))
         assert ("requestBody" in each) == (method == "POST" and not path.endswith("cancel"))
@@ -78,16 +78,16 @@ def test_each_operation_has_a_unique_id_a_summary_and_its_responses(document):
 
 
 def test_links_of_a_response_cover_all_its_operations(document):
-    told = operations(document)
-    by_id = {each["operationId"]: (key, each) for key, each in told.items()}
-    links = told["/v1/responses", "POST"]["responses"]["200"]["links"].values()
+    described = operations(document)
+    by_id = {each["operationId"]: (key, each) for key, each in described.items()}
+    links = described["/v1/responses", "POST"]["responses"]["200"]["links"].values()
     found = set()
     for link in links:
         key, operation = by_id[link["operationId"]]
         needed = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
         assert link["parameters"] == dict.fromkeys(needed, "$response.body#/id")
         found.add(key)
-    assert found == {key for key in told if "{response_id}" in key[0] and key[1] != "HEAD"}
+    assert found == {key for key in described if "{response_id}" in key[0] and key[1] != "HEAD"}
 
 
 def test_documented_limits_and_tags_are_enforced(document):

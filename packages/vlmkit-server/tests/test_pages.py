@@ -56,8 +56,10 @@ def test_the_start_page_shows_the_models_and_a_working_command(server):
     for link in page.links:
         assert server.get(link, headers=BROWSER).status_code == 200
     command = html.unescape(re.search(r"<pre>(.*?)</pre>", answer.text, re.DOTALL)[1])
-    asked = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
-    assert '"content":"Hello"' in asked.stdout
+    completed = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, check=True
+    )
+    assert '"content":"Hello"' in completed.stdout
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/*"])

@@ -120,9 +120,9 @@ def test_properties_and_slots_show_the_state_without_request_content(server):
 
     assert eventually(lambda: not slots_in_use())  # the last step of an earlier test may still run
     with streaming(server, text="secret ", tokens=2000, latency_s=0.01):
-        told = server.get("/slots")
-        assert [slot["id"] for slot in told.json() if slot["is_processing"]] == [0]
-        assert "secret" not in told.text
+        slots_answer = server.get("/slots")
+        assert [slot["id"] for slot in slots_answer.json() if slot["is_processing"]] == [0]
+        assert "secret" not in slots_answer.text
 
 
 @pytest.mark.parametrize("path", ["/props", "/slots"])

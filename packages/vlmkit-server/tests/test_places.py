@@ -12,7 +12,7 @@ PLACES = [
 ]
 
 
-def asked(text=SAID, num_images=1, **fields):
+def grounding_body(text=SAID, num_images=1, **fields):
     parts = [image_part(picture(80, 60))] * num_images
     parts.append({"type": "text", "text": scripted(text=text)})
     messages = [{"role": "user", "content": parts}]
@@ -20,25 +20,28 @@ def asked(text=SAID, num_images=1, **fields):
 
 
 def test_boxes_are_returned_in_pixels_of_the_image(server):
-    message = server.post(asked()).json()["choices"][0]["message"]
+    message = server.post(grounding_body()).json()["choices"][0]["message"]
 
     assert message["content"] == SAID
     assert message["places"] == PLACES
 
 
 def test_boxes_refer_to_the_original_image_size(server):
-    message = server.post(asked(max_image_tokens=1)).json()["choices"][0]["message"]
+    message = server.post(grounding_body(max_image_tokens=1)).json()["choices"][0]["message"]
     assert message["places"] == PLACES
 
 
 def test_each_choice_has_its_own_boxes(server):
-    choices = server.post(asked(n=2)).json()["choices"]
+    choices = server.post(grounding_body(n=2)).json()["choices"]
     assert [choice["message"]["places"] for choice in choices] == [PLACES] * 2
 
 
 def test_boxes_are_in_the_last_chunk_of_each_streamed_choice(server):
     stream = server.client().chat.completions.create(
-        model="mock", messages=asked()["messages"], stream=True, extra_body={"return_places": True}
+        model="mock",
+        messages=grounding_body()["messages"],
+        stream=True,
+        extra_body={"return_places": True},
     )
     *others, last = [chunk.choices[0] for chunk in stream]
 
@@ -47,18 +50,18 @@ def test_boxes_are_in_the_last_chunk_of_each_streamed_choice(server):
 
 
 def test_an_answer_without_boxes_has_an_empty_list(server):
-    assert server.post(asked("a cat")).json()["choices"][0]["message"]["places"] == []
+    assert server.post(grounding_body("a cat")).json()["choices"][0]["message"]["places"] == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_boxes_are_absent_unless_requested(server, stream):
-    text = server.post(asked(return_places=False, stream=stream)).text
+    text = server.post(grounding_body(return_places=False, stream=stream)).text
     assert '"places"' not in text
 
 
 @pytest.mark.parametrize("num_images", [0, 2])
 def test_boxes_are_refused_unless_the_prompt_has_one_image(server, num_images):
-    answer = server.post(asked(num_images=num_images))
+    answer = server.post(grounding_body(num_images=num_images))
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "return_places"
@@ -66,7 +69,9 @@ def test_boxes_are_refused_unless_the_prompt_has_one_image(server, num_images):
 
 
 def test_boxes_cut_off_by_a_stop_string_are_not_returned(server):
-    message = server.post(asked(stop=', {"point'), timeout=300).json()["choices"][0]["message"]
+    message = server.post(grounding_body(stop=', {"point'), timeout=300).json()["choices"][0][
+        "message"
+    ]
 
     assert message["places"] == PLACES[:1]
     assert json.loads(message["content"] + "]")
@@ -90,12 +95,12 @@ def question(kind):
 
 @pytest.mark.parametrize("kind", ["messages", "responses"])
 def test_other_apis_return_boxes_and_transforms_beside_the_answer(server, kind):
-    told = {"return_places": True, "return_image_transforms": True}
+    wants = {"return_places": True, "return_image_transforms": True}
     sent = {"model": "mock"} | question(kind)
     plain = server.post(sent, f"/v1/{kind}")
     assert plain.status_code == 200
     assert not {"places", "image_transforms"} & plain.json().keys()
-    answer = server.post(sent | told, f"/v1/{kind}").json()
+    answer = server.post(sent | wants, f"/v1/{kind}").json()
     assert answer["places"] == PLACES
     (image,) = answer["image_transforms"]
     assert image["transform"]["source_size"] == [80, 60]
@@ -103,10 +108,10 @@ def test_other_apis_return_boxes_and_transforms_beside_the_answer(server, kind):
 
 
 def test_boxes_of_a_streamed_message_are_in_the_message_delta_event(server):
-    told = {"return_places": True, "return_image_transforms": True}
+    wants = {"return_places": True, "return_image_transforms": True}
     sent = {"model": "mock", "stream": True} | question("messages")
     assert "places" not in server.post(sent, "/v1/messages").text.split("message_delta")[1]
-    text = server.post(sent | told, "/v1/messages").text
+    text = server.post(sent | wants, "/v1/messages").text
     (last,) = [each for each in text.split("\n\n") if each.startswith("event: message_delta\n")]
     data = json.loads(last.partition("data: ")[2])
     assert data["delta"]["places"] == PLACES
@@ -114,9 +119,9 @@ def test_boxes_of_a_streamed_message_are_in_the_message_delta_event(server):
 
 
 def test_boxes_of_a_streamed_response_are_in_its_last_event(server):
-    told = {"return_places": True, "return_image_transforms": True}
+    wants = {"return_places": True, "return_image_transforms": True}
     with server.client().responses.stream(
-        model="mock", **question("responses"), extra_body=told
+        model="mock", **question("responses"), extra_body=wants
     ) as stream:
         *others, last = stream
         final = stream.get_final_response()

@@ -22,9 +22,9 @@ def scores(server, ids, num_top):
     return server.runner().submit(request).result().choices[0].samples
 
 
-def check(told, ids, samples, num_top):
-    assert told[0] is None
-    for entries, token_id, sample in zip(told[1:], ids[1:], samples, strict=True):
+def check(logprobs, ids, samples, num_top):
+    assert logprobs[0] is None
+    for entries, token_id, sample in zip(logprobs[1:], ids[1:], samples, strict=True):
         own = entries[str(token_id)]
         assert own["logprob"] == sample.logprob
         assert own["decoded_token"] == (chr(token_id) if token_id < 128 else "")
@@ -58,9 +58,9 @@ def test_image_tokens_have_no_prompt_logprobs_and_later_tokens_have(server):
     sent["messages"] = [{"role": "user", "content": parts}]
     answer = server.post(sent).json()
     (image,) = server.post({"messages": sent["messages"]}, "/tokenize").json()["image_tokens_each"]
-    told = answer["prompt_logprobs"]
-    assert len(told) == len(answer["prompt_token_ids"])
-    unscored = [place for place, entries in enumerate(told) if entries is None]
+    logprobs = answer["prompt_logprobs"]
+    assert len(logprobs) == len(answer["prompt_token_ids"])
+    unscored = [place for place, entries in enumerate(logprobs) if entries is None]
     assert unscored == [0, *range(2, 2 + image + 2)]  # with a mark on each side of the image
 
 
@@ -84,9 +84,9 @@ def test_each_choice_of_each_prompt_has_prompt_logprobs(server):
     for choice in answer.choices[:2]:
         ids = choice.prompt_token_ids
         assert [next(iter(each.values()))["decoded_token"] for each in choice.prompt_logprobs[2:]]
-        told = [None if each is None else each[str(i)]["logprob"]
+        logprobs = [None if each is None else each[str(i)]["logprob"]
                 for each, i in zip(choice.prompt_logprobs, ids, strict=True)]  # fmt: skip
-        assert told == [None, *(sample.logprob for sample in scores(server, ids, 2))]
+        assert logprobs == [None, *(sample.logprob for sample in scores(server, ids, 2))]
     assert [choice.prompt_logprobs for choice in answer.choices[2:]] == [[None], [None]]
 
 
@@ -94,8 +94,8 @@ def test_prompt_logprobs_equal_the_logprobs_of_an_echo(server):
     sent = {"model": "mock", "prompt": "a tree", "echo": True, "logprobs": 0, "max_tokens": 0}
     answer = server.post(sent | {"prompt_logprobs": 0, "return_token_ids": True}, TEXT).json()
     (choice,) = answer["choices"]
-    told = [each and next(iter(each.values()))["logprob"] for each in choice["prompt_logprobs"]]
-    assert told == choice["logprobs"]["token_logprobs"]
+    logprobs = [each and next(iter(each.values()))["logprob"] for each in choice["prompt_logprobs"]]
+    assert logprobs == choice["logprobs"]["token_logprobs"]
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -68,9 +68,9 @@ def test_chat_template_variables_can_be_set(server):
 def test_reasoning_effort_is_passed_to_the_chat_template(server, effort, thinks):
     answer = ask(server, turns(scripted(text="so")), reasoning_effort=effort)
     assert getattr(answer.choices[0].message, "reasoning_content", "") == ("so" if thinks else "")
-    told = server.post({"messages": turns("so"), "reasoning_effort": effort}, "/tokenize").json()
+    counted = server.post({"messages": turns("so"), "reasoning_effort": effort}, "/tokenize").json()
     plain = server.post({"messages": turns("so")}, "/tokenize").json()
-    assert told["count"] - plain["count"] == thinks
+    assert counted["count"] - plain["count"] == thinks
 
 
 class Effortless(MockTokenizer):
@@ -93,8 +93,8 @@ def test_reasoning_effort_is_reported_as_ignored_by_models_without_it():
             sent = chat() | bound | fields | {"flavour": 1}
             answer = server.post(sent, path)
             assert answer.status_code == 200, answer.text
-            told = answer.headers["x-vlmkit-ignored"].split(", ")
-            assert {name, "flavour"} <= set(told)
+            ignored = answer.headers["x-vlmkit-ignored"].split(", ")
+            assert {name, "flavour"} <= set(ignored)
             assert server.get("/readyz").json()["num_ignored"][name] >= 1
             strict = {key: value for key, value in sent.items() if key != "flavour"}
             refused = server.post(strict, path, headers={"x-vlmkit-strict": "1"})

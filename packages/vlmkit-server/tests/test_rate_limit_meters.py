@@ -266,7 +266,7 @@ def test_unused_and_oldest_addresses_are_dropped():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "expected"),
     [
         (0, "0s"),
         (0.0171, "18ms"),
@@ -278,8 +278,8 @@ def test_unused_and_oldest_addresses_are_dropped():
         (90_061.25, "25h1m1.25s"),
     ],
 )
-def test_durations_have_the_format_of_openais_headers(seconds, told):
-    assert duration(seconds) == told
+def test_durations_have_the_format_of_openais_headers(seconds, expected):
+    assert duration(seconds) == expected
 
 
 def test_limit_headers_have_the_names_of_the_requested_api():

@@ -143,16 +143,16 @@ def test_anthropics_client_raises_its_own_error_type(keys):
 def test_openais_client_does_not_retry_a_request_larger_than_its_limit(keys):
     secret = keys("tokens=100/minute")
     with running(keys_file=str(keys.path)) as server:
-        asked = []
+        sent = []
         client = openai.OpenAI(
             base_url=f"{server.url}/v1", api_key=secret, http_client=server.http, max_retries=5
         )
-        server.http.event_hooks["request"].append(asked.append)
+        server.http.event_hooks["request"].append(sent.append)
         with pytest.raises(openai.RateLimitError, match="no waiting helps"):
             client.chat.completions.create(
                 model="mock", max_tokens=101, messages=[{"role": "user", "content": "x"}]
             )
-        assert len(asked) == 1
+        assert len(sent) == 1
         refused = server.post(chat(max_tokens=101), headers=bearer(secret))
         assert "retry-after" not in refused.headers
         assert free(server, secret) == 100
@@ -299,7 +299,7 @@ def served(folder, keys, *more):
 def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
     secret = keys("requests=5/month", f"tokens={MANY}")
 
-    def asked(server, num):
+    def send(server, num):
         assert eventually(lambda: server.http.get(f"{server.url}/healthz").status_code == 200)
         return [
             server.http.post(
@@ -317,7 +317,7 @@ def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
 
     with served(tmp_path, keys) as server:
         assert ready(server)
-        assert [each.status_code for each in asked(server, 2)] == [200, 200]
+        assert [each.status_code for each in send(server, 2)] == [200, 200]
         base = tmp_path / "usage.sqlite"
         with pytest.raises(ConfigError, match="usage file"):
             Service({}, ServerSettings(limits=LimitsSettings(usage_file=str(base))))
@@ -326,7 +326,7 @@ def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
         server.process.wait()
     with served(tmp_path, keys) as server:
         assert ready(server)
-        [answer] = asked(server, 1)
+        [answer] = send(server, 1)
         assert answer.headers["x-ratelimit-remaining-requests"] == "2"
         server.process.terminate()
         assert server.process.wait(60) == 0
@@ -365,16 +365,16 @@ def test_the_keys_command_stores_and_lists_limits(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "expected"),
     [
         ("requests=1/hour", "this takes 1 request, and this API key has not as much left of"),
         ("image_tokens=1/day", "image tokens, and this API key may have 1 image token a day"),
     ],
 )
-def test_error_messages_use_the_singular_for_an_amount_of_one(limit, told, keys):
+def test_error_messages_use_the_singular_for_an_amount_of_one(limit, expected, keys):
     secret = keys(limit)
     parts = [image_part(picture()), {"type": "text", "text": "what?"}]
     body = chat(max_tokens=5) | {"messages": [{"role": "user", "content": parts}]}
     with running(keys_file=str(keys.path)) as server:
         answers = [server.post(body, headers=bearer(secret)) for _ in range(2)]
-    assert told in answers[1].json()["error"]["message"]
+    assert expected in answers[1].json()["error"]["message"]

@@ -15,15 +15,15 @@ def ask(server, text, **options):
 
 def streamed(server, text, **options):
     """Return reasoning, content, finish reason and logprob tokens of a stream."""
-    told = {"reasoning_content": "", "content": ""}
+    texts = {"reasoning_content": "", "content": ""}
     tokens, reason = [], None
     for chunk in ask(server, text, stream=True, **options):
         for choice in chunk.choices:
-            for name in told:
-                told[name] += getattr(choice.delta, name, None) or ""
+            for name in texts:
+                texts[name] += getattr(choice.delta, name, None) or ""
             tokens += choice.logprobs.content if choice.logprobs else []
             reason = choice.finish_reason or reason
-    return *told.values(), reason, [token for entry in tokens for token in entry.bytes]
+    return *texts.values(), reason, [token for entry in tokens for token in entry.bytes]
 
 
 def test_reasoning_is_separated_from_the_answer_and_counted(server):
@@ -107,26 +107,26 @@ def test_reasoning_ends_at_its_budget_and_the_answer_follows(server, name):
 
 def test_a_reasoning_budget_is_supported_by_the_other_apis(server):
     text = scripted(text="so", reasoning="a long thought")
-    asked = {"model": "mock", "input": text, "thinking_token_budget": 6}
-    thought, said = server.post(asked, "/v1/responses").json()["output"]
+    sent = {"model": "mock", "input": text, "thinking_token_budget": 6}
+    thought, said = server.post(sent, "/v1/responses").json()["output"]
     assert thought["content"][0]["text"] == "a long"
     assert said["content"][0]["text"] == "so"
-    asked = {
+    sent = {
         "model": "mock",
         "max_tokens": 99,
         "messages": [{"role": "user", "content": text}],
         "thinking": {"type": "enabled", "budget_tokens": 6},
     }
-    thought, said = server.post(asked, "/v1/messages").json()["content"]
+    thought, said = server.post(sent, "/v1/messages").json()["content"]
     assert (thought["thinking"], said["text"]) == ("a long", "so")
-    answer = server.post(asked | {"thinking_token_budget": 6}, "/v1/messages")
+    answer = server.post(sent | {"thinking_token_budget": 6}, "/v1/messages")
     assert answer.status_code == 400
     assert "exclude each other" in answer.json()["error"]["message"]
 
 
 def test_the_reasoning_budget_of_a_plain_prompt_is_ignored_and_reported(server):
-    asked = {"model": "mock", "prompt": "a long thought", "thinking_token_budget": 2}
-    answer = server.post(asked, "/v1/completions")
+    sent = {"model": "mock", "prompt": "a long thought", "thinking_token_budget": 2}
+    answer = server.post(sent, "/v1/completions")
     assert answer.headers["x-vlmkit-ignored"] == "thinking_token_budget"
     assert answer.json()["choices"][0]["text"] == "a long thought"
 

@@ -74,8 +74,15 @@ def test_sampling_parameters_are_returned_under_vllms_names(server):
              logit_bias={"5": 1.0}, seed=4, n=2, stream=True, cache_salt="s", priority=3),
     )  # fmt: skip
     params = found.pop("sampling_params")
-    asked = {"max_tokens": 7, "temperature": 0.5, "stop": ["a"], "logprobs": 3, "n": 2, "seed": 4}
-    assert asked.items() <= params.items()
+    expected = {
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "stop": ["a"],
+        "logprobs": 3,
+        "n": 2,
+        "seed": 4,
+    }
+    assert expected.items() <= params.items()
     assert params["logit_bias"] == {"5": 1.0}
     assert "top_logprobs" not in params
     assert (found["model"], found["stream"], found["cache_salt"]) == ("mock", True, "s")
@@ -93,7 +100,7 @@ def test_sampling_parameters_default_to_those_of_the_model(server):
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "expected"),
     [
         ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
         ({"guided_regex": "a+"}, {"regex": "a+"}),
@@ -102,8 +109,8 @@ def test_sampling_parameters_default_to_those_of_the_model(server):
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
     ],
 )
-def test_the_constraint_of_the_answer_is_returned(server, form, told):
-    assert rendered(server, chat(**form))["sampling_params"]["structured_outputs"] == told
+def test_the_constraint_of_the_answer_is_returned(server, form, expected):
+    assert rendered(server, chat(**form))["sampling_params"]["structured_outputs"] == expected
 
 
 def test_each_text_prompt_has_the_prompt_tokens_of_its_completion(server):

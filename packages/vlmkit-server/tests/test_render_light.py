@@ -32,7 +32,7 @@ from vlmkit_server.settings.server import ServerSettings
 CHAT = "/v1/chat/completions/render"
 
 
-def asked(*urls, **fields):
+def light_body(*urls, **fields):
     return chat(light=True, **fields) | {
         "messages": [{"role": "user", "content": [*map(image_part, urls)]}]
     }
@@ -68,7 +68,7 @@ def without_pixels(monkeypatch):
 
 
 def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
-    body = asked(picture(), sideways(30, 12), picture(9, 80), max_image_tokens=2)
+    body = light_body(picture(), sideways(30, 12), picture(9, 80), max_image_tokens=2)
     light, whole = rendered(server, body), rendered(server, body | {"light": False})
     assert light["features"].pop("mm_hashes") is None
     assert whole["features"].pop("mm_hashes") is not None
@@ -80,15 +80,15 @@ def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
 
 def test_a_light_prompt_decodes_no_pixels(server, without_pixels):
     urls = [picture(), sideways(30, 12), "size:640x480"]
-    found = rendered(server, asked(*urls))
+    found = rendered(server, light_body(*urls))
     each = [(image["width"], image["height"]) for image in found["images"]]
     assert each == [(8, 6), (12, 30), (640, 480)]
-    assert server.post(asked(picture()) | {"light": False}, CHAT).status_code != 200
+    assert server.post(light_body(picture()) | {"light": False}, CHAT).status_code != 200
 
 
 def test_a_size_url_replaces_an_image(server):
-    found = rendered(server, asked("size:8x6"))
-    assert found["token_ids"] == rendered(server, asked(picture(8, 6)))["token_ids"]
+    found = rendered(server, light_body("size:8x6"))
+    assert found["token_ids"] == rendered(server, light_body(picture(8, 6)))["token_ids"]
     source = {"type": "url", "url": "size:8x6"}
     turn = {"role": "user", "content": [{"type": "image", "source": source}]}
     body = {"model": "mock", "max_tokens": 1, "light": True, "messages": [turn]}
@@ -99,7 +99,7 @@ def test_a_light_response_has_the_tokens_of_a_light_chat(server):
     parts = [{"type": "input_image", "image_url": "size:8x6"}]
     body = {"model": "mock", "light": True, "input": [{"role": "user", "content": parts}]}
     made = rendered(server, body, "/v1/responses/render")
-    assert made["token_ids"] == rendered(server, asked(picture(8, 6)))["token_ids"]
+    assert made["token_ids"] == rendered(server, light_body(picture(8, 6)))["token_ids"]
     assert made["images"][0]["width"] == 8
 
 
@@ -120,22 +120,22 @@ def test_light_has_no_effect_on_text_prompts(server):
      "size:9999999999x1", "data:image/png;base64,AAAA", "data:", "/etc/passwd", "file:///x", ""],
 )  # fmt: skip
 def test_an_image_without_a_readable_size_is_refused_with_its_location(server, url):
-    error = refusal(server, asked("size:8x6", url))
+    error = refusal(server, light_body("size:8x6", url))
     assert error["param"] == "messages[0].content[1].image_url.url"
 
 
 def test_size_urls_have_the_limits_of_images():
     limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
     with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=150) as server:
-        assert refusal(server, asked("size:11x10"))["code"] == "image_too_large"
-        assert refusal(server, asked("size:1x10"))["code"] == "image_too_small"
-        assert refusal(server, asked(*["size:10x10"] * 2))["param"] == "messages"
-        assert refusal(server, asked(*["size:2x2"] * 3))["code"] == "too_many_images"
+        assert refusal(server, light_body("size:11x10"))["code"] == "image_too_large"
+        assert refusal(server, light_body("size:1x10"))["code"] == "image_too_small"
+        assert refusal(server, light_body(*["size:10x10"] * 2))["param"] == "messages"
+        assert refusal(server, light_body(*["size:2x2"] * 3))["code"] == "too_many_images"
 
 
 def test_size_urls_are_refused_outside_light_prompts(server):
     for path in (CHAT, "/v1/chat/completions", "/tokenize"):
-        body = asked("size:8x6")
+        body = light_body("size:8x6")
         del body["light"]
         error = server.post(body, path).json()["error"]
         assert error["code"] == "image_url_not_allowed"
@@ -145,10 +145,10 @@ def test_a_light_prompt_cannot_be_generated_from(server):
     request = CHAT_BODY.read(json.dumps(chat()).encode())[0]
     facts = server.runner().facts
     converter = Converter(ServerSettings(), None)
-    asked, _ = asyncio.run(converter.request(request, facts, "x", light=True))
-    assert asked.options == PromptOptions(light=True)
+    request, _ = asyncio.run(converter.request(request, facts, "x", light=True))
+    assert request.options == PromptOptions(light=True)
     with pytest.raises(RequestError) as caught:
-        server.runner().submit(asked)
+        server.runner().submit(request)
     assert caught.value.param == "light"
 
 
@@ -156,11 +156,11 @@ def test_light_is_refused_by_a_tokenizer_without_support(monkeypatch):
     honours = MockTokenizer().honours - {"light"}
     monkeypatch.setattr(MockTokenizer, "honours", property(lambda _: honours))
     with running() as server:
-        error = refusal(server, asked(picture()))
+        error = refusal(server, light_body(picture()))
         assert (error["param"], error["code"]) == ("light", "unsupported_parameter")
         (model,) = server.get("/v1/capabilities").json()["models"]
         assert "light" in model["endpoints"][CHAT]["refused"]
-        assert rendered(server, asked(picture()) | {"light": False})["images"]
+        assert rendered(server, light_body(picture()) | {"light": False})["images"]
 
 
 class Slowly(BaseHTTPRequestHandler):

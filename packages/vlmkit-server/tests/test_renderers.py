@@ -110,12 +110,12 @@ def test_a_public_server_uses_renderers_and_warns_about_unset_limits(tmp_path):
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert len(children(server)) == 2
         assert said(server, showing(picture())) is not None
-        told = server.log.read_text()
+        log = server.log.read_text()
     for name in (
         *("plugins.only", "server.limits.address", "server.allowed_hosts", "server.access_log"),
         *("server.audit_log", "pipeline.max_output_tokens"),
     ):
-        assert len([line for line in told.splitlines() if name in line]) == 1, name
+        assert len([line for line in log.splitlines() if name in line]) == 1, name
 
 
 def test_settings_of_the_operator_override_defaults_of_public_addresses(tmp_path):
@@ -129,10 +129,10 @@ def test_settings_of_the_operator_override_defaults_of_public_addresses(tmp_path
     }
     with served(tmp_path, 0, **settings) as server:
         assert children(server) == []
-        told = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
-    assert len(told) == 2, told
-    assert "server.keys_file is not set" in told[0]
-    assert "server.num_renderers is 0" in told[1]
+        log = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
+    assert len(log) == 2, log
+    assert "server.keys_file is not set" in log[0]
+    assert "server.num_renderers is 0" in log[1]
 
 
 def test_a_model_without_renderers_is_served_unless_num_renderers_is_set(tmp_path):
@@ -246,8 +246,8 @@ def test_answers_of_renderers_equal_those_of_threads(server, tmp_path):
 
     def answered(by, body, path):
         answer = post(by, body, path)
-        told = answer.json()
-        return answer.status_code, told.get("error") or (told["choices"], told["usage"])
+        data = answer.json()
+        return answer.status_code, data.get("error") or (data["choices"], data["usage"])
 
     with served(tmp_path, 0) as plain:
         assert not children(plain)
@@ -259,11 +259,11 @@ def test_answers_of_renderers_equal_those_of_threads(server, tmp_path):
 def test_a_renderer_killed_at_work_fails_only_its_request_and_is_replaced(server):
     streamed = server.stream(scripted(text="word ", tokens=400, latency_s=0.005))
     with ThreadPoolExecutor(1) as strangers:
-        asked = strangers.submit(post, server, showing(BOMB))
+        pending = strangers.submit(post, server, showing(BOMB))
         assert eventually(lambda: is_at_work(server))
         for pid in children(server):
             os.kill(pid, signal.SIGKILL)
-        answer = asked.result()
+        answer = pending.result()
     assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
     assert int(answer.headers["retry-after"]) > 0
     assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 400

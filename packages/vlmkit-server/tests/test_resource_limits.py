@@ -62,8 +62,8 @@ def test_tenants_see_their_own_usage_and_only_operators_see_totals(tmp_path):
         assert alone["resources"]["requests"] == {"held": 0, "total": None, "most": 1024}
         assert all_of_it["resources"]["requests"] == {"held": 0, "total": 1, "most": 1024}
         assert all_of_it["models"]["mock"]["num_running"] == 1
-        for told in (shown, alone):
-            assert {told["models"]["mock"]["num_running"], told["num_ignored"]} == {None}
+        for readiness in (shown, alone):
+            assert {readiness["models"]["mock"]["num_running"], readiness["num_ignored"]} == {None}
         shown["resources"] = alone["resources"] = all_of_it["resources"] = {}
         assert shown == alone
 
@@ -151,9 +151,9 @@ def test_stored_objects_of_one_tenant_are_not_evicted_for_another(tmp_path):
         assert (last.status_code, last.json()["error"]["code"]) == (429, "server_overloaded")
         assert "still being answered" in last.json()["error"]["message"]
         paths = (f"/v1/responses/{kept}", f"/v1/responses/{going}", f"/v1/files/{file}")
-        told = [server.get(path, headers=other) for path in paths]
-        assert [answer.status_code for answer in told] == [200] * 3
-        assert told[1].json()["status"] == "in_progress"
+        answers = [server.get(path, headers=other) for path in paths]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert answers[1].json()["status"] == "in_progress"
 
 
 def test_the_cost_of_a_prompt_does_not_reveal_prompts_of_other_tenants(tmp_path):

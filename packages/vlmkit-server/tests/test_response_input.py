@@ -12,8 +12,8 @@ from openai.types.responses import (
     input_token_count_params,
     response_create_params,
 )
-from responding import PATH, body, events, image, refused, text, user, whole
-from running_server import asked, image_part, picture, said, scripted
+from responses_client import PATH, body, events, image, refused, text, user, whole
+from running_server import image_part, picture, recorded_requests, said, scripted
 
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_responses.items import stored_input
@@ -127,7 +127,7 @@ SAME = [
 
 @pytest.mark.parametrize(("own", "chat"), SAME)
 def test_items_are_converted_like_messages_of_the_chat_api(server, monkeypatch, own, chat):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         for path, sent in (
             (PATH, own | {"max_output_tokens": 4}),
             ("/v1/chat/completions", {"messages": chat, "max_tokens": 4}),
@@ -143,7 +143,7 @@ def test_items_are_converted_like_messages_of_the_chat_api(server, monkeypatch, 
 def test_parameters_reach_the_model(server, monkeypatch):
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "min_p": 0.125}
     more = {"max_output_tokens": 9, "stop": "x", "chat_template_kwargs": {"thinking": True}}
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         whole(server, **fields, **more, tools=[TOOL], parallel_tool_calls=True)
     (request,) = requests
     assert {name: getattr(request.params, name) for name in fields} == fields
@@ -154,20 +154,20 @@ def test_parameters_reach_the_model(server, monkeypatch):
 
 
 def test_reasoning_effort_is_converted_like_that_of_the_chat_api(server, monkeypatch):
-    with asked(server, monkeypatch) as requests:
-        told = [whole(server, reasoning={"effort": effort}) for effort in ("none", "xhigh")]
-    assert [response.reasoning.effort for response in told] == ["none", "xhigh"]
+    with recorded_requests(server, monkeypatch) as requests:
+        responses = [whole(server, reasoning={"effort": effort}) for effort in ("none", "xhigh")]
+    assert [response.reasoning.effort for response in responses] == ["none", "xhigh"]
     assert [request.options.reasoning_effort for request in requests] == ["none", "high"]
 
 
 def test_a_tool_outside_allowed_tools_is_not_in_the_prompt(server, monkeypatch):
     others = [TOOL, TOOL | {"name": "g"}]
     chosen = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
-    with asked(server, monkeypatch) as requests:
-        told = whole(server, tools=others, tool_choice=chosen)
+    with recorded_requests(server, monkeypatch) as requests:
+        response = whole(server, tools=others, tool_choice=chosen)
     assert [tool["function"]["name"] for tool in requests[0].tools] == ["g"]
-    assert [tool.name for tool in told.tools] == ["f", "g"]
-    assert told.tool_choice.mode == "auto"
+    assert [tool.name for tool in response.tools] == ["f", "g"]
+    assert response.tool_choice.mode == "auto"
 
 
 OTHERS = [
@@ -179,7 +179,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch, choice):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         answer = server.post(body("a", tools=[TOOL, *OTHERS], tool_choice=choice), PATH)
     assert answer.headers["x-vlmkit-ignored"] == "tools.mcp, tools.tool_search, tools.web_search"
     assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
@@ -187,9 +187,9 @@ def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch
 
 
 def test_only_unsupported_tools_are_equal_to_no_tools(server, monkeypatch):
-    with asked(server, monkeypatch) as requests:
-        told = whole(server, tools=OTHERS)
-    assert (requests[0].tools, told.tools) == (None, [])
+    with recorded_requests(server, monkeypatch) as requests:
+        response = whole(server, tools=OTHERS)
+    assert (requests[0].tools, response.tools) == (None, [])
 
 
 def test_the_strict_header_refuses_unsupported_tools(server):
@@ -229,7 +229,7 @@ SPAWNS = [{"name": "agents.spawn", "arguments": {"task": "x"}}, {"name": "f", "a
 
 def test_functions_of_a_namespace_have_qualified_names_in_the_prompt(server, monkeypatch):
     own = SPACE | {"tools": [*SPACE["tools"], {"type": "custom", "name": "patch"}]}
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         answer = server.post(body("a", tools=[own, TOOL]), PATH)
     assert answer.headers["x-vlmkit-ignored"] == "tools.tools.custom"
     functions = [tool["function"] for tool in requests[0].tools]
@@ -238,9 +238,9 @@ def test_functions_of_a_namespace_have_qualified_names_in_the_prompt(server, mon
         ("agents.spawn", "Other agents.\n\nStarts one."),
         ("agents.wait", ""),
     ]
-    told = Response.model_validate(answer.json()).tools
-    assert [tool.name for tool in told] == ["agents", "f"]
-    assert [tool.name for tool in told[0].tools] == ["spawn", "wait"]
+    listed = Response.model_validate(answer.json()).tools
+    assert [tool.name for tool in listed] == ["agents", "f"]
+    assert [tool.name for tool in listed[0].tools] == ["spawn", "wait"]
 
 
 def test_a_call_of_a_namespaced_function_has_namespace_and_name(server):
@@ -265,7 +265,7 @@ def test_a_call_of_a_namespaced_function_can_be_sent_back_unchanged(server, monk
         more = {"input": results, "previous_response_id": first["id"]}
     else:
         more = {"input": [user("a"), *first["output"], *results]}
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         answer = server.post(body(tools=tools) | more, PATH)
     assert answer.status_code == 200, answer.text
     assert "x-vlmkit-ignored" not in answer.headers

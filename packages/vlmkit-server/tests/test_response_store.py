@@ -6,8 +6,8 @@ import openai
 import pytest
 from hypothesis import given, strategies as st
 from openai.types.responses import ResponseItemList
-from responding import PATH, body, checked, events, image, refused, text, user, whole
-from running_server import asked, eventually, picture, running, said, scripted
+from responses_client import PATH, body, checked, events, image, refused, text, user, whole
+from running_server import eventually, picture, recorded_requests, running, said, scripted
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.openai_responses.event_log import EventLog
@@ -43,7 +43,7 @@ def test_a_conversation_continues_from_a_stored_response(server, monkeypatch, st
     shown = {"type": "function_call_output", "call_id": call.call_id, "output": [image(picture())]}
     second = ask([shown], previous_response_id=first.id)
     assert second.previous_response_id == first.id
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         ask("and?", previous_response_id=second.id)
         items = [question, *first.output, shown, *second.output, user("and?")]
         ask([item if isinstance(item, dict) else item.model_dump() for item in items])
@@ -81,7 +81,7 @@ def test_an_item_reference_is_replaced_by_the_stored_item(server, monkeypatch):
     first = whole(server, scripted(text="four", reasoning="hm"))
     thought, answer = first.output
     references = [{"type": "item_reference", "id": thought.id}, {"id": answer.id}]
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         second = whole(server, [user("a"), *references, user("b")])
         whole(server, "c", previous_response_id=second.id)
         referred = [said(message) for message in requests[0].messages]
@@ -92,10 +92,10 @@ def test_an_item_reference_is_replaced_by_the_stored_item(server, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_with_store_false_is_not_found(server, stream):
-    told = events(server, store=False)[-1].response if stream else whole(server, store=False)
-    assert told.store is False
-    assert stored(server, told.id).status_code == 404
-    error = refused(server, previous_response_id=told.id)
+    response = events(server, store=False)[-1].response if stream else whole(server, store=False)
+    assert response.store is False
+    assert stored(server, response.id).status_code == 404
+    error = refused(server, previous_response_id=response.id)
     assert (error["code"], error["param"]) == (
         "previous_response_not_found",
         "previous_response_id",
@@ -114,19 +114,19 @@ def test_an_unknown_response_is_a_404(server, method, path):
 
 def test_a_response_is_found_only_with_the_credentials_that_created_it(server):
     mine = {"authorization": "Bearer mine"}
-    told = checked(server.post(body(scripted(text="four")), PATH, headers=mine).json())
+    response = checked(server.post(body(scripted(text="four")), PATH, headers=mine).json())
     for yours in ({}, {"authorization": "Bearer yours"}):
-        url = f"{server.url}{PATH}/{told.id}"
-        assert stored(server, told.id, **yours).status_code == 404
-        assert server.get(f"{PATH}/{told.id}/input_items", headers=yours).status_code == 404
+        url = f"{server.url}{PATH}/{response.id}"
+        assert stored(server, response.id, **yours).status_code == 404
+        assert server.get(f"{PATH}/{response.id}/input_items", headers=yours).status_code == 404
         assert server.http.delete(url, headers=yours).status_code == 404
         for sent in (
-            body(previous_response_id=told.id),
-            body([{"type": "item_reference", "id": told.output[0].id}]),
+            body(previous_response_id=response.id),
+            body([{"type": "item_reference", "id": response.output[0].id}]),
         ):
             assert server.post(sent, PATH, headers=yours).status_code == 404
-    assert stored(server, told.id, **mine).status_code == 200
-    sent = body(previous_response_id=told.id)
+    assert stored(server, response.id, **mine).status_code == 200
+    sent = body(previous_response_id=response.id)
     assert server.post(sent, PATH, headers=mine).status_code == 200
 
 
@@ -135,18 +135,18 @@ def listing(server, response_id, **query):
 
 
 def test_input_items_are_listed_in_pages(server):
-    told = whole(server, [user("a"), user([text("b"), image(picture())]), user("c")])
-    pages = [ResponseItemList.model_validate(listing(server, told.id, limit=2).json())]
+    response = whole(server, [user("a"), user([text("b"), image(picture())]), user("c")])
+    pages = [ResponseItemList.model_validate(listing(server, response.id, limit=2).json())]
     assert pages[0].has_more
     after = pages[0].last_id
     pages.append(
-        ResponseItemList.model_validate(listing(server, told.id, limit=2, after=after).json())
+        ResponseItemList.model_validate(listing(server, response.id, limit=2, after=after).json())
     )
     assert not pages[1].has_more
     assert [[item.content[0].text for item in page.data] for page in pages] == [["c", "b"], ["a"]]
     assert pages[0].data[1].content[1].image_url == picture()
     assert (pages[1].first_id, pages[1].last_id) == (pages[1].data[0].id,) * 2
-    rising = listing(server, told.id, order="asc").json()["data"]
+    rising = listing(server, response.id, order="asc").json()["data"]
     assert [item["id"] for item in reversed(rising)] == [
         item.id for page in pages for item in page.data
     ]
@@ -174,8 +174,8 @@ def test_a_streamed_response_can_be_retrieved_while_it_runs(server):
     client = server.client().responses
     with client.create(**body(scripted(**SLOW)), stream=True) as stream:
         response_id = next(iter(stream)).response.id
-        told = client.retrieve(response_id)
-        assert (told.status, told.output) == ("in_progress", [])
+        response = client.retrieve(response_id)
+        assert (response.status, response.output) == ("in_progress", [])
         with pytest.raises(openai.BadRequestError) as raised:
             client.create(**body(), previous_response_id=response_id)
         assert raised.value.param == "previous_response_id"
@@ -189,47 +189,47 @@ def test_a_streamed_response_can_be_retrieved_while_it_runs(server):
 
 def test_a_background_response_can_be_retrieved_later(server):
     client = server.client().responses
-    told = client.create(**body(scripted(text="four", latency_s=0.05)), background=True)
-    assert (told.status, told.background, told.output) == ("in_progress", True, [])
-    assert eventually(lambda: client.retrieve(told.id).status == "completed")
-    assert client.retrieve(told.id).output_text == "four"
-    assert client.cancel(told.id).status == "completed"
-    following = client.create(**body("why?"), previous_response_id=told.id)
+    response = client.create(**body(scripted(text="four", latency_s=0.05)), background=True)
+    assert (response.status, response.background, response.output) == ("in_progress", True, [])
+    assert eventually(lambda: client.retrieve(response.id).status == "completed")
+    assert client.retrieve(response.id).output_text == "four"
+    assert client.cancel(response.id).status == "completed"
+    following = client.create(**body("why?"), previous_response_id=response.id)
     assert following.output_text == "why?"
     assert eventually(server.is_idle)
 
 
 def test_a_background_response_can_be_cancelled(server):
-    told = in_background(server, **SLOW)
+    response = in_background(server, **SLOW)
     assert not server.is_idle()
     for _ in range(2):
-        cancelled = server.http.post(f"{server.url}{PATH}/{told.id}/cancel")
+        cancelled = server.http.post(f"{server.url}{PATH}/{response.id}/cancel")
         assert checked(cancelled.json()).status == "cancelled"
         assert eventually(server.is_idle)
-    assert status(server, told.id) == "cancelled"
-    assert refused(server, previous_response_id=told.id)["param"] == "previous_response_id"
+    assert status(server, response.id) == "cancelled"
+    assert refused(server, previous_response_id=response.id)["param"] == "previous_response_id"
 
 
 def test_deleting_a_background_response_ends_it(server):
-    told = in_background(server, **SLOW)
-    assert server.http.delete(f"{server.url}{PATH}/{told.id}").json()["deleted"] is True
+    response = in_background(server, **SLOW)
+    assert server.http.delete(f"{server.url}{PATH}/{response.id}").json()["deleted"] is True
     assert eventually(server.is_idle)
 
 
 def test_a_failed_background_response_has_its_error(server):
-    told = in_background(server, text="abcdef", fail_at_token=3)
-    assert eventually(lambda: status(server, told.id) == "failed")
-    failed = checked(stored(server, told.id).json())
+    response = in_background(server, text="abcdef", fail_at_token=3)
+    assert eventually(lambda: status(server, response.id) == "failed")
+    failed = checked(stored(server, response.id).json())
     assert failed.error.code == "server_error"
 
 
 def test_a_background_response_counts_against_max_requests():
     with running(max_requests=2) as server:
-        told = in_background(server, **SLOW)
+        response = in_background(server, **SLOW)
         second = server.post(body(scripted(**SLOW), background=True), PATH)
         assert (second.status_code, second.json()["error"]["code"]) == (429, "server_overloaded")
         assert eventually(lambda: server.runner().stats().num_running == 1)
-        assert server.http.post(f"{server.url}{PATH}/{told.id}/cancel").status_code == 200
+        assert server.http.post(f"{server.url}{PATH}/{response.id}/cancel").status_code == 200
         assert eventually(server.is_idle)
         assert whole(server).status == "completed"
 
@@ -253,9 +253,9 @@ def test_a_background_response_without_storage_is_refused(server, stream):
 
 def test_a_server_without_response_storage_refuses_storing():
     with running(responses=ResponsesSettings(max_stored=0)) as server:
-        told = whole(server)
-        assert told.store is False
-        assert stored(server, told.id).status_code == 404
+        response = whole(server)
+        assert response.store is False
+        assert stored(server, response.id).status_code == 404
         assert refused(server, store=True)["param"] == "store"
         assert refused(server, background=True)["param"] == "background"
 
@@ -273,16 +273,16 @@ def test_a_response_too_large_to_store_is_reported_as_not_stored():
     with running(responses=ResponsesSettings(max_stored_bytes=10_000)) as server:
         small, large = whole(server, "x"), whole(server, "x" * 10_000, max_output_tokens=3)
         assert [small.store, large.store] == [True, False]
-        assert [stored(server, told.id).status_code for told in (small, large)] == [200, 404]
+        assert [stored(server, each.id).status_code for each in (small, large)] == [200, 404]
         assert refused(server, "x" * 10_000, background=True)["param"] == "background"
         assert eventually(server.is_idle)
 
 
 def test_a_stored_conversation_is_limited_to_the_size_of_a_body():
     with running(max_body_bytes=4000) as server:
-        told = whole(server, "x" * 3000, max_output_tokens=3)
-        told = whole(server, "y" * 1000, previous_response_id=told.id, max_output_tokens=3)
-        error = refused(server, "z", previous_response_id=told.id)
+        response = whole(server, "x" * 3000, max_output_tokens=3)
+        response = whole(server, "y" * 1000, previous_response_id=response.id, max_output_tokens=3)
+        error = refused(server, "z", previous_response_id=response.id)
         assert (error["code"], error["param"]) == (
             "context_length_exceeded",
             "previous_response_id",
@@ -290,18 +290,18 @@ def test_a_stored_conversation_is_limited_to_the_size_of_a_body():
 
 
 def test_a_stored_conversation_is_limited_to_the_item_count_of_a_body(server):
-    told = whole(server, [user("")] * 2047, max_output_tokens=3)
-    assert refused(server, [user("a")], previous_response_id=told.id)["param"] == "input"
+    response = whole(server, [user("")] * 2047, max_output_tokens=3)
+    assert refused(server, [user("a")], previous_response_id=response.id)["param"] == "input"
 
 
 def test_a_refused_image_of_a_stored_response_names_the_input_field(server):
     pictures = [user([image(picture())])]
-    told = whole(server, pictures)
+    response = whole(server, pictures)
     with running(max_request_pixels=1) as small:
         error = refused(small, pictures)
         assert error["param"] == "input"
     limit = server.runner().facts.bounds.max_images
-    error = refused(server, [user([image(picture())] * limit)], previous_response_id=told.id)
+    error = refused(server, [user([image(picture())] * limit)], previous_response_id=response.id)
     assert (error["code"], error["param"]) == ("too_many_images", "input")
 
 

@@ -7,7 +7,7 @@ import re
 import openai
 import pytest
 from hypothesis import given, strategies as st
-from responding import PATH, body, events
+from responses_client import PATH, body, events
 from running_server import eventually, running, scripted
 
 from vlmkit.errors import RequestError
@@ -18,7 +18,7 @@ SAID = scripted(text="né 🙂 and more", reasoning="hm")
 SLOW = scripted(text="x" * 4000, latency_s=0.01)
 
 
-def told(text):
+def parsed_events(text):
     """Return the JSON of each event of a stream."""
     return [json.loads(event.rpartition("data: ")[2]) for event in text.split("\n\n") if event]
 
@@ -59,9 +59,9 @@ def test_a_stream_is_replayed_from_any_event(server):
 
 
 def test_event_sizes_are_obfuscated_on_request(server):
-    told = made(server, SAID, stream_options={"include_obfuscation": True})
-    assert any("obfuscation" in (event.model_extra or {}) for event in told)
-    response_id = told[0].response.id
+    received = made(server, SAID, stream_options={"include_obfuscation": True})
+    assert any("obfuscation" in (event.model_extra or {}) for event in received)
+    response_id = received[0].response.id
     assert "obfuscation" not in again(server, response_id).text
     assert "obfuscation" in again(server, response_id, include_obfuscation="true").text
 
@@ -83,9 +83,12 @@ def test_several_clients_can_stream_one_background_answer(server, pool):
     begun = client.create(**body(scripted(text="x" * 100, latency_s=0.01)), background=True)
     texts = list(pool.map(lambda _: again(server, begun.id).text, range(4)))
     assert len(set(texts)) == 1
-    numbers = [event["sequence_number"] for event in told(texts[0])]
+    numbers = [event["sequence_number"] for event in parsed_events(texts[0])]
     assert numbers == list(range(len(numbers)))
-    assert told(texts[0])[-1]["response"]["output"] == client.retrieve(begun.id).to_dict()["output"]
+    assert (
+        parsed_events(texts[0])[-1]["response"]["output"]
+        == client.retrieve(begun.id).to_dict()["output"]
+    )
     assert eventually(server.is_idle)
 
 
@@ -101,7 +104,10 @@ def test_a_replayed_stream_ends_with_the_cancellation(server, way):
     assert eventually(server.is_idle)
     if way == "cancel":
         assert client.retrieve(begun.id).status == "cancelled"
-        assert told(again(server, begun.id).text)[-1]["sequence_number"] == last.sequence_number
+        assert (
+            parsed_events(again(server, begun.id).text)[-1]["sequence_number"]
+            == last.sequence_number
+        )
 
 
 def test_a_failed_background_answer_is_reported_in_stream_and_lookup(server):
@@ -161,7 +167,7 @@ def test_dropped_events_are_not_replayed_and_later_ones_are():
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "starting_after")
         first = int(re.search(r"number (\d+)", refusal.json()["error"]["message"])[1])
         assert first > 100
-        rest = told(again(server, begun.id, starting_after=first - 1).text)
+        rest = parsed_events(again(server, begun.id, starting_after=first - 1).text)
         assert [event["sequence_number"] for event in rest] == list(range(first, first + len(rest)))
         assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 300
 

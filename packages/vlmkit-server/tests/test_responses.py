@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 from pydantic import BaseModel
-from responding import PATH, body, checked, events, image, refused, text, user, whole
+from responses_client import PATH, body, checked, events, image, refused, text, user, whole
 from running_server import eventually, mock_pipeline, picture, running, scripted
 
 from spelling import SpellingCompiler
@@ -31,13 +31,13 @@ def ask(server, said="hello", **fields):
 
 def outputs(response):
     """Return the content of a response's items, without their ids."""
-    told = [item.model_dump(exclude_none=True) for item in response.output]
-    for item in told:
+    items = [item.model_dump(exclude_none=True) for item in response.output]
+    for item in items:
         assert item.pop("id").startswith(
             {"message": "msg_", "reasoning": "rs_"}.get(item["type"], "fc_")
         )
         item.pop("call_id", None)
-    return told
+    return items
 
 
 def test_an_answer_has_text_status_and_usage(server):
@@ -71,9 +71,9 @@ def test_the_response_repeats_the_fields_of_the_request(server):
         "truncation": "disabled",
         "max_tool_calls": 3,
     }
-    told = whole(server, scripted(text="so"), **fields)
+    response = whole(server, scripted(text="so"), **fields)
     for name, value in fields.items():
-        held = getattr(told, name)
+        held = getattr(response, name)
         if name == "tools":
             held = [tool.model_dump(exclude_none=True) for tool in held]
         elif name == "text":
@@ -104,8 +104,8 @@ def test_the_last_event_of_a_stream_has_the_response_of_a_whole_answer(server, s
 
 
 def test_a_stream_has_the_events_of_openais_api(server):
-    told = events(server, scripted(text="ab", reasoning="c", calls=CALLS[1:]), tools=[TOOL])
-    assert [event.type.removeprefix("response.") for event in told] == [
+    received = events(server, scripted(text="ab", reasoning="c", calls=CALLS[1:]), tools=[TOOL])
+    assert [event.type.removeprefix("response.") for event in received] == [
         "created",
         "in_progress",
         "output_item.added",
@@ -128,8 +128,12 @@ def test_a_stream_has_the_events_of_openais_api(server):
         "output_item.done",
         "completed",
     ]
-    assert len({event.response.id for event in told if hasattr(event, "response")}) == 1
-    assert [event.output_index for event in told if event.type.endswith("item.done")] == [0, 1, 2]
+    assert len({event.response.id for event in received if hasattr(event, "response")}) == 1
+    assert [event.output_index for event in received if event.type.endswith("item.done")] == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("script", QUESTIONS)
@@ -155,25 +159,25 @@ def test_the_official_client_assembles_a_stream(server, script):
 
 
 def test_a_finished_item_is_sent_whole(server):
-    told = events(server, scripted(text="I look.", reasoning="hm", calls=CALLS), tools=[TOOL])
-    done = [event.item for event in told if event.type == "response.output_item.done"]
-    added = [event.item for event in told if event.type == "response.output_item.added"]
+    received = events(server, scripted(text="I look.", reasoning="hm", calls=CALLS), tools=[TOOL])
+    done = [event.item for event in received if event.type == "response.output_item.done"]
+    added = [event.item for event in received if event.type == "response.output_item.added"]
     assert [item.id for item in added] == [item.id for item in done]
     assert {item.status for item in added} == {"in_progress"}
-    assert done == told[-1].response.output
-    texts = [event.part.text for event in told if event.type == "response.content_part.done"]
+    assert done == received[-1].response.output
+    texts = [event.part.text for event in received if event.type == "response.content_part.done"]
     assert texts == ["hm", "I look."]
 
 
 @pytest.mark.parametrize(
-    ("script", "most", "told"),
+    ("script", "most", "expected"),
     [
         ({"text": "one two"}, 3, [("message", "one")]),
         ({"text": "so", "reasoning": "why not"}, 4, [("reasoning", "why")]),
         ({"text": "so", "reasoning": "why"}, 6, [("reasoning", "why"), ("message", "s")]),
     ],
 )
-def test_an_answer_that_reaches_max_output_tokens_is_incomplete(server, script, most, told):
+def test_an_answer_that_reaches_max_output_tokens_is_incomplete(server, script, most, expected):
     fields = {"max_output_tokens": most}
     *_, last = events(server, scripted(**script), **fields)
     assert last.type == "response.incomplete"
@@ -181,9 +185,9 @@ def test_an_answer_that_reaches_max_output_tokens_is_incomplete(server, script, 
         assert response.status == "incomplete"
         assert response.incomplete_details.reason == "max_output_tokens"
         assert response.completed_at is None
-        assert [(item.type, item.content[0].text) for item in response.output] == told
+        assert [(item.type, item.content[0].text) for item in response.output] == expected
         statuses = [item.status for item in response.output]
-        assert statuses == ["completed"] * (len(told) - 1) + ["incomplete"]
+        assert statuses == ["completed"] * (len(expected) - 1) + ["incomplete"]
         assert response.usage.output_tokens == most
 
 
@@ -206,15 +210,15 @@ def test_an_image_url_is_fetched_only_if_the_operator_allows_it(server):
 
 
 def test_calls_and_results_can_be_sent_back_unchanged(server):
-    client, asked = server.client(), user(scripted(text="hm", reasoning="so", calls=CALLS))
-    first = client.responses.create(model="mock", input=[asked], tools=[TOOL])
+    client, question = server.client(), user(scripted(text="hm", reasoning="so", calls=CALLS))
+    first = client.responses.create(model="mock", input=[question], tools=[TOOL])
     calls = [item for item in first.output if item.type == "function_call"]
     assert [call.name for call in calls] == ["weather", "weather"]
     results = [
         {"type": "function_call_output", "call_id": call.call_id, "output": "fine"}
         for call in calls
     ]
-    items = [asked, *first.output, *results, user("and?")]
+    items = [question, *first.output, *results, user("and?")]
     raw = client.responses.with_raw_response.create(model="mock", input=items, tools=[TOOL])
     assert raw.parse().output_text == "and?"
     assert "x-vlmkit-ignored" not in raw.headers
@@ -223,15 +227,15 @@ def test_calls_and_results_can_be_sent_back_unchanged(server):
 def test_logprobs_cover_the_text_of_the_message_only(server):
     said = scripted(text="né, so.", reasoning="\nwhy\n", calls=CALLS)
     fields = {"include": LOGPROBS, "top_logprobs": 2, "tools": [TOOL]}
-    told = events(server, said, **fields)
+    received = events(server, said, **fields)
     deltas = [
         entry
-        for event in told
+        for event in received
         if "text.delta" in event.type
         for entry in getattr(event, "logprobs", None) or ()
     ]
-    (done,) = [event for event in told if event.type == "response.output_text.done"]
-    message = next(item for item in told[-1].response.output if item.type == "message")
+    (done,) = [event for event in received if event.type == "response.output_text.done"]
+    message = next(item for item in received[-1].response.output if item.type == "message")
     answered = next(item for item in whole(server, said, **fields).output if item.type == "message")
     for entries in (
         deltas,
@@ -269,10 +273,10 @@ def test_an_answer_matches_its_schema_and_is_parsed():
         assert client.parse(**body("which?"), text_format=Tree).output_parsed == Tree(name="elm")
         with client.stream(**body("which?"), text_format=Tree) as stream:
             assert stream.get_final_response().output_parsed == Tree(name="elm")
-        told = formed.post(body("which?", text={"format": {"type": "json_schema", "name": "tree",
+        answer = formed.post(body("which?", text={"format": {"type": "json_schema", "name": "tree",
             "schema": Tree.model_json_schema(), "strict": True}}), PATH).json()  # fmt: skip
-        assert told["text"]["format"]["schema"] == Tree.model_json_schema()
-        assert checked(told).output_text == '{"name": "elm"}'
+        assert answer["text"]["format"]["schema"] == Tree.model_json_schema()
+        assert checked(answer).output_text == '{"name": "elm"}'
 
 
 class OneCompiler(SpellingCompiler):
@@ -305,12 +309,15 @@ def test_input_token_counts_equal_the_usage_of_the_answer(server):
 
 
 def test_an_engine_error_is_the_last_event_of_a_stream(server):
-    told = events(server, scripted(text="abcdef", fail_at_token=3))
-    assert "".join(event.delta for event in told if event.type.endswith("text.delta")) == "abc"
-    assert told[-1].type == "response.failed"
-    assert (told[-1].response.status, told[-1].response.error.code) == ("failed", "server_error")
-    assert told[-1].response.output[0].content[0].text == "abc"
-    assert server.get(f"{PATH}/{told[-1].response.id}").status_code == 404
+    received = events(server, scripted(text="abcdef", fail_at_token=3))
+    assert "".join(event.delta for event in received if event.type.endswith("text.delta")) == "abc"
+    assert received[-1].type == "response.failed"
+    assert (received[-1].response.status, received[-1].response.error.code) == (
+        "failed",
+        "server_error",
+    )
+    assert received[-1].response.output[0].content[0].text == "abc"
+    assert server.get(f"{PATH}/{received[-1].response.id}").status_code == 404
 
 
 def test_an_engine_error_of_a_whole_answer_is_an_internal_error(server):
@@ -330,5 +337,5 @@ def test_a_disconnect_aborts_the_answer():
 
 def test_an_idle_stream_has_ping_comments():
     with running(keepalive_s=0.05) as server:
-        asked = body(scripted(text="a", prefill_latency_s=0.5), stream=True)
-        assert ": ping\n\n" in server.post(asked, PATH).text
+        sent = body(scripted(text="a", prefill_latency_s=0.5), stream=True)
+        assert ": ping\n\n" in server.post(sent, PATH).text

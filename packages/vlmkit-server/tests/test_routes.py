@@ -45,8 +45,8 @@ def test_head_requests_have_the_headers_of_get_requests(server, path):
     url = server.url + filled(path)
     whole, head = server.http.get(url), server.http.head(url)
     assert (head.status_code, head.content) == (whole.status_code, b"")
-    told = ("content-type", "content-length")
-    assert [head.headers[name] for name in told] == [whole.headers[name] for name in told]
+    names = ("content-type", "content-length")
+    assert [head.headers[name] for name in names] == [whole.headers[name] for name in names]
     assert head.headers["x-request-id"]
 
 

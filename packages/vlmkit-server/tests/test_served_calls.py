@@ -9,8 +9,8 @@ import pytest
 from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from anthropic_client import body as message, client_of, events as message_events
 from pydantic import TypeAdapter
-from responding import body, checked, events, refused, whole
-from running_server import Running, asked, eventually, mock_pipeline, running, said
+from responses_client import body, checked, events, refused, whole
+from running_server import Running, eventually, mock_pipeline, recorded_requests, running, said
 from serving_tools import Tools, calls
 
 from vlmkit_mock.settings import Reply, ScriptedCall
@@ -35,7 +35,7 @@ def served(tools: Tools) -> Iterator[Running]:
         yield served
 
 
-def told(items: Any) -> list[Any]:
+def contents(items: Any) -> list[Any]:
     """Return type, name, output and error of a response's items."""
     found = []
     for item in items:
@@ -48,7 +48,7 @@ def told(items: Any) -> list[Any]:
 
 
 TWO = calls(RED, BROKEN, text="I look.", reasoning="hm")
-TOLD_TWO = [
+CONTENTS_OF_TWO = [
     ("reasoning", "hm"),
     ("message", "I look."),
     ("say", {"text": "red"}, "red", "completed", False),
@@ -65,8 +65,8 @@ def test_a_response_lists_calls_and_results_in_order(served: Running, stream: bo
         answer = last.response
     else:
         answer = whole(served, TWO, **fields)
-    assert told(answer.output)[:4] == TOLD_TWO
-    assert told(answer.output)[4][0] == "message"
+    assert contents(answer.output)[:4] == CONTENTS_OF_TWO
+    assert contents(answer.output)[4][0] == "message"
     assert {item.server_label for item in answer.output[2:4]} == {"server_tools"}
     assert all(item.id.startswith("mcp_") for item in answer.output[2:4])
     assert answer.output[-1].status == "completed"
@@ -92,7 +92,7 @@ def test_the_official_client_assembles_a_stream_with_tool_calls(served: Running)
     sent = body(TWO, extra_body={"server_tools": ["say", "fail"]})
     with served.client().responses.stream(**sent) as stream:
         final = stream.get_final_response()
-    assert told(final.output)[:4] == TOLD_TWO
+    assert contents(final.output)[:4] == CONTENTS_OF_TWO
 
 
 def test_the_rounds_and_calls_of_a_response_are_limited(served: Running, tools: Tools) -> None:
@@ -107,7 +107,7 @@ def test_the_rounds_and_calls_of_a_response_are_limited(served: Running, tools: 
     assert num_calls(max_tool_calls=0) == 0
     tools.called.clear()
     answer = whole(served, calls(RED, RED), server_tools=["say"], max_tool_calls=1)
-    assert [item[2:4] for item in told(answer.output)[:2]] == [
+    assert [item[2:4] for item in contents(answer.output)[:2]] == [
         ("red", "completed"), ("error: too many calls", "failed"),
     ]  # fmt: skip
     assert len(tools.called) == 1
@@ -131,7 +131,7 @@ def test_calls_and_results_can_be_sent_back_unchanged(
 ) -> None:
     client = served.client().responses
     question = {"role": "user", "content": TWO}
-    with asked(served, monkeypatch) as requests:
+    with recorded_requests(served, monkeypatch) as requests:
         if way == "messages":
             anthropic = client_of(served).beta.messages
             first = anthropic.create(
@@ -173,7 +173,7 @@ def test_a_background_answer_runs_tools_and_cancelling_it_ends_them(
     client = served.client().responses
     begun = client.create(**body(calls(RED)), background=True, extra_body={"server_tools": ["say"]})
     assert eventually(lambda: client.retrieve(begun.id).status == "completed")
-    assert told(client.retrieve(begun.id).output)[0][2] == "red"
+    assert contents(client.retrieve(begun.id).output)[0][2] == "red"
     tools.is_waiting.clear()
     tools.is_cancelled.clear()
     waits = {"server_tools": ["wait"]}
@@ -221,11 +221,11 @@ def test_a_message_has_blocks_for_calls_and_results(served: Running, stream: boo
 
 def test_events_of_a_message_match_the_clients_types(served: Running) -> None:
     sent = message(TWO, max_tokens=400, server_tools=["say", "fail"])
-    told = [data for _, data in message_events(served, sent)]
-    for data in told:
+    received = [data for _, data in message_events(served, sent)]
+    for data in received:
         _EVENT.validate_python(data)
-    starts = [data["index"] for data in told if data["type"] == "content_block_start"]
-    stops = [data["index"] for data in told if data["type"] == "content_block_stop"]
+    starts = [data["index"] for data in received if data["type"] == "content_block_start"]
+    stops = [data["index"] for data in received if data["type"] == "content_block_stop"]
     assert starts == stops == list(range(len(BLOCKS)))
 
 

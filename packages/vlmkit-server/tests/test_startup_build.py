@@ -32,8 +32,8 @@ def test_a_ready_server_has_built_its_constraint_compiler(tmp_path):
     with process([*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN], tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
         assert (tmp_path / "built").read_text() == "built\n"
-        told = server.log.read_text()
-        assert told.index("  constraint ") < told.index("'mock' is ready")
+        log = server.log.read_text()
+        assert log.index("  constraint ") < log.index("'mock' is ready")
         choice = {"structured_outputs": {"choice": ["yes", "no"]}}
         for _ in range(2):
             answer = server.client.chat.completions.create(**chat(), extra_body=choice)

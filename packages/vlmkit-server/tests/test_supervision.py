@@ -101,11 +101,11 @@ def test_a_failed_engine_loop_fails_its_requests_and_ends_the_process(tmp_path, 
         assert (refused.value.status_code, refused.value.code) == (503, "model_failed")
         assert refused.value.response.headers["retry-after"]
         assert server.process.wait(60) == 3
-    told = server.log.read_text()
-    assert "error: the engine of model 'fragile' failed, and the server ended" in told
+    log = server.log.read_text()
+    assert "error: the engine of model 'fragile' failed, and the server ended" in log
     if fault == "hang":
-        assert "a step is given up after" in told
-        assert "faulty.py:" in told
+        assert "a step is given up after" in log
+        assert "faulty.py:" in log
 
 
 def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_path):
@@ -116,11 +116,11 @@ def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_p
             ask(server, parts, extra_headers={"x-request-id": "mine"})
         assert (refused.value.status_code, refused.value.code) == (503, "model_failed")
         assert server.process.wait(60) == 3
-    told = server.log.read_text()
-    assert "an encoding is still running after" in told
-    assert "an encoding is given up after" in told
-    assert "media: 1, tokens: 4, requests: chatcmpl-" in told
-    assert "private" not in told
+    log = server.log.read_text()
+    assert "an encoding is still running after" in log
+    assert "an encoding is given up after" in log
+    assert "media: 1, tokens: 4, requests: chatcmpl-" in log
+    assert "private" not in log
 
 
 def test_a_model_whose_engine_fails_is_reloaded_while_others_continue(tmp_path):
@@ -148,10 +148,10 @@ def test_a_model_that_fails_to_reload_ends_the_process_after_some_tries(tmp_path
         with pytest.raises(openai.APIError):
             list(answer)
         assert server.process.wait(60) == 3
-    told = server.log.read_text()
-    assert "restarting it in 1 s" in told
-    assert "restarting it in 2 s" in told
-    assert "the engine of model 'fragile' failed again and again, and the server ended" in told
+    log = server.log.read_text()
+    assert "restarting it in 1 s" in log
+    assert "restarting it in 2 s" in log
+    assert "the engine of model 'fragile' failed again and again, and the server ended" in log
 
 
 def test_a_hanging_model_is_not_loaded_a_second_time(tmp_path):
@@ -179,15 +179,15 @@ def test_the_log_names_loaded_plugins_and_risks_of_a_public_server(tmp_path):
         command = ["serve", "mock", "--config", str(tmp_path / "vlmkit.toml"), "--port", "0"]
         command += [*arguments, *(("--set", only) if only else ())]
         with process([sys.executable, "-m", "vlmkit", *command], folder) as server:
-            told = server.log.read_text()
+            log = server.log.read_text()
         digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
-        assert f"plugin 'faulty' of {PLUGIN}, sha256 {digest}" in told
-        assert "plugin 'mock' of vlmkit-mock" in told
-        assert ("plugins.only is not set: every installed plugin is loaded" in told) is not bool(
+        assert f"plugin 'faulty' of {PLUGIN}, sha256 {digest}" in log
+        assert "plugin 'mock' of vlmkit-mock" in log
+        assert ("plugins.only is not set: every installed plugin is loaded" in log) is not bool(
             only
         )
-        assert ("server.keys_file is not set: any client" in told) is not bool(only)
+        assert ("server.keys_file is not set: any client" in log) is not bool(only)
         open_metrics = "server.health_metrics is set: any client that reaches server.health_port"
-        assert (open_metrics in told) is not bool(only)
+        assert (open_metrics in log) is not bool(only)
         unlisted = "plugin 'hf' of vlmkit-hf is not loaded: plugins.only does not list it"
-        assert (unlisted in told) is bool(only)
+        assert (unlisted in log) is bool(only)

@@ -27,7 +27,7 @@ ENDLESS = http_request(chat(scripted(text="x", tokens=4000, latency_s=0.05), str
 
 
 @pytest.fixture
-def place(caplog):
+def health_url(caplog):
     """The address of a server's health port, from its log."""
     caplog.set_level("INFO")
 
@@ -37,62 +37,62 @@ def place(caplog):
     return found
 
 
-def health(place, path="/healthz"):
+def health(health_url, path="/healthz"):
     with http_client() as http:
-        answer = http.get(f"{place()}{path}")
+        answer = http.get(f"{health_url()}{path}")
         return answer.status_code, answer.json()["status"]
 
 
-def test_probes_are_answered_while_the_server_is_full(place):
+def test_probes_are_answered_while_the_server_is_full(health_url):
     with running(health_port=0, max_connections=1) as server:
         busy = opened(server, ENDLESS)
         assert b" 200 " in busy.recv(65_536)
         assert server.get("/healthz").status_code == 503
-        assert health(place) == (200, "ok")
-        assert health(place, "/readyz") == (200, "ready")
+        assert health(health_url) == (200, "ok")
+        assert health(health_url, "/readyz") == (200, "ready")
         busy.close()
 
 
-def test_probes_work_while_the_event_loop_is_busy_and_fail_when_it_hangs(place, monkeypatch):
+def test_probes_work_while_the_event_loop_is_busy_and_fail_when_it_hangs(health_url, monkeypatch):
     gate = threading.Event()
     with running(health_port=0) as server:
         server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
-        assert health(place) == (200, "ok")
+        assert health(health_url) == (200, "ok")
         monkeypatch.setattr(supervisor, "MAX_LAG_S", 0.1)
-        assert eventually(lambda: health(place) == (503, "failed"))
-        assert health(place, "/readyz") == (503, "failed")
+        assert eventually(lambda: health(health_url) == (503, "failed"))
+        assert health(health_url, "/readyz") == (503, "failed")
         gate.set()
-        assert eventually(lambda: health(place) == (200, "ok"))
+        assert eventually(lambda: health(health_url) == (200, "ok"))
 
 
-def test_health_fails_when_the_engine_fails(place):
+def test_health_fails_when_the_engine_fails(health_url):
     with running({"mock": None}, health_port=0):
-        assert health(place) == (200, "ok")
-        assert health(place, "/readyz") == (503, "loading")
+        assert health(health_url) == (200, "ok")
+        assert health(health_url, "/readyz") == (503, "loading")
     with running(health_port=0) as server:
         server.runner().close()
-        assert eventually(lambda: health(place)[0] == 503)
+        assert eventually(lambda: health(health_url)[0] == 503)
 
 
-def test_idle_clients_of_the_health_port_block_no_probe(place, monkeypatch):
+def test_idle_clients_of_the_health_port_block_no_probe(health_url, monkeypatch):
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 60.0)
     with running(health_port=0):
-        port = int(place().rpartition(":")[2])
-        strangers = [socket.create_connection(("127.0.0.1", port), 300) for _ in range(200)]
-        for stranger in strangers[::2]:
-            stranger.sendall(b"GET /healthz")
+        port = int(health_url().rpartition(":")[2])
+        clients = [socket.create_connection(("127.0.0.1", port), 300) for _ in range(200)]
+        for client in clients[::2]:
+            client.sendall(b"GET /healthz")
         with ThreadPoolExecutor(4) as pool:
-            told = list(pool.map(lambda _: health(place), range(20)))
-        assert told == [(200, "ok")] * 20
-        assert all(is_closed(stranger) for stranger in strangers[:100])
-        for stranger in strangers[100:]:
-            stranger.close()
+            statuses = list(pool.map(lambda _: health(health_url), range(20)))
+        assert statuses == [(200, "ok")] * 20
+        assert all(is_closed(client) for client in clients[:100])
+        for client in clients[100:]:
+            client.close()
 
 
-def test_a_silent_client_of_the_health_port_times_out(place, monkeypatch):
+def test_a_silent_client_of_the_health_port_times_out(health_url, monkeypatch):
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     with running(health_port=0):
-        port = int(place().rpartition(":")[2])
+        port = int(health_url().rpartition(":")[2])
         assert is_closed(socket.create_connection(("127.0.0.1", port), 300))
 
 
@@ -106,15 +106,15 @@ def test_a_silent_client_of_the_health_port_times_out(place, monkeypatch):
         (b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 20_000, b"200"),
     ],
 )
-def test_the_health_port_serves_nothing_else(place, request_line, status):
+def test_the_health_port_serves_nothing_else(health_url, request_line, status):
     with running(health_port=0):
-        port = int(place().rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), 300) as stranger:
-            stranger.sendall(request_line + b"\r\n\r\n")
-            assert stranger.recv(65_536).split()[1] == status
+        port = int(health_url().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 300) as client:
+            client.sendall(request_line + b"\r\n\r\n")
+            assert client.recv(65_536).split()[1] == status
 
 
-class Told(Monitor):
+class MetricsMonitor(Monitor):
     """Shows the request and its thread on the metrics page."""
 
     def __init__(self):
@@ -125,46 +125,46 @@ class Told(Monitor):
         return Page(f"{state.status} {accept}".encode(), "text/plain")
 
 
-def numbers(place, method="GET", **headers):
+def metrics(health_url, method="GET", **headers):
     with http_client() as http:
-        return http.request(method, f"{place()}/metrics", headers=headers)
+        return http.request(method, f"{health_url()}/metrics", headers=headers)
 
 
-def test_the_health_port_serves_metrics_if_enabled(place, tmp_path):
-    told, (key,) = Told(), headers_of(tmp_path, "metrics", scopes=("metrics",))
+def test_the_health_port_serves_metrics_if_enabled(health_url, tmp_path):
+    monitor, (key,) = MetricsMonitor(), headers_of(tmp_path, "metrics", scopes=("metrics",))
     wanted = {"health_port": 0, "health_metrics": True, "max_connections": 1}
     keys = str(tmp_path / "keys.jsonl")
-    with running(monitors={"told": told}, keys_file=keys, **wanted) as server:
+    with running(monitors={"told": monitor}, keys_file=keys, **wanted) as server:
         assert server.get("/metrics").status_code == 401
         assert server.get("/metrics", headers=key | {"accept": "a/b"}).text == "ready a/b"
         busy = opened(server, b"GET /healthz HTTP/1.1\r\n")
-        answer = numbers(place, accept="x/y")
+        answer = metrics(health_url, accept="x/y")
         assert (answer.status_code, answer.text) == (200, "ready x/y")
         assert answer.headers["content-type"] == "text/plain"
-        assert numbers(place, "HEAD").content == b""
-        assert numbers(place, "POST").status_code == 405
-        assert health(place) == (200, "ok")
-        assert len(told.threads) == 1
+        assert metrics(health_url, "HEAD").content == b""
+        assert metrics(health_url, "POST").status_code == 405
+        assert health(health_url) == (200, "ok")
+        assert len(monitor.threads) == 1
         busy.close()
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
-def test_the_health_port_serves_no_metrics_if_disabled_or_without_a_monitor(place, is_wanted):
-    monitors = {} if is_wanted else {"told": Told()}
+def test_the_health_port_serves_no_metrics_if_disabled_or_without_a_monitor(health_url, is_wanted):
+    monitors = {} if is_wanted else {"told": MetricsMonitor()}
     with running(monitors=monitors, health_port=0, health_metrics=is_wanted):
-        assert numbers(place).status_code == 404
+        assert metrics(health_url).status_code == 404
 
 
-def test_metrics_are_not_served_while_the_event_loop_hangs(place, monkeypatch):
+def test_metrics_are_not_served_while_the_event_loop_hangs(health_url, monkeypatch):
     monkeypatch.setattr(health_listener, "TIMEOUT_S", 0.2)
     gate = threading.Event()
-    with running(monitors={"told": Told()}, health_port=0, health_metrics=True) as server:
+    with running(monitors={"told": MetricsMonitor()}, health_port=0, health_metrics=True) as server:
         server.service.fleet.recovery._loop.call_soon_threadsafe(gate.wait)
         with pytest.raises(httpx2.RemoteProtocolError):
-            numbers(place)
-        assert health(place) == (200, "ok")
+            metrics(health_url)
+        assert health(health_url) == (200, "ok")
         gate.set()
-        assert eventually(lambda: numbers(place).status_code == 200)
+        assert eventually(lambda: metrics(health_url).status_code == 200)
 
 
 def test_health_metrics_require_a_health_port():

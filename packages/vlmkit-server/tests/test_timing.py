@@ -99,9 +99,9 @@ def test_every_api_streams_timings_on_request(path, body, server):
 
 def test_openais_client_reads_a_stream_with_timings(server):
     client = server.client().with_options(default_headers=ASKS)
-    asked = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
-    chunks = list(client.chat.completions.create(**asked, stream=True))
-    whole = client.chat.completions.create(**asked)
+    sent = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
+    chunks = list(client.chat.completions.create(**sent, stream=True))
+    whole = client.chat.completions.create(**sent)
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == whole.choices[0].message.content
 

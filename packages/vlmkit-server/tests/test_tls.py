@@ -148,8 +148,8 @@ def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
     assert '"route": "/v1/chat/completions"' in (tmp_path / "access.jsonl").read_text()
     assert '"event": "started"' in (tmp_path / "audit.jsonl").read_text()
     assert (tmp_path / "usage.sqlite").exists()
-    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    said = [line["message"] for line in told if "of vlmkit-demo" in line["message"]]
+    records = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    said = [line["message"] for line in records if "of vlmkit-demo" in line["message"]]
     assert said == ["plugin 'demo' of vlmkit-demo is not loaded: plugins.only does not list it"]
 
 

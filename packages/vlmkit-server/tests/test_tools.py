@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from running_server import asked, chat, mock_pipeline, running, scripted
+from running_server import chat, mock_pipeline, recorded_requests, running, scripted
 
 from spelling import SpellingCompiler
 from vlmkit.types.constraint import OneOf
@@ -30,7 +30,7 @@ def ask(server, text, **options):
     )
 
 
-def told(calls):
+def names_and_arguments(calls):
     return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
 
 
@@ -42,14 +42,14 @@ def test_tool_calls_follow_reasoning_and_text(server):
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert (choice.message.reasoning_content, choice.message.content) == ("hm", "I look.")
-    assert told(choice.message.tool_calls) == EXPECTED
+    assert names_and_arguments(choice.message.tool_calls) == EXPECTED
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
 def test_an_answer_with_only_tool_calls_has_no_content(server):
     (choice,) = ask(server, scripted(calls=CALLS[:1])).choices
     assert choice.message.content is None
-    assert told(choice.message.tool_calls) == EXPECTED[:1]
+    assert names_and_arguments(choice.message.tool_calls) == EXPECTED[:1]
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": True}])
@@ -66,7 +66,7 @@ def test_a_stream_has_the_same_calls_in_pieces(server, options):
     assert kinds.count("tool_calls.function.arguments.done") == 2
     assert kinds.count("tool_calls.function.arguments.delta") > 10
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
-    assert told(choice.message.tool_calls) == EXPECTED
+    assert names_and_arguments(choice.message.tool_calls) == EXPECTED
 
 
 def test_tool_call_marks_are_text_in_a_request_without_tools(server):
@@ -85,12 +85,12 @@ def test_tool_choice_none_bans_the_tool_call_token(server):
 
 def test_calls_and_results_can_be_sent_back_unchanged(server):
     client = server.client()
-    asked = {"role": "user", "content": scripted(calls=CALLS)}
-    message = ask(server, asked["content"]).choices[0].message
+    question = {"role": "user", "content": scripted(calls=CALLS)}
+    message = ask(server, question["content"]).choices[0].message
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "fine"} for call in message.tool_calls
     ]
-    messages = [asked, message, *results, {"role": "user", "content": "and?"}]
+    messages = [question, message, *results, {"role": "user", "content": "and?"}]
     answer = client.chat.completions.with_raw_response.create(
         model="mock", messages=messages, tools=[TOOL]
     )
@@ -137,7 +137,7 @@ OTHERS = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 def test_tools_of_unsupported_types_are_ignored_and_reported(server, monkeypatch, choice, stream):
-    with asked(server, monkeypatch) as requests:
+    with recorded_requests(server, monkeypatch) as requests:
         sent = chat(tools=[OTHERS[0], TOOL, *OTHERS[1:]], tool_choice=choice, stream=stream)
         answer = server.post(sent)
         alone = server.post(chat(tools=OTHERS, tool_choice=choice, stream=stream))

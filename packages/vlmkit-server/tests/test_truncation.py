@@ -5,8 +5,8 @@
 
 import pytest
 from hypothesis import given, strategies as st
-from responding import PATH, body, events, image, refused, text, user, whole
-from running_server import asked, eventually, mock_pipeline, picture, running
+from responses_client import PATH, body, events, image, refused, text, user, whole
+from running_server import eventually, mock_pipeline, picture, recorded_requests, running
 
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.tool_call import ToolCallPart
@@ -45,22 +45,22 @@ def test_the_oldest_turns_are_dropped_and_no_more_than_needed(small, monkeypatch
     turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
     said = [{"role": "developer", "content": "be brief"}, *turns, user("newest")]
     assert refused(small, said, max_output_tokens=8)["code"] == "context_length_exceeded"
-    with asked(small, monkeypatch) as requests:
-        told = whole(small, said, **AUTO)
+    with recorded_requests(small, monkeypatch) as requests:
+        response = whole(small, said, **AUTO)
     left = texts(requests[-1])
     assert (left[0], left[-1]) == ("be brief", "newest")
-    num_left_out = told.truncated_items
+    num_left_out = response.truncated_items
     assert left[1:-1] == [text for n in range(8) for text in (f"{n}" * 30,) * 2][num_left_out:]
-    assert told.truncation == "auto"
-    assert told.usage.input_tokens + 8 <= MOST
+    assert response.truncation == "auto"
+    assert response.usage.input_tokens + 8 <= MOST
     one_more = [said[0], *said[1 + num_left_out - 2 :]]
     assert num_tokens(small, input=one_more) + 8 > MOST
 
 
 def test_a_conversation_that_fits_is_not_truncated(small):
-    told = whole(small, "hello", **AUTO)
-    assert told.truncation == "auto"
-    assert "truncated_items" not in told.model_extra
+    response = whole(small, "hello", **AUTO)
+    assert response.truncation == "auto"
+    assert "truncated_items" not in response.model_extra
 
 
 def test_the_newest_turn_is_never_dropped(small):
@@ -72,34 +72,34 @@ def test_the_newest_turn_is_never_dropped(small):
 
 def test_calls_are_dropped_with_their_results_and_the_newest_stay(small, monkeypatch):
     said = [user("go on"), *(item for n in range(6) for item in called(n))]
-    with asked(small, monkeypatch) as requests:
-        told = whole(small, said, **AUTO)
+    with recorded_requests(small, monkeypatch) as requests:
+        response = whole(small, said, **AUTO)
     left = requests[-1].messages
     assert (left[0].role, texts(requests[-1])[0]) == ("user", "go on")
     calls = [part.id for each in left for part in each.parts if isinstance(part, ToolCallPart)]
     assert calls == [each.call_id for each in left if each.role == "tool"]
     assert calls[-1] == "c5"
-    assert told.truncated_items == 2 * (6 - len(calls)) > 0
+    assert response.truncated_items == 2 * (6 - len(calls)) > 0
 
 
 def test_a_stored_conversation_can_continue_beyond_the_context(small):
-    told = whole(small, "x" * 60, **AUTO)
+    response = whole(small, "x" * 60, **AUTO)
     for _ in range(5):
-        told = whole(small, "x" * 60, **AUTO, previous_response_id=told.id)
-    assert told.truncated_items > 0
-    items = small.get(f"{PATH}/{told.id}/input_items", params={"limit": 100}).json()["data"]
+        response = whole(small, "x" * 60, **AUTO, previous_response_id=response.id)
+    assert response.truncated_items > 0
+    items = small.get(f"{PATH}/{response.id}/input_items", params={"limit": 100}).json()["data"]
     assert len(items) == 11  # items that were dropped from the prompt are still stored
 
 
 def test_streams_counts_and_renderings_are_truncated_alike(small):
     said = [user("a" * 100), assistant("b" * 100), user("c" * 100), user("newest")]
-    told = whole(small, said, **AUTO)
-    assert told.truncated_items == 2
+    response = whole(small, said, **AUTO)
+    assert response.truncated_items == 2
     first, *_, last = events(small, said, **AUTO)
     assert (first.response.truncated_items, last.response.truncated_items) == (2, 2)
     count = small.post(body(said, truncation="auto"), f"{PATH}/input_tokens").json()
-    assert count["input_tokens"] == told.usage.input_tokens
-    assert num_tokens(small, input=said, **AUTO) == told.usage.input_tokens
+    assert count["input_tokens"] == response.usage.input_tokens
+    assert num_tokens(small, input=said, **AUTO) == response.usage.input_tokens
     assert num_tokens(small, input=said) > MOST
     begun = whole(small, said, background=True, **AUTO)
     assert begun.truncated_items == 2
@@ -109,9 +109,9 @@ def test_streams_counts_and_renderings_are_truncated_alike(small):
 def test_images_are_dropped_with_their_turn_and_errors_name_the_remaining_ones(small):
     broken = picture()[:-40]
     old = [user([image(picture()), text("a" * 280)]), assistant("b")]
-    told = whole(small, [*old, user([image(picture(9, 9)), text("what?")])], **AUTO)
-    assert told.truncated_items == 2
-    assert len(told.usage.input_tokens_details.image_tokens_each) == 1
+    response = whole(small, [*old, user([image(picture(9, 9)), text("what?")])], **AUTO)
+    assert response.truncated_items == 2
+    assert len(response.usage.input_tokens_details.image_tokens_each) == 1
     error = refused(small, [*old, *old, user([text("look"), image(broken)])], **AUTO)
     assert error["param"] == "input[4].content[1].image_url"
 
@@ -160,11 +160,11 @@ def test_a_clamping_server_drops_turns_before_it_shortens_the_answer(monkeypatch
     turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
     with (
         running({"mock": mock_pipeline(max_sequence_tokens=MOST)}) as server,
-        asked(server, monkeypatch) as requests,
+        recorded_requests(server, monkeypatch) as requests,
     ):
-        told = whole(server, [*turns, user("newest")], **AUTO)
-        assert told.truncated_items
-        assert told.usage.input_tokens + 8 <= MOST
+        response = whole(server, [*turns, user("newest")], **AUTO)
+        assert response.truncated_items
+        assert response.usage.input_tokens + 8 <= MOST
         fields = {"model": "mock", "truncation": "auto", "max_output_tokens": MOST}
         answer = server.post(fields | {"input": [user("a"), user("b")]}, PATH)
         num_tokens = answer.json()["usage"]["input_tokens"]

@@ -27,8 +27,8 @@ from vlmkit_server.run import Server, serve
 from vlmkit_server.settings.server import ServerSettings
 
 TICK_S = 0.005
-TOLD_S = 0.05  # shorter stops are ignored
-TRACED_S = 0.15  # after this time, the stacks of all threads are written
+MIN_STOP_S = 0.05  # shorter stops are ignored
+TRACE_AFTER_S = 0.15  # after this time, the stacks of all threads are written
 
 
 class Stop(NamedTuple):
@@ -58,7 +58,7 @@ class Watch:
         self._past = self._now()
         self._tick(asyncio.get_running_loop())
 
-    def told(self) -> str:
+    def report(self) -> str:
         """Return what was seen since this was asked last."""
         stops, self._stops = self._stops, []
         self._traces.seek(0)
@@ -70,10 +70,10 @@ class Watch:
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = self._now()
         wall_s, process_s, loop_s = (new - old for new, old in zip(now, self._past, strict=True))
-        if (stop_s := min(wall_s - TICK_S, process_s)) > TOLD_S:
+        if (stop_s := min(wall_s - TICK_S, process_s)) > MIN_STOP_S:
             self._stops.append(Stop(stop_s, wall_s, loop_s))
         self._past, self._num_ticks = now, self._num_ticks + 1
-        faulthandler.dump_traceback_later(TRACED_S, file=self._traces)
+        faulthandler.dump_traceback_later(TRACE_AFTER_S, file=self._traces)
         loop.call_later(TICK_S, self._tick, loop)
 
     @staticmethod
@@ -88,12 +88,12 @@ class Watched(Server):
         await super().startup(sockets)
         watch = Watch()
         watch.start()
-        threading.Thread(target=self._tell, args=(watch,), daemon=True).start()
+        threading.Thread(target=self._report, args=(watch,), daemon=True).start()
 
     @staticmethod
-    def _tell(watch: Watch) -> None:
+    def _report(watch: Watch) -> None:
         for _ in sys.stdin:
-            print(watch.told(), flush=True)
+            print(watch.report(), flush=True)
 
 
 class WatchedProcess(Process):
@@ -107,16 +107,16 @@ class WatchedProcess(Process):
 
     def stops(self) -> list[Stop]:
         """Return the stops since the last call, and print their stacks."""
-        told = self.told()
-        for stop in sorted(map(Stop._make, told["stops"]), reverse=True)[:5]:
+        report = self.report()
+        for stop in sorted(map(Stop._make, report["stops"]), reverse=True)[:5]:
             print(f"stopped for {stop.stop_s:.3f} s of {stop.wall_s:.3f}, loop {stop.loop_s:.3f}")
-        print(told["traces"][:20_000])
-        return [Stop(*each) for each in told["stops"]]
+        print(report["traces"][:20_000])
+        return [Stop(*each) for each in report["stops"]]
 
     def longest_stop_s(self) -> float:
         return max((stop.stop_s for stop in self.stops()), default=0.0)
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(b"\n")
@@ -125,8 +125,8 @@ class WatchedProcess(Process):
 
     def memory_bytes(self) -> int:
         """Return its memory where the system tells it; 0 elsewhere."""
-        told = Path(f"/proc/{self.process.pid}/statm")
-        return int(told.read_text().split()[1]) * mmap.PAGESIZE if told.exists() else 0
+        report = Path(f"/proc/{self.process.pid}/statm")
+        return int(report.read_text().split()[1]) * mmap.PAGESIZE if report.exists() else 0
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def watched(folder: Path, **settings: Any) -> Iterator[WatchedProcess]:
             server = WatchedProcess(started, found[1], log)
             with server.client:
                 assert eventually(lambda: server.status() == 200)
-                server.told()
+                server.report()
                 yield server
         finally:
             started.kill()

@@ -21,9 +21,9 @@ def whole(server, said="hello", **fields):
     return checked(answer.json())
 
 
-def checked(told):
-    assert told["object"] == "response"
-    return Response.model_validate(told)
+def checked(data):
+    assert data["object"] == "response"
+    return Response.model_validate(data)
 
 
 def events(server, said="hello", **fields):
@@ -33,9 +33,9 @@ def events(server, said="hello", **fields):
     found = []
     for text in answer.text.removesuffix("\n\n").split("\n\n"):
         name, data = text.split("\n")
-        told = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {told['type']}"
-        found.append(_EVENT.validate_python(told))
+        event_data = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event_data['type']}"
+        found.append(_EVENT.validate_python(event_data))
     assert [event.sequence_number for event in found] == list(range(len(found)))
     assert [event.type for event in found] == [type_of(event) for event in found]
     return found

@@ -13,7 +13,7 @@ from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit_server.fleet.model_spec import ModelSpec
 
 
-class Yard:
+class MockLoader:
     """Loads mocks and counts them.
 
     Args:
