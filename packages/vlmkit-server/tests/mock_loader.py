@@ -28,7 +28,7 @@ class MockLoader:
     def __init__(self, make: Callable[[], Pipeline] = mock_pipeline) -> None:
         self._make = make
         self.num_loads: Counter[str] = Counter()
-        self.held = self.most_held = 0
+        self.loaded_bytes = self.max_loaded_bytes = 0
         self._broken: set[str] = set()
         self._gates: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
@@ -41,14 +41,14 @@ class MockLoader:
         self._gates[name].set()
         return ModelSpec(load=partial(self._load, name, size), **fields)
 
-    def hold(self, name: str) -> None:
+    def block(self, name: str) -> None:
         """Block the loading of a model until it is released."""
         self._gates[name].clear()
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self._gates[name].set()
 
-    def breaks(self, name: str, *, is_broken: bool = True) -> None:
+    def set_broken(self, name: str, *, is_broken: bool = True) -> None:
         """Let the loading of a model fail from now on, or succeed."""
         (self._broken.add if is_broken else self._broken.discard)(name)
 
@@ -71,5 +71,5 @@ class MockLoader:
 
     def _count(self, size: int) -> None:
         with self._lock:
-            self.held += size
-            self.most_held = max(self.most_held, self.held)
+            self.loaded_bytes += size
+            self.max_loaded_bytes = max(self.max_loaded_bytes, self.loaded_bytes)

@@ -223,7 +223,7 @@ def recorded_requests(server: Running, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield requests
 
 
-def said(message: Message) -> tuple[str, str | None, list[Any]]:
+def message_content(message: Message) -> tuple[str, str | None, list[Any]]:
     """Return the content of a message, with images as their digests and options."""
     parts = [
         (part.image.digest, part.options) if isinstance(part, ImagePart) else part

@@ -11,54 +11,56 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from running_server import eventually, process, running
-from test_resource_exhaustion import is_closed, opened, status
+from test_resource_exhaustion import is_closed, open_connection, status
 from test_tls import FILES, write_certificate
 
 HELLO = bytes.fromhex("16030100c8010000c40303")  # the first bytes of a TLS ClientHello
 pytestmark = pytest.mark.posix
 
 
-def trusting(server, trust):
+def tls_status(server, trust):
     with httpx2.Client(trust_env=False, verify=trust, timeout=300) as http:
         return http.get(f"https://127.0.0.1:{server.port}/healthz").status_code
 
 
-def encrypted(tmp_path, **settings):
+def tls_server(tmp_path, **settings):
     trust = write_certificate(tmp_path)
     certificate, key = (str(tmp_path / name) for name in FILES)
     return trust, running(tls_certificate=certificate, tls_private_key=key, **settings)
 
 
 def test_endless_handshakes_are_counted_and_evicted(tmp_path):
-    trust, started = encrypted(tmp_path, max_connections=8, header_timeout_s=600)
+    trust, started = tls_server(tmp_path, max_connections=8, header_timeout_s=600)
     with started as server:
         quota = server.service.resource_limits.connections
-        strangers = [opened(server, HELLO if number % 2 else b"") for number in range(100)]
+        attackers = [open_connection(server, HELLO if number % 2 else b"") for number in range(100)]
         assert eventually(lambda: quota.num_held == 8)
-        assert trusting(server, trust) == 200
+        assert tls_status(server, trust) == 200
         assert quota.num_held <= 8
-        for stranger in strangers:
-            stranger.close()
+        for attacker in attackers:
+            attacker.close()
         assert eventually(lambda: quota.num_held == 0)
 
 
 def test_a_handshake_that_takes_too_long_is_closed(tmp_path):
-    _, started = encrypted(tmp_path, header_timeout_s=0.3)
+    _, started = tls_server(tmp_path, header_timeout_s=0.3)
     with started as server:
-        assert is_closed(opened(server, HELLO))
-        assert is_closed(opened(server))
-        assert is_closed(opened(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
+        assert is_closed(open_connection(server, HELLO))
+        assert is_closed(open_connection(server))
+        assert is_closed(open_connection(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
         assert eventually(lambda: server.service.resource_limits.connections.num_held == 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
 def test_a_client_with_many_addresses_blocks_no_other():
     with running(max_connections=8, header_timeout_s=600) as server:
-        strangers = [opened(server, b"GET ", f"127.0.1.{number}") for number in range(1, 21)]
+        attackers = [
+            open_connection(server, b"GET ", f"127.0.1.{number}") for number in range(1, 21)
+        ]
         assert eventually(lambda: server.service.resource_limits.connections.num_held == 8)
         assert [status(server) for _ in range(4)] == [200] * 4
-        for stranger in strangers:
-            stranger.close()
+        for attacker in attackers:
+            attacker.close()
 
 
 PROGRAM = textwrap.dedent("""
@@ -103,8 +105,8 @@ def test_a_server_out_of_file_descriptors_logs_it_once_and_recovers(tmp_path):
         (tmp_path / "go").touch()
         assert eventually(lambda: server.status() == 200)
         assert "max_connections reduced to 32" in log
-        for stranger in idle:
-            stranger.close()
+        for attacker in idle:
+            attacker.close()
 
 
 @pytest.mark.slow
@@ -122,11 +124,11 @@ def test_ten_thousand_idle_connections_block_no_active_client(tmp_path):
     with process(command, tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
         url = urlsplit(server.url)
-        strangers = []
+        attackers = []
         for number in range(num + 500):
             address = f"127.0.{number // 250 + 1}.{number % 250 + 1}"
-            strangers.append(socket.create_connection((url.hostname, url.port), 300, (address, 0)))
+            attackers.append(socket.create_connection((url.hostname, url.port), 300, (address, 0)))
         assert [server.status() for _ in range(20)] == [200] * 20
-        for stranger in strangers:
-            stranger.close()
+        for attacker in attackers:
+            attacker.close()
         assert server.status() == 200

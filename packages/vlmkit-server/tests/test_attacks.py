@@ -65,7 +65,7 @@ def post(server, body, path="/v1/chat/completions", **options):
     return server.http.post(f"{server.url}{path}", content=content, headers=headers, **options)
 
 
-def shown(server, content, **fields):
+def post_image(server, content, **fields):
     """Send a file as an image."""
     url = "data:image/png;base64," + base64.b64encode(content).decode()
     said = [{"role": "user", "content": [image_part(url)]}]
@@ -78,7 +78,7 @@ def file_of(picture, kind="PNG"):
     return content.getvalue()
 
 
-def is_well(server):
+def is_healthy(server):
     """Return whether a valid request is answered as usual and nothing is left of others."""
     answer = post(server, chat(scripted(text="all is well"), max_tokens=50))
     return answer.json()["choices"][0]["message"]["content"] == "all is well"
@@ -90,9 +90,9 @@ MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_an_image_of_any_size_is_answered_or_refused(server, size):
-    answer = shown(server, file_of(PIL.Image.new("RGB", size, "teal")))
+    answer = post_image(server, file_of(PIL.Image.new("RGB", size, "teal")))
     assert answer.status_code in (200, 400)
-    assert is_well(server)
+    assert is_healthy(server)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,10 +103,10 @@ def test_an_image_of_any_mode_is_answered_or_refused(server, mode):
             content = file_of(picture, kind)
         except (OSError, ValueError, KeyError):  # the format does not support the mode
             continue
-        answer = shown(server, content)
+        answer = post_image(server, content)
         is_refused = kind == "JPEG2000" or (kind, mode) == ("TIFF", "LAB")
         assert answer.status_code == (400 if is_refused else 200), (kind, mode)
-    assert is_well(server)
+    assert is_healthy(server)
 
 
 def test_decoder_error_texts_are_in_no_response_and_no_log(server):
@@ -121,20 +121,20 @@ def test_decoder_error_texts_are_in_no_response_and_no_log(server):
         b"<svg xmlns='http://www.w3.org/2000/svg'/>",
     ]
     for content in broken:
-        answer = shown(server, content)
+        answer = post_image(server, content)
         assert answer.status_code == 400
         message = answer.json()["error"]["message"].lower()
         assert not any(
             word in message for word in ("pil", "0x", "object at", "libpng", "traceback")
         )
-    assert is_well(server)
+    assert is_healthy(server)
 
 
 def test_an_animation_counts_as_one_image(server):
     frames = [PIL.Image.new("L", (32, 32), number % 256) for number in range(500)]
     content = io.BytesIO()
     frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
-    answer = shown(server, content.getvalue())
+    answer = post_image(server, content.getvalue())
     assert answer.json()["usage"]["prompt_tokens_details"]["image_tokens_each"] != []
     assert len(answer.json()["usage"]["prompt_tokens_details"]["image_tokens_each"]) == 1
 
@@ -166,7 +166,7 @@ class Malice:
 def test_a_pickle_is_never_loaded(server, folder):
     made = folder / "made-by-a-pickle"
     content = pickle.dumps(Malice(made))
-    assert shown(server, content).status_code == 400
+    assert post_image(server, content).status_code == 400
     assert post(server, content).status_code == 400
     sent = base64.b64encode(content).decode()
     part = {"type": "file", "file": {"file_data": sent, "filename": "model.pkl"}}
@@ -204,12 +204,12 @@ def test_clients_cannot_read_or_write_files_of_the_server(server, folder):
 
 def test_requests_leave_no_file_in_the_temporary_folder(server, folder):
     picture = file_of(PIL.Image.effect_noise((2000, 1500), 50))  # several megabytes
-    assert shown(server, picture).status_code == 200
+    assert post_image(server, picture).status_code == 200
     for _ in range(3):
         sent = server.http.post(f"{server.url}/v1/files", files={"file": ("a.png", picture)})
         assert sent.status_code == 200
         server.http.delete(f"{server.url}/v1/files/{sent.json()['id']}")
-    assert shown(server, picture[:-1000]).status_code == 400
+    assert post_image(server, picture[:-1000]).status_code == 400
     assert not [*(folder / "tmp").iterdir()]
 
 
@@ -260,7 +260,7 @@ def test_a_seed_does_not_affect_concurrent_requests(server):
     assert answers[16].json()["choices"][0]["message"]["content"] == alone
 
 
-def mutated(text, random_of):
+def damaged(text, random_of):
     """Return JSON that is damaged in one of several ways."""
     content = bytearray(text)
     for _ in range(random_of.randint(1, 4)):
@@ -308,7 +308,7 @@ def bad_request(server, http, number):
     """Send one probably invalid request, the same for each number, and return its status."""
     random_of = random.Random(number)
     path = random_of.choice([*POSTED])
-    content = mutated(json.dumps(POSTED[path]).encode(), random_of)
+    content = damaged(json.dumps(POSTED[path]).encode(), random_of)
     method, kind = "POST", "application/json"
     if random_of.random() < 0.1:
         method, path = random_of.choice(HEADS), random_of.choice([path, path + "/x", "/v1/files"])
@@ -331,5 +331,5 @@ def test_thousands_of_bad_requests_cause_no_error_500_and_no_memory_leak(server,
     assert not [status for status in seen if status >= 500 and status != 503], seen
     assert seen[400] > num / 3
     assert eventually(lambda: server.status() == 200)
-    assert is_well(server)
+    assert is_healthy(server)
     assert server.memory_bytes() - before < 64 * 2**20

@@ -31,7 +31,7 @@ def banner(server):
     return found.groups()
 
 
-def pasted(command, **environ):
+def run_in_shell(command, **environ):
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         env=os.environ | environ,
@@ -42,7 +42,7 @@ def pasted(command, **environ):
     return done.stdout
 
 
-def ran(program, **environ):
+def run_in_python(program, **environ):
     ask = (
         'print(client.chat.completions.create(model="mock", '
         'messages=[{"role": "user", "content": "pong"}]).choices[0].message.content)\n'
@@ -61,8 +61,8 @@ def test_commands_of_the_banner_run_as_printed(port, tmp_path):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", str(port)]
     with process(command, tmp_path) as server:
         in_shell, in_python = banner(server)
-        assert '"content":"Hello"' in pasted(in_shell)
-        assert ran(in_python) == "pong\n"
+        assert '"content":"Hello"' in run_in_shell(in_shell)
+        assert run_in_python(in_python) == "pong\n"
 
 
 def test_commands_of_the_banner_run_with_a_key_and_do_not_change_the_shell(
@@ -75,9 +75,9 @@ def test_commands_of_the_banner_run_with_a_key_and_do_not_change_the_shell(
         in_shell, in_python = banner(server)
         variable = re.search(r"Bearer \$(\w+)", in_shell)[1]
         assert f"With one of its keys in {variable}, ask it" in server.log.read_text()
-        assert '"missing_api_key"' in pasted(in_shell, **{variable: ""})
-        assert '"content":"Hello"' in pasted(in_shell, **{variable: SECRET})
-        assert ran(in_python, **{variable: SECRET}) == "pong\n"
+        assert '"missing_api_key"' in run_in_shell(in_shell, **{variable: ""})
+        assert '"content":"Hello"' in run_in_shell(in_shell, **{variable: SECRET})
+        assert run_in_python(in_python, **{variable: SECRET}) == "pong\n"
         assert SECRET not in server.log.read_text()
     monkeypatch.setenv(variable, SECRET)
     assert cli.run(["config", "check"]) == 0
@@ -89,5 +89,5 @@ def test_commands_of_the_banner_quote_the_model_name(name, port, tmp_path):
     (tmp_path / "vlmkit.toml").write_text(text)
     command = [sys.executable, "-m", "vlmkit", "serve", "--config", "vlmkit.toml"]
     with process([*command, "--port", str(port)], tmp_path) as server:
-        assert '"content":"Hello"' in pasted(banner(server)[0])
+        assert '"content":"Hello"' in run_in_shell(banner(server)[0])
     assert not (tmp_path / "gone").exists()

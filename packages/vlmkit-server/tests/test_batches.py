@@ -464,7 +464,7 @@ def test_the_request_timeout_does_not_apply_to_batch_lines(tmp_path):
 def test_lines_that_keep_being_refused_do_not_delay_other_lines(tmp_path, loader, monkeypatch):
     """Retries of a model that fails to load back off, and other lines go on."""
     monkeypatch.setattr(line_requests, "MAX_PAUSE_S", 0.1)
-    loader.breaks("broken")
+    loader.set_broken("broken")
     models = {"mock": mock_pipeline(), "broken": loader.spec("broken")}
     with running(models, data=data_settings(tmp_path, max_batch_requests=2)) as server:
         client = server.client()

@@ -54,7 +54,7 @@ def server_process(tmp_path, **data):
         yield server
 
 
-def shown(n, text=SLOW):
+def image_line(n, text=SLOW):
     """Return a line with an image."""
     content = [
         {"type": "text", "text": text},
@@ -69,7 +69,7 @@ def counts(server, batch):
 
 
 def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
-    lines = [shown(n) for n in range(150)]
+    lines = [image_line(n) for n in range(150)]
     lines[40]["body"]["temperature"] = 9
     with server_process(tmp_path, max_batch_requests=4) as server:
         batch = start_batch(server.client, lines)
@@ -80,8 +80,8 @@ def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
     with server_process(tmp_path) as server:
         assert 10 <= counts(server, batch).completed < 100
         assert eventually(lambda: counts(server, batch).completed >= 50)
-        late = start_batch(server.client, [shown(n, ENDLESS) for n in range(30)], window="2s")
-        unchecked = start_batch(server.client, [shown(n) for n in range(30)])
+        late = start_batch(server.client, [image_line(n, ENDLESS) for n in range(30)], window="2s")
+        unchecked = start_batch(server.client, [image_line(n) for n in range(30)])
         num_done = counts(server, batch).completed
         server.process.kill()
         server.process.wait()

@@ -39,7 +39,7 @@ def test_a_model_is_listed_with_the_limits_of_its_pipeline(server):
     assert model["defaults"]["temperature"] == facts.defaults.temperature
 
 
-def some(names, path):
+def sampled(names, path):
     """Return all names for chats and a sample for other routes, since requests are slow."""
     return sorted(names)[:: 1 if path == "/v1/chat/completions" else 11]
 
@@ -48,7 +48,7 @@ def some(names, path):
 def test_fields_listed_as_refused_are_refused(server, path):
     endpoint = model_capabilities(server)["endpoints"][path]
     assert not set(endpoint["parameters"]) & set(endpoint["refused"])
-    for name in some(set(endpoint["refused"]) - set(Formed.__struct_fields__), path):
+    for name in sampled(set(endpoint["refused"]) - set(Formed.__struct_fields__), path):
         answer = server.post(with_field(MINIMAL[path], name, "x"), path)
         assert answer.status_code == 400, name
         error = answer.json()["error"]
@@ -61,7 +61,7 @@ def test_fields_listed_as_refused_are_refused(server, path):
 def test_refused_fields_are_listed(server, path):
     """Fields of other servers that change the answer are listed, too, though no body has them."""
     endpoint = model_capabilities(server)["endpoints"][path]
-    for name in some(TABLE, path):
+    for name in sampled(TABLE, path):
         if "." in name and name not in endpoint["refused"]:
             continue
         if name.startswith("messages."):
@@ -78,7 +78,7 @@ def test_refused_fields_are_listed(server, path):
 def test_fields_listed_without_effect_are_accepted_and_reported_or_labels(server, path):
     endpoint = model_capabilities(server)["endpoints"][path]
     assert not set(endpoint["without_effect"]) & {*endpoint["refused"], *endpoint["aliases"]}
-    for name in some(endpoint["without_effect"], path):
+    for name in sampled(endpoint["without_effect"], path):
         if "." not in name and name not in endpoint["parameters"]:
             answer = server.post(with_field(MINIMAL[path], name, 7.5), path)
             assert answer.headers["x-vlmkit-ignored"] == name

@@ -188,7 +188,7 @@ def test_a_required_call_is_refused_without_a_constraint_compiler(channels, opti
 def test_each_request_compiles_to_one_grammar_of_the_whole_answer():
     constraints = []
 
-    class Noting(SpellingCompiler):
+    class RecordingCompiler(SpellingCompiler):
         def compile(self, constraint):
             constraints.append(constraint)
             return super().compile(constraint)
@@ -203,7 +203,7 @@ def test_each_request_compiles_to_one_grammar_of_the_whole_answer():
         ({"response_format": {"type": "json_object"}, "tool_choice": "none"}, {"content"}),
         ({"extra_body": {"structured_outputs": {"regex": "a"}}}, {"arguments_0"}),
     ]
-    with running({"mock": pipeline(constraint=Noting)}) as server:
+    with running({"mock": pipeline(constraint=RecordingCompiler)}) as server:
         for options, schemas in cases:
             with pytest.raises(openai.BadRequestError):  # the compiler supports lists of texts only
                 ask(server, SAID, **options)

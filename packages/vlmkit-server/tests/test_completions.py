@@ -45,7 +45,7 @@ def tokens_of(text):
     return [256 + 1, *text.encode()]  # the mock's first token, and the bytes
 
 
-def name_of(token_id):
+def token_name(token_id):
     """Return the API's name of a token of the mock: a byte, or a token without text."""
     if token_id >= 128:
         return "" if token_id >= 256 else f"bytes:\\x{token_id:02x}"
@@ -165,7 +165,7 @@ def test_an_echo_without_answer_has_the_prompt_logprobs_of_the_python_api(server
             assert top[token] == sample.logprob
             likeliest = {}  # special tokens share the empty text, and the most likely one counts
             for entry in sample.top:
-                likeliest.setdefault(name_of(entry.token_id), entry.logprob)
+                likeliest.setdefault(token_name(entry.token_id), entry.logprob)
             assert top == likeliest | {token: sample.logprob}
             assert len(sample.top) == 2
 

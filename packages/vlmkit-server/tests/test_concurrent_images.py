@@ -15,7 +15,7 @@ def body(*urls):
     return {"model": "mock", "messages": [{"role": "user", "content": [part]} for part in parts]}
 
 
-class Meeting:
+class DecodeBarrier:
     """Blocks the decoding of images until the expected number is being decoded at once."""
 
     def __init__(self, monkeypatch, num_expected):
@@ -45,13 +45,13 @@ def test_images_are_decoded_concurrently_in_all_workers_but_one(
 ):
     pipeline = mock_pipeline(settings=PipelineSettings(num_workers=num_workers))
     with running({"mock": pipeline}) as server:
-        meeting = Meeting(monkeypatch, num_at_once)
+        barrier = DecodeBarrier(monkeypatch, num_at_once)
         answer = server.post(body(*(picture(8 + n, 6) for n in range(6))))
         assert answer.status_code == 200, answer.text
         text = answer.json()["choices"][0]["message"]["content"]
         assert [line.split()[2] for line in text.splitlines()] == [f"{8 + n}x6" for n in range(6)]
-        assert meeting.num_most == num_at_once
-        assert meeting.threads == {"vlmkit-prompt"}
+        assert barrier.num_most == num_at_once
+        assert barrier.threads == {"vlmkit-prompt"}
 
 
 def test_the_error_names_the_first_of_several_broken_images(server):

@@ -33,17 +33,17 @@ def names_in(cls, owner="self"):
     return assigned, read
 
 
-def has(cls):
+def defined_names(cls):
     """Return all names that a class and its bases define or set on themselves."""
     sources = [base for base in cls.__mro__ if base.__module__.startswith(("uvicorn", __name__))]
     return set(dir(cls)).union(*(names_in(base)[0] for base in sources))
 
 
-def broken(ours, theirs):
+def missing_names(ours, theirs):
     """Return what a subclass needs from its base and does not find there."""
     assigned, read = names_in(ours)
     own = assigned | set(vars(ours)) | set(getattr(ours, "__annotations__", ()))
-    gone = {f"{theirs.__name__}.{name} is gone" for name in read - own - has(theirs)}
+    gone = {f"{theirs.__name__}.{name} is gone" for name in read - own - defined_names(theirs)}
     for name, method in vars(ours).items():
         if not inspect.isfunction(method) or name == "__init__":
             continue
@@ -69,7 +69,7 @@ def arguments(cls, name):
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda cls: cls.__name__)
 def test_uvicorn_has_the_methods_that_we_override_with_the_same_arguments(ours, theirs):
-    assert not broken(ours, theirs)
+    assert not missing_names(ours, theirs)
 
 
 def test_uvicorns_request_cycle_has_the_attributes_that_we_use():
@@ -78,7 +78,7 @@ def test_uvicorns_request_cycle_has_the_attributes_that_we_use():
         *("disconnected", "keep_alive", "message_event", "more_body"),
         *("response_complete", "transport"),
     }
-    assert assigned | read <= has(RequestResponseCycle)
+    assert assigned | read <= defined_names(RequestResponseCycle)
 
 
 class Renamed:
@@ -103,7 +103,7 @@ class Renamed:
 
 
 def test_a_name_missing_in_a_newer_uvicorn_is_reported():
-    assert broken(Connection, Renamed) == {
+    assert missing_names(Connection, Renamed) == {
         "Renamed.on_header is gone",
         "Renamed.pipeline is gone",
         "Renamed.send_400_response takes ['self', 'msg', 'status'], ours ['self', 'msg']",

@@ -23,7 +23,7 @@ SECRET = "zq17secret"
 
 
 @contextlib.contextmanager
-def served(folder, **settings):
+def run_server(folder, **settings):
     given = {
         "server.port": 0,
         "constraint.use": "hostile",
@@ -39,7 +39,7 @@ def served(folder, **settings):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("constraints")) as started:
+    with run_server(tmp_path_factory.mktemp("constraints")) as started:
         yield started
 
 
@@ -76,7 +76,7 @@ def _ask_and_leave(server, order, leaves):
 
 
 def test_a_ready_server_has_started_its_constraint_worker(tmp_path):
-    with served(tmp_path) as server:
+    with run_server(tmp_path) as server:
         (worker,) = processes_of(server.process.pid)
         assert server.post(constrained("any")).status_code == 200
         assert eventually(lambda: not trials(server))
@@ -99,7 +99,7 @@ def test_a_compiler_that_no_worker_can_build_is_logged_and_its_requests_are_refu
         "def vlmkit_register_constraints(registry):\n"
         "    registry.add('hostile', build, description='hostile')\n"
     )
-    with served(tmp_path, **{"plugins.files": [str(plugin)]}) as server:
+    with run_server(tmp_path, **{"plugins.files": [str(plugin)]}) as server:
         assert eventually(lambda: "constraints are refused" in server.log.read_text())
         for _ in range(2):
             status, error = refusal(server.post(constrained("any")))
@@ -191,7 +191,7 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_replaced(server):
 
 
 def test_a_trial_that_takes_too_long_is_killed(tmp_path):
-    with served(tmp_path, **{"pipeline.prepare_timeout_s": 3.0}) as server:
+    with run_server(tmp_path, **{"pipeline.prepare_timeout_s": 3.0}) as server:
         assert server.post(constrained("any")).status_code == 200
         status, error = refusal(server.post(constrained("wait")))
         assert (status, error["code"]) == (503, "prompt_not_made")
@@ -201,7 +201,7 @@ def test_a_trial_that_takes_too_long_is_killed(tmp_path):
 def test_a_burst_of_one_tenant_does_not_delay_the_constraint_of_another(tmp_path):
     flood, honest = headers_of(tmp_path, "flood", "honest")
     with (
-        served(tmp_path, **{"server.keys_file": str(tmp_path / "keys.jsonl")}) as server,
+        run_server(tmp_path, **{"server.keys_file": str(tmp_path / "keys.jsonl")}) as server,
         ThreadPoolExecutor(16) as clients,
     ):
         assert server.post(constrained("any"), headers=honest).status_code == 200
@@ -221,7 +221,7 @@ def test_a_burst_of_one_tenant_does_not_delay_the_constraint_of_another(tmp_path
 
 @pytest.mark.parametrize("stop", ["terminate", pytest.param("kill", marks=pytest.mark.slow)])
 def test_a_server_that_stops_leaves_no_process_behind(tmp_path, stop):
-    with served(tmp_path, **{"server.drain_timeout_s": 1.0}) as server:
+    with run_server(tmp_path, **{"server.drain_timeout_s": 1.0}) as server:
         leaves = threading.Event()
         asking = threading.Thread(target=_ask_and_leave, args=(server, "wait", leaves))
         asking.start()
@@ -243,6 +243,6 @@ def is_alive(pid):
 
 
 def test_without_workers_constraints_are_compiled_by_the_server(tmp_path):
-    with served(tmp_path, **{"server.constraint_workers": False}) as server:
+    with run_server(tmp_path, **{"server.constraint_workers": False}) as server:
         assert server.post(constrained("any")).status_code == 200
         assert processes_of(server.process.pid) == []

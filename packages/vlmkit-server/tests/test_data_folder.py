@@ -41,7 +41,7 @@ def contents(root):
     }
 
 
-def sent(server, content=b"what it holds"):
+def upload(server, content=b"what it holds"):
     return server.client().files.create(file=("a", content), purpose="user_data")
 
 
@@ -98,7 +98,7 @@ def test_a_new_folder_may_hold_other_files_of_the_same_server(tmp_path):
 
 def test_foreign_files_in_the_data_folder_stay(tmp_path):
     with running(data=DataSettings(**folder_settings(tmp_path / "data"))) as server:
-        file = sent(server)
+        file = upload(server)
     (tmp_path / "data/files/thesis.tex").write_text("years of work")
     (tmp_path / "data/files/more").mkdir()
     (tmp_path / "data/notes").write_text("more")
@@ -146,7 +146,7 @@ def without_rights():
 
 def test_stored_files_without_their_database_are_refused_and_stay(tmp_path, capsys):
     with running(data=DataSettings(**folder_settings(tmp_path))) as server:
-        sent(server)
+        upload(server)
     for path in tmp_path.glob(f"{DATABASE}*"):
         path.unlink()
     before = contents(tmp_path)
@@ -169,10 +169,10 @@ def test_an_empty_database_beside_stored_files_is_refused(tmp_path):
 def test_files_missing_in_an_older_database_stay_and_are_logged(tmp_path, caplog):
     root = tmp_path / "data"
     with running(data=DataSettings(**folder_settings(root))) as server:
-        first = sent(server, b"first")
+        first = upload(server, b"first")
     shutil.copytree(root, tmp_path / "backup")
     with running(data=DataSettings(**folder_settings(root))) as server:
-        second = sent(server, b"second")
+        second = upload(server, b"second")
     for path in root.glob(f"{DATABASE}*"):
         path.unlink()
     shutil.copy(tmp_path / "backup" / DATABASE, root)
@@ -232,7 +232,7 @@ def test_a_data_folder_of_the_first_release_is_read(tmp_path):
     on.close()
     with running(data=DataSettings(**folder_settings(tmp_path))) as server:
         assert (tmp_path / "files" / OURS).read_text() == "an upload"
-        file = sent(server)
+        file = upload(server)
         server.client().files.delete(file.id)
     assert set(contents(tmp_path / "files")) == {OURS}
 
@@ -288,7 +288,7 @@ def test_a_link_pipe_or_folder_with_the_name_of_a_stored_file_is_not_opened(tmp_
     with running(data=DataSettings(**folder_settings(tmp_path / "data"))) as server:
         client = server.client()
         for make in ("link", "pipe", "folder"):
-            file = sent(server)
+            file = upload(server)
             path = tmp_path / "data/files" / file.id
             path.unlink()
             if make == "link":

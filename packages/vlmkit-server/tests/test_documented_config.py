@@ -58,14 +58,14 @@ class Machine:
         (self.home / "vlmkit.toml").write_text(config.replace(MODEL, 'model = "mock"'))
         [line] = [line for line in COMMANDS.splitlines() if " keys add " in line]
         command = shlex.split(self.moved(line).partition(" -- ")[2])
-        self.secret = self.ran(command, cwd=root).stdout.strip()
+        self.secret = self.run(command, cwd=root).stdout.strip()
 
-    def moved(self, text):
+    def relocated(self, text):
         for folder in FOLDERS:
             text = text.replace(folder, f"{self.root}{folder}")
         return text
 
-    def ran(self, command, **how):
+    def run(self, command, **how):
         assert command[0] == "vlmkit"
         return subprocess.run(
             [sys.executable, "-m", *command], capture_output=True, text=True, check=True, **how
@@ -175,7 +175,7 @@ def test_the_guide_checks_the_config_before_it_starts_the_unit(tmp_path):
     machine = Machine(tmp_path / "machine", is_relative=False)
     [line] = [line for line in COMMANDS.splitlines() if " --check " in line]
     command = shlex.split(machine.moved(line).partition(" -- ")[2])
-    said = machine.ran([*command, "--port", "0"], cwd="/")
+    said = machine.run([*command, "--port", "0"], cwd="/")
     assert said.stdout.startswith("valid: ")
 
 

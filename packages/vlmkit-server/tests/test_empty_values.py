@@ -1,7 +1,7 @@
 """Empty values within messages, and tool-call arguments as objects."""
 
 import pytest
-from running_server import chat, recorded_requests, said
+from running_server import chat, message_content, recorded_requests
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ABSENT = "absent"
@@ -36,18 +36,20 @@ def body(path, conversation):
     return chat(messages=conversation, max_tokens=4)
 
 
-def seen(server, monkeypatch, path, conversation):
+def messages_and_ignored(server, monkeypatch, path, conversation):
     """Return the messages that reach the model, and the header of ignored fields."""
     with recorded_requests(server, monkeypatch) as requests:
         answer = server.post(body(path, conversation), path)
     assert answer.status_code == 200, answer.text
-    return [said(message) for message in requests[0].messages], answer.headers.get(
+    return [message_content(message) for message in requests[0].messages], answer.headers.get(
         "x-vlmkit-ignored"
     )
 
 
 def check_same(server, monkeypatch, path, one, other):
-    assert seen(server, monkeypatch, path, one) == seen(server, monkeypatch, path, other)
+    assert messages_and_ignored(server, monkeypatch, path, one) == messages_and_ignored(
+        server, monkeypatch, path, other
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,8 +119,8 @@ def test_a_message_with_only_redacted_thinking_is_empty_and_reported(server, mon
     hidden = [{"type": "redacted_thinking", "data": "abc"}]
     turns = [user("a"), {"role": "assistant", "content": hidden}, user("b")]
     empty = [user("a"), {"role": "assistant", "content": ""}, user("b")]
-    messages, ignored = seen(server, monkeypatch, MESSAGES, turns)
-    assert messages == seen(server, monkeypatch, MESSAGES, empty)[0]
+    messages, ignored = messages_and_ignored(server, monkeypatch, MESSAGES, turns)
+    assert messages == messages_and_ignored(server, monkeypatch, MESSAGES, empty)[0]
     assert ignored == "messages.content.data"
 
 

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedProcess]
 
 
 @contextmanager
-def neighbour(server):
+def other_client(server):
     """Request ``/healthz`` all the time; each answer must be a 200."""
     is_over, answers = threading.Event(), []
 
@@ -48,12 +48,12 @@ def neighbour(server):
     assert set(answers) <= {200}
 
 
-def sent(server, body, path="/v1/chat/completions"):
+def post_beside_other_client(server, body, path="/v1/chat/completions"):
     """Send a body while another client sends requests; the loop must not block."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
     server.stops()
-    with neighbour(server):
+    with other_client(server):
         answer = server.http.post(f"{server.url}{path}", content=content, headers=headers)
     assert server.longest_stop_s() < MAX_STOP_S
     return answer
@@ -97,7 +97,7 @@ TOO_COMPLEX = {  # created when they are sent, since they are large
 
 @pytest.mark.parametrize("name", TOO_COMPLEX)
 def test_a_body_with_millions_of_values_is_refused_before_decoding(server, name):
-    answer = sent(server, TOO_COMPLEX[name]())
+    answer = post_beside_other_client(server, TOO_COMPLEX[name]())
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")
 
 
@@ -112,7 +112,9 @@ def test_a_body_with_millions_of_values_is_refused_before_decoding(server, name)
 )
 def test_a_body_with_millions_of_values_is_refused_by_every_route(server, path, field, item, num):
     body = b'{"model":"mock","%b":%b}' % (field.encode(), listed(item, num))
-    assert sent(server, body, path).json()["error"]["code"] == "body_too_complex"
+    assert (
+        post_beside_other_client(server, body, path).json()["error"]["code"] == "body_too_complex"
+    )
 
 
 TOO_LONG = {
@@ -134,7 +136,7 @@ TOO_LONG = {
 
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_a_long_body_does_not_block_the_event_loop(server, name):
-    assert sent(server, TOO_LONG[name]()).status_code == 400
+    assert post_beside_other_client(server, TOO_LONG[name]()).status_code == 400
 
 
 def test_concurrent_large_images_do_not_block_the_event_loop(server):
@@ -147,17 +149,17 @@ def test_concurrent_large_images_do_not_block_the_event_loop(server):
             return http.post(url, content=body, headers=headers).status_code
 
     server.stops()
-    with neighbour(server), ThreadPoolExecutor(8) as clients:
+    with other_client(server), ThreadPoolExecutor(8) as clients:
         answers = [clients.submit(status) for _ in range(8)]
         assert [answer.result() for answer in answers] == [400] * 8
     assert server.longest_stop_s() < MAX_STOP_S
 
 
 def test_a_body_at_its_structural_limits_does_not_block_the_event_loop(server):
-    answer = sent(server, messages(20, 1000))
+    answer = post_beside_other_client(server, messages(20, 1000))
     assert answer.status_code == 200
     ids = {"model": "mock", "tokens": [65] * 1_900_000}
-    assert sent(server, ids, "/detokenize").json()["prompt"] == "A" * 1_900_000
+    assert post_beside_other_client(server, ids, "/detokenize").json()["prompt"] == "A" * 1_900_000
 
 
 @pytest.mark.parametrize("number", ["2.2250738585072011e-308", "9" * 4000, "0." + "9" * 4000])
@@ -165,7 +167,7 @@ def test_slow_to_parse_numbers_are_refused_before_parsing(server, number):
     many = ",".join([number] * (4_000_000 // len(number)))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["many"]}}}
     body = json.dumps(chat(tools=[tool])).replace('"many"', many)
-    answer = sent(server, body.encode())
+    answer = post_beside_other_client(server, body.encode())
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")
 
 
@@ -178,7 +180,7 @@ def test_arguments_of_tool_calls_have_the_structural_limits_of_bodies(server, nu
         {"role": "assistant", "tool_calls": [call] * num_calls},
         {"role": "tool", "tool_call_id": "a", "content": "x"},
     ]
-    answer = sent(server, chat(messages=said))
+    answer = post_beside_other_client(server, chat(messages=said))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (
         400,
@@ -191,7 +193,7 @@ def test_arguments_of_tool_calls_have_the_structural_limits_of_bodies(server, nu
 def test_a_prompt_of_two_million_characters_does_not_block_the_event_loop(server, path):
     text = "x" * 1_900_000
     body = {"model": "mock", "prompt": text, "return_token_strs": True}
-    answer = sent(server, body if path == "/tokenize" else chat(text), path)
+    answer = post_beside_other_client(server, body if path == "/tokenize" else chat(text), path)
     assert answer.status_code == 200
     assert len(answer.json()["tokens" if path == "/tokenize" else "token_ids"]) >= len(text)
 
@@ -216,7 +218,7 @@ def large_answers(num, num_tokens):
 def check_large_answers(server, num, num_tokens, streams):
     for path, body in large_answers(num, num_tokens).items():
         for stream in streams:
-            answer = sent(server, body | {"stream": stream}, path)
+            answer = post_beside_other_client(server, body | {"stream": stream}, path)
             assert answer.status_code == 200
             assert len(answer.content) > num_tokens * 900
 
@@ -226,12 +228,14 @@ def test_an_answer_of_megabytes_does_not_block_the_event_loop(server):
 
 
 def test_logprobs_of_a_long_prompt_do_not_block_the_event_loop(server):
-    answer = sent(server, chat("x" * 10_000, prompt_logprobs=20))
+    answer = post_beside_other_client(server, chat("x" * 10_000, prompt_logprobs=20))
     assert len(answer.json()["prompt_logprobs"]) > 10_000
 
 
 def test_thousands_of_embeddings_do_not_block_the_event_loop(server):
-    answer = sent(server, {"model": "mock", "input": ["a"] * 2048}, "/v1/embeddings")
+    answer = post_beside_other_client(
+        server, {"model": "mock", "input": ["a"] * 2048}, "/v1/embeddings"
+    )
     assert len(answer.json()["data"]) == 2048
 
 
@@ -239,13 +243,13 @@ def test_thousands_of_embeddings_do_not_block_the_event_loop(server):
 def test_a_disconnect_from_a_large_answer_does_not_block_the_event_loop(server, is_written):
     body = large_answers(16, 500)["/v1/chat/completions"]
     server.stops()
-    with neighbour(server), socket.create_connection(server.address) as reader:
+    with other_client(server), socket.create_connection(server.address) as reader:
         reader.sendall(http_request(body))
         if is_written:
             assert b" 200 " in reader.recv(4096)
         else:
             time.sleep(0.5)  # the answer so far is freed
-    with neighbour(server):
+    with other_client(server):
         assert server.client.chat.completions.create(**chat("hello", max_tokens=1))
     assert server.longest_stop_s() < MAX_STOP_S
 

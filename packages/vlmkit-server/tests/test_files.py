@@ -113,9 +113,9 @@ def test_a_file_is_found_only_with_the_same_credentials(server, files):
         with pytest.raises(openai.NotFoundError):
             look(sent.id)
     assert server.get(f"/v1/files/{sent.id}").status_code == 404
-    stranger = client_of(server).with_options(api_key="other").beta.files
+    other_client = client_of(server).with_options(api_key="other").beta.files
     with pytest.raises(anthropic.NotFoundError):
-        stranger.download(sent.id)
+        other_client.download(sent.id)
     assert files.content(sent.id).read() == b"secret"
 
 

@@ -15,7 +15,7 @@ ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
 SHORT = scripted(text="abc", tokens=30, latency_s=0.01)
 
 
-def served(models, **settings):
+def serve_models(models, **settings):
     return running(models, fleet=FleetSettings(**{"load": "use"} | settings))
 
 
@@ -23,12 +23,12 @@ def ask(server, name, text="hello", **fields):
     return server.post(chat(text, **fields) | {"model": name})
 
 
-def said(answer):
+def answer_text(answer):
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def refused(answer):
+def error_of(answer):
     return answer.status_code, answer.json()["error"]["code"]
 
 
@@ -37,7 +37,7 @@ def states(server):
     return {name: model["state"] for name, model in models.items()}
 
 
-def waits(server, name, number):
+def has_waiting_requests(server, name, number):
     return eventually(lambda: server.service.models[name].num_waiting == number)
 
 
@@ -50,156 +50,156 @@ def streaming(server, name, text=ENDLESS):
 
 
 def test_a_model_is_loaded_for_the_first_request_that_names_it(loader):
-    with served({"one": loader.spec("one"), "two": loader.spec("two")}) as server:
+    with serve_models({"one": loader.spec("one"), "two": loader.spec("two")}) as server:
         assert states(server) == {"one": "unloaded", "two": "unloaded"}
         assert server.get("/readyz").status_code == 200
         assert server.get("/v1/models/one").json()["max_model_len"] is None
-        assert [said(ask(server, "one")) for _ in range(2)] == ["hello", "hello"]
+        assert [answer_text(ask(server, "one")) for _ in range(2)] == ["hello", "hello"]
         assert states(server) == {"one": "ready", "two": "unloaded"}
         assert server.get("/v1/models/one").json()["max_model_len"]
     assert loader.num_loads == {"one": 1}
-    assert loader.held == 0
+    assert loader.loaded_bytes == 0
 
 
 def test_concurrent_requests_load_a_model_once_and_do_not_block_other_models(loader, pool):
     models = {"slow": loader.spec("slow"), "quick": loader.spec("quick")}
-    with served(models) as server:
-        assert said(ask(server, "quick")) == "hello"
-        loader.hold("slow")
+    with serve_models(models) as server:
+        assert answer_text(ask(server, "quick")) == "hello"
+        loader.block("slow")
         answers = [pool.submit(ask, server, "slow", str(n)) for n in range(3)]
-        assert waits(server, "slow", 3)
+        assert has_waiting_requests(server, "slow", 3)
         assert states(server)["slow"] == "loading"
         assert server.get("/readyz").json()["models"]["slow"]["num_waiting_for_load"] == 3
         assert server.get("/readyz").status_code == 200
-        assert said(ask(server, "quick")) == "hello"
-        loader.let_go("slow")
-        assert [said(answer.result()) for answer in answers] == ["0", "1", "2"]
+        assert answer_text(ask(server, "quick")) == "hello"
+        loader.release("slow")
+        assert [answer_text(answer.result()) for answer in answers] == ["0", "1", "2"]
     assert loader.num_loads == {"quick": 1, "slow": 1}
 
 
 def test_a_client_that_disconnects_while_waiting_affects_no_other(loader, pool):
-    with served({"one": loader.spec("one")}) as server:
-        loader.hold("one")
+    with serve_models({"one": loader.spec("one")}) as server:
+        loader.block("one")
         gone = server.connect(chat() | {"model": "one"})
         stays = pool.submit(ask, server, "one")
-        assert waits(server, "one", 2)
+        assert has_waiting_requests(server, "one", 2)
         gone.close()
-        assert waits(server, "one", 1)
-        loader.let_go("one")
-        assert said(stays.result()) == "hello"
+        assert has_waiting_requests(server, "one", 1)
+        loader.release("one")
+        assert answer_text(stays.result()) == "hello"
         assert server.service.models["one"].num_users == 0
 
 
 def test_a_model_whose_waiting_requests_disconnected_is_not_loaded(loader, pool):
-    with served({"first": loader.spec("first"), "then": loader.spec("then")}) as server:
-        loader.hold("first")
+    with serve_models({"first": loader.spec("first"), "then": loader.spec("then")}) as server:
+        loader.block("first")
         first = pool.submit(ask, server, "first")
-        assert waits(server, "first", 1)
+        assert has_waiting_requests(server, "first", 1)
         gone = server.connect(chat() | {"model": "then"})
-        assert waits(server, "then", 1)
+        assert has_waiting_requests(server, "then", 1)
         assert states(server) == {"first": "loading", "then": "waiting"}
         gone.close()
         assert eventually(lambda: states(server)["then"] == "unloaded")
-        loader.let_go("first")
-        assert said(first.result()) == "hello"
+        loader.release("first")
+        assert answer_text(first.result()) == "hello"
     assert loader.num_loads == {"first": 1}
 
 
 def test_a_failed_load_fails_all_waiting_requests_and_is_retried(loader, pool, monkeypatch):
-    with served({"one": loader.spec("one"), "two": loader.spec("two")}) as server:
-        loader.hold("one")
-        loader.breaks("one")
+    with serve_models({"one": loader.spec("one"), "two": loader.spec("two")}) as server:
+        loader.block("one")
+        loader.set_broken("one")
         answers = [pool.submit(ask, server, "one") for _ in range(3)]
-        assert waits(server, "one", 3)
-        loader.let_go("one")
+        assert has_waiting_requests(server, "one", 3)
+        loader.release("one")
         for answer in answers:
-            assert refused(answer.result()) == (503, "model_failed")
+            assert error_of(answer.result()) == (503, "model_failed")
             assert 1 <= int(answer.result().headers["retry-after"]) <= 30
             assert "weights" not in answer.result().text
-        loader.breaks("one", is_broken=False)
-        assert refused(ask(server, "one")) == (503, "model_failed")
+        loader.set_broken("one", is_broken=False)
+        assert error_of(ask(server, "one")) == (503, "model_failed")
         assert loader.num_loads == {"one": 1}  # requests cannot cause endless attempts
         assert server.get("/readyz").status_code == 200
         monkeypatch.setattr(fleet_module, "RETRY_LOAD_S", 0)
-        assert said(ask(server, "one")) == "hello"
-    assert loader.held == 0
+        assert answer_text(ask(server, "one")) == "hello"
+    assert loader.loaded_bytes == 0
 
 
 def test_the_least_recently_used_idle_model_is_evicted(loader):
     specs = {name: loader.spec(name, 2) for name in ("a", "b", "c")}
-    with served(specs, memory_budget_bytes=5) as server:
+    with serve_models(specs, memory_budget_bytes=5) as server:
         for name in "aba":
-            assert said(ask(server, name)) == "hello"
-        assert said(ask(server, "c")) == "hello"
+            assert answer_text(ask(server, name)) == "hello"
+        assert answer_text(ask(server, "c")) == "hello"
         assert states(server) == {"a": "ready", "b": "unloaded", "c": "ready"}
         assert server.get("/v1/models/b").json()["max_model_len"]  # known after unloading
-    assert loader.most_held == 4
-    assert loader.held == 0
+    assert loader.max_loaded_bytes == 4
+    assert loader.loaded_bytes == 0
 
 
 def test_a_busy_model_is_not_unloaded_and_other_models_wait_for_memory(loader, pool):
     specs = {name: loader.spec(name, 3) for name in ("busy", "other")}
-    with served(specs | {"small": loader.spec("small")}, memory_budget_bytes=4) as server:
+    with serve_models(specs | {"small": loader.spec("small")}, memory_budget_bytes=4) as server:
         connection = streaming(server, "busy")
         waiting = pool.submit(ask, server, "other")
-        assert waits(server, "other", 1)
-        assert said(ask(server, "small")) == "hello"  # fits beside the busy model
-        assert said(ask(server, "busy")) == "hello"
+        assert has_waiting_requests(server, "other", 1)
+        assert answer_text(ask(server, "small")) == "hello"  # fits beside the busy model
+        assert answer_text(ask(server, "busy")) == "hello"
         assert states(server) == {"busy": "ready", "other": "waiting", "small": "ready"}
         connection.close()
-        assert said(waiting.result()) == "hello"
+        assert answer_text(waiting.result()) == "hello"
         assert states(server)["busy"] == "unloaded"
-    assert loader.most_held == 4
+    assert loader.max_loaded_bytes == 4
 
 
 def test_the_wait_for_a_model_has_a_timeout(loader):
-    with served({"one": loader.spec("one")}, load_wait_s=0.05) as server:
-        loader.hold("one")
+    with serve_models({"one": loader.spec("one")}, load_wait_s=0.05) as server:
+        loader.block("one")
         answer = ask(server, "one")
-        assert refused(answer) == (503, "model_loading")
+        assert error_of(answer) == (503, "model_loading")
         assert answer.headers["retry-after"]
-        loader.let_go("one")
+        loader.release("one")
         assert eventually(lambda: states(server)["one"] == "ready")
-        assert said(ask(server, "one")) == "hello"
+        assert answer_text(ask(server, "one")) == "hello"
 
 
 def test_at_most_half_of_the_requests_wait_for_models(loader, pool):
     models = {"one": loader.spec("one"), "two": mock_pipeline()}
     with running(models, max_requests=4, fleet=FleetSettings(load="use")) as server:
-        loader.hold("one")
+        loader.block("one")
         answers = [pool.submit(ask, server, "one") for _ in range(2)]
-        assert waits(server, "one", 2)
-        assert refused(ask(server, "one")) == (429, "server_overloaded")
-        assert said(ask(server, "two")) == "hello"
-        loader.let_go("one")
-        assert [said(answer.result()) for answer in answers] == ["hello"] * 2
+        assert has_waiting_requests(server, "one", 2)
+        assert error_of(ask(server, "one")) == (429, "server_overloaded")
+        assert answer_text(ask(server, "two")) == "hello"
+        loader.release("one")
+        assert [answer_text(answer.result()) for answer in answers] == ["hello"] * 2
 
 
 def test_an_idle_model_is_unloaded_and_loaded_again_on_use(loader):
     specs = {"kept": loader.spec("kept"), "idle": loader.spec("idle", idle_unload_s=0.05)}
-    with served(specs) as server:
-        assert said(ask(server, "kept")) == "hello"
+    with serve_models(specs) as server:
+        assert answer_text(ask(server, "kept")) == "hello"
         connection = streaming(server, "idle")
         assert states(server)["idle"] == "ready"
         connection.close()
         assert eventually(lambda: states(server)["idle"] == "unloaded")
-        assert eventually(lambda: loader.held == 1)
-        assert said(ask(server, "idle")) == "hello"
+        assert eventually(lambda: loader.loaded_bytes == 1)
+        assert answer_text(ask(server, "idle")) == "hello"
         assert states(server)["kept"] == "ready"
 
 
 def test_models_loaded_at_startup_are_unloaded_when_idle(loader):
-    with served({"one": loader.spec("one")}, load="start", idle_unload_s=0.05) as server:
+    with serve_models({"one": loader.spec("one")}, load="start", idle_unload_s=0.05) as server:
         assert eventually(lambda: loader.num_loads["one"] and states(server)["one"] == "unloaded")
         assert server.get("/readyz").status_code == 200
-        assert said(ask(server, "one")) == "hello"
+        assert answer_text(ask(server, "one")) == "hello"
 
 
 def test_a_model_over_the_memory_budget_is_refused_by_name(loader, caplog):
     specs = {"large": loader.spec("large", 9, weigh=lambda: 9), "small": loader.spec("small", 2)}
-    with served(specs, memory_budget_bytes=8) as server:
-        assert said(ask(server, "small")) == "hello"
-        assert refused(ask(server, "large")) == (503, "model_too_large")
+    with serve_models(specs, memory_budget_bytes=8) as server:
+        assert answer_text(ask(server, "small")) == "hello"
+        assert error_of(ask(server, "large")) == (503, "model_too_large")
         assert states(server) == {"large": "failed", "small": "ready"}
         assert server.get("/readyz").json()["models"]["large"]["memory_bytes"] == 9
     assert loader.num_loads == {"small": 1}
@@ -213,9 +213,9 @@ def test_a_model_whose_size_cannot_be_estimated_fails(loader):
         raise ConfigError("no such folder")
 
     specs = {"lost": loader.spec("lost", weigh=weigh), "small": loader.spec("small", 2)}
-    with served(specs, memory_budget_bytes=8) as server:
-        assert refused(ask(server, "lost")) == (503, "model_failed")
-        assert said(ask(server, "small")) == "hello"
+    with serve_models(specs, memory_budget_bytes=8) as server:
+        assert error_of(ask(server, "lost")) == (503, "model_failed")
+        assert answer_text(ask(server, "small")) == "hello"
 
 
 @pytest.mark.parametrize(
@@ -238,10 +238,10 @@ def test_conflicting_models_are_refused_before_any_is_loaded(loader, fields, mes
 
 def test_a_model_answers_under_the_alias_of_the_request(loader):
     specs = {"one": loader.spec("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
-    with served(specs) as server:
+    with serve_models(specs) as server:
         for name in ("gpt-4o", "best/one", "one"):
             answer = ask(server, name)
-            assert said(answer) == "hello"
+            assert answer_text(answer) == "hello"
             assert answer.json()["model"] == name
             assert server.get(f"/v1/models/{name}").json()["root"] == "one"
         events = ask(server, "gpt-4o", stream=True).text.split("\n\n")
@@ -253,7 +253,7 @@ def test_a_model_answers_under_the_alias_of_the_request(loader):
             ("one", ["gpt-4o", "best/one"]),
             ("two", []),
         ]
-        assert refused(ask(server, "gpt")) == (404, "model_not_found")
+        assert error_of(ask(server, "gpt")) == (404, "model_not_found")
     assert loader.num_loads == {"one": 1}
 
 
@@ -264,7 +264,7 @@ def test_tokenization_embeddings_and_anthropics_api_load_a_model(loader):
         "/v1/messages": chat(max_tokens=4) | {"model": "one"},
         "/v1/completions": {"model": "one", "prompt": "x", "max_tokens": 2},
     }
-    with served({"one": loader.spec("one", idle_unload_s=0.01)}) as server:
+    with serve_models({"one": loader.spec("one", idle_unload_s=0.01)}) as server:
         for path, body in bodies.items():
             assert server.post(body, path).status_code == 200
             assert eventually(lambda: states(server)["one"] == "unloaded")
@@ -272,7 +272,7 @@ def test_tokenization_embeddings_and_anthropics_api_load_a_model(loader):
 
 
 def test_a_background_answer_keeps_its_model_loaded(loader):
-    with served({"one": loader.spec("one")}, idle_unload_s=0.01) as server:
+    with serve_models({"one": loader.spec("one")}, idle_unload_s=0.01) as server:
         body = {"model": "one", "input": SHORT, "background": True}
         response = server.post(body, "/v1/responses").json()
         assert eventually(lambda: states(server)["one"] == "unloaded")

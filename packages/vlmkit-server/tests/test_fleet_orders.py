@@ -49,13 +49,13 @@ class Ends(Observer):
         self.ended[request.id] += 1
 
 
-class World:
+class FleetSimulation:
     """A fleet and its clients."""
 
     def __init__(self, models, fleet, loader):
         self.models = models
         self.fleet = fleet
-        self.yard = loader
+        self.loader = loader
         self.asking = []
         self.managing = []
         self.outcomes = Counter()
@@ -90,18 +90,18 @@ class World:
             case ("load" | "unload" as what, name):
                 self.managing.append(asyncio.ensure_future(self.manage(what, name)))
             case ("hold", name):
-                self.yard.hold(name)
+                self.loader.block(name)
             case ("let go", name):
-                self.yard.let_go(name)
+                self.loader.release(name)
             case ("break" | "mend" as what, name):
-                self.yard.breaks(name, is_broken=what == "break")
+                self.loader.set_broken(name, is_broken=what == "break")
             case ("look away", number):
                 await asyncio.sleep(number / 1000)
         await asyncio.sleep(0)
 
     async def end(self):
         for name in SIZES:
-            self.yard.let_go(name)
+            self.loader.release(name)
         await asyncio.gather(*self.asking, *self.managing, return_exceptions=True)
         unstarted = sum(task.cancelled() for task in self.asking)
         assert len(self.outcomes) >= len(self.asking) - unstarted
@@ -119,21 +119,21 @@ def pipeline(ends):
     )
 
 
-async def play(orders, world):
+async def play(orders, simulation):
     for step in orders:
-        await world.do(step)
-    await world.end()
-    models, fleet, loader = world.models, world.fleet, world.yard
+        await simulation.do(step)
+    await simulation.end()
+    models, fleet, loader = simulation.models, simulation.fleet, simulation.yard
     for name in SIZES:  # after any order, each model can be loaded, used and unloaded
-        loader.breaks(name, is_broken=False)
+        loader.set_broken(name, is_broken=False)
         await fleet.control.load(models[name])
-        await world.ask(name, name, 3)
+        await simulation.ask(name, name, 3)
         await fleet.control.unload(models[name])
         assert models[name].state == "unloaded"
     for name in SIZES:
         await fleet.control.unload(models[name])
-    assert loader.held == 0
-    return world
+    assert loader.loaded_bytes == 0
+    return simulation
 
 
 @given(orders=st.lists(steps, max_size=40))
@@ -148,14 +148,14 @@ def test_no_request_is_lost_or_ended_twice_and_the_memory_budget_holds(orders):
     try:
         # A full garbage collection is slow in a test process.
         with mock.patch.object(load_thread, "_give_back", return_value=None):
-            world = asyncio.run(play(orders, World(registry.models, fleet, loader)))
+            simulation = asyncio.run(play(orders, FleetSimulation(registry.models, fleet, loader)))
     finally:
         for name in SIZES:
-            loader.let_go(name)
+            loader.release(name)
         fleet.close()
-    assert loader.most_held <= BUDGET_BYTES
-    assert set(world.outcomes.values()) <= {1}
-    assert world.codes <= {"model_failed", "model_unloaded"}
+    assert loader.max_loaded_bytes <= BUDGET_BYTES
+    assert set(simulation.outcomes.values()) <= {1}
+    assert simulation.codes <= {"model_failed", "model_unloaded"}
     # Observers receive events late, and a refused request ends without beginning.
     assert eventually(lambda: not ends.begun - ends.ended)
     assert set(ends.ended.values()) <= {1}

@@ -20,7 +20,7 @@ def server():
         yield server
 
 
-def shown(*urls, text="what?"):
+def image_chat(*urls, text="what?"):
     parts = [*map(image_part, urls), {"type": "text", "text": text}]
     return {"model": "mock", "messages": [{"role": "user", "content": parts}]}
 
@@ -60,10 +60,10 @@ def streamed(server, body):
         chat("hello", temperature=1.5, seed=7, n=3, max_tokens=20, logit_bias={"104": -5}),
         chat("hello", stop=["ll"], include_stop_str_in_output=True),
         chat("hello", stop_token_ids=[108], min_tokens=2),
-        shown(picture(), picture(40, 30), picture()),
-        shown(picture(5, 4), picture(9, 9)) | {"max_image_tokens": 2},
-        shown(picture(5, 4)) | {"mm_processor_kwargs": {"max_dynamic_patch": 1}},
-        shown(picture(5, 4)) | {"cache_salt": "mine", "max_tokens": 9, "ignore_eos": True},
+        image_chat(picture(), picture(40, 30), picture()),
+        image_chat(picture(5, 4), picture(9, 9)) | {"max_image_tokens": 2},
+        image_chat(picture(5, 4)) | {"mm_processor_kwargs": {"max_dynamic_patch": 1}},
+        image_chat(picture(5, 4)) | {"cache_salt": "mine", "max_tokens": 9, "ignore_eos": True},
     ],
 )
 def test_a_rendered_conversation_has_the_answer_of_its_chat_token_for_token(server, body):
@@ -89,7 +89,7 @@ def test_a_rendered_constraint_is_enforced():
 
 
 def test_a_streamed_answer_equals_the_whole_answer(server):
-    body = rendered(server, shown(picture()) | {"n": 2, "logprobs": True, "top_logprobs": 2})
+    body = rendered(server, image_chat(picture()) | {"n": 2, "logprobs": True, "top_logprobs": 2})
     whole = generated(server, body)
     events = streamed(server, body | {"stream_options": {"include_usage": True}})
     last = events.pop()
@@ -119,7 +119,7 @@ def test_logprobs_name_each_token_by_its_id(server):
 
 
 def test_a_prompt_has_the_logprobs_of_its_chat(server):
-    body = shown(picture()) | {"prompt_logprobs": 1}
+    body = image_chat(picture()) | {"prompt_logprobs": 1}
     expected = server.post(body).json()["prompt_logprobs"]
     made = rendered(server, body)
     assert generated(server, made)["prompt_logprobs"] == expected
@@ -137,7 +137,7 @@ def test_token_ids_suffice_and_may_include_control_tokens(server):
 
 
 def test_caches_are_shared_with_chats_of_the_same_salt(server):
-    body = shown(picture(33, 21), text="a rather long question " * 3)
+    body = image_chat(picture(33, 21), text="a rather long question " * 3)
     server.post(body)
     made = rendered(server, body)
     details = "prompt_tokens_details"
@@ -204,7 +204,7 @@ def changed(made, **features):
     ],
 )  # fmt: skip
 def test_an_impossible_prompt_is_refused_by_name_and_breaks_nothing(server, change, param):
-    made = rendered(server, shown(picture(), picture(40, 30)))
+    made = rendered(server, image_chat(picture(), picture(40, 30)))
     error = refusal(server, change(made))
     assert error["param"] == param
     assert len(generated(server, made)["choices"]) == 1
@@ -212,7 +212,7 @@ def test_an_impossible_prompt_is_refused_by_name_and_breaks_nothing(server, chan
 
 
 def test_an_image_digest_without_its_image_is_refused(server):
-    made = rendered(server, shown(picture()))
+    made = rendered(server, image_chat(picture()))
     del made["features"]["image_urls"]
     assert refusal(server, made)["param"] == "features.image_urls"
 

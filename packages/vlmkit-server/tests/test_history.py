@@ -10,7 +10,7 @@ CALL = {
     "type": "function",
     "function": {"name": "weather_of", "arguments": '{"city": "Köln"}'},
 }
-ASKED = {"role": "user", "content": "How is the weather?"}
+QUESTION = {"role": "user", "content": "How is the weather?"}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "fine"}
 
 
@@ -21,12 +21,12 @@ def prompt_tokens(server, *messages):
 
 def test_an_earlier_tool_call_and_its_result_are_in_the_prompt(server):
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    without = prompt_tokens(server, ASKED, {"role": "assistant", "content": ""}, ASKED)
+    without = prompt_tokens(server, QUESTION, {"role": "assistant", "content": ""}, QUESTION)
     marks = 2
     written = json.dumps({"id": "call_1", "name": "weather_of", "arguments": {"city": "Köln"}})
-    assert prompt_tokens(server, ASKED, called, ASKED) == without + len(written) + marks
+    assert prompt_tokens(server, QUESTION, called, QUESTION) == without + len(written) + marks
     result = len('"call_1"') + len("fine") + 2  # as the mock writes it, with the role and the end
-    assert prompt_tokens(server, ASKED, called, RESULT, ASKED) == (
+    assert prompt_tokens(server, QUESTION, called, RESULT, QUESTION) == (
         without + len(written) + marks + result
     )
 
@@ -35,8 +35,8 @@ def test_earlier_reasoning_is_in_the_prompt(server):
     said = {"role": "assistant", "content": "fine"}
     thought = said | {"reasoning_content": "let me see"}
     marks = 2
-    assert prompt_tokens(server, ASKED, thought, ASKED) == (
-        prompt_tokens(server, ASKED, said, ASKED) + len("let me see") + marks
+    assert prompt_tokens(server, QUESTION, thought, QUESTION) == (
+        prompt_tokens(server, QUESTION, said, QUESTION) + len("let me see") + marks
     )
 
 
@@ -61,7 +61,7 @@ def test_long_texts_count_in_every_field_of_a_message(server, field):
     else:
         function = CALL["function"] | {field: long if field == "name" else f'{{"a": "{long}"}}'}
         message["tool_calls"] = [CALL | {"function": function}]
-    refused = server.post({"model": "mock", "messages": [ASKED, message]})
+    refused = server.post({"model": "mock", "messages": [QUESTION, message]})
     assert refused.status_code == 400
     code = refused.json()["error"]["code"]
     assert code == ("invalid_request" if field == "name" else "context_length_exceeded")
@@ -70,7 +70,7 @@ def test_long_texts_count_in_every_field_of_a_message(server, field):
 def test_tool_call_ids_count_as_text(server):
     calls = [CALL | {"id": f"{number:0512d}"} for number in range(1024)]
     said = [{"role": "assistant", "tool_calls": calls}] * 6
-    refused = server.post({"model": "mock", "messages": [ASKED, *said]})
+    refused = server.post({"model": "mock", "messages": [QUESTION, *said]})
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert "the text is over 2000000 characters" in refused.json()["error"]["message"]
@@ -86,7 +86,9 @@ def test_tool_call_ids_count_as_text(server):
     ],
 )  # fmt: skip
 def test_an_invalid_earlier_answer_is_refused_with_its_location(server, message, param):
-    refused = server.post({"model": "mock", "messages": [ASKED, {"role": "assistant", **message}]})
+    refused = server.post(
+        {"model": "mock", "messages": [QUESTION, {"role": "assistant", **message}]}
+    )
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
     assert "secret" not in refused.text
@@ -94,6 +96,6 @@ def test_an_invalid_earlier_answer_is_refused_with_its_location(server, message,
 
 def test_the_index_of_a_streamed_tool_call_is_reported_as_ignored(server):
     message = {"role": "assistant", "tool_calls": [CALL | {"index": 0}]}
-    answer = server.post({"model": "mock", "messages": [ASKED, message, RESULT]})
+    answer = server.post({"model": "mock", "messages": [QUESTION, message, RESULT]})
     assert answer.status_code == 200
     assert answer.headers["x-vlmkit-ignored"] == "messages.tool_calls.index"

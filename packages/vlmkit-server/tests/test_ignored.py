@@ -118,7 +118,7 @@ def test_the_official_client_sees_the_header_of_ignored_fields(server):
     assert answer.headers["x-vlmkit-ignored"] == "messages.content.image_url.alt, messages.name"
 
 
-WISHES = {
+OPTIONAL_FIELDS = {
     "prediction": {"type": "content", "content": "hel"},
     "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "24h",
@@ -130,7 +130,7 @@ WISHES = {
 def test_optional_openai_fields_without_effect_are_reported(server, path):
     is_chat = path == "/v1/chat/completions"
     sent = chat() if is_chat else {"model": "mock", "input": "hello"}
-    wishes = WISHES | {"store": True} if is_chat else WISHES
+    wishes = OPTIONAL_FIELDS | {"store": True} if is_chat else OPTIONAL_FIELDS
     assert ignored(server.post(sent | wishes, path)) == ", ".join(sorted(wishes))
     neutral = {"store": False, "service_tier": "default", "prediction": None}
     assert ignored(server.post(sent | neutral, path)) is None

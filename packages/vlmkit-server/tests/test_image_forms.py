@@ -26,7 +26,7 @@ def post_message(server, message):
     return server.post({"model": "mock", "messages": [{"role": "user"} | message]})
 
 
-def said(answer):
+def answer_text(answer):
     assert answer.status_code == 200, answer.text
     assert "x-vlmkit-ignored" not in answer.headers
     return answer.json()["choices"][0]["message"]["content"]
@@ -35,16 +35,16 @@ def said(answer):
 @pytest.mark.parametrize("form", FORMS)
 def test_an_image_is_accepted_in_each_form(server, form):
     part = {"type": "image_url", "image_url": FORMS[form]}
-    assert said(post_message(server, {"content": [part]})).startswith("image 1: 9x7")
+    assert answer_text(post_message(server, {"content": [part]})).startswith("image 1: 9x7")
 
 
 @pytest.mark.parametrize("text", [CONTENT, URL, LINES])
 def test_images_of_a_message_precede_its_content(server, text):
     part = {"type": "image_url", "image_url": {"url": picture(8, 8)}}
-    answer = said(post_message(server, {"content": [part], "images": [text]}))
+    answer = answer_text(post_message(server, {"content": [part], "images": [text]}))
     assert answer.startswith("image 1: 9x7")
     assert "image 2: 8x8" in answer
-    assert said(post_message(server, {"content": "so", "images": [text]})).startswith(
+    assert answer_text(post_message(server, {"content": "so", "images": [text]})).startswith(
         "image 1: 9x7"
     )
 

@@ -42,18 +42,18 @@ def part(size=(8, 6), **fields):
     return {"type": "image_url", "image_url": {"url": picture(*size), **fields}}
 
 
-def shown(*parts, **fields):
+def image_chat(*parts, **fields):
     return {"model": "mock", "messages": [{"role": "user", "content": list(parts)}], **fields}
 
 
 def tokens(server: Running, *parts, **fields):
-    answer = server.post(shown(*parts, **fields))
+    answer = server.post(image_chat(*parts, **fields))
     assert answer.status_code == 200, answer.text
     return answer.json()["usage"]["prompt_tokens_details"]["image_tokens_each"]
 
 
 def refused(server: Running, *parts, **fields):
-    answer = server.post(shown(*parts, **fields))
+    answer = server.post(image_chat(*parts, **fields))
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     return error["param"], error["code"]
@@ -63,7 +63,7 @@ def refused(server: Running, *parts, **fields):
     ("detail", "num_tokens"), [("auto", 4), ("high", 4), ("original", 4), ("low", 2), (None, 4)]
 )
 def test_the_operator_sets_the_token_count_of_a_detail(sized, detail, num_tokens):
-    answer = sized.post(shown(part(detail=detail)))
+    answer = sized.post(image_chat(part(detail=detail)))
 
     assert tokens(sized, part(detail=detail)) == [num_tokens]
     assert IGNORED not in answer.headers
@@ -85,7 +85,7 @@ def test_max_image_tokens_limits_the_tokens_of_each_image(sized):
 
 def test_an_image_that_needs_more_tokens_is_refused_with_the_minimum(sized):
     strip = part((50, 6))
-    answer = sized.post(shown(part(), strip, max_image_tokens=1))
+    answer = sized.post(image_chat(part(), strip, max_image_tokens=1))
 
     assert answer.status_code == 400
     assert answer.json()["error"] == {
@@ -133,7 +133,7 @@ def test_caches_never_mix_two_details_of_one_image(sized):
     salt = {"cache_salt": "details"}
     said = {}
     for detail in ("low", "high", "low", "high"):
-        answer = sized.post(shown(part((40, 30), detail=detail), **salt)).json()
+        answer = sized.post(image_chat(part((40, 30), detail=detail), **salt)).json()
         text = answer["choices"][0]["message"]["content"]
         assert said.setdefault(detail, text) == text
         assert (
@@ -142,7 +142,7 @@ def test_caches_never_mix_two_details_of_one_image(sized):
         )
     assert said["low"].startswith("image 1: 20x15 ")
     assert said["high"].startswith("image 1: 40x30 ")
-    both = sized.post(shown(part((40, 30), detail="low"), part((40, 30)), **salt)).json()
+    both = sized.post(image_chat(part((40, 30), detail="low"), part((40, 30)), **salt)).json()
     lines = both["choices"][0]["message"]["content"].splitlines()
     assert [line.split()[2] for line in lines[:2]] == ["20x15", "40x30"]
 
@@ -174,13 +174,13 @@ def test_anthropics_api_supports_the_fields(sized):
 
 def test_a_model_with_one_image_size_reports_detail_as_ignored(one_size):
     for path in ("/v1/chat/completions", "/tokenize", "/v1/embeddings"):
-        answer = one_size.post(shown(part(detail="low")), path)
+        answer = one_size.post(image_chat(part(detail="low")), path)
         assert answer.status_code == 200
         assert answer.headers[IGNORED] == "messages.content.image_url.detail"
-    named = one_size.post(shown(part(detail="high"), never_heard_of=1))
+    named = one_size.post(image_chat(part(detail="high"), never_heard_of=1))
     assert named.headers[IGNORED] == "messages.content.image_url.detail, never_heard_of"
-    assert IGNORED not in one_size.post(shown(part(detail="auto"))).headers
-    strict = one_size.post(shown(part(detail="low")), headers=STRICT)
+    assert IGNORED not in one_size.post(image_chat(part(detail="auto"))).headers
+    strict = one_size.post(image_chat(part(detail="low")), headers=STRICT)
     assert strict.json()["error"]["param"] == "messages.content.image_url.detail"
 
 

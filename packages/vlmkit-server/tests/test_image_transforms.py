@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 from running_server import chat, running
 
-ASKING = {"return_image_transforms": True}
+WITH_TRANSFORMS = {"return_image_transforms": True}
 
 
 def url(width, height, *, orientation=1, color="teal"):
@@ -17,16 +17,21 @@ def url(width, height, *, orientation=1, color="teal"):
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def shown(*urls, **fields):
+def image_chat(*urls, **fields):
     parts = [
         {"type": "image_url", "image_url": each if isinstance(each, dict) else {"url": each}}
         for each in urls
     ]
-    return {"model": "mock", "messages": [{"role": "user", "content": parts}], **ASKING, **fields}
+    return {
+        "model": "mock",
+        "messages": [{"role": "user", "content": parts}],
+        **WITH_TRANSFORMS,
+        **fields,
+    }
 
 
 def image_transforms(server, *urls, **fields):
-    answer = server.post(shown(*urls, **fields))
+    answer = server.post(image_chat(*urls, **fields))
     assert answer.status_code == 200, answer.text
     return answer.json()["image_transforms"]
 
@@ -91,9 +96,9 @@ def test_transforms_are_in_the_last_event_of_a_stream(fresh, options):
     picture = url(30, 24, color="pink" if options else "plum")
     stream = fresh.client().chat.completions.create(
         model="mock",
-        messages=shown(picture)["messages"],
+        messages=image_chat(picture)["messages"],
         stream=True,
-        extra_body=ASKING,
+        extra_body=WITH_TRANSFORMS,
         **({"stream_options": options} if options else {}),
     )
     *others, last = stream
@@ -106,7 +111,7 @@ def test_transforms_are_in_the_last_event_of_a_stream(fresh, options):
 
 
 def test_transforms_are_absent_unless_requested(fresh):
-    body = shown(url(20, 20), return_image_transforms=False)
+    body = image_chat(url(20, 20), return_image_transforms=False)
     stream = fresh.post(body | {"stream": True})
 
     assert "image_transforms" not in fresh.post(body).json()
@@ -114,7 +119,7 @@ def test_transforms_are_absent_unless_requested(fresh):
 
 
 def test_a_conversation_without_images_has_no_transforms(fresh):
-    assert fresh.post(chat(**ASKING)).json()["image_transforms"] == []
+    assert fresh.post(chat(**WITH_TRANSFORMS)).json()["image_transforms"] == []
 
 
 def test_transforms_report_the_cache_state_of_the_first_choice(fresh):

@@ -85,7 +85,7 @@ def site():
             thread.join()
 
 
-def visited(site, server, asked, folder):
+def visit(site, server, asked, folder):
     """Return the results of a page's requests, as the page sees them."""
     site.page = PAGE.replace("ASKED", json.dumps(asked)).replace("SERVER", server.url)
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", f"{site.origin}/"]
@@ -128,7 +128,7 @@ def test_pages_of_listed_origins_can_use_the_server_and_others_read_nothing(tmp_
         keys = str(tmp_path / "keys.jsonl")
         with running(keys_file=keys, allowed_origins=(known.origin,)) as server:
             page_requests = requests(headers)
-            whole, streamed, keyless, models, health, plain = visited(
+            whole, streamed, keyless, models, health, plain = visit(
                 known, server, page_requests, tmp_path
             )
             assert json.loads(whole["text"])["choices"][0]["message"]["content"] == "hello"
@@ -140,6 +140,6 @@ def test_pages_of_listed_origins_can_use_the_server_and_others_read_nothing(tmp_
             assert json.loads(models["text"])["data"][0]["id"] == "mock"
             assert (health["status"], plain["status"]) == (200, 401)
             before = server.runner().stats().counters["num_finished"]
-            nothing = visited(unknown, server, page_requests, tmp_path)
+            nothing = visit(unknown, server, page_requests, tmp_path)
             assert nothing == [{"error": "TypeError"}] * len(page_requests)
             assert server.runner().stats().counters["num_finished"] == before == 2

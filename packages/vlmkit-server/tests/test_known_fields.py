@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 from bodies import MINIMAL, with_field
-from running_server import chat, image_part, picture, recorded_requests, running, said
+from running_server import chat, image_part, message_content, picture, recorded_requests, running
 
 from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
 from vlmkit_server.operate.field_actions import actions
@@ -154,7 +154,7 @@ def seen(server, requests, body, path):
     made = [
         (
             replace(request, id="", admit=None, messages=()),
-            [said(each) for each in request.messages],
+            [message_content(each) for each in request.messages],
         )
         for request in requests
     ]

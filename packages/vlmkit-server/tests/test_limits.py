@@ -19,14 +19,14 @@ from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 
 
-def fault(answer, status):
+def error_of(answer, status):
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
 
 
-def show(server, *urls):
+def post_images(server, *urls):
     parts = [image_part(url) for url in urls]
     return server.post({"model": "mock", "messages": [{"role": "user", "content": parts}]})
 
@@ -41,7 +41,7 @@ def exchange(server, data: bytes) -> bytes:
         return received
 
 
-def asks(num):
+def pipelined_requests(num):
     """Return pipelined requests, each with its own id."""
     content = json.dumps(chat("x" * 2000)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: r%d\r\n"
@@ -49,7 +49,7 @@ def asks(num):
     return b"".join(head % (n, len(content)) + content for n in range(num))
 
 
-def answered(received):
+def ids_and_statuses(received):
     """Return the ids of answers in order, and their statuses."""
     ids = re.findall(rb"\r\nx-request-id: (\w+)\r\n", received)
     return [each.decode() for each in ids], set(re.findall(rb"HTTP/1.1 (\d+) ", received))
@@ -58,14 +58,17 @@ def answered(received):
 @pytest.mark.parametrize("num", [17, 400])
 def test_the_first_sixteen_pipelined_requests_are_answered(server, num):
     """The connection closes after them without a reset, though the client sent more."""
-    received = exchange(server, asks(num))
-    assert answered(received) == ([f"r{n}" for n in range(16)], {b"200"})
+    received = exchange(server, pipelined_requests(num))
+    assert ids_and_statuses(received) == ([f"r{n}" for n in range(16)], {b"200"})
     assert received.count(b"connection: close") == 1
 
 
 @pytest.mark.parametrize("wrong", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200])
 def test_invalid_bytes_after_pipelined_requests_do_not_replace_an_answer(server, wrong):
-    assert answered(exchange(server, asks(3) + wrong)) == (["r0", "r1", "r2"], {b"200"})
+    assert ids_and_statuses(exchange(server, pipelined_requests(3) + wrong)) == (
+        ["r0", "r1", "r2"],
+        {b"200"},
+    )
     assert exchange(server, wrong).startswith(b"HTTP/1.1 4")
 
 
@@ -77,23 +80,23 @@ def test_invalid_bytes_after_a_request_do_not_cut_its_stream(server):
 
 
 def test_unknown_paths_and_methods_have_an_error_body_in_openai_format(server):
-    assert fault(server.get("/v1/nowhere"), 404)["code"] == "not_found"
+    assert error_of(server.get("/v1/nowhere"), 404)["code"] == "not_found"
     answer = server.get("/v1/chat/completions")
-    assert fault(answer, 405)["code"] == "method_not_allowed"
+    assert error_of(answer, 405)["code"] == "method_not_allowed"
     assert "POST" in answer.headers["allow"]
 
 
 def test_a_body_requires_a_json_content_type(server):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = server.post(chat(), headers={"content-type": kind})
-        assert fault(answer, 415)["code"] == "unsupported_media_type"
+        assert error_of(answer, 415)["code"] == "unsupported_media_type"
     kind = "application/json; charset=utf-8"
     assert server.post(chat(), headers={"content-type": kind}).status_code == 200
 
 
 def test_a_body_over_the_limit_is_refused_with_and_without_content_length():
     with running(max_body_bytes=1000) as server:
-        assert fault(server.post(chat("x" * 1000)), 413)["code"] == "request_too_large"
+        assert error_of(server.post(chat("x" * 1000)), 413)["code"] == "request_too_large"
         chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
         head = http_request(chat()).partition(b"content-length")[0]
         answer = exchange(
@@ -134,7 +137,7 @@ def test_headers_over_the_limits_are_refused(server, head):
 def test_a_loopback_server_refuses_other_host_names(server):
     for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]"):
         for path in ("/healthz", "/v1/models", "/nowhere"):
-            error = fault(server.get(path, headers={"host": host}), 421)
+            error = error_of(server.get(path, headers={"host": host}), 421)
             assert error["code"] == "host_not_allowed"
     for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80"):
         assert server.get("/healthz", headers={"host": host}).status_code == 200
@@ -159,7 +162,7 @@ def test_answers_have_no_cors_headers_by_default(server):
     ],
 )
 def test_only_data_urls_are_opened_unless_fetching_is_enabled(server, url):
-    error = fault(show(server, url), 400)
+    error = error_of(post_images(server, url), 400)
     assert error["code"] == "image_url_not_allowed"
     assert error["param"] == "messages[0].content[0].image_url.url"
     assert not url or url not in error["message"]
@@ -170,7 +173,7 @@ def test_only_data_urls_are_opened_unless_fetching_is_enabled(server, url):
             "data:image/png;base64,AAAA", "DATA:image/png;base64,AAAA"]
 )  # fmt: skip
 def test_a_broken_image_is_refused_with_its_location(server, url):
-    error = fault(show(server, picture(), url), 400)
+    error = error_of(post_images(server, picture(), url), 400)
     assert error["code"] == "invalid_image"
     assert error["param"] == "messages[0].content[1].image_url.url"
 
@@ -178,23 +181,23 @@ def test_a_broken_image_is_refused_with_its_location(server, url):
 def test_the_number_and_size_of_images_are_limited():
     limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
     with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=100) as server:
-        assert show(server, picture(8, 6), picture(8, 6)).status_code == 200
-        assert fault(show(server, *[picture(2, 2)] * 3), 400)["code"] == "too_many_images"
-        assert fault(show(server, picture(11, 10)), 400)["code"] == "image_too_large"
-        error = fault(show(server, picture(8, 6), picture(10, 6)), 400)
+        assert post_images(server, picture(8, 6), picture(8, 6)).status_code == 200
+        assert error_of(post_images(server, *[picture(2, 2)] * 3), 400)["code"] == "too_many_images"
+        assert error_of(post_images(server, picture(11, 10)), 400)["code"] == "image_too_large"
+        error = error_of(post_images(server, picture(8, 6), picture(10, 6)), 400)
         assert error["code"] == "image_too_large"
         assert error["param"] == "messages"  # the total of all images
 
 
 def test_a_text_model_refuses_images():
     with running({"mock": mock_pipeline(takes_images=False)}) as server:
-        assert fault(show(server, "data:broken"), 400)["param"] == "messages"
+        assert error_of(post_images(server, "data:broken"), 400)["param"] == "messages"
 
 
 def test_the_text_length_is_limited_before_tokenization():
     with running(max_text_chars=100) as server:
         assert server.post(chat("x" * 100)).status_code == 200
-        assert fault(server.post(chat("x" * 101)), 400)["code"] == "context_length_exceeded"
+        assert error_of(server.post(chat("x" * 101)), 400)["code"] == "context_length_exceeded"
 
 
 def test_out_of_memory_is_a_503_with_retry_after_and_without_library_text(
@@ -205,7 +208,7 @@ def test_out_of_memory_is_a_503_with_retry_after_and_without_library_text(
 
     monkeypatch.setattr(MockTokenizer, "prompt", fail)
     answer = server.post(chat())
-    error = fault(answer, 503)
+    error = error_of(answer, 503)
     assert (error["code"], error["type"]) == ("out_of_memory", "service_unavailable_error")
     assert "library" not in answer.text
     assert answer.headers["retry-after"]

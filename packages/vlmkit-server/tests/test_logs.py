@@ -239,7 +239,7 @@ def test_the_number_of_addresses_in_the_audit_log_is_limited(tmp_path):
 # The server's own log.
 
 
-class Kept(logging.Handler):
+class RecordingHandler(logging.Handler):
     def __init__(self):
         super().__init__()
         self.said = []
@@ -249,7 +249,7 @@ class Kept(logging.Handler):
 
 
 def logger_with_floods(every_s=3600.0):
-    handler = Kept()
+    handler = RecordingHandler()
     floods = LogThrottle(handler, every_s)
     handler.addFilter(floods)
     logger = logging.Logger("vlmkit.test")  # noqa: LOG001 - of this test alone
@@ -310,7 +310,7 @@ def test_too_many_kinds_of_messages_are_throttled_as_one_kind():
     assert handler.said[-1].startswith(f"{2 * MAX_KINDS - 1} more")
 
 
-def caught(work):
+def raised_by(work):
     try:
         work()
     except Exception as error:  # noqa: BLE001 - whatever it is
@@ -324,7 +324,7 @@ def test_a_traceback_in_the_log_has_locations_but_no_client_text():
         except ValueError as error:
             raise RequestError("a number was expected") from error
 
-    trace = trace_of(caught(fail))
+    trace = trace_of(raised_by(fail))
     assert SECRET not in trace
     assert "builtins.ValueError" in trace
     assert "a number was expected" in trace
@@ -334,7 +334,7 @@ def test_a_traceback_in_the_log_has_locations_but_no_client_text():
 def test_json_log_lines_have_the_fields_of_text_lines_and_the_request_id(capsys):
     record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "it\nfailed %d", (3,), None)
     record.request_id = "req-1"
-    error = caught(lambda: int(SECRET))
+    error = raised_by(lambda: int(SECRET))
     record.exc_info = (type(error), error, error.__traceback__)
     line = json.loads(JsonFormat().format(record))
     assert "\n" not in JsonFormat().format(record)
@@ -374,7 +374,7 @@ def test_the_log_of_a_worker_process_has_no_error_or_library_text():
 
 def test_an_error_of_a_thread_is_logged_without_its_text(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
-    with served(tmp_path, "--set", f'plugins.files=["{tmp_path / "odd.py"}"]') as server:
+    with run_server(tmp_path, "--set", f'plugins.files=["{tmp_path / "odd.py"}"]') as server:
         assert eventually(lambda: "'odd' failed" in server.log.read_text(), timeout_s=60)
         assert eventually(lambda: server.status() == 200, timeout_s=60)
         log = server.log.read_text()
@@ -413,7 +413,7 @@ threading.Thread(target=fail, name="odd", daemon=True).start()
 
 
 @contextmanager
-def served(folder, *options):
+def run_server(folder, *options):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0", *options]
     with process(command, folder) as server:
         yield server
@@ -447,7 +447,7 @@ def test_warnings_of_installed_plugins_are_logged(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[vlmkit]\nloud = vlmkit_loud\n")
     (tmp_path / "site/vlmkit_loud.py").write_text(LOUD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
-    with served(tmp_path, "--set", 'monitors.use=["loud"]') as server:
+    with run_server(tmp_path, "--set", 'monitors.use=["loud"]') as server:
         assert eventually(lambda: "WARNING the disk is nearly full" in server.log.read_text())
         assert "all is well" not in server.log.read_text()
         assert "stranger" not in server.log.read_text()
@@ -553,7 +553,7 @@ def test_sighup_reloads_keys_and_logs_the_changes(tmp_path, key):
     own, _ = key
     path = tmp_path / "keys.jsonl"
     settings = ["--set", "server.keys_file=keys.jsonl", "--set", "server.audit_log=audit.jsonl"]
-    with served(tmp_path, *settings) as server:
+    with run_server(tmp_path, *settings) as server:
         second, _ = new_key("bob", ("chat",))
         add_line(path, second)
         add_line(path, Revoked(own.id, 0))
@@ -566,7 +566,7 @@ def test_sighup_reloads_keys_and_logs_the_changes(tmp_path, key):
 
 
 def test_hundreds_of_invalid_requests_are_two_log_lines(tmp_path):
-    with served(tmp_path) as server:
+    with run_server(tmp_path) as server:
         port = int(server.url.rpartition(":")[2])
         for _ in range(200):
             with socket.create_connection(("127.0.0.1", port)) as connection:

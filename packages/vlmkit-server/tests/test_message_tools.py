@@ -19,7 +19,7 @@ from anthropic_client import (
     text,
     user,
 )
-from running_server import image_part, picture, recorded_requests, said, scripted
+from running_server import image_part, message_content, picture, recorded_requests, scripted
 
 from vlmkit_server.wire.tool_fields import shown_type
 
@@ -219,7 +219,7 @@ def test_tool_results_with_images_are_converted_like_those_of_the_chat_api(serve
     with recorded_requests(server, monkeypatch) as requests:
         for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):
             assert server.post(body() | messages, path).status_code == 200
-    first, second = ([said(message) for message in each.messages] for each in requests)
+    first, second = ([message_content(message) for message in each.messages] for each in requests)
     assert first[2] == second[2]
 
 

@@ -18,11 +18,11 @@ from anthropic_client import (
 from running_server import (
     eventually,
     image_part,
+    message_content,
     mock_pipeline,
     picture,
     recorded_requests,
     running,
-    said,
     scripted,
 )
 
@@ -219,7 +219,7 @@ def test_messages_are_converted_like_those_of_the_chat_api(server, monkeypatch, 
         for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):
             answer = server.post({"model": "mock", "max_tokens": 4} | messages, path)
             assert answer.status_code == 200, answer.text
-    first, second = ([said(message) for message in each.messages] for each in requests)
+    first, second = ([message_content(message) for message in each.messages] for each in requests)
     assert first == second
     assert requests[0].options == requests[1].options
 

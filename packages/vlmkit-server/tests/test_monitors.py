@@ -21,7 +21,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OWN = "00-0af7651916cd43dd8448eb211c80319c-00000000000000ff-01"
 
 
-class Notes(Monitor):
+class RecordingMonitor(Monitor):
     """Records all events."""
 
     def __init__(self, trace=OWN):
@@ -55,17 +55,17 @@ class Notes(Monitor):
 
 
 @pytest.fixture
-def notes():
-    return Notes()
+def monitor():
+    return RecordingMonitor()
 
 
 @pytest.fixture
-def server(notes):
-    with running(monitors={"notes": notes}) as server:
+def server(monitor):
+    with running(monitors={"notes": monitor}) as server:
         yield server
 
 
-def test_each_request_is_reported_once_with_its_route_and_status(server, notes):
+def test_each_request_is_reported_once_with_its_route_and_status(server, monitor):
     for path, route, status in (
         ("/v1/models", "/v1/models", 200),
         ("/v1/models/mock", "/v1/models/{name}", 200),
@@ -73,29 +73,29 @@ def test_each_request_is_reported_once_with_its_route_and_status(server, notes):
         ("/nowhere/at/all", "", 404),
     ):
         assert server.get(path).status_code == status
-        end = notes.last()
+        end = monitor.last()
         assert (end.route.partition("{")[0], end.status) == (route.partition("{")[0], status)
-    assert len(notes.begun) == 4
-    assert [request for request, _ in notes.ends] == notes.begun
+    assert len(monitor.begun) == 4
+    assert [request for request, _ in monitor.ends] == monitor.begun
 
 
-def test_an_error_code_is_reported_in_streams_too(server, notes):
+def test_an_error_code_is_reported_in_streams_too(server, monitor):
     server.post(chat(temperature=99))
-    assert (notes.last().status, notes.last().code) == (400, "invalid_request")
+    assert (monitor.last().status, monitor.last().code) == (400, "invalid_request")
     server.post(chat(scripted(text="abc", fail_at_token=1), stream=True))
-    assert (notes.last().status, notes.last().code) == (200, "engine_error")
+    assert (monitor.last().status, monitor.last().code) == (200, "engine_error")
     server.post(chat())
-    assert (notes.last().status, notes.last().code) == (200, "")
+    assert (monitor.last().status, monitor.last().code) == (200, "")
 
 
-def test_a_disconnect_before_the_answer_is_reported_as_499(server, notes):
+def test_a_disconnect_before_the_answer_is_reported_as_499(server, monitor):
     with server.connect(chat(scripted(text="x", prefill_latency_s=0.2), max_tokens=3)):
         assert eventually(lambda: server.runner().stats().num_running == 1)
-    assert eventually(lambda: len(notes.ends) == 1)
-    assert notes.last().status == 499
+    assert eventually(lambda: len(monitor.ends) == 1)
+    assert monitor.last().status == 499
 
 
-def test_the_trace_returned_by_the_monitor_reaches_the_model(server, notes):
+def test_the_trace_returned_by_the_monitor_reaches_the_model(server, monitor):
     traces = []
     pipeline = server.runner()
     submit = type(pipeline).asubmit
@@ -109,34 +109,34 @@ def test_the_trace_returned_by_the_monitor_reaches_the_model(server, notes):
         server.post(chat(), headers={"traceparent": TRACE, "tracestate": "a=b"})
         server.post({"model": "mock", "prompt": "x"}, "/v1/completions")
     assert traces == [OWN, OWN]
-    first, second = notes.begun
+    first, second = monitor.begun
     assert (first.traceparent, first.tracestate) == (TRACE, "a=b")
     assert (second.traceparent, second.tracestate) == ("", "")
 
 
-def test_an_oversized_tracestate_header_is_ignored(server, notes):
+def test_an_oversized_tracestate_header_is_ignored(server, monitor):
     server.get("/v1/models", headers={"tracestate": "x" * 5000})
-    assert notes.begun[0].tracestate == ""
+    assert monitor.begun[0].tracestate == ""
 
 
-def test_lags_of_the_event_loop_are_reported(server, notes):
-    assert eventually(lambda: len(notes.lags) > 2)
-    assert min(notes.lags) >= 0.0
+def test_lags_of_the_event_loop_are_reported(server, monitor):
+    assert eventually(lambda: len(monitor.lags) > 2)
+    assert min(monitor.lags) >= 0.0
 
 
-def test_the_metrics_page_is_written_outside_the_event_loop(server, notes):
+def test_the_metrics_page_is_written_outside_the_event_loop(server, monitor):
     answer = server.get("/metrics", headers={"accept": "x/y"})
     assert answer.text == "ready x/y"
     assert answer.headers.get_list("content-type") == ["text/plain"]
-    assert len(notes.threads) == 2
-    assert [model.name for model in notes.state.models] == ["mock"]
-    assert notes.state.resources["requests"][1] == server.service.settings.max_requests
+    assert len(monitor.threads) == 2
+    assert [model.name for model in monitor.state.models] == ["mock"]
+    assert monitor.state.resources["requests"][1] == server.service.settings.max_requests
 
 
 def test_a_slow_scrape_delays_no_request_and_too_many_are_refused(monkeypatch):
     go_on = threading.Event()
 
-    class Slow(Notes):
+    class Slow(RecordingMonitor):
         def page(self, state, accept):
             go_on.wait()
             return super().page(state, accept)
@@ -163,7 +163,7 @@ def test_a_monitor_that_raises_is_disabled_and_logged_once(caplog):
         def began(self, request):
             raise RuntimeError("a bug")
 
-    good = Notes()
+    good = RecordingMonitor()
     component_names = ComponentNames({"monitor.bad": "monitor 'bad' from 'vlmkit-bad'"})
     with running(
         monitors={"bad": Raises(), "good": good}, component_names=component_names
@@ -203,26 +203,26 @@ def test_counters_of_an_unloaded_model_are_kept():
     def load():
         return Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), name="mock")
 
-    notes = Notes()
+    monitor = RecordingMonitor()
     offer = ModelSpec(load=load, when="use")
     fleet = FleetSettings(manage=True)
-    with running({"mock": offer}, monitors={"notes": notes}, fleet=fleet) as server:
+    with running({"mock": offer}, monitors={"notes": monitor}, fleet=fleet) as server:
         for number in range(1, 3):
             assert server.post(chat("hi", max_tokens=4)).status_code == 200
             assert server.post({"model": "mock"}, "/v1/models/unload").status_code == 200
             server.get("/metrics")
-            (model,) = notes.state.models
+            (model,) = monitor.state.models
             assert (model.state, model.stats) == ("unloaded", None)
             assert model.counters["num_finished"] == number
             assert model.changes["ready"] == model.changes["unloading"] == number
 
 
 def test_all_monitors_are_closed_including_disabled_ones():
-    class Raises(Notes):
+    class Raises(RecordingMonitor):
         def began(self, request):
             raise RuntimeError("a bug")
 
-    both = Raises(), Notes()
+    both = Raises(), RecordingMonitor()
     with running({"mock": mock_pipeline()}, monitors=dict(enumerate(both))) as server:
         server.get("/healthz")
         server.service.monitors.close()

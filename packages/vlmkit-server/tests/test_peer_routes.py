@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
-from two_keys import headers_of, shared
+from two_keys import headers_of, thread_with_keys
 
 from vlmkit_server.app import ALIASES
 from vlmkit_server.http.unserved import UNSERVED
@@ -85,7 +85,7 @@ def test_an_invocation_whose_body_fits_no_api_is_refused(server, body):
 
 def test_an_invocation_requires_the_scope_of_its_api(tmp_path):
     (key,) = headers_of(tmp_path, "first")
-    with shared(tmp_path) as guarded:
+    with thread_with_keys(tmp_path) as guarded:
         answer = guarded.post({"input": "ab"}, "/invocations", headers=key)
         assert answer.status_code == 403
         assert guarded.post(chat(), "/invocations", headers=key).status_code == 200
@@ -128,7 +128,7 @@ def test_properties_and_slots_show_the_state_without_request_content(server):
 @pytest.mark.parametrize("path", ["/props", "/slots"])
 def test_properties_and_slots_require_the_scope_of_operators(tmp_path, path):
     (key,) = headers_of(tmp_path, "first")
-    with shared(tmp_path) as guarded:
+    with thread_with_keys(tmp_path) as guarded:
         assert guarded.get(path, headers=key).status_code == 403
 
 

@@ -5,14 +5,14 @@ import json
 import pytest
 from running_server import chat, image_part, picture, scripted
 
-SAID = '[{"bbox_2d": [250, 0, 500, 500], "label": "cat"}, {"point_2d": [1000, 500]}]'
+ANSWER = '[{"bbox_2d": [250, 0, 500, 500], "label": "cat"}, {"point_2d": [1000, 500]}]'
 PLACES = [
     {"label": "cat", "box": [20.0, 0.0, 40.0, 30.0], "point": None},
     {"label": "", "box": None, "point": [80.0, 30.0]},
 ]
 
 
-def grounding_body(text=SAID, num_images=1, **fields):
+def grounding_body(text=ANSWER, num_images=1, **fields):
     parts = [image_part(picture(80, 60))] * num_images
     parts.append({"type": "text", "text": scripted(text=text)})
     messages = [{"role": "user", "content": parts}]
@@ -22,7 +22,7 @@ def grounding_body(text=SAID, num_images=1, **fields):
 def test_boxes_are_returned_in_pixels_of_the_image(server):
     message = server.post(grounding_body()).json()["choices"][0]["message"]
 
-    assert message["content"] == SAID
+    assert message["content"] == ANSWER
     assert message["places"] == PLACES
 
 
@@ -86,10 +86,13 @@ def question(kind):
     url = picture(80, 60)
     if kind == "messages":
         source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
-        parts = [{"type": "image", "source": source}, {"type": "text", "text": scripted(text=SAID)}]
+        parts = [
+            {"type": "image", "source": source},
+            {"type": "text", "text": scripted(text=ANSWER)},
+        ]
         return {"messages": [{"role": "user", "content": parts}], "max_tokens": 200}
     parts = [{"type": "input_image", "image_url": url},
-             {"type": "input_text", "text": scripted(text=SAID)}]  # fmt: skip
+             {"type": "input_text", "text": scripted(text=ANSWER)}]  # fmt: skip
     return {"input": [{"role": "user", "content": parts}]}
 
 

@@ -163,7 +163,7 @@ def test_a_refusal_has_a_retry_time():
 
 
 def test_the_waiting_caller_with_the_lowest_amount_is_admitted_next():
-    async def scene():
+    async def scenario():
         quota, order = Quota(16), []
 
         async def use(caller, amount):
@@ -183,11 +183,11 @@ def test_the_waiting_caller_with_the_lowest_amount_is_admitted_next():
         await asyncio.gather(*tasks)
         return quota.num_held, len(order), quota._waiting
 
-    assert asyncio.run(scene()) == (0, 3, {})
+    assert asyncio.run(scenario()) == (0, 3, {})
 
 
 def test_a_cancelled_wait_holds_nothing_and_blocks_no_caller():
-    async def scene():
+    async def scenario():
         quota = Quota(10)
         with quota.acquire("one", 5):
             large = asyncio.ensure_future(quota.wait("large", 10))
@@ -205,7 +205,7 @@ def test_a_cancelled_wait_holds_nothing_and_blocks_no_caller():
             await quota.wait("one", 11)
         return quota.num_held, quota._waiting
 
-    assert asyncio.run(scene()) == (0, {})
+    assert asyncio.run(scenario()) == (0, {})
 
 
 ACQUISITIONS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 30), st.booleans()))
@@ -234,7 +234,7 @@ def test_no_caller_acquires_the_part_reserved_for_others(limit, moves):
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.integers(0, 5))))
 def test_every_waiting_caller_is_admitted(wishes):
-    async def scene():
+    async def scenario():
         quota = Quota(20)
 
         async def use(caller, amount, num_pauses):
@@ -251,4 +251,4 @@ def test_every_waiting_caller_is_admitted(wishes):
         assert not [each for each in done if isinstance(each, Exception)]
         return quota.num_held, quota._waiting
 
-    assert asyncio.run(scene()) == (0, {})
+    assert asyncio.run(scenario()) == (0, {})

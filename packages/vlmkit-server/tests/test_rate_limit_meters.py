@@ -18,7 +18,7 @@ S = 10**9
 NOON = int(datetime(2026, 2, 28, 12, tzinfo=UTC).timestamp()) * S
 
 
-class Time:
+class FakeClock:
     """A clock that changes only when a test sets it."""
 
     def __init__(self, now_ns=NOON):
@@ -32,38 +32,38 @@ class Time:
 
 
 def usage(*texts, clock=None):
-    return TenantUsage("this API key", limits_of(texts), clock or Time())
+    return TenantUsage("this API key", limits_of(texts), clock or FakeClock())
 
 
-def left(usage, unit="tokens"):
+def remaining(usage, unit="tokens"):
     return usage.standings()[unit].num_left
 
 
 def test_a_rate_refills_evenly_and_a_quota_at_midnight():
-    clock = Time()
+    clock = FakeClock()
     both = usage("tokens=60/minute", "images=5/day", clock=clock)
     both.use(Cost(tokens=60, images=5))
-    assert (left(both), left(both, "images")) == (0, 0)
+    assert (remaining(both), remaining(both, "images")) == (0, 0)
     clock.pass_s(10)
-    assert left(both) == 10
+    assert remaining(both) == 10
     clock.pass_s(12 * 3600 - 11)
-    assert (left(both), left(both, "images")) == (60, 0)
+    assert (remaining(both), remaining(both, "images")) == (60, 0)
     clock.pass_s(1)
-    assert left(both, "images") == 5
+    assert remaining(both, "images") == 5
 
 
 def test_a_monthly_quota_is_reset_after_the_last_day_of_the_month():
-    clock = Time()
+    clock = FakeClock()
     monthly = usage("requests=1/month", clock=clock)
     monthly.use(Cost(requests=1))
     assert monthly.standings()["requests"].reset_s == 12 * 3600  # February has 28 days
     clock.pass_s(12 * 3600)
-    assert left(monthly, "requests") == 1
+    assert remaining(monthly, "requests") == 1
     assert monthly.standings()["requests"].reset_s == 31 * 86_400
 
 
 def test_a_request_is_admitted_exactly_after_retry_after():
-    clock = Time()
+    clock = FakeClock()
     limited = usage("tokens=7/minute", clock=clock)
     limited.use(Cost(tokens=7))
     with pytest.raises(RateLimited) as caught:
@@ -86,30 +86,30 @@ def test_a_request_larger_than_the_limit_gets_no_retry_time():
 def test_an_unused_reservation_is_released_at_the_end():
     limited = usage("tokens=100/day")
     reservation = limited.reserve(Cost(tokens=90))
-    assert left(limited) == 10
+    assert remaining(limited) == 10
     with pytest.raises(RateLimited):
         limited.reserve(Cost(tokens=11))
     reservation.used = lambda: Cost(tokens=30)
     limited.end(reservation)
     limited.end(reservation)
-    assert left(limited) == 70
+    assert remaining(limited) == 70
 
 
 def test_an_answer_at_the_permitted_rate_leaves_the_full_limit():
-    clock = Time()
+    clock = FakeClock()
     limited = usage("tokens=60/minute", clock=clock)
     reservation = limited.reserve(Cost(tokens=60))
     clock.pass_s(60)
     reservation.used = lambda: Cost(tokens=60)
     limited.end(reservation)
-    assert left(limited) == 60
+    assert remaining(limited) == 60
 
 
 def test_a_request_is_counted_against_all_its_limits_or_none():
     limited = usage("tokens=10/minute", "tokens=15/day", "images=1/hour")
     with pytest.raises(RateLimited):
         limited.reserve(Cost(tokens=5, images=2))
-    assert (left(limited), left(limited, "images")) == (10, 1)
+    assert (remaining(limited), remaining(limited, "images")) == (10, 1)
     limited.use(Cost(tokens=9))
     assert limited.standings()["tokens"].most == 10
 
@@ -118,19 +118,19 @@ def test_changed_limits_keep_the_usage():
     limited = usage("tokens=10/day")
     limited.use(Cost(tokens=8))
     limited.change(limits_of(["tokens=20/day"]))
-    assert left(limited) == 12
+    assert remaining(limited) == 12
     limited.change(limits_of(["tokens=5/day"]))
-    assert left(limited) == 0
+    assert remaining(limited) == 0
 
 
 def test_a_clock_that_is_set_back_neither_adds_nor_removes_usage():
-    clock = Time()
+    clock = FakeClock()
     limited = usage("tokens=60/minute", "tokens=100/day", clock=clock)
     limited.use(Cost(tokens=60))
     clock.pass_s(-86_400)
-    assert left(limited) == 0
+    assert remaining(limited) == 0
     clock.pass_s(60)
-    assert left(limited) == 40
+    assert remaining(limited) == 40
 
 
 @pytest.mark.parametrize("texts", [["tokens=1/day", "tokens=2/day"], ["images=1/day"] * 2])
@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         period=st.sampled_from(["minute", "hour", "day", "month"]),
     )
     def begin(self, most, period):
-        self.clock = Time()
+        self.clock = FakeClock()
         self.most = most
         self.is_quota = period in ("day", "month")
         self.usage = usage(f"tokens={most}/{period}", clock=self.clock)
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(amount=st.integers(0, 60))
     def come(self, amount):
-        free = left(self.usage)
+        free = remaining(self.usage)
         try:
             reservation = self.usage.reserve(Cost(tokens=amount))
         except RateLimited:
@@ -179,10 +179,10 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data):
         reservation = data.draw(st.sampled_from(list(self.open)))
-        before = left(self.usage)
+        before = remaining(self.usage)
         del self.open[reservation]
         self.usage.end(reservation)
-        assert left(self.usage) >= before
+        assert remaining(self.usage) >= before
 
     @rule(seconds=st.floats(0, 100))
     def wait(self, seconds):
@@ -194,7 +194,7 @@ class Machine(RuleBasedStateMachine):
             return
         held = sum(most for most, _ in self.open.values())
         made = sum(used[0] for _, used in self.open.values())
-        free = left(self.usage)
+        free = remaining(self.usage)
         assert 0 <= free <= self.most
         if self.is_quota:  # far from midnight
             assert free == self.most - self.num_used - (held - made)
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
             assert self.usage._reserved == NOTHING
             self.clock.pass_s(3600)
             if not self.is_quota:
-                assert left(self.usage) == self.most
+                assert remaining(self.usage) == self.most
 
 
 TestMachine = Machine.TestCase
@@ -221,7 +221,7 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadlin
     st.integers(1, 20),
 )
 def test_any_minute_admits_at_most_a_full_bucket_and_its_refill(asked, most):
-    clock = Time()
+    clock = FakeClock()
     limited = usage(f"tokens={most}/minute", clock=clock)
     taken = []
     for seconds, amount in asked:
@@ -250,19 +250,19 @@ def test_concurrent_reservations_are_counted_exactly():
         thread.start()
     for thread in threads:
         thread.join()
-    assert left(limited) == 100_000 - 8 * 50 * 3
+    assert remaining(limited) == 100_000 - 8 * 50 * 3
 
 
 def test_unused_and_oldest_addresses_are_dropped():
-    clock = Time()
+    clock = FakeClock()
     usages = TenantUsages(LimitsSettings(address=("requests=1/minute",)), clock)
     for number in range(1000):
-        assert left(usages.of_address(str(number)), "requests") == 1
+        assert remaining(usages.of_address(str(number)), "requests") == 1
     assert len(usages._addresses) < 3
     for number in range(MAX_ADDRESSES + 10):
         usages.of_address(str(number)).use(Cost(requests=1))
     assert len(usages._addresses) == MAX_ADDRESSES
-    assert left(usages.of_address(str(MAX_ADDRESSES)), "requests") == 0
+    assert remaining(usages.of_address(str(MAX_ADDRESSES)), "requests") == 0
 
 
 @pytest.mark.parametrize(

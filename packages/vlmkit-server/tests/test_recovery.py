@@ -56,13 +56,13 @@ def test_a_slow_load_is_logged_repeatedly_until_its_timeout(monkeypatch, caplog)
 def test_an_endless_load_ends_the_server_only_if_there_is_a_timeout(loader, timeout_s):
     fleet = FleetSettings(load_timeout_s=timeout_s)
     specs = {"one": loader.spec("one")}
-    loader.hold("one")
+    loader.block("one")
     with running(specs, fleet=fleet) as server:
         assert eventually(lambda: loader.num_loads["one"] == 1)
         if timeout_s is not None:
             assert eventually(lambda: server.service.fleet.recovery.error is not None)
             assert "was not loaded within" in str(server.service.fleet.recovery.error)
-        loader.let_go("one")
+        loader.release("one")
         if timeout_s is None:
             assert eventually(lambda: server.get("/readyz").status_code == 200)
             assert server.service.fleet.recovery.error is None

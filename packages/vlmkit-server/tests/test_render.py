@@ -21,7 +21,7 @@ def refusal(server, body, path=CHAT):
     return answer.json()["error"]
 
 
-def shown(*urls, **fields):
+def image_chat(*urls, **fields):
     parts = [{"type": "text", "text": "and"}, *map(image_part, urls)]
     return {"model": "mock", "messages": [{"role": "user", "content": parts}]} | fields
 
@@ -38,7 +38,7 @@ def shown(*urls, **fields):
     ],
 )  # fmt: skip
 def test_a_rendered_chat_has_the_prompt_tokens_of_its_answer(server, fields):
-    body = shown(picture(), LARGE) | fields
+    body = image_chat(picture(), LARGE) | fields
     answer = server.post(body | {"return_token_ids": True}).json()
     found = rendered(server, body)
     assert found["token_ids"] == answer["prompt_token_ids"]
@@ -48,7 +48,7 @@ def test_a_rendered_chat_has_the_prompt_tokens_of_its_answer(server, fields):
 
 
 def test_each_image_has_its_position_digest_sizes_and_token_count(server):
-    found = rendered(server, shown(picture(), LARGE, picture()))
+    found = rendered(server, image_chat(picture(), LARGE, picture()))
     features, ids = found["features"], found["token_ids"]
     places = features["mm_placeholders"]["image"]
     assert [place["length"] for place in places] == [6, 6, 6]
@@ -145,14 +145,14 @@ def test_a_prompt_longer_than_the_context_is_rendered(server):
 
 def test_rendering_runs_no_engine_step(server):
     before = server.runner().stats().counters
-    rendered(server, shown(picture()))
+    rendered(server, image_chat(picture()))
     assert server.runner().stats().counters == before
 
 
 @pytest.mark.parametrize(
     ("body", "param", "path"),
     [
-        (shown("data:image/png;base64,AAAA"), "messages[0].content[1].image_url.url", CHAT),
+        (image_chat("data:image/png;base64,AAAA"), "messages[0].content[1].image_url.url", CHAT),
         (chat(temperature=9), "temperature", CHAT),
         (chat(guided_choice=[]), "guided_choice", CHAT),
         (chat(audio={"voice": "a"}), "audio", CHAT),

@@ -50,7 +50,7 @@ def refusal(server, body):
     return answer.json()["error"]
 
 
-def sideways(width, height):
+def rotated(width, height):
     """Return the data: URL of an image that its orientation tag turns by 90 degrees."""
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
@@ -68,7 +68,7 @@ def without_pixels(monkeypatch):
 
 
 def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
-    body = light_body(picture(), sideways(30, 12), picture(9, 80), max_image_tokens=2)
+    body = light_body(picture(), rotated(30, 12), picture(9, 80), max_image_tokens=2)
     light, whole = rendered(server, body), rendered(server, body | {"light": False})
     assert light["features"].pop("mm_hashes") is None
     assert whole["features"].pop("mm_hashes") is not None
@@ -79,7 +79,7 @@ def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
 
 
 def test_a_light_prompt_decodes_no_pixels(server, without_pixels):
-    urls = [picture(), sideways(30, 12), "size:640x480"]
+    urls = [picture(), rotated(30, 12), "size:640x480"]
     found = rendered(server, light_body(*urls))
     each = [(image["width"], image["height"]) for image in found["images"]]
     assert each == [(8, 6), (12, 30), (640, 480)]

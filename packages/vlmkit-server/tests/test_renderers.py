@@ -58,7 +58,7 @@ LARGE_FILES = {
 BOMB = bomb()
 
 
-def showing(*urls, **fields):
+def image_chat(*urls, **fields):
     parts = [image_part(url) for url in urls]
     return chat(**fields) | {"messages": [{"role": "user", "content": parts}]}
 
@@ -109,7 +109,7 @@ def test_a_public_server_uses_renderers_and_warns_about_unset_limits(tmp_path):
     with served(tmp_path, None, **PUBLIC) as server:
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert len(children(server)) == 2
-        assert said(server, showing(picture())) is not None
+        assert answer_text(server, image_chat(picture())) is not None
         log = server.log.read_text()
     for name in (
         *("plugins.only", "server.limits.address", "server.allowed_hosts", "server.access_log"),
@@ -158,7 +158,7 @@ def post(server, body, path="/v1/chat/completions"):
     return server.http.post(f"{server.url}{path}", content=json.dumps(body), headers=headers)
 
 
-def said(server, body):
+def answer_text(server, body):
     answer = post(server, body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
@@ -180,7 +180,7 @@ def children(server):
     return pids
 
 
-def family(server):
+def all_processes(server):
     """Return the server's process, its renderers, and the decoders of both."""
     parents = {}
     for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
@@ -232,13 +232,13 @@ def test_answers_of_renderers_equal_those_of_threads(server, tmp_path):
     wide, broken = picture(300, 20, kind="JPEG"), data_url(b"\x89PNG\r\n\x1a\nrubbish")
     cut = picture(64, 64)[:-60]
     bodies = [
-        showing(picture(), wide),
-        showing(wide, wide),
+        image_chat(picture(), wide),
+        image_chat(wide, wide),
         chat("x" * 20_000),
-        showing(broken),
-        showing(picture(), cut[: len(cut) // 4 * 4]),
-        showing(*[picture()] * 40),
-        showing(data_url(b"GIF89a" + bytes(9))),
+        image_chat(broken),
+        image_chat(picture(), cut[: len(cut) // 4 * 4]),
+        image_chat(*[picture()] * 40),
+        image_chat(data_url(b"GIF89a" + bytes(9))),
         chat("x" * 40_000),
         {"model": "mock", "prompt": "x" * 20_000},
     ]
@@ -258,8 +258,8 @@ def test_answers_of_renderers_equal_those_of_threads(server, tmp_path):
 
 def test_a_renderer_killed_at_work_fails_only_its_request_and_is_replaced(server):
     streamed = server.stream(scripted(text="word ", tokens=400, latency_s=0.005))
-    with ThreadPoolExecutor(1) as strangers:
-        pending = strangers.submit(post, server, showing(BOMB))
+    with ThreadPoolExecutor(1) as attackers:
+        pending = attackers.submit(post, server, image_chat(BOMB))
         assert eventually(lambda: is_at_work(server))
         for pid in children(server):
             os.kill(pid, signal.SIGKILL)
@@ -267,14 +267,14 @@ def test_a_renderer_killed_at_work_fails_only_its_request_and_is_replaced(server
     assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
     assert int(answer.headers["retry-after"]) > 0
     assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 400
-    assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+    assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
     assert eventually(lambda: len(children(server)) == 2)
 
 
 def test_tools_with_integers_over_64_bits_reach_a_renderer(server):
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": -(10**60)}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
-    answer = post(server, showing(picture(9, 7), tools=[tool], tool_choice="none"))
+    answer = post(server, image_chat(picture(9, 7), tools=[tool], tool_choice="none"))
     assert answer.status_code == 200, answer.text
 
 
@@ -285,31 +285,31 @@ def test_an_idle_renderer_that_is_killed_fails_no_request(server):
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not set(pids) & set(children(server)))
     assert eventually(lambda: is_idle(server))
-    assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+    assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
 
 
 def test_a_disconnect_stops_the_work_of_a_renderer(server):
     """Eight large images whose clients disconnect are not decoded to the end."""
     assert eventually(lambda: is_idle(server))
     host, port = server.url.removeprefix("http://").split(":")
-    strangers = [socket.create_connection((host, int(port))) for _ in range(8)]
-    for stranger in strangers:
-        stranger.sendall(http_request(showing(*[BOMB] * 4)))
+    attackers = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for attacker in attackers:
+        attacker.sendall(http_request(image_chat(*[BOMB] * 4)))
     assert eventually(lambda: is_at_work(server))
-    for stranger in strangers:
-        stranger.close()
+    for attacker in attackers:
+        attacker.close()
     assert eventually(lambda: is_idle(server))
-    assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+    assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
 
 
 def test_requests_leave_no_descriptors_shared_memory_or_processes(server):
     """Descriptors, shared memory and processes are the same as before."""
-    said(server, showing(picture(300, 200)))
+    answer_text(server, image_chat(picture(300, 200)))
     assert eventually(lambda: is_idle(server))
     pids = [server.process.pid, *children(server)]
     before = [descriptors(pid) for pid in pids]
     with ThreadPoolExecutor(8) as clients:
-        bodies = [showing(picture(100 + n, 50), picture(8, 8)) for n in range(40)]
+        bodies = [image_chat(picture(100 + n, 50), picture(8, 8)) for n in range(40)]
         assert all(answer.status_code == 200 for answer in clients.map(post, [server] * 40, bodies))
     assert eventually(lambda: [descriptors(pid) for pid in pids] == before)
     assert [server.process.pid, *children(server)] == pids
@@ -332,7 +332,7 @@ def peak_bytes(server):
 
     def look():
         while not is_over.wait(0.005):
-            seen.append(max(seen[-1], resident_bytes(family(server))))
+            seen.append(max(seen[-1], resident_bytes(all_processes(server))))
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -376,18 +376,18 @@ def showing_files(url):
     return chat() | {"messages": [{"role": "user", "content": [part]}]}
 
 
-def check_twelve(folder, num_renderers, url, most_bytes, *, show=showing, **limits):
+def check_twelve(folder, num_renderers, url, most_bytes, *, show=image_chat, **limits):
     with served(folder, num_renderers, **limits) as server:
         streamed = server.stream(scripted(text="word ", tokens=300, latency_s=0.01))
-        with peak_bytes(server) as peak, ThreadPoolExecutor(12) as strangers:
-            answers = list(strangers.map(post, [server] * 12, [show(url)] * 12))
+        with peak_bytes(server) as peak, ThreadPoolExecutor(12) as attackers:
+            answers = list(attackers.map(post, [server] * 12, [show(url)] * 12))
         for answer in answers:
             assert answer.status_code == 200 or (
                 answer.status_code == 503 and code(answer) in ("out_of_memory", "prompt_not_made")
             ), answer.text
         assert peak[-1] < most_bytes
         assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 300
-        assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+        assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
         assert server.status() == 200
 
 
@@ -396,11 +396,11 @@ def test_memory_is_released_after_large_broken_images(tmp_path):
     whole = base64.b64decode(bomb(mode="RGB").partition(",")[2])
     cut = data_url(whole[: len(whole) * 2 // 3])
     with served(tmp_path, 0) as server:
-        said(server, showing(picture(9, 7)))
+        answer_text(server, image_chat(picture(9, 7)))
         pids = [server.process.pid]
         before = resident_bytes(pids)
         for _ in range(3):
-            answer = post(server, showing(cut))
+            answer = post(server, image_chat(cut))
             assert (answer.status_code, code(answer)) == (400, "invalid_image")
         assert eventually(lambda: resident_bytes(pids) < before + 50_000_000)
 
@@ -408,18 +408,18 @@ def test_memory_is_released_after_large_broken_images(tmp_path):
 def test_a_renderer_over_its_memory_limit_fails_the_request(tmp_path):
     with served(tmp_path, 1, **{"server.renderer_memory_bytes": 2**28}) as server:
         pids = children(server)
-        answer = post(server, showing(BOMB, bomb(SIDE - 1)))
+        answer = post(server, image_chat(BOMB, bomb(SIDE - 1)))
         assert (answer.status_code, code(answer)) == (503, "out_of_memory")
-        assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+        assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
         assert children(server) == pids
 
 
 def test_a_renderer_over_its_time_limit_is_replaced(tmp_path):
     with served(tmp_path, 1, **{"pipeline.prepare_timeout_s": 0.5}) as server:
-        answer = post(server, showing(BOMB, bomb(SIDE - 1), bomb(SIDE - 2)))
+        answer = post(server, image_chat(BOMB, bomb(SIDE - 1), bomb(SIDE - 2)))
         assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
         assert "longer than 0.5 s" in answer.json()["error"]["message"]
-        assert eventually(lambda: post(server, showing(picture())).status_code == 200)
+        assert eventually(lambda: post(server, image_chat(picture())).status_code == 200)
 
 
 def test_a_killed_server_leaves_no_renderer_behind(tmp_path):
@@ -429,13 +429,13 @@ def test_a_killed_server_leaves_no_renderer_behind(tmp_path):
 
         def ask():
             with contextlib.suppress(httpx2.HTTPError):
-                post(server, showing(BOMB))
+                post(server, image_chat(BOMB))
 
-        stranger = threading.Thread(target=ask)
-        stranger.start()
+        attacker = threading.Thread(target=ask)
+        attacker.start()
         assert eventually(lambda: is_at_work(server))
         server.process.kill()
-        stranger.join()
+        attacker.join()
         assert eventually(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids))
 
 

@@ -54,7 +54,7 @@ def ask(server, model="dry", text=REPEATS, **options):
     )
 
 
-def said(answer):
+def answer_text(answer):
     return answer.choices[0].message.content
 
 
@@ -83,17 +83,17 @@ class TestDry(SamplerContract):
 
 
 def test_a_plugin_field_changes_only_the_answer_that_uses_it(server):
-    plain = said(ask(server))
+    plain = answer_text(ask(server))
     assert plain == "abcdef" * 10
-    dry = said(ask(server, extra_body={"dry": HARD}))
+    dry = answer_text(ask(server, extra_body={"dry": HARD}))
     assert dry.startswith("abcd")  # these tokens repeat the prompt within the allowed length
     assert not repeats(dry)
-    assert said(ask(server)) == plain
+    assert answer_text(ask(server)) == plain
 
 
 def test_fields_of_concurrent_requests_do_not_mix(server, pool):
     bodies = [{"dry": HARD} if number % 2 else {} for number in range(8)]
-    answers = list(pool.map(lambda body: said(ask(server, extra_body=body)), bodies))
+    answers = list(pool.map(lambda body: answer_text(ask(server, extra_body=body)), bodies))
     assert len(set(answers[::2])) == len(set(answers[1::2])) == 1
     assert answers[0] != answers[1]
 
@@ -102,12 +102,12 @@ def test_a_sequence_breaker_ends_a_repeated_run(server):
     lines = scripted(text="abcdefg\n", tokens=64)
     plain = ask(server, text=lines)
     broken = ask(server, text=lines, extra_body={"dry": HARD | {"allowed_length": 8}})
-    assert said(broken) == said(plain)  # a run of eight would cross a line break
-    assert said(ask(server, text=lines, extra_body={"dry": HARD})) != said(plain)
+    assert answer_text(broken) == answer_text(plain)  # a run of eight would cross a line break
+    assert answer_text(ask(server, text=lines, extra_body={"dry": HARD})) != answer_text(plain)
 
 
 def test_a_plugin_field_has_the_same_effect_in_each_api_and_in_streams(server):
-    expected = said(ask(server, extra_body={"dry": HARD}))
+    expected = answer_text(ask(server, extra_body={"dry": HARD}))
     stream = ask(server, extra_body={"dry": HARD}, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
     _, answer = post(server, "messages", model="dry", max_tokens=100, messages=MESSAGES, dry=HARD)
@@ -184,7 +184,7 @@ def test_null_means_that_a_plugin_field_is_not_set(server):
             model=model, messages=MESSAGES, extra_body={"dry": None, "deadline": None}
         )
         assert "x-vlmkit-ignored" not in raw.headers
-        assert said(raw.parse()) == "abcdef" * 10
+        assert answer_text(raw.parse()) == "abcdef" * 10
 
 
 def test_a_model_without_support_refuses_a_field_that_changes_the_answer(server):
@@ -266,7 +266,7 @@ def test_a_parameter_that_the_sampler_ignores_is_refused(server, field, value):
 
 def test_a_neutral_value_of_an_ignored_parameter_is_accepted(server):
     answer = ask(server, model="greedy", temperature=0, top_p=1, seed=7, logit_bias={})
-    assert said(answer) == "abcdef" * 10
+    assert answer_text(answer) == "abcdef" * 10
 
 
 def test_a_component_reads_the_struct_of_a_field():

@@ -10,12 +10,12 @@ ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
 NUM_BYTES = 2000 * 1500 * 3
 
 
-def shown(width, height, text, **fields):
+def image_chat(width, height, text, **fields):
     parts = [image_part(picture(width, height, kind="BMP")), {"type": "text", "text": text}]
     return chat(**fields) | {"messages": [{"role": "user", "content": parts}]}
 
 
-def shown_unstored(width, height, text, **fields):
+def image_response(width, height, text, **fields):
     """Return the same body for the Responses API, with storage disabled."""
     url = picture(width, height, kind="BMP")
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": text}]
@@ -27,8 +27,8 @@ def shown_unstored(width, height, text, **fields):
 @pytest.mark.parametrize(
     ("ask", "path", "limit"),
     [
-        (shown, "/v1/chat/completions", "max_tokens"),
-        (shown_unstored, "/v1/responses", "max_output_tokens"),
+        (image_chat, "/v1/chat/completions", "max_tokens"),
+        (image_response, "/v1/responses", "max_output_tokens"),
     ],
 )
 def test_a_running_answer_holds_neither_body_nor_file_nor_pixels(stream, ask, path, limit):

@@ -20,21 +20,21 @@ HUGE += b"content-length: 67108864\r\n"
 ALIAS = "127.0.0.2"  # a second client address, where the loopback interface has it
 
 
-def opened(server, sent=b"", address="127.0.0.1"):
+def open_connection(server, sent=b"", address="127.0.0.1"):
     """Open a connection from an address and send the first bytes of a request."""
-    stranger = socket.create_connection(("127.0.0.1", server.port), 300, (address, 0))
-    stranger.sendall(sent)
-    return stranger
+    attacker = socket.create_connection(("127.0.0.1", server.port), 300, (address, 0))
+    attacker.sendall(sent)
+    return attacker
 
 
-def is_closed(stranger):
+def is_closed(attacker):
     """Read to the end, which is reached only if the server closes."""
     try:
-        while stranger.recv(65_536):
+        while attacker.recv(65_536):
             pass
     except ConnectionError:
         pass
-    stranger.close()
+    attacker.close()
     return True
 
 
@@ -44,11 +44,11 @@ def status(server, **options):
 
 def test_bodies_that_never_arrive_do_not_block_other_clients():
     with running() as server:
-        strangers = [opened(server, HUGE + b"\r\n{") for _ in range(40)]
+        attackers = [open_connection(server, HUGE + b"\r\n{") for _ in range(40)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 40)
         assert status(server) == 200
-        for stranger in strangers:
-            stranger.close()
+        for attacker in attackers:
+            attacker.close()
         assert eventually(lambda: server.service.bodies.quota.num_held == 0)
 
 
@@ -57,9 +57,9 @@ def test_bodies_without_a_length_are_answered():
 
     def chunked(server):
         head = HUGE.partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
-        stranger = opened(server, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
-        with stranger:
-            return stranger.recv(65_536).split()[1]
+        attacker = open_connection(server, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        with attacker:
+            return attacker.recv(65_536).split()[1]
 
     with running() as server, ThreadPoolExecutor(64) as pool:
         assert set(pool.map(lambda _: chunked(server), range(64))) == {b"200"}
@@ -72,90 +72,98 @@ def test_a_body_of_the_client_that_sends_most_is_evicted(tmp_path):
     hog, other = ({"authorization": f"Bearer {secret}"} for _, secret in keys)
     with running(keys_file=str(path), max_pending_body_bytes=50_000) as server:
         line = f"authorization: {hog['authorization']}\r\n\r\n".encode()
-        strangers = [opened(server, HUGE + line + b" " * 24_000) for _ in range(2)]
+        attackers = [open_connection(server, HUGE + line + b" " * 24_000) for _ in range(2)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 48_000)
         answer = server.post(chat("x" * 30_000), headers=hog)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "server_overloaded")
         assert server.post(chat("x" * 20_000), headers=other).status_code == 200
-        assert b" 429 " in strangers[0].recv(65_536)
-        for stranger in strangers:
-            stranger.close()
+        assert b" 429 " in attackers[0].recv(65_536)
+        for attacker in attackers:
+            attacker.close()
 
 
 def test_the_rest_of_a_body_is_not_awaited_after_its_answer(monkeypatch):
     monkeypatch.setattr(connection, "LAST_BYTES_S", 0.05)
     with running() as server:
-        stranger = opened(server, HUGE.replace(b"/v1/chat/completions", b"/nowhere") + b"\r\n{")
-        assert b" 404 " in stranger.recv(65_536)
-        assert is_closed(stranger)
+        attacker = open_connection(
+            server, HUGE.replace(b"/v1/chat/completions", b"/nowhere") + b"\r\n{"
+        )
+        assert b" 404 " in attacker.recv(65_536)
+        assert is_closed(attacker)
 
 
 def test_a_connection_is_reused_after_the_rest_of_a_body_arrived(monkeypatch):
     monkeypatch.setattr(connection, "LAST_BYTES_S", 0.5)
     request = http_request(chat("hello", max_tokens=1))
     with running() as server:
-        stranger = opened(server, request.replace(b"/v1/chat/completions", b"/nowhere")[:-2])
-        assert b" 404 " in stranger.recv(65_536)
-        stranger.sendall(b"]}" + request)
-        assert b" 200 " in stranger.recv(65_536)
-        stranger.close()
+        attacker = open_connection(
+            server, request.replace(b"/v1/chat/completions", b"/nowhere")[:-2]
+        )
+        assert b" 404 " in attacker.recv(65_536)
+        attacker.sendall(b"]}" + request)
+        assert b" 200 " in attacker.recv(65_536)
+        attacker.close()
 
 
 def test_the_oldest_idle_connection_is_closed_for_a_new_one():
     with running(max_connections=4) as server:
-        strangers = [opened(server, b"GET /healthz HTTP/1.1\r\nhost: lo") for _ in range(4)]
+        attackers = [
+            open_connection(server, b"GET /healthz HTTP/1.1\r\nhost: lo") for _ in range(4)
+        ]
         assert [status(server) for _ in range(3)] == [200] * 3
-        assert is_closed(strangers[0])
-        for stranger in strangers[1:]:
-            stranger.close()
+        assert is_closed(attackers[0])
+        for attacker in attackers[1:]:
+            attacker.close()
 
 
 def test_a_connection_over_the_limit_gets_retry_after(caplog):
     caplog.set_level(logging.WARNING)
     slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
     with running(max_connections=2) as server:
-        busy = [opened(server, slow) for _ in range(2)]
-        assert all(b" 200 " in stranger.recv(65_536) for stranger in busy)
+        busy = [open_connection(server, slow) for _ in range(2)]
+        assert all(b" 200 " in attacker.recv(65_536) for attacker in busy)
         answer = server.get("/healthz")
         assert (answer.status_code, int(answer.headers["retry-after"]) >= 1) == (503, True)
         assert "connection refused: 2 are open" in caplog.text
-        for stranger in busy:
-            stranger.close()
+        for attacker in busy:
+            attacker.close()
         assert eventually(lambda: server.get("/healthz").status_code == 200)
 
 
 def test_a_connection_with_too_many_pipelined_requests_is_closed():
     slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
     with running() as server:
-        stranger = opened(server, slow + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
-        assert is_closed(stranger)
+        attacker = open_connection(
+            server, slow + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20
+        )
+        assert is_closed(attacker)
         assert eventually(server.is_idle)
 
 
 def test_bytes_between_requests_do_not_keep_a_connection_open():
     with running(header_timeout_s=0.3) as server:
-        stranger = opened(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert b" 200 " in stranger.recv(65_536)
-        stranger.sendall(b"\r\n")
-        assert is_closed(stranger)
+        attacker = open_connection(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b" 200 " in attacker.recv(65_536)
+        attacker.sendall(b"\r\n")
+        assert is_closed(attacker)
 
 
 def test_bodies_that_never_arrive_use_no_request_quota():
     with running(max_requests=2) as server:
-        strangers = [opened(server, HUGE + b"\r\n{") for _ in range(10)]
+        attackers = [open_connection(server, HUGE + b"\r\n{") for _ in range(10)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 10)
         assert status(server) == 200
-        for stranger in strangers:
-            stranger.close()
+        for attacker in attackers:
+            attacker.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
 def test_connections_of_the_client_with_most_are_closed_for_others():
     with running(max_connections=8, body_timeout_s=300) as server:
-        hog = [opened(server, HUGE + b"\r\n{", ALIAS) for _ in range(8)]
+        hog = [open_connection(server, HUGE + b"\r\n{", ALIAS) for _ in range(8)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 8)
         assert status(server) == 200
         assert is_closed(hog[0])
         assert eventually(lambda: server.service.bodies.quota.num_held == 7)
-        for stranger in hog:
-            stranger.close()
+        for attacker in hog:
+            attacker.close()

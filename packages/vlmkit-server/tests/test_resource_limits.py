@@ -4,7 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from running_server import chat, eventually, mock_pipeline, running, scripted
-from two_keys import headers_of, served, shared
+from two_keys import headers_of, process_with_keys, thread_with_keys
 
 from vlmkit_server.exchange.resource_limits import ResourceLimits
 from vlmkit_server.settings.server import ServerSettings
@@ -31,7 +31,7 @@ def test_every_resource_is_reported_by_name():
 def test_one_tenant_leaves_quota_to_others(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     (operator,) = headers_of(tmp_path, "operator", scopes=("admin",))
-    with served(tmp_path, max_requests=16) as server, ThreadPoolExecutor(16) as pool:
+    with process_with_keys(tmp_path, max_requests=16) as server, ThreadPoolExecutor(16) as pool:
 
         def num_held():
             return server.get("/readyz", headers=operator).json()["resources"]["requests"]["total"]
@@ -51,7 +51,7 @@ def test_one_tenant_leaves_quota_to_others(tmp_path):
 def test_tenants_see_their_own_usage_and_only_operators_see_totals(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     (operator,) = headers_of(tmp_path, "operator", scopes=("chat", "admin"))
-    with served(tmp_path) as server, streamed(server, hog) as answer:
+    with process_with_keys(tmp_path) as server, streamed(server, hog) as answer:
         assert answer.status_code == 200, answer.read()
         lines = answer.iter_lines()  # kept in a variable, since dropping it ends the answer
         next(lines)
@@ -99,7 +99,7 @@ def test_disconnected_requests_hold_nothing():
 def test_a_burst_of_one_tenant_does_not_delay_another(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     models = {"mock": mock_pipeline(max_sequences=8)}
-    with shared(tmp_path, models=models) as server, ThreadPoolExecutor(6) as pool:
+    with thread_with_keys(tmp_path, models=models) as server, ThreadPoolExecutor(6) as pool:
         body = chat(scripted(text="x", tokens=500, latency_s=0.002), n=128)
         asking = [pool.submit(server.post, body, headers=hog) for _ in range(6)]
         assert eventually(lambda: server.runner().stats().num_waiting > 500)
@@ -129,7 +129,7 @@ def test_a_drain_that_cancels_answers_releases_everything():
 def test_stored_objects_of_one_tenant_are_not_evicted_for_another(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     few = {"responses__max_stored": 6, "files__max_stored": 6}
-    with served(tmp_path, **few) as server:
+    with process_with_keys(tmp_path, **few) as server:
 
         def stored(headers, text="x", **fields):
             body = {"model": "mock", "input": text} | fields
@@ -159,7 +159,7 @@ def test_stored_objects_of_one_tenant_are_not_evicted_for_another(tmp_path):
 def test_the_cost_of_a_prompt_does_not_reveal_prompts_of_other_tenants(tmp_path):
     one, other = headers_of(tmp_path, "one", "other")
     body = chat("the same long beginning " * 40, max_tokens=1)
-    with shared(tmp_path) as server:
+    with thread_with_keys(tmp_path) as server:
 
         def cost(headers):
             before = server.runner().stats().counters["num_tokens_computed"]

@@ -12,7 +12,7 @@ SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 EACH = TOKEN_BYTES + 20 * LOGPROB_BYTES
 
 
-def asking(text="hello", *, max_tokens=100, n=1, **fields):
+def chat_with_logprobs(text="hello", *, max_tokens=100, n=1, **fields):
     return chat(text, max_tokens=max_tokens, n=n, logprobs=True, top_logprobs=20, **fields)
 
 
@@ -22,28 +22,28 @@ def quota(server):
 
 def test_an_answer_over_the_whole_budget_is_refused_with_its_field():
     with running(max_logprob_bytes=1_000_000) as server:
-        refused = server.post(asking(SLOW, max_tokens=64, n=8))
+        refused = server.post(chat_with_logprobs(SLOW, max_tokens=64, n=8))
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (400, "answer_too_large")
         assert (error["param"], str(512 * EACH) in error["message"]) == ("max_tokens", True)
         assert server.runner().stats().counters["num_tokens_computed"] == 0
-        assert server.post(asking(max_tokens=64, n=4)).status_code == 200
-        assert server.post(asking(max_tokens=64, n=8, stream=True)).status_code == 200
+        assert server.post(chat_with_logprobs(max_tokens=64, n=4)).status_code == 200
+        assert server.post(chat_with_logprobs(max_tokens=64, n=8, stream=True)).status_code == 200
         assert server.post(chat(max_tokens=64, n=8)).status_code == 200
         assert eventually(lambda: quota(server).num_held == 0)
 
 
 def test_an_answer_over_the_remaining_budget_gets_retry_after():
     with running(max_logprob_bytes=1_000_000) as server:
-        first = server.connect(asking(SLOW, max_tokens=400))
+        first = server.connect(chat_with_logprobs(SLOW, max_tokens=400))
         assert eventually(lambda: quota(server).num_held == 400 * EACH)
-        refused = server.post(asking(max_tokens=100))
+        refused = server.post(chat_with_logprobs(max_tokens=100))
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert server.post(chat(max_tokens=100)).status_code == 200
         first.close()
         assert eventually(lambda: quota(server).num_held == 0)
-        assert server.post(asking(max_tokens=100)).status_code == 200
+        assert server.post(chat_with_logprobs(max_tokens=100)).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,7 +13,7 @@ from openai.types.responses import (
     response_create_params,
 )
 from responses_client import PATH, body, events, image, refused, text, user, whole
-from running_server import image_part, picture, recorded_requests, said, scripted
+from running_server import image_part, message_content, picture, recorded_requests, scripted
 
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_responses.items import stored_input
@@ -134,7 +134,7 @@ def test_items_are_converted_like_messages_of_the_chat_api(server, monkeypatch, 
         ):
             answer = server.post({"model": "mock"} | sent, path)
             assert answer.status_code == 200, answer.text
-    first, second = ([said(message) for message in each.messages] for each in requests)
+    first, second = ([message_content(message) for message in each.messages] for each in requests)
     assert first == second
     assert requests[0].params == requests[1].params
     assert requests[0].options == requests[1].options

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, strategies as st
 from openai.types.responses import ResponseItemList
 from responses_client import PATH, body, checked, events, image, refused, text, user, whole
-from running_server import eventually, picture, recorded_requests, running, said, scripted
+from running_server import (
+    eventually,
+    message_content,
+    picture,
+    recorded_requests,
+    running,
+    scripted,
+)
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.openai_responses.event_log import EventLog
@@ -26,7 +33,7 @@ def stored(server, response_id, **headers):
 
 
 def conversation(requests):
-    return [said(message) for message in requests[-1].messages]
+    return [message_content(message) for message in requests[-1].messages]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -47,7 +54,9 @@ def test_a_conversation_continues_from_a_stored_response(server, monkeypatch, st
         ask("and?", previous_response_id=second.id)
         items = [question, *first.output, shown, *second.output, user("and?")]
         ask([item if isinstance(item, dict) else item.model_dump() for item in items])
-    gone_on, at_once = ([said(message) for message in each.messages] for each in requests)
+    gone_on, at_once = (
+        [message_content(message) for message in each.messages] for each in requests
+    )
     assert gone_on == at_once
     assert [role for role, *_ in gone_on] == ["user", "assistant", "tool", "assistant", "user"]
 
@@ -84,10 +93,10 @@ def test_an_item_reference_is_replaced_by_the_stored_item(server, monkeypatch):
     with recorded_requests(server, monkeypatch) as requests:
         second = whole(server, [user("a"), *references, user("b")])
         whole(server, "c", previous_response_id=second.id)
-        referred = [said(message) for message in requests[0].messages]
+        referred = [message_content(message) for message in requests[0].messages]
         whole(server, [user("a"), *(item.model_dump() for item in first.output), user("b")])
     assert referred == conversation(requests)
-    assert [said(message) for message in requests[1].messages][:3] == referred
+    assert [message_content(message) for message in requests[1].messages][:3] == referred
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -416,7 +425,7 @@ def test_an_oversized_answer_is_dropped_alone():
         store.find("large", OWNER)
 
 
-def begun(store, name, account, size=1):
+def begin_response(store, name, account, size=1):
     turn = Turn(account.encode(), (item(f"{name}-said", size),), None, account)
     return store.begin(name, b"", turn)
 
@@ -424,27 +433,27 @@ def begun(store, name, account, size=1):
 def test_responses_of_the_tenant_with_most_are_evicted():
     store = ResponseStore(ResponsesSettings(max_stored=10))
     for number in range(3):
-        begun(store, f"mine{number}", "me")
+        begin_response(store, f"mine{number}", "me")
         store.finish(f"mine{number}", b"", ())
     for number in range(100):
-        begun(store, f"theirs{number}", "them")
+        begin_response(store, f"theirs{number}", "them")
         store.finish(f"theirs{number}", b"", ())
     kept = list(store._responses)
     assert kept == [f"mine{n}" for n in range(3)] + [f"theirs{n}" for n in range(93, 100)]
-    begun(store, "mine3", "me")
+    begin_response(store, "mine3", "me")
     assert "theirs93" not in store._responses
 
 
 def test_unfinished_responses_are_never_evicted():
     store = ResponseStore(ResponsesSettings(max_stored=4))
     for number in range(4):
-        begun(store, f"theirs{number}", "them")
+        begin_response(store, f"theirs{number}", "them")
     with pytest.raises(Overloaded, match="still being answered"):
-        begun(store, "theirs4", "them")
+        begin_response(store, "theirs4", "them")
     with pytest.raises(Overloaded):
-        begun(store, "mine", "me")
+        begin_response(store, "mine", "me")
     store.finish("theirs2", b"", ())
-    assert begun(store, "mine", "me")
+    assert begin_response(store, "mine", "me")
     assert list(store._responses) == ["theirs0", "theirs1", "theirs3", "mine"]
 
 
@@ -453,7 +462,7 @@ def test_events_over_the_limit_are_dropped_and_responses_are_kept():
     log = EventLog(4000)
     turn = Turn(b"them", (item("said"),), None, "them")
     store.begin("theirs", b"", turn, None, log)
-    begun(store, "mine", "me", 1000)
+    begin_response(store, "mine", "me", 1000)
     store.finish("mine", b"", ())
     for _ in range(100):
         log.add(b"x" * 98 + b"\n\n")

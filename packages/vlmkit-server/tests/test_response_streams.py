@@ -23,14 +23,14 @@ def parsed_events(text):
     return [json.loads(event.rpartition("data: ")[2]) for event in text.split("\n\n") if event]
 
 
-def made(server, said, **fields):
+def background_events(server, said, **fields):
     """Return the events of a background response."""
     return list(
         server.client().responses.create(**body(said, **fields), background=True, stream=True)
     )
 
 
-def again(server, response_id, **query):
+def replay(server, response_id, **query):
     """Replay a response with the same client's credentials."""
     mine = {"authorization": "Bearer none"}
     return server.get(f"{PATH}/{response_id}", params={"stream": "true"} | query, headers=mine)
@@ -46,24 +46,24 @@ def test_a_background_stream_has_the_events_of_any_other_stream(server):
 
 def test_a_stream_is_replayed_from_any_event(server):
     client = server.client().responses
-    first = made(server, SAID)
+    first = background_events(server, SAID)
     response_id = first[0].response.id
     assert list(client.retrieve(response_id, stream=True)) == first
     for number in (0, 4, len(first) - 2):
         rest = list(client.retrieve(response_id, stream=True, starting_after=number))
         assert rest == first[number + 1 :]
-    assert again(server, response_id, starting_after=len(first) + 5).text == ""
+    assert replay(server, response_id, starting_after=len(first) + 5).text == ""
     with client.stream(response_id=response_id, starting_after=3) as stream:
         assert next(iter(stream)).sequence_number == 4
         assert stream.get_final_response().output_text == "né 🙂 and more"
 
 
 def test_event_sizes_are_obfuscated_on_request(server):
-    received = made(server, SAID, stream_options={"include_obfuscation": True})
+    received = background_events(server, SAID, stream_options={"include_obfuscation": True})
     assert any("obfuscation" in (event.model_extra or {}) for event in received)
     response_id = received[0].response.id
-    assert "obfuscation" not in again(server, response_id).text
-    assert "obfuscation" in again(server, response_id, include_obfuscation="true").text
+    assert "obfuscation" not in replay(server, response_id).text
+    assert "obfuscation" in replay(server, response_id, include_obfuscation="true").text
 
 
 def test_a_background_answer_continues_after_a_disconnect_and_can_be_resumed(server):
@@ -81,7 +81,7 @@ def test_a_background_answer_continues_after_a_disconnect_and_can_be_resumed(ser
 def test_several_clients_can_stream_one_background_answer(server, pool):
     client = server.client().responses
     begun = client.create(**body(scripted(text="x" * 100, latency_s=0.01)), background=True)
-    texts = list(pool.map(lambda _: again(server, begun.id).text, range(4)))
+    texts = list(pool.map(lambda _: replay(server, begun.id).text, range(4)))
     assert len(set(texts)) == 1
     numbers = [event["sequence_number"] for event in parsed_events(texts[0])]
     assert numbers == list(range(len(numbers)))
@@ -105,13 +105,13 @@ def test_a_replayed_stream_ends_with_the_cancellation(server, way):
     if way == "cancel":
         assert client.retrieve(begun.id).status == "cancelled"
         assert (
-            parsed_events(again(server, begun.id).text)[-1]["sequence_number"]
+            parsed_events(replay(server, begun.id).text)[-1]["sequence_number"]
             == last.sequence_number
         )
 
 
 def test_a_failed_background_answer_is_reported_in_stream_and_lookup(server):
-    *_, last = made(server, scripted(text="abcdef", fail_at_token=3))
+    *_, last = background_events(server, scripted(text="abcdef", fail_at_token=3))
     assert last.type == "response.failed"
     found = server.client().responses.retrieve(last.response.id)
     assert (found.status, found.error.code) == ("failed", "server_error")
@@ -128,7 +128,7 @@ def test_only_background_responses_are_replayed_and_only_to_their_owner(server):
     assert error.value.param == "stream"
     mine = {"authorization": "Bearer mine"}
     begun = server.post(body("x", background=True), PATH, headers=mine).json()
-    assert again(server, begun["id"]).status_code == 404
+    assert replay(server, begun["id"]).status_code == 404
     url = f"{PATH}/{begun['id']}"
     assert server.get(url, params={"stream": "true"}, headers=mine).status_code == 200
 
@@ -151,7 +151,7 @@ def test_a_replayed_stream_counts_against_max_requests():
         begun = client.create(**body(SLOW), background=True)
         with client.retrieve(begun.id, stream=True) as stream:
             next(iter(stream))
-            refusal = again(server, begun.id)
+            refusal = replay(server, begun.id)
             assert refusal.status_code == 429
             assert refusal.json()["error"]["code"] == "server_overloaded"
         client.cancel(begun.id)
@@ -163,11 +163,11 @@ def test_dropped_events_are_not_replayed_and_later_ones_are():
         client = server.client().responses
         begun = client.create(**body(scripted(text="x" * 300)), background=True)
         assert eventually(lambda: client.retrieve(begun.id).status == "completed")
-        refusal = again(server, begun.id)
+        refusal = replay(server, begun.id)
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "starting_after")
         first = int(re.search(r"number (\d+)", refusal.json()["error"]["message"])[1])
         assert first > 100
-        rest = parsed_events(again(server, begun.id, starting_after=first - 1).text)
+        rest = parsed_events(replay(server, begun.id, starting_after=first - 1).text)
         assert [event["sequence_number"] for event in rest] == list(range(first, first + len(rest)))
         assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 300
 

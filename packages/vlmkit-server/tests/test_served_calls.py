@@ -10,7 +10,14 @@ from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from anthropic_client import body as message, client_of, events as message_events
 from pydantic import TypeAdapter
 from responses_client import body, checked, events, refused, whole
-from running_server import Running, eventually, mock_pipeline, recorded_requests, running, said
+from running_server import (
+    Running,
+    eventually,
+    message_content,
+    mock_pipeline,
+    recorded_requests,
+    running,
+)
 from serving_tools import Tools, calls
 
 from vlmkit_mock.settings import Reply, ScriptedCall
@@ -154,7 +161,7 @@ def test_calls_and_results_can_be_sent_back_unchanged(
     assert roles[-2:] == ["assistant", "user"]
     ids = [turn.call_id for turn in second.messages if turn.role == "tool"]
     assert [turn.call_id for turn in results] == ids
-    assert [said(turn)[2][0].text for turn in results] == ["red", "error: it is broken"]
+    assert [message_content(turn)[2][0].text for turn in results] == ["red", "error: it is broken"]
     if way == "messages":  # this helper sees calls immediately
         assert roles[:4] == [turn.role for turn in second.messages]
 

@@ -47,7 +47,7 @@ def ask(served: Running, text: str, *names: str, **fields: Any) -> Any:
     return served.post(chat(text, server_tools=list(names), **fields)).json()
 
 
-def said(answer: Any) -> str:
+def answer_text(answer: Any) -> str:
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "stop"
     assert "tool_calls" not in choice["message"]
@@ -58,20 +58,20 @@ def test_a_tool_result_is_used_in_the_answer_and_its_call_is_hidden(
     served: Running, tools: Tools
 ) -> None:
     answer = ask(served, calls(("say", {"text": "red"}), text="I look.", reasoning="hm"), "say")
-    assert said(answer).startswith("I look.\n\n")
-    assert said(answer).endswith("red")
+    assert answer_text(answer).startswith("I look.\n\n")
+    assert answer_text(answer).endswith("red")
     assert answer["choices"][0]["message"]["reasoning_content"] == "hm"
     assert tools.called == [("say", {"text": "red"})]
 
 
 def test_an_image_of_a_tool_result_is_in_the_prompt(served: Running) -> None:
     answer = ask(served, calls(("show", {})), "show")
-    assert "image 1: 8x6 sha256:" in said(answer)
+    assert "image 1: 8x6 sha256:" in answer_text(answer)
     assert answer["usage"]["prompt_tokens_details"]["image_tokens_each"] == [4]
 
 
 def test_images_over_the_limit_are_left_out_of_the_prompt(served: Running) -> None:
-    shown = said(ask(served, calls(("show", {"num": 5})), "show"))
+    shown = answer_text(ask(served, calls(("show", {"num": 5})), "show"))
     assert "image 3: " in shown
     assert "image 4: " not in shown
     assert shown.count("[left out: there is no room for it]") == 2
@@ -79,7 +79,7 @@ def test_images_over_the_limit_are_left_out_of_the_prompt(served: Running) -> No
 
 def test_several_calls_of_a_round_are_answered_in_order(served: Running, tools: Tools) -> None:
     two = ("say", {"text": "first"}), ("say", {"text": "second"})
-    assert said(ask(served, calls(*two), "say", "show")).endswith("second")
+    assert answer_text(ask(served, calls(*two), "say", "show")).endswith("second")
     assert sorted(each[1]["text"] for each in tools.called) == ["first", "second"]
 
 
@@ -100,7 +100,7 @@ def test_the_number_of_rounds_is_limited(served: Running, tools: Tools) -> None:
 def test_a_failed_tool_is_reported_to_the_model(
     served: Running, called: tuple[str, dict[str, Any]], expected: str
 ) -> None:
-    assert said(ask(served, calls(called), "fail", "crash")).endswith(expected)
+    assert answer_text(ask(served, calls(called), "fail", "crash")).endswith(expected)
 
 
 def test_the_log_names_requests_and_tools_and_never_arguments_or_results(
@@ -139,7 +139,7 @@ def test_streams_equal_whole_answers_and_are_well_formed(served: Running) -> Non
     )
     chunks = list(stream)
     pieces = [choice for chunk in chunks for choice in chunk.choices]
-    assert "".join(piece.delta.content or "" for piece in pieces) == said(whole)
+    assert "".join(piece.delta.content or "" for piece in pieces) == answer_text(whole)
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
     assert not any(piece.delta.tool_calls for piece in pieces)
     usage = chunks[-1].usage

@@ -64,7 +64,7 @@ def connect(server, sent):
     return connection
 
 
-def ended(server):
+def stop(server):
     """Send SIGTERM; return the exit status, and the log from then on."""
     before = len(server.log.read_text())
     server.process.send_signal(signal.SIGTERM)
@@ -72,8 +72,8 @@ def ended(server):
     return status, server.log.read_text()[before:]
 
 
-def assert_ends_well(server):
-    status, said = ended(server)
+def assert_stops_cleanly(server):
+    status, said = stop(server)
     assert status == 0, said
     assert "ERROR" not in said
     assert "CRITICAL" not in said
@@ -87,7 +87,7 @@ def test_clients_that_read_nothing_do_not_delay_shutdown(tmp_path, stream):
         body |= {"top_logprobs": 20, "max_tokens": 4000}
         readers = [open_ones.enter_context(connect(server, http_request(body))) for _ in range(3)]
         assert all(b"200 OK" in reader.recv(100) for reader in readers)
-        assert_ends_well(server)
+        assert_stops_cleanly(server)
 
 
 def test_running_answers_do_not_delay_shutdown(tmp_path):
@@ -95,13 +95,13 @@ def test_running_answers_do_not_delay_shutdown(tmp_path):
         for stream in (True, False):
             body = chat(ENDLESS, stream=stream, max_tokens=4000)
             open_ones.enter_context(connect(server, http_request(body)))
-        assert_ends_well(server)
+        assert_stops_cleanly(server)
 
 
 def test_a_loading_model_does_not_delay_shutdown(tmp_path):
     with served(tmp_path, "load") as server:
         assert eventually(lambda: "hangs" in server.log.read_text())
-        assert_ends_well(server)
+        assert_stops_cleanly(server)
 
 
 def test_slow_uploads_do_not_delay_shutdown(tmp_path):
@@ -116,19 +116,19 @@ def test_slow_uploads_do_not_delay_shutdown(tmp_path):
             for sent in (head, http_request(chat("x" * 1000))[:-100]):
                 open_ones.enter_context(connect(server, sent))
             assert server.status() == 200
-            assert_ends_well(server)
+            assert_stops_cleanly(server)
 
 
 def test_a_hanging_tokenizer_does_not_delay_shutdown(tmp_path):
     with served(tmp_path, "tokenizer") as server, connect(server, http_request(chat("hello"))):
         assert eventually(lambda: "hangs" in server.log.read_text())
-        assert_ends_well(server)
+        assert_stops_cleanly(server)
 
 
 def test_a_hanging_engine_does_not_outlive_the_process(tmp_path):
     with served(tmp_path, "engine") as server, connect(server, http_request(chat("hello"))):
         assert eventually(lambda: "hangs" in server.log.read_text())
-        status, said = ended(server)
+        status, said = stop(server)
     assert status == 1
     assert "shutdown hangs after the drain deadline" in said
     assert "vlmkit-loop" in said
@@ -146,7 +146,7 @@ def test_batches_do_not_delay_shutdown(tmp_path):
         )
         is_asked = lambda: server.client.batches.retrieve(batch.id).status == "in_progress"  # noqa: E731
         assert eventually(is_asked)
-        assert_ends_well(server)
+        assert_stops_cleanly(server)
 
 
 def renderers(server):
@@ -174,5 +174,5 @@ def test_hanging_renderers_do_not_delay_shutdown(tmp_path):
         body = chat() | {"messages": [{"role": "user", "content": [image_part(picture())]}]}
         with connect(server, http_request(body)):
             assert eventually(lambda: server.status() == 200)
-            assert_ends_well(server)
+            assert_stops_cleanly(server)
         assert not Path(f"/proc/{pid}").exists()

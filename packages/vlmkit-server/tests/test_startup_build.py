@@ -22,7 +22,7 @@ def _finds_its_modules(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
-def ended(command, folder):
+def run_command(command, folder):
     return subprocess.run(
         command, check=False, cwd=folder, capture_output=True, text=True, timeout=300
     )
@@ -45,13 +45,13 @@ def test_a_ready_server_has_built_its_constraint_compiler(tmp_path):
 def test_a_model_whose_compiler_fails_to_build_is_not_served(tmp_path):
     (tmp_path / "no_build").touch()
     command = [*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN]
-    done = ended(command, tmp_path)
+    done = run_command(command, tmp_path)
     assert done.returncode == 1
     assert "'mock' could not be loaded: constraint 'late'" in done.stderr
 
 
 def test_a_request_without_a_constraint_builds_no_compiler(tmp_path):
     command = [*VLMKIT, "ask", "mock", "hello", *CHOSEN]
-    done = ended(command, tmp_path)
+    done = run_command(command, tmp_path)
     assert done.stdout.strip() == "hello", done.stderr
     assert not (tmp_path / "built").exists()

@@ -73,7 +73,7 @@ def ask(server, text="hello", model="fragile", **options):
     )
 
 
-def begun(server, model="fragile"):
+def start_answer(server, model="fragile"):
     """Start an answer that does not end by itself."""
     answer = server.stream(ENDLESS, model)
     next(answer)
@@ -84,7 +84,7 @@ def begun(server, model="fragile"):
 def test_a_failed_engine_loop_fails_its_requests_and_ends_the_process(tmp_path, fault):
     stuck_s = 0.5 if fault == "hang" else 900.0
     with command(tmp_path, stuck_s=stuck_s) as server, ThreadPoolExecutor(1) as pool:
-        answer = begun(server)
+        answer = start_answer(server)
         waiting = pool.submit(ask, server)
         assert eventually(
             lambda: (
@@ -125,7 +125,7 @@ def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_p
 
 def test_a_model_whose_engine_fails_is_reloaded_while_others_continue(tmp_path):
     with command(tmp_path, "restart") as server:
-        other, answer = begun(server, "sound"), begun(server)
+        other, answer = start_answer(server, "sound"), start_answer(server)
         inflict(tmp_path, "panic")
         with pytest.raises(openai.APIError) as caught:
             list(answer)
@@ -142,7 +142,7 @@ def test_a_model_whose_engine_fails_is_reloaded_while_others_continue(tmp_path):
 
 def test_a_model_that_fails_to_reload_ends_the_process_after_some_tries(tmp_path):
     with command(tmp_path, "restart") as server:
-        answer = begun(server)
+        answer = start_answer(server)
         (tmp_path / "no_load").touch()
         inflict(tmp_path, "panic")
         with pytest.raises(openai.APIError):
@@ -156,7 +156,7 @@ def test_a_model_that_fails_to_reload_ends_the_process_after_some_tries(tmp_path
 
 def test_a_hanging_model_is_not_loaded_a_second_time(tmp_path):
     with command(tmp_path, "restart", stuck_s=0.5) as server:
-        answer = begun(server)
+        answer = start_answer(server)
         inflict(tmp_path, "hang")
         with pytest.raises(openai.APIError):
             list(answer)

@@ -13,7 +13,7 @@ from contextlib import closing
 import httpx2
 import pytest
 from running_server import chat, eventually, http_client, http_request, process, running, scripted
-from test_resource_exhaustion import is_closed, opened
+from test_resource_exhaustion import is_closed, open_connection
 from two_keys import headers_of
 
 from vlmkit.errors import ConfigError
@@ -45,7 +45,7 @@ def health(health_url, path="/healthz"):
 
 def test_probes_are_answered_while_the_server_is_full(health_url):
     with running(health_port=0, max_connections=1) as server:
-        busy = opened(server, ENDLESS)
+        busy = open_connection(server, ENDLESS)
         assert b" 200 " in busy.recv(65_536)
         assert server.get("/healthz").status_code == 503
         assert health(health_url) == (200, "ok")
@@ -137,7 +137,7 @@ def test_the_health_port_serves_metrics_if_enabled(health_url, tmp_path):
     with running(monitors={"told": monitor}, keys_file=keys, **wanted) as server:
         assert server.get("/metrics").status_code == 401
         assert server.get("/metrics", headers=key | {"accept": "a/b"}).text == "ready a/b"
-        busy = opened(server, b"GET /healthz HTTP/1.1\r\n")
+        busy = open_connection(server, b"GET /healthz HTTP/1.1\r\n")
         answer = metrics(health_url, accept="x/y")
         assert (answer.status_code, answer.text) == (200, "ready x/y")
         assert answer.headers["content-type"] == "text/plain"

@@ -7,7 +7,7 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 BOGUS = {"type": "bogus"}
 
 
-def said(role, *parts):
+def message(role, *parts):
     return [{"role": role, "content": [*parts]}]
 
 
@@ -16,35 +16,35 @@ def image(**source):
 
 
 CASES = [
-    (CHAT, {"messages": said("user", BOGUS)}, "text, image_url, file"),
-    (CHAT, {"messages": said("system", BOGUS)}, "text"),
-    (CHAT, {"messages": said("bogus")}, "system, developer, user, assistant, tool"),
+    (CHAT, {"messages": message("user", BOGUS)}, "text, image_url, file"),
+    (CHAT, {"messages": message("system", BOGUS)}, "text"),
+    (CHAT, {"messages": message("bogus")}, "system, developer, user, assistant, tool"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [BOGUS]}]}, "function"),
     (CHAT, {"tool_choice": BOGUS}, "function"),
     (CHAT, {"tool_choice": "bogus"}, "auto, none, required"),
     (CHAT, {"tools": [BOGUS], "tool_choice": "required"}, "function"),
     (CHAT, {"tools": [BOGUS | {"function": {"name": "x"}}]}, "function"),
     (CHAT, {"response_format": BOGUS}, "text, json_object, json_schema"),
-    (MESSAGES, {"messages": said("user", BOGUS)}, "text, image, document, tool_result"),
-    (MESSAGES, {"messages": said("assistant", BOGUS)},
+    (MESSAGES, {"messages": message("user", BOGUS)}, "text, image, document, tool_result"),
+    (MESSAGES, {"messages": message("assistant", BOGUS)},
      "text, thinking, redacted_thinking, tool_use, mcp_tool_use, mcp_tool_result"),
-    (MESSAGES, {"messages": said("bogus")}, "system, user, assistant"),
-    (MESSAGES, {"messages": said("user", image(type="bogus"))}, "base64, url, file"),
-    (MESSAGES, {"messages": said("user", image(type="base64", media_type="image/x", data=""))},
+    (MESSAGES, {"messages": message("bogus")}, "system, user, assistant"),
+    (MESSAGES, {"messages": message("user", image(type="bogus"))}, "base64, url, file"),
+    (MESSAGES, {"messages": message("user", image(type="base64", media_type="image/x", data=""))},
      "image/gif, image/jpeg, image/jpg, image/png, image/webp"),
-    (MESSAGES, {"messages": said("user", {"type": "document", "source": BOGUS})},
+    (MESSAGES, {"messages": message("user", {"type": "document", "source": BOGUS})},
      "base64, text, content, url, file"),
     (MESSAGES, {"tool_choice": BOGUS}, "auto, any, tool, none"),
     (MESSAGES, {"tools": [BOGUS | {"name": "x", "input_schema": {}}]}, "custom"),
     (MESSAGES, {"thinking": BOGUS}, "enabled, adaptive, disabled"),
     (MESSAGES, {"output_config": {"format": BOGUS}}, "json_schema"),
-    (RESPONSES, {"input": said("user", BOGUS)},
+    (RESPONSES, {"input": message("user", BOGUS)},
      "input_text, input_image, input_file, output_text, reasoning_text"),
-    (RESPONSES, {"input": said("assistant", {"type": "input_image", "image_url": "x"})},
+    (RESPONSES, {"input": message("assistant", {"type": "input_image", "image_url": "x"})},
      "input_text, output_text"),
-    (RESPONSES, {"input": said("user", {"type": "reasoning_text", "text": "x"})},
+    (RESPONSES, {"input": message("user", {"type": "reasoning_text", "text": "x"})},
      "input_text, input_image, input_file, output_text"),
-    (RESPONSES, {"input": said("bogus")}, "assistant, developer, system, user"),
+    (RESPONSES, {"input": message("bogus")}, "assistant, developer, system, user"),
     (RESPONSES, {"input": [BOGUS]},
      "function_call, function_call_output, item_reference, mcp_call, message, reasoning"),
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a", "output": [BOGUS]}]},
@@ -74,7 +74,9 @@ def test_an_unsupported_value_is_refused_with_the_supported_ones(server, path, f
 
 
 def test_long_texts_beside_an_invalid_value_do_not_change_the_error(server):
-    long = said("user", {"type": "text", "text": "x" * 100_000}, BOGUS)
-    error = server.post(chat(messages=said("system", {"type": "text", "text": "a"}) + long)).json()
+    long = message("user", {"type": "text", "text": "x" * 100_000}, BOGUS)
+    error = server.post(
+        chat(messages=message("system", {"type": "text", "text": "a"}) + long)
+    ).json()
     assert error["error"]["param"] == "messages[1].content[1].type"
     assert error["error"]["message"].endswith("; supported are text, image_url, file")

@@ -11,7 +11,7 @@ from vlmkit.settings.pipeline import PipelineSettings
 
 WHOLE = ["images", "prompt", "queue", "first_token", "decode"]
 STAGES = ["fetch", "decode", "preprocess", "encode"]
-ASKS = {"x-vlmkit-timing": "1"}
+WITH_TIMINGS = {"x-vlmkit-timing": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def spans(header):
     return {name: float(ms) for name, ms in found.items()}
 
 
-def seen(*sizes, **fields):
+def image_chat(*sizes, **fields):
     parts = [image_part(picture(*size)) for size in sizes]
     said = [{"type": "text", "text": "hello"}, *parts]
     return chat(messages=[{"role": "user", "content": said}], **fields)
@@ -38,7 +38,7 @@ def comment(text):
 
 
 def test_each_image_has_its_own_stages_and_the_totals_are_their_sums(server):
-    found = spans(server.post(seen((31, 9), (9, 31))).headers["server-timing"])
+    found = spans(server.post(image_chat((31, 9), (9, 31))).headers["server-timing"])
     each = [f"image{number}_{stage}" for number in (0, 1) for stage in STAGES]
     assert list(found) == [*WHOLE, *(f"image_{stage}" for stage in STAGES), *each]
     for stage in STAGES:
@@ -47,7 +47,7 @@ def test_each_image_has_its_own_stages_and_the_totals_are_their_sums(server):
 
 
 def test_an_image_from_the_feature_cache_has_no_encode_stage(server):
-    body = seen((12, 21))
+    body = image_chat((12, 21))
     first, again = (spans(server.post(body).headers["server-timing"]) for _ in range(2))
     assert "image0_encode" in first
     assert "image0_encode" not in again
@@ -61,14 +61,14 @@ def test_timings_of_a_text_prompt_have_no_image_stages(server):
 def test_only_the_first_images_have_their_own_stages():
     pipeline = mock_pipeline(settings=PipelineSettings(max_images=24))
     with running({"mock": pipeline}) as server:
-        header = server.post(seen(*((8, n) for n in range(8, 30)))).headers["server-timing"]
+        header = server.post(image_chat(*((8, n) for n in range(8, 30)))).headers["server-timing"]
     numbers = {int(n) for n in re.findall(r"image(\d+)_", header)}
     assert numbers == set(range(16))
     assert len(header) < 4096
 
 
 def test_a_stream_starts_with_known_timings_and_ends_with_all_on_request(server):
-    answer = server.post(seen((17, 8), stream=True), headers=ASKS)
+    answer = server.post(image_chat((17, 8), stream=True), headers=WITH_TIMINGS)
     begun = list(spans(answer.headers["server-timing"]))
     assert begun[:2] == ["images", "prompt"]
     assert {"image0_fetch", "image0_decode", "image0_preprocess"} <= set(begun)
@@ -92,13 +92,13 @@ def test_streams_have_no_timing_comment_unless_requested(server):
     ],
 )
 def test_every_api_streams_timings_on_request(path, body, server):
-    answer = server.post(body | {"stream": True}, path, headers=ASKS)
+    answer = server.post(body | {"stream": True}, path, headers=WITH_TIMINGS)
     assert answer.status_code == 200, answer.text
     assert set(WHOLE) <= set(comment(answer.text))
 
 
 def test_openais_client_reads_a_stream_with_timings(server):
-    client = server.client().with_options(default_headers=ASKS)
+    client = server.client().with_options(default_headers=WITH_TIMINGS)
     sent = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
     chunks = list(client.chat.completions.create(**sent, stream=True))
     whole = client.chat.completions.create(**sent)
@@ -108,7 +108,7 @@ def test_openais_client_reads_a_stream_with_timings(server):
 
 def test_timings_are_not_negative_and_fit_within_the_response_time(server):
     with httpx2.Client(trust_env=False, timeout=300) as http:
-        answer = http.post(f"{server.url}/v1/chat/completions", json=seen((64, 64)))
+        answer = http.post(f"{server.url}/v1/chat/completions", json=image_chat((64, 64)))
     found = spans(answer.headers["server-timing"])
     assert json.loads(answer.text)["choices"]
     assert min(found.values()) >= 0.0

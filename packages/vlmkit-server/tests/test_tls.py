@@ -126,7 +126,7 @@ def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
     secret = made_key.stdout.strip()
     serve_it = [sys.executable, "-m", "vlmkit", "serve", "mock", "--config", "vlmkit.toml"]
     with (
-        strangers_server([*serve_it, "--port", "0"], tmp_path) as port,
+        public_server([*serve_it, "--port", "0"], tmp_path) as port,
         httpx2.Client(trust_env=False, verify=trust, timeout=300) as http,
     ):
         url = f"https://127.0.0.1:{port}"
@@ -154,7 +154,7 @@ def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
 
 
 @contextlib.contextmanager
-def strangers_server(command, folder):
+def public_server(command, folder):
     """Run a server with a JSON log; yields its port, and ends it like its operator would."""
     log = folder / "log"
     with log.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as started:

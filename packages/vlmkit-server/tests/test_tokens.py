@@ -18,7 +18,7 @@ def refusal(server, body, path="/tokenize"):
     return answer.json()["error"]
 
 
-def shown():
+def image_messages():
     parts = [{"type": "text", "text": "and"}, image_part(picture()), image_part(picture(9, 9))]
     return [{"role": "user", "content": parts}]
 
@@ -34,8 +34,8 @@ def test_a_text_has_the_tokens_of_its_completion(server):
 
 
 def test_a_chat_has_the_token_counts_of_its_answer_including_images(server):
-    counted = tokenized(server, model="mock", messages=shown())
-    usage = server.post(chat() | {"messages": shown()}).json()["usage"]
+    counted = tokenized(server, model="mock", messages=image_messages())
+    usage = server.post(chat() | {"messages": image_messages()}).json()["usage"]
     assert counted["count"] == usage["prompt_tokens"]
     assert counted["image_tokens_each"] == [4, 4]
     assert counted["image_tokens_each"] == usage["prompt_tokens_details"]["image_tokens_each"]
@@ -54,13 +54,18 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
         {"add_generation_prompt": True, "tools": [TOOL]},
         {
             "continue_final_message": True,
-            "messages": [*shown(), {"role": "assistant", "content": "It is"}],
+            "messages": [*image_messages(), {"role": "assistant", "content": "It is"}],
         },
-        {"messages": [*shown(), {"role": "assistant", "content": "It is", "prefix": True}]},
+        {
+            "messages": [
+                *image_messages(),
+                {"role": "assistant", "content": "It is", "prefix": True},
+            ]
+        },
     ],
 )
 def test_a_prompt_with_options_has_the_tokens_of_its_chat(server, fields):
-    fields = {"messages": shown()} | fields
+    fields = {"messages": image_messages()} | fields
     answer = server.post(chat(return_token_ids=True, max_tokens=1) | fields).json()
     assert tokenized(server, **fields)["tokens"] == answer["prompt_token_ids"]
 
@@ -94,7 +99,7 @@ def test_content_is_tokenized_like_by_llama_cpp(server):
 
 def test_counting_runs_no_engine_step(server):
     before = server.runner().stats().counters
-    tokenized(server, messages=shown())
+    tokenized(server, messages=image_messages())
     assert server.runner().stats().counters == before
 
 
@@ -102,13 +107,13 @@ def test_counting_runs_no_engine_step(server):
     ("body", "param"),
     [
         ({}, "prompt"),
-        ({"prompt": "x", "messages": shown()}, "prompt"),
+        ({"prompt": "x", "messages": image_messages()}, "prompt"),
         ({"prompt": ["x"]}, "prompt"),
         ({"messages": []}, "prompt"),
-        ({"messages": shown(), "add_special_tokens": True}, "add_special_tokens"),
-        ({"messages": shown(), "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
-        ({"messages": shown(), "continue_final_message": True}, "continue_final_message"),
-        ({"messages": shown(), "tools": [{}]}, "tools[0]"),
+        ({"messages": image_messages(), "add_special_tokens": True}, "add_special_tokens"),
+        ({"messages": image_messages(), "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+        ({"messages": image_messages(), "continue_final_message": True}, "continue_final_message"),
+        ({"messages": image_messages(), "tools": [{}]}, "tools[0]"),
         ({"prompt": "x", "tools": [TOOL]}, "tools"),
         ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
         ({"prompt": "x", "chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs"),

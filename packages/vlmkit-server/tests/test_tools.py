@@ -186,13 +186,13 @@ def test_unconstrained_tool_calls_are_reported_without_a_compiler(server, path, 
 
 
 def test_constrained_tool_calls_are_not_reported_as_unconstrained():
-    class Free(SpellingCompiler):
+    class FixedText(SpellingCompiler):
         """Compiles each constraint to one text."""
 
         def compile(self, constraint):
             return super().compile(OneOf(("so",)))
 
-    with running({"mock": mock_pipeline(constraint=Free)}) as server:
+    with running({"mock": mock_pipeline(constraint=FixedText)}) as server:
         answer = server.post(chat(tools=[TOOL]))
         assert answer.json()["choices"][0]["message"]["content"] == "so"
         assert "x-vlmkit-unconstrained" not in answer.headers

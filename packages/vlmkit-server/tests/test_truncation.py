@@ -27,7 +27,7 @@ def assistant(said):
     return {"role": "assistant", "content": said}
 
 
-def called(number):
+def call_and_result(number):
     call = {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"}
     return [call, {"type": "function_call_output", "call_id": f"c{number}", "output": "r" * 40}]
 
@@ -71,7 +71,7 @@ def test_the_newest_turn_is_never_dropped(small):
 
 
 def test_calls_are_dropped_with_their_results_and_the_newest_stay(small, monkeypatch):
-    said = [user("go on"), *(item for n in range(6) for item in called(n))]
+    said = [user("go on"), *(item for n in range(6) for item in call_and_result(n))]
     with recorded_requests(small, monkeypatch) as requests:
         response = whole(small, said, **AUTO)
     left = requests[-1].messages

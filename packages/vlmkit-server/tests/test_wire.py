@@ -176,7 +176,7 @@ def test_a_body_that_is_no_json_object_is_refused(body):
     assert refusal(body).code in ("invalid_json", "invalid_request")
 
 
-def called(arguments):
+def tool_call(arguments):
     return {"type": "function", "id": "1", "function": {"name": "f", "arguments": arguments}}
 
 
@@ -201,7 +201,7 @@ MESSAGE = st.fixed_dictionaries(
         "tool_call_id": st.text(max_size=5),
         "name": JSON,
         "reasoning_content": st.text(max_size=5) | JSON,
-        "tool_calls": st.lists(st.builds(called, st.text(max_size=5)) | JSON, max_size=2),
+        "tool_calls": st.lists(st.builds(tool_call, st.text(max_size=5)) | JSON, max_size=2),
     },
 )
 NUMBER = st.integers(-3, 300) | st.floats() | st.integers()

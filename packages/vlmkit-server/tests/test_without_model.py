@@ -93,7 +93,7 @@ def test_a_batch_line_without_a_model_is_answered(tmp_path):
         assert json.loads(answer)["response"]["status_code"] == 200
 
 
-def ran(command):
+def run_in_shell(command):
     return subprocess.run(
         ["/bin/sh", "-c", command], capture_output=True, text=True, check=True, env=os.environ
     ).stdout
@@ -103,10 +103,10 @@ def ran(command):
 def test_a_missing_content_type_is_refused_with_the_header_to_add(one):
     body = json.dumps({"messages": MESSAGES})
     command = f"curl -s {one.url}/v1/chat/completions -d '{body}'"
-    error = json.loads(ran(command))["error"]
+    error = json.loads(run_in_shell(command))["error"]
     assert error["code"] == "unsupported_media_type"
     header = re.search(r"-H '.*?'", error["message"])[0]
-    assert '"content":"hello"' in ran(f"{command} {header}")
+    assert '"content":"hello"' in run_in_shell(f"{command} {header}")
 
 
 PICTURE = Path(__file__).parents[3] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
@@ -145,6 +145,6 @@ COMMON_COMMANDS = (
 @pytest.mark.parametrize("command", COMMON_COMMANDS)
 def test_commands_from_documentation_of_other_servers_are_answered(command, one):
     picture = "data:image/png;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
-    said = ran(command.replace("URL", one.url, 1).replace("PICTURE", picture))
+    said = run_in_shell(command.replace("URL", one.url, 1).replace("PICTURE", picture))
     assert '"error"' not in said
     assert '"choices":[{' in said

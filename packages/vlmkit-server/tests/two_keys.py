@@ -24,14 +24,14 @@ def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -
 
 
 @contextmanager
-def shared(folder: Path, models: Any = None, **settings: Any) -> Iterator[Running]:
+def thread_with_keys(folder: Path, models: Any = None, **settings: Any) -> Iterator[Running]:
     """Run a server in a thread, with the keys of a folder."""
     with running(models, keys_file=str(folder / "keys.jsonl"), **settings) as server:
         yield server
 
 
 @contextmanager
-def served(folder: Path, **settings: Any) -> Iterator[Process]:
+def process_with_keys(folder: Path, **settings: Any) -> Iterator[Process]:
     """Run a server process with the keys of a folder.
 
     Two underscores in a setting stand for a dot.
