@@ -68,8 +68,8 @@ def post(server, body, path="/v1/chat/completions", **options):
 def post_image(server, content, **fields):
     """Send a file as an image."""
     url = "data:image/png;base64," + base64.b64encode(content).decode()
-    said = [{"role": "user", "content": [image_part(url)]}]
-    return post(server, {"model": "mock", "messages": said, "max_tokens": 3} | fields)
+    messages = [{"role": "user", "content": [image_part(url)]}]
+    return post(server, {"model": "mock", "messages": messages, "max_tokens": 3} | fields)
 
 
 def file_of(picture, kind="PNG"):
@@ -164,8 +164,8 @@ class Malice:
 
 
 def test_a_pickle_is_never_loaded(server, folder):
-    made = folder / "made-by-a-pickle"
-    content = pickle.dumps(Malice(made))
+    created = folder / "made-by-a-pickle"
+    content = pickle.dumps(Malice(created))
     assert post_image(server, content).status_code == 400
     assert post(server, content).status_code == 400
     sent = base64.b64encode(content).decode()
@@ -176,7 +176,7 @@ def test_a_pickle_is_never_loaded(server, folder):
         ).status_code
         == 400
     )
-    assert not made.exists()
+    assert not created.exists()
 
 
 def test_clients_cannot_read_or_write_files_of_the_server(server, folder):
@@ -214,16 +214,16 @@ def test_requests_leave_no_file_in_the_temporary_folder(server, folder):
 
 
 def test_client_text_is_in_no_log_and_no_error_response(server, folder):
-    said = {"role": "user", "content": SECRET}
+    message = {"role": "user", "content": SECRET}
     url = f"data:image/png;base64,{base64.b64encode(SECRET.encode()).decode()}"
     bodies = [
-        {"model": "mock", "messages": [said], "max_tokens": 3},
-        {"model": SECRET, "messages": [said]},
-        {"model": "mock", "messages": [said], "temperature": SECRET},
+        {"model": "mock", "messages": [message], "max_tokens": 3},
+        {"model": SECRET, "messages": [message]},
+        {"model": "mock", "messages": [message], "temperature": SECRET},
         {"model": "mock", "messages": [{"role": SECRET, "content": "a"}]},
         {"model": "mock", "messages": [{"role": "user", "content": [image_part(url)]}]},
-        {"model": "mock", "messages": [said], "stop": [SECRET] * 99},
-        {"model": "mock", "messages": [said], "guided_regex": f"({SECRET}"},
+        {"model": "mock", "messages": [message], "stop": [SECRET] * 99},
+        {"model": "mock", "messages": [message], "guided_regex": f"({SECRET}"},
     ]
     encoded = base64.b64encode(SECRET.encode()).decode()
     for body in bodies:
@@ -324,12 +324,12 @@ def test_thousands_of_bad_requests_cause_no_error_500_and_no_memory_leak(server,
         def statuses(numbers):
             return Counter(pool.map(lambda number: bad_request(server, http, number), numbers))
 
-        seen = statuses(range(num // 4))
+        counts = statuses(range(num // 4))
         before = server.memory_bytes()
-        seen += statuses(range(num // 4, num))
-    print(seen)
-    assert not [status for status in seen if status >= 500 and status != 503], seen
-    assert seen[400] > num / 3
+        counts += statuses(range(num // 4, num))
+    print(counts)
+    assert not [status for status in counts if status >= 500 and status != 503], counts
+    assert counts[400] > num / 3
     assert eventually(lambda: server.status() == 200)
     assert is_healthy(server)
     assert server.memory_bytes() - before < 64 * 2**20

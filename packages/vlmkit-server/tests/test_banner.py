@@ -26,8 +26,8 @@ def port():
 def banner(server):
     """Return the shell command and the Python program of the banner."""
     assert eventually(lambda: "client = OpenAI(" in server.log.read_text())
-    shown = server.log.read_text().partition("ready.")[2]
-    found = re.search(r"\n\n(curl .*?)\n\n(.*?api_key=[^\n]*\n)", shown, re.DOTALL)
+    log = server.log.read_text().partition("ready.")[2]
+    found = re.search(r"\n\n(curl .*?)\n\n(.*?api_key=[^\n]*\n)", log, re.DOTALL)
     return found.groups()
 
 

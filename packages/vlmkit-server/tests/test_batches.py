@@ -444,9 +444,9 @@ def test_batch_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
     limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
     with running(data=data_settings(tmp_path), limits=limits) as server:
         client = server.client()
-        shown = [line(str(n), chat([image_part(picture())], max_tokens=1)) for n in range(62)]
+        lines = [line(str(n), chat([image_part(picture())], max_tokens=1)) for n in range(62)]
         never = line("never", chat([image_part(picture())] * 61))
-        batch = wait_for_end(client, start_batch(client, [*shown, never]))
+        batch = wait_for_end(client, start_batch(client, [*lines, never]))
         counts = batch.request_counts
         assert (counts.completed, counts.failed) == (62, 1)
         assert results_of(client, batch)["never"]["response"]["status_code"] in (400, 429)

@@ -56,8 +56,8 @@ def test_a_background_answer_over_its_timeout_fails():
     with running() as server:
         body = {"model": "mock", "input": SLOW, "background": True}
         headers = {"x-request-timeout": "0.5"}
-        made = server.post(body, "/v1/responses", headers=headers).json()
-        path = f"/v1/responses/{made['id']}"
+        answer = server.post(body, "/v1/responses", headers=headers).json()
+        path = f"/v1/responses/{answer['id']}"
         assert eventually(lambda: server.get(path).json()["status"] == "failed")
         assert eventually(lambda: is_empty(server))
 

@@ -140,8 +140,8 @@ def test_usage_batches_and_files_do_not_depend_on_the_working_directory(tmp_path
     for how in STARTS:
         with machine.started(how) as service:
             left.append(service.num_requests_left())
-            seen = {batch.id for batch in service.openai.batches.list()}
-            assert seen == set(batches)
+            ids = {batch.id for batch in service.openai.batches.list()}
+            assert ids == set(batches)
             batches.append(service.sent_batch())
             left.append(service.num_requests_left())
         named = {p for p in machine.files() if p.parent.name != "files" and "cache" not in p.parts}
@@ -175,18 +175,20 @@ def test_the_guide_checks_the_config_before_it_starts_the_unit(tmp_path):
     machine = Machine(tmp_path / "machine", is_relative=False)
     [line] = [line for line in COMMANDS.splitlines() if " --check " in line]
     command = shlex.split(machine.moved(line).partition(" -- ")[2])
-    said = machine.run([*command, "--port", "0"], cwd="/")
-    assert said.stdout.startswith("valid: ")
+    completed = machine.run([*command, "--port", "0"], cwd="/")
+    assert completed.stdout.startswith("valid: ")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_knows_every_directive_of_the_unit(tmp_path):
     file = tmp_path / "vlmkit.service"
     file.write_text(UNIT.replace("/usr/local/bin/vlmkit", sys.executable))
-    said = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert not [line for line in said.stderr.splitlines() if str(file) in line or "Unknown" in line]
+    assert not [
+        line for line in completed.stderr.splitlines() if str(file) in line or "Unknown" in line
+    ]

@@ -79,8 +79,8 @@ def test_tool_call_arguments_of_another_type_are_refused(server, path, make, giv
 
 
 def test_tool_call_arguments_given_as_an_object_are_listed_as_text(server):
-    made = server.post(body(RESPONSES, calling_items({"at": 1})), RESPONSES).json()
-    items = server.get(f"{RESPONSES}/{made['id']}/input_items?order=asc").json()["data"]
+    answer = server.post(body(RESPONSES, calling_items({"at": 1})), RESPONSES).json()
+    items = server.get(f"{RESPONSES}/{answer['id']}/input_items?order=asc").json()["data"]
     assert items[1]["arguments"] == '{"at":1}'
 
 

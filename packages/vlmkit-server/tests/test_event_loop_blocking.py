@@ -65,8 +65,8 @@ def listed(item, num):
 
 def messages(num, num_parts):
     part = listed(b'{"type":"text","text":""}', num_parts)
-    said = b'{"role":"user","content":' + part + b"}"
-    return b'{"model":"mock","messages":' + listed(said, num) + b"}"
+    message = b'{"role":"user","content":' + part + b"}"
+    return b'{"model":"mock","messages":' + listed(message, num) + b"}"
 
 
 def chat_with(field):
@@ -200,14 +200,14 @@ def test_a_prompt_of_two_million_characters_does_not_block_the_event_loop(server
 
 def large_answers(num, num_tokens):
     """Return bodies by route whose answers have top logprobs of many tokens."""
-    said = scripted(text="hello ", tokens=num_tokens)
+    prompt = scripted(text="hello ", tokens=num_tokens)
     long = {"max_tokens": num_tokens}
     return {
-        "/v1/chat/completions": chat(said, n=num, logprobs=True, top_logprobs=20, **long),
-        "/v1/completions": {"model": "mock", "prompt": said, "n": num, "logprobs": 20, **long},
+        "/v1/chat/completions": chat(prompt, n=num, logprobs=True, top_logprobs=20, **long),
+        "/v1/completions": {"model": "mock", "prompt": prompt, "n": num, "logprobs": 20, **long},
         "/v1/responses": {
             "model": "mock",
-            "input": said,
+            "input": prompt,
             "max_output_tokens": num_tokens,
             "top_logprobs": 20,
             "include": ["message.output_text.logprobs"],

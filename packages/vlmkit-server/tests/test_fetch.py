@@ -227,9 +227,9 @@ def test_errors_visible_in_the_url_are_named_before_name_resolution(url, cause, 
     """No name is resolved, so the error reveals nothing of the network."""
     monkeypatch.setattr(socket, "getaddrinfo", None)
     allowed = ("example.com", "10.0.0.1", "::1")
-    said = refused(url, may_connect=is_public, allow_http=False, allowed_hosts=allowed)
-    assert cause in said
-    assert url not in said
+    message = refused(url, may_connect=is_public, allow_http=False, allowed_hosts=allowed)
+    assert cause in message
+    assert url not in message
 
 
 def test_a_download_stops_at_the_size_limit(site):

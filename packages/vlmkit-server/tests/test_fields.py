@@ -45,10 +45,10 @@ def test_the_stop_string_is_in_the_text_on_request(server, name):
 
 def test_special_tokens_are_shown_on_request(server):
     text = scripted(text="hi")
-    shown = {"skip_special_tokens": False, "stop_token_ids": [END]}
-    assert said(server, text, **shown) == ("hi", "stop")
+    options = {"skip_special_tokens": False, "stop_token_ids": [END]}
+    assert said(server, text, **options) == ("hi", "stop")
     assert said(server, text, include_stop_str_in_output=True) == ("hi", "stop")
-    assert said(server, text, include_stop_str_in_output=True, **shown) == ("hi<|end|>", "stop")
+    assert said(server, text, include_stop_str_in_output=True, **options) == ("hi<|end|>", "stop")
 
 
 def test_token_ids_are_returned_on_request(server):

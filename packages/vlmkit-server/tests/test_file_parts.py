@@ -139,9 +139,9 @@ def test_unsupported_fields_of_a_document_are_refused_by_name(server):
 def test_a_file_can_be_counted_rendered_and_embedded(server, file_id):
     parts = [file_part(file_id=file_id), {"type": "text", "text": "?"}]
     counted = server.post(chat(parts), "/tokenize", headers=KEY).json()
-    made = server.post(chat(parts), "/v1/chat/completions/render", headers=KEY).json()
-    assert counted["tokens"] == made["token_ids"]
-    assert [(image["width"], image["page"]) for image in made["images"]] == [(9, None)]
+    answer = server.post(chat(parts), "/v1/chat/completions/render", headers=KEY).json()
+    assert counted["tokens"] == answer["token_ids"]
+    assert [(image["width"], image["page"]) for image in answer["images"]] == [(9, None)]
     embedded = server.post(chat(parts), "/v1/embeddings", headers=KEY)
     assert embedded.status_code == 200
 

@@ -136,12 +136,12 @@ def test_an_answer_matches_its_constraint():
             {"guided_choice": ["tree", "trunk"]},
             {"structured_outputs": {"choice": ["tree", "trunk"]}},
         ):
-            said = client.create(**sent, extra_body=fields).choices[0]
-            assert said.message.content in ("tree", "trunk")
-            assert said.finish_reason == "stop"
+            choice = client.create(**sent, extra_body=fields).choices[0]
+            assert choice.message.content in ("tree", "trunk")
+            assert choice.finish_reason == "stop"
             chunks = client.create(**sent, extra_body=fields, stream=True)
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-            assert text == said.message.content
+            assert text == choice.message.content
         refused = server.post(chat(response_format=NAMED))
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "response_format"

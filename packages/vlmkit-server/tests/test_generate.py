@@ -27,11 +27,13 @@ def image_chat(*urls, text="what?"):
 
 def rendered(server, body):
     """Return the generate body of a rendered conversation, including its images."""
-    made = server.post(body, f"{CHAT}/render").json()
-    if made["features"]:
+    answer = server.post(body, f"{CHAT}/render").json()
+    if answer["features"]:
         parts = body["messages"][0]["content"]
-        made["features"]["image_urls"] = [p["image_url"]["url"] for p in parts if "image_url" in p]
-    return made
+        answer["features"]["image_urls"] = [
+            p["image_url"]["url"] for p in parts if "image_url" in p
+        ]
+    return answer
 
 
 def generated(server, body, **headers):
@@ -83,9 +85,9 @@ def test_a_rendered_constraint_is_enforced():
     pipeline = mock_pipeline(constraint=SpellingCompiler)
     with running({"mock": pipeline}, allow_generate=True) as server:
         body = chat("which?", guided_choice=["tree", "trunk"])
-        said = server.post(body).json()["choices"][0]["message"]["content"]
+        text = server.post(body).json()["choices"][0]["message"]["content"]
         ids = generated(server, rendered(server, body))["choices"][0]["token_ids"]
-        assert bytes(i for i in ids if i < v.NUM_BYTES).decode() == said != "which?"
+        assert bytes(i for i in ids if i < v.NUM_BYTES).decode() == text != "which?"
 
 
 def test_a_streamed_answer_equals_the_whole_answer(server):
@@ -106,8 +108,8 @@ def test_a_streamed_answer_equals_the_whole_answer(server):
 
 
 def test_logprobs_name_each_token_by_its_id(server):
-    made = rendered(server, chat("né", logprobs=True, top_logprobs=1))
-    (choice,) = generated(server, made)["choices"]
+    prompt = rendered(server, chat("né", logprobs=True, top_logprobs=1))
+    (choice,) = generated(server, prompt)["choices"]
     content = choice["logprobs"]["content"]
     assert [each["token"] for each in content] == [f"token_id:{i}" for i in choice["token_ids"]]
     assert choice["token_ids"][-1] == v.END
@@ -115,15 +117,15 @@ def test_logprobs_name_each_token_by_its_id(server):
     assert [each["top_logprobs"][0]["token"] for each in content] == [
         each["token"] for each in content
     ]
-    assert generated(server, made | {"sampling_params": {}})["choices"][0]["logprobs"] is None
+    assert generated(server, prompt | {"sampling_params": {}})["choices"][0]["logprobs"] is None
 
 
 def test_a_prompt_has_the_logprobs_of_its_chat(server):
     body = image_chat(picture()) | {"prompt_logprobs": 1}
     expected = server.post(body).json()["prompt_logprobs"]
-    made = rendered(server, body)
-    assert generated(server, made)["prompt_logprobs"] == expected
-    assert refusal(server, made | {"stream": True})["param"] == "sampling_params.prompt_logprobs"
+    prompt = rendered(server, body)
+    assert generated(server, prompt)["prompt_logprobs"] == expected
+    assert refusal(server, prompt | {"stream": True})["param"] == "sampling_params.prompt_logprobs"
     assert "prompt_logprobs" not in generated(server, rendered(server, chat()))
 
 
@@ -139,10 +141,10 @@ def test_token_ids_suffice_and_may_include_control_tokens(server):
 def test_caches_are_shared_with_chats_of_the_same_salt(server):
     body = image_chat(picture(33, 21), text="a rather long question " * 3)
     server.post(body)
-    made = rendered(server, body)
+    prompt = rendered(server, body)
     details = "prompt_tokens_details"
-    assert generated(server, made)["usage"][details]["cached_tokens"] > 0
-    other = generated(server, made | {"cache_salt": "other"})
+    assert generated(server, prompt)["usage"][details]["cached_tokens"] > 0
+    other = generated(server, prompt | {"cache_salt": "other"})
     assert other["usage"][details]["cached_tokens"] == 0
 
 
@@ -204,17 +206,17 @@ def changed(made, **features):
     ],
 )  # fmt: skip
 def test_an_impossible_prompt_is_refused_by_name_and_breaks_nothing(server, change, param):
-    made = rendered(server, image_chat(picture(), picture(40, 30)))
-    error = refusal(server, change(made))
+    prompt = rendered(server, image_chat(picture(), picture(40, 30)))
+    error = refusal(server, change(prompt))
     assert error["param"] == param
-    assert len(generated(server, made)["choices"]) == 1
+    assert len(generated(server, prompt)["choices"]) == 1
     assert eventually(server.is_idle)
 
 
 def test_an_image_digest_without_its_image_is_refused(server):
-    made = rendered(server, image_chat(picture()))
-    del made["features"]["image_urls"]
-    assert refusal(server, made)["param"] == "features.image_urls"
+    prompt = rendered(server, image_chat(picture()))
+    del prompt["features"]["image_urls"]
+    assert refusal(server, prompt)["param"] == "features.image_urls"
 
 
 def test_a_text_model_accepts_tokens_but_no_images():

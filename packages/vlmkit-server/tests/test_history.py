@@ -32,11 +32,11 @@ def test_an_earlier_tool_call_and_its_result_are_in_the_prompt(server):
 
 
 def test_earlier_reasoning_is_in_the_prompt(server):
-    said = {"role": "assistant", "content": "fine"}
-    thought = said | {"reasoning_content": "let me see"}
+    message = {"role": "assistant", "content": "fine"}
+    thought = message | {"reasoning_content": "let me see"}
     marks = 2
     assert prompt_tokens(server, QUESTION, thought, QUESTION) == (
-        prompt_tokens(server, QUESTION, said, QUESTION) + len("let me see") + marks
+        prompt_tokens(server, QUESTION, message, QUESTION) + len("let me see") + marks
     )
 
 
@@ -69,8 +69,8 @@ def test_long_texts_count_in_every_field_of_a_message(server, field):
 
 def test_tool_call_ids_count_as_text(server):
     calls = [CALL | {"id": f"{number:0512d}"} for number in range(1024)]
-    said = [{"role": "assistant", "tool_calls": calls}] * 6
-    refused = server.post({"model": "mock", "messages": [QUESTION, *said]})
+    messages = [{"role": "assistant", "tool_calls": calls}] * 6
+    refused = server.post({"model": "mock", "messages": [QUESTION, *messages]})
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert "the text is over 2000000 characters" in refused.json()["error"]["message"]

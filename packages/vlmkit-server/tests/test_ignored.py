@@ -141,8 +141,8 @@ def test_optional_openai_fields_without_effect_are_reported(server, path):
 
 @pytest.mark.parametrize("key", ["refusal", "audio", "function_call"])
 def test_a_message_field_that_the_model_would_not_see_is_refused(server, key):
-    said = {"role": "assistant", "content": "x", key: [{"id": "1"}]}
-    body = chat() | {"messages": [said]}
+    message = {"role": "assistant", "content": "x", key: [{"id": "1"}]}
+    body = chat() | {"messages": [message]}
     error = server.post(body).json()["error"]
     assert (error["param"], error["code"]) == (f"messages[0].{key}", "unsupported_parameter")
 

@@ -80,8 +80,8 @@ def test_an_image_of_anthropics_api_may_have_line_breaks_and_type_jpg(server):
 @pytest.mark.parametrize("image", [None, {}, "absent"])
 def test_a_uuid_without_an_image_is_refused_with_what_to_send(server, image):
     part = {"type": "image_url", "uuid": "picture-1"}
-    shown = part | {"image_url": {"url": picture()}}
-    assert server.post(asking([shown])).headers["x-vlmkit-ignored"] == "messages.content.uuid"
+    with_image = part | {"image_url": {"url": picture()}}
+    assert server.post(asking([with_image])).headers["x-vlmkit-ignored"] == "messages.content.uuid"
     refused = server.post(asking([part | ({} if image == "absent" else {"image_url": image})]))
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "messages[0].content[0].image_url")

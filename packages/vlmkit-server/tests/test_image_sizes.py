@@ -131,17 +131,17 @@ def test_per_image_fields_of_the_wrong_kind_are_refused_by_name(sized):
 def test_caches_never_mix_two_details_of_one_image(sized):
     """Neither the feature cache nor the prefix cache mixes them, in any order."""
     salt = {"cache_salt": "details"}
-    said = {}
+    texts = {}
     for detail in ("low", "high", "low", "high"):
         answer = sized.post(image_chat(part((40, 30), detail=detail), **salt)).json()
         text = answer["choices"][0]["message"]["content"]
-        assert said.setdefault(detail, text) == text
+        assert texts.setdefault(detail, text) == text
         assert (
             answer["usage"]["prompt_tokens_details"]["image_tokens"]
             == {"low": 2, "high": 4}[detail]
         )
-    assert said["low"].startswith("image 1: 20x15 ")
-    assert said["high"].startswith("image 1: 40x30 ")
+    assert texts["low"].startswith("image 1: 20x15 ")
+    assert texts["high"].startswith("image 1: 40x30 ")
     both = sized.post(image_chat(part((40, 30), detail="low"), part((40, 30)), **salt)).json()
     lines = both["choices"][0]["message"]["content"].splitlines()
     assert [line.split()[2] for line in lines[:2]] == ["20x15", "40x30"]

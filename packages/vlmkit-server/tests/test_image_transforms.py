@@ -71,11 +71,11 @@ def test_the_transform_of_each_image_is_in_the_answer(fresh):
 
 def test_a_repeated_image_is_cached_and_one_of_another_size_is_not(fresh):
     picture = url(64, 48, color="navy")
-    seen = [image_transforms(fresh, picture), image_transforms(fresh, picture)]
+    repeated = [image_transforms(fresh, picture), image_transforms(fresh, picture)]
     other = image_transforms(fresh, picture, url(48, 64, color="navy"))
     smaller = image_transforms(fresh, {"url": picture, "max_image_tokens": 2})
 
-    assert [image["cached"] for images in seen for image in images] == [False, True]
+    assert [image["cached"] for images in repeated for image in images] == [False, True]
     assert [image["cached"] for image in other] == [True, False]
     assert [image["cached"] for image in smaller] == [False]
     assert [image["cached"] for image in image_transforms(fresh, picture, cache_salt="own")] == [

@@ -74,14 +74,14 @@ class Site:
 
 @contextmanager
 def site():
-    shown = Site()
-    with shown.server:
-        thread = threading.Thread(target=shown.server.serve_forever)
+    site_server = Site()
+    with site_server.server:
+        thread = threading.Thread(target=site_server.server.serve_forever)
         thread.start()
         try:
-            yield shown
+            yield site_server
         finally:
-            shown.server.shutdown()
+            site_server.server.shutdown()
             thread.join()
 
 

@@ -23,9 +23,9 @@ def test_the_serve_command_names_its_missing_libraries(monkeypatch: pytest.Monke
     find = importlib.util.find_spec
     missing = {"litestar", "multipart"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in missing else find(n))
-    said = commands.get("serve").objection()
-    assert said == "litestar and multipart, which vlmkit-server needs, cannot be imported"
-    assert hint_of(said).endswith("litestar multipart")
+    objection = commands.get("serve").objection()
+    assert objection == "litestar and multipart, which vlmkit-server needs, cannot be imported"
+    assert hint_of(objection).endswith("litestar multipart")
 
 
 async def describe(name: str) -> Any: ...

@@ -125,8 +125,8 @@ def test_line_feeds_within_a_request_do_not_split_it(batch_server, batches):
         b'"messages":[{"role":"user","content":"hello"}]}}]}'
     )
     headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
-    made = batch_server.post(spread, "/v1/messages/batches", headers=headers).json()
-    batch = wait_for_end(batches, batches.retrieve(made["id"]))
+    answer = batch_server.post(spread, "/v1/messages/batches", headers=headers).json()
+    batch = wait_for_end(batches, batches.retrieve(answer["id"]))
     assert results_of(batches, batch)["a"].type == "succeeded"
 
 

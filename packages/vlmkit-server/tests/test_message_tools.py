@@ -133,12 +133,12 @@ def test_calls_and_results_with_images_can_be_sent_back_unchanged(server, client
 
 
 def test_the_clients_tool_runner_runs_until_there_are_no_more_calls(server):
-    seen = []
+    places = []
 
     @anthropic.beta_tool
     def look(at: str = "") -> str:
         """Looks."""
-        seen.append(at)
+        places.append(at)
         return "a tree"
 
     runner = client_of(server).beta.messages.tool_runner(
@@ -147,7 +147,7 @@ def test_the_clients_tool_runner_runs_until_there_are_no_more_calls(server):
     answers = list(runner)
     assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"]
     assert answers[-1].content[0].text == "a tree"
-    assert seen == ["Köln", ""]
+    assert places == ["Köln", ""]
 
 
 def test_tool_definitions_are_in_the_prompt(client):
@@ -158,8 +158,8 @@ def test_tool_definitions_are_in_the_prompt(client):
 
     plain = num_tokens()
     assert num_tokens(tools=[TOOL]) > plain + len("Looks.")
-    shown = TOOL | {"input_examples": [{"at": "Paris"}]}
-    assert num_tokens(tools=[shown]) >= num_tokens(tools=[TOOL]) + len('[{"at": "Paris"}]')
+    with_examples = TOOL | {"input_examples": [{"at": "Paris"}]}
+    assert num_tokens(tools=[with_examples]) >= num_tokens(tools=[TOOL]) + len('[{"at": "Paris"}]')
     chosen = {"type": "tool", "name": "look", "disable_parallel_tool_use": True}
     assert num_tokens(tools=[TOOL], tool_choice=chosen) == num_tokens(tools=[TOOL])
 

@@ -49,10 +49,10 @@ def test_an_answer_has_text_reason_and_usage(client):
 def test_a_stream_has_the_same_message_as_a_whole_answer(client):
     sent = body(scripted(text="né 🙂 end", reasoning="why"))
     with client.messages.stream(**sent) as stream:
-        said = "".join(stream.text_stream)
+        text = "".join(stream.text_stream)
         streamed = stream.get_final_message()
     whole = client.messages.create(**sent)
-    assert said == whole.content[-1].text == "né 🙂 end"
+    assert text == whole.content[-1].text == "né 🙂 end"
     same = {"content", "stop_reason", "stop_sequence", "type", "role", "model"}
     assert streamed.model_dump(include=same) == whole.model_dump(include=same)
     assert streamed.usage.output_tokens == whole.usage.output_tokens
@@ -405,11 +405,11 @@ def test_overload_and_drain_have_anthropics_error_types():
 
 
 def test_an_engine_error_is_raised_after_the_streamed_text(client):
-    said = ""
+    text = ""
     with pytest.raises(anthropic.APIStatusError) as raised:  # noqa: PT012
         for event in ask(client, scripted(text="abcdef", fail_at_token=3), stream=True):
-            said += event.delta.text if event.type == "content_block_delta" else ""
-    assert said == "abc"
+            text += event.delta.text if event.type == "content_block_delta" else ""
+    assert text == "abc"
     assert (raised.value.type, raised.value.error_code) == ("api_error", "engine_error")
 
 

@@ -108,6 +108,6 @@ def test_a_failing_model_source_is_logged_without_secrets(server):
 )
 def test_commands_accept_uris_of_plugin_schemes(folder, arguments, code, expected, capsys):
     assert run([*arguments, "--config", str(folder / "vlmkit.toml")]) == code
-    shown = "".join(capsys.readouterr())
-    assert expected in shown
-    assert "hush" not in shown
+    output = "".join(capsys.readouterr())
+    assert expected in output
+    assert "hush" not in output

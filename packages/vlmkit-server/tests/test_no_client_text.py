@@ -184,8 +184,8 @@ def test_a_marker_in_each_declared_field_is_in_no_log_and_no_header(
             assert answer.status_code not in (500, 502), (path, field["place"], value, answer.text)
             # A header tells the client which keywords of its schemas are not enforced.
             headers = {k: v for k, v in answer.headers.items() if k != "x-vlmkit-unconstrained"}
-            shown = f"{headers}{written.getvalue()}"
-            assert MARKER.lower() not in shown.lower(), (path, field["place"], value)
+            output = f"{headers}{written.getvalue()}"
+            assert MARKER.lower() not in output.lower(), (path, field["place"], value)
             written.seek(0)
             written.truncate()
     logs = (folder / "access").read_text() + (folder / "audit").read_text()

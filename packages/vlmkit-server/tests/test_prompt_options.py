@@ -37,9 +37,9 @@ def test_an_answer_continues_the_last_message(server, way):
 
 def test_a_prompt_can_end_without_a_generation_prompt(server):
     messages = turns(scripted(text="ab"))
-    begun = ask(server, messages).prompt_token_ids
-    assert ask(server, messages, add_generation_prompt=False).prompt_token_ids == begun[:-1]
-    assert ask(server, messages, add_generation_prompt=True).prompt_token_ids == begun
+    token_ids = ask(server, messages).prompt_token_ids
+    assert ask(server, messages, add_generation_prompt=False).prompt_token_ids == token_ids[:-1]
+    assert ask(server, messages, add_generation_prompt=True).prompt_token_ids == token_ids
 
 
 def test_a_continued_message_has_text_and_no_reasoning(server):

@@ -124,5 +124,5 @@ def test_the_batch_program_of_the_guide_works(tmp_path, monkeypatch, capsys):
     with running(data=DataSettings(folder="vlmkit-data")) as server:
         program = (first + second + batch + "client.close()\n").replace('"demo"', '"mock"')
         exec(program.replace("http://127.0.0.1:8000", server.url), {})
-    said = capsys.readouterr().out
-    assert all(f"question {n} image 1: 8x6" in said for n in range(2))
+    output = capsys.readouterr().out
+    assert all(f"question {n} image 1: 8x6" in output for n in range(2))

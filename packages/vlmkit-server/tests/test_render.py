@@ -172,8 +172,8 @@ def test_a_rendered_response_includes_its_previous_responses(server):
     prompt = server.post(then, f"{responses}/render").json()
     answer = server.post(then, responses).json()
     assert prompt["num_tokens"] == answer["usage"]["input_tokens"]
-    said = [("user", "four"), ("assistant", "four"), ("user", "why?")]
-    messages = [{"role": role, "content": text} for role, text in said]
+    turns = [("user", "four"), ("assistant", "four"), ("user", "why?")]
+    messages = [{"role": role, "content": text} for role, text in turns]
     same = server.post(chat(messages=messages), f"{CHAT}/render").json()
     assert prompt["token_ids"] == same["token_ids"]
     for field, value in (("server_tools", ["x"]), ("input", [])):

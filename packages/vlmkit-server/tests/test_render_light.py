@@ -98,9 +98,9 @@ def test_a_size_url_replaces_an_image(server):
 def test_a_light_response_has_the_tokens_of_a_light_chat(server):
     parts = [{"type": "input_image", "image_url": "size:8x6"}]
     body = {"model": "mock", "light": True, "input": [{"role": "user", "content": parts}]}
-    made = rendered(server, body, "/v1/responses/render")
-    assert made["token_ids"] == rendered(server, light_body(picture(8, 6)))["token_ids"]
-    assert made["images"][0]["width"] == 8
+    prompt = rendered(server, body, "/v1/responses/render")
+    assert prompt["token_ids"] == rendered(server, light_body(picture(8, 6)))["token_ids"]
+    assert prompt["images"][0]["width"] == 8
 
 
 def test_light_has_no_effect_on_text_prompts(server):
@@ -202,7 +202,7 @@ def test_only_the_header_of_a_remote_image_is_fetched(kind, server):
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)
     images = Images(ServerSettings(), fetcher, OffloadExecutor())
     with site(content.getvalue(), 2**13) as url:  # the rest is never sent
-        shown = images.open_parts([("x", url)], server.runner().facts, "", light=True)
-        (part,) = asyncio.run(shown)
+        opening = images.open_parts([("x", url)], server.runner().facts, "", light=True)
+        (part,) = asyncio.run(opening)
     assert isinstance(part, ImagePart)
     assert (part.image.width, part.image.height) == (300, 200)

@@ -368,10 +368,10 @@ def test_large_images_under_a_memory_limit_are_not_reported_as_broken(tmp_path, 
 def test_twelve_large_images_in_file_parts_take_less_than_a_gibibyte(tmp_path, num_renderers):
     """Their sizes are unknown until a renderer opens them."""
     url = bomb(**LARGE_FILES["webp"])
-    check_twelve(tmp_path, num_renderers, url, 2**30, show=showing_files)
+    check_twelve(tmp_path, num_renderers, url, 2**30, show=file_chat)
 
 
-def showing_files(url):
+def file_chat(url):
     part = {"type": "file", "file": {"file_data": url, "filename": "x.webp"}}
     return chat() | {"messages": [{"role": "user", "content": [part]}]}
 

@@ -112,13 +112,13 @@ def test_a_plugin_field_has_the_same_effect_in_each_api_and_in_streams(server):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
     _, answer = post(server, "messages", model="dry", max_tokens=100, messages=MESSAGES, dry=HARD)
     assert answer["content"][0]["text"] == expected
-    made = server.client.responses.create(model="dry", input=REPEATS, extra_body={"dry": HARD})
-    assert made.output_text == expected
-    made = server.client.completions.create(
+    response = server.client.responses.create(model="dry", input=REPEATS, extra_body={"dry": HARD})
+    assert response.output_text == expected
+    response = server.client.completions.create(
         model="dry", prompt=REPEATS, max_tokens=100, extra_body={"dry": HARD}
     )
-    assert made.choices[0].text.startswith("abcd")  # another prompt, and so other logits
-    assert not repeats(made.choices[0].text)
+    assert response.choices[0].text.startswith("abcd")  # another prompt, and so other logits
+    assert not repeats(response.choices[0].text)
 
 
 def test_a_plugin_field_has_the_same_effect_in_the_python_api():

@@ -19,8 +19,8 @@ def image_response(width, height, text, **fields):
     """Return the same body for the Responses API, with storage disabled."""
     url = picture(width, height, kind="BMP")
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": text}]
-    said = [{"role": "user", "content": parts}]
-    return {"model": "mock", "input": said, "store": False} | fields
+    messages = [{"role": "user", "content": parts}]
+    return {"model": "mock", "input": messages, "store": False} | fields
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -244,9 +244,9 @@ def test_functions_of_a_namespace_have_qualified_names_in_the_prompt(server, mon
 
 
 def test_a_call_of_a_namespaced_function_has_namespace_and_name(server):
-    said = scripted(calls=SPAWNS)
-    calls = whole(server, said, tools=[SPACE, TOOL]).output
-    done = [each.item for each in events(server, said, tools=[SPACE, TOOL])
+    prompt = scripted(calls=SPAWNS)
+    calls = whole(server, prompt, tools=[SPACE, TOOL]).output
+    done = [each.item for each in events(server, prompt, tools=[SPACE, TOOL])
             if each.type == "response.output_item.done"]  # fmt: skip
     for items in (calls, done):
         named = [(item.namespace, item.name, json.loads(item.arguments)) for item in items]
@@ -275,8 +275,8 @@ def test_a_call_of_a_namespaced_function_can_be_sent_back_unchanged(server, monk
 
 def test_input_items_keep_the_namespace_of_a_call(server):
     call = CALL | {"namespace": "agents"}
-    made = server.post(body([user("a"), call, RESULT]), PATH).json()
-    items = server.get(f"{PATH}/{made['id']}/input_items").json()["data"]
+    answer = server.post(body([user("a"), call, RESULT]), PATH).json()
+    items = server.get(f"{PATH}/{answer['id']}/input_items").json()["data"]
     assert [item.get("namespace") for item in items] == [None, "agents", None]
 
 

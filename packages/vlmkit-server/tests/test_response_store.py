@@ -47,12 +47,12 @@ def test_a_conversation_continues_from_a_stored_response(server, monkeypatch, st
     question = user([text(scripted(text="hm", reasoning="so", calls=CALLS)), image(picture())])
     first = ask([question], instructions="be brief")
     call = first.output[-1]
-    shown = {"type": "function_call_output", "call_id": call.call_id, "output": [image(picture())]}
-    second = ask([shown], previous_response_id=first.id)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": [image(picture())]}
+    second = ask([result], previous_response_id=first.id)
     assert second.previous_response_id == first.id
     with recorded_requests(server, monkeypatch) as requests:
         ask("and?", previous_response_id=second.id)
-        items = [question, *first.output, shown, *second.output, user("and?")]
+        items = [question, *first.output, result, *second.output, user("and?")]
         ask([item if isinstance(item, dict) else item.model_dump() for item in items])
     gone_on, at_once = (
         [message_content(message) for message in each.messages] for each in requests

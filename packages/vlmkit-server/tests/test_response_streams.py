@@ -68,26 +68,28 @@ def test_event_sizes_are_obfuscated_on_request(server):
 
 def test_a_background_answer_continues_after_a_disconnect_and_can_be_resumed(server):
     client = server.client().responses
-    said = scripted(text="x" * 200, latency_s=0.01)
-    with client.create(**body(said), background=True, stream=True) as stream:
-        seen = [event for event, _ in zip(stream, range(6), strict=False)]
-    response_id = seen[0].response.id
+    prompt = scripted(text="x" * 200, latency_s=0.01)
+    with client.create(**body(prompt), background=True, stream=True) as stream:
+        received = [event for event, _ in zip(stream, range(6), strict=False)]
+    response_id = received[0].response.id
     rest = list(client.retrieve(response_id, stream=True, starting_after=5))
-    assert [event.sequence_number for event in seen + rest] == list(range(6 + len(rest)))
-    deltas = [event.delta for event in seen + rest if event.type == "response.output_text.delta"]
+    assert [event.sequence_number for event in received + rest] == list(range(6 + len(rest)))
+    deltas = [
+        event.delta for event in received + rest if event.type == "response.output_text.delta"
+    ]
     assert "".join(deltas) == rest[-1].response.output_text == "x" * 200
 
 
 def test_several_clients_can_stream_one_background_answer(server, pool):
     client = server.client().responses
-    begun = client.create(**body(scripted(text="x" * 100, latency_s=0.01)), background=True)
-    texts = list(pool.map(lambda _: replay(server, begun.id).text, range(4)))
+    response = client.create(**body(scripted(text="x" * 100, latency_s=0.01)), background=True)
+    texts = list(pool.map(lambda _: replay(server, response.id).text, range(4)))
     assert len(set(texts)) == 1
     numbers = [event["sequence_number"] for event in parsed_events(texts[0])]
     assert numbers == list(range(len(numbers)))
     assert (
         parsed_events(texts[0])[-1]["response"]["output"]
-        == client.retrieve(begun.id).to_dict()["output"]
+        == client.retrieve(response.id).to_dict()["output"]
     )
     assert eventually(server.is_idle)
 
@@ -95,17 +97,17 @@ def test_several_clients_can_stream_one_background_answer(server, pool):
 @pytest.mark.parametrize("way", ["cancel", "delete"])
 def test_a_replayed_stream_ends_with_the_cancellation(server, way):
     client = server.client().responses
-    begun = client.create(**body(SLOW), background=True)
-    with client.retrieve(begun.id, stream=True) as stream:
+    response = client.create(**body(SLOW), background=True)
+    with client.retrieve(response.id, stream=True) as stream:
         next(iter(stream))
-        getattr(client, way)(begun.id)
+        getattr(client, way)(response.id)
         *_, last = stream
     assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
     assert eventually(server.is_idle)
     if way == "cancel":
-        assert client.retrieve(begun.id).status == "cancelled"
+        assert client.retrieve(response.id).status == "cancelled"
         assert (
-            parsed_events(replay(server, begun.id).text)[-1]["sequence_number"]
+            parsed_events(replay(server, response.id).text)[-1]["sequence_number"]
             == last.sequence_number
         )
 
@@ -127,9 +129,9 @@ def test_only_background_responses_are_replayed_and_only_to_their_owner(server):
         server.client().responses.retrieve(plain.id, stream=True)
     assert error.value.param == "stream"
     mine = {"authorization": "Bearer mine"}
-    begun = server.post(body("x", background=True), PATH, headers=mine).json()
-    assert replay(server, begun["id"]).status_code == 404
-    url = f"{PATH}/{begun['id']}"
+    answer = server.post(body("x", background=True), PATH, headers=mine).json()
+    assert replay(server, answer["id"]).status_code == 404
+    url = f"{PATH}/{answer['id']}"
     assert server.get(url, params={"stream": "true"}, headers=mine).status_code == 200
 
 
@@ -148,26 +150,26 @@ def test_an_invalid_query_is_refused(server, query, param):
 def test_a_replayed_stream_counts_against_max_requests():
     with running(max_requests=2) as server:
         client = server.client().responses
-        begun = client.create(**body(SLOW), background=True)
-        with client.retrieve(begun.id, stream=True) as stream:
+        response = client.create(**body(SLOW), background=True)
+        with client.retrieve(response.id, stream=True) as stream:
             next(iter(stream))
-            refusal = replay(server, begun.id)
+            refusal = replay(server, response.id)
             assert refusal.status_code == 429
             assert refusal.json()["error"]["code"] == "server_overloaded"
-        client.cancel(begun.id)
+        client.cancel(response.id)
         assert eventually(server.is_idle)
 
 
 def test_dropped_events_are_not_replayed_and_later_ones_are():
     with running(responses=ResponsesSettings(max_stored_bytes=160_000)) as server:
         client = server.client().responses
-        begun = client.create(**body(scripted(text="x" * 300)), background=True)
-        assert eventually(lambda: client.retrieve(begun.id).status == "completed")
-        refusal = replay(server, begun.id)
+        response = client.create(**body(scripted(text="x" * 300)), background=True)
+        assert eventually(lambda: client.retrieve(response.id).status == "completed")
+        refusal = replay(server, response.id)
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "starting_after")
         first = int(re.search(r"number (\d+)", refusal.json()["error"]["message"])[1])
         assert first > 100
-        rest = parsed_events(replay(server, begun.id, starting_after=first - 1).text)
+        rest = parsed_events(replay(server, response.id, starting_after=first - 1).text)
         assert [event["sequence_number"] for event in rest] == list(range(first, first + len(rest)))
         assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 300
 

@@ -225,9 +225,9 @@ def test_calls_and_results_can_be_sent_back_unchanged(server):
 
 
 def test_logprobs_cover_the_text_of_the_message_only(server):
-    said = scripted(text="né, so.", reasoning="\nwhy\n", calls=CALLS)
+    prompt = scripted(text="né, so.", reasoning="\nwhy\n", calls=CALLS)
     fields = {"include": LOGPROBS, "top_logprobs": 2, "tools": [TOOL]}
-    received = events(server, said, **fields)
+    received = events(server, prompt, **fields)
     deltas = [
         entry
         for event in received
@@ -236,7 +236,9 @@ def test_logprobs_cover_the_text_of_the_message_only(server):
     ]
     (done,) = [event for event in received if event.type == "response.output_text.done"]
     message = next(item for item in received[-1].response.output if item.type == "message")
-    answered = next(item for item in whole(server, said, **fields).output if item.type == "message")
+    answered = next(
+        item for item in whole(server, prompt, **fields).output if item.type == "message"
+    )
     for entries in (
         deltas,
         done.logprobs,
@@ -301,11 +303,11 @@ def test_a_schema_is_refused_without_a_constraint_compiler(server):
 
 
 def test_input_token_counts_equal_the_usage_of_the_answer(server):
-    said = [user([image(picture()), text("look")])]
-    fields = {"input": said, "instructions": "be brief", "tools": [TOOL]}
+    messages = [user([image(picture()), text("look")])]
+    fields = {"input": messages, "instructions": "be brief", "tools": [TOOL]}
     counted = server.client().responses.input_tokens.count(model="mock", **fields)
     assert counted.object == "response.input_tokens"
-    assert counted.input_tokens == ask(server, **fields | {"said": said}).usage.input_tokens
+    assert counted.input_tokens == ask(server, **fields | {"said": messages}).usage.input_tokens
 
 
 def test_an_engine_error_is_the_last_event_of_a_stream(server):
@@ -328,8 +330,8 @@ def test_an_engine_error_of_a_whole_answer_is_an_internal_error(server):
 
 def test_a_disconnect_aborts_the_answer():
     with running() as server:
-        said = scripted(text="x", tokens=4000, latency_s=0.05)
-        held = server.connect(body(said, stream=True), path=PATH)
+        prompt = scripted(text="x", tokens=4000, latency_s=0.05)
+        held = server.connect(body(prompt, stream=True), path=PATH)
         assert held.recv(1)
         held.close()
         assert eventually(server.is_idle)

@@ -123,9 +123,9 @@ def test_the_rounds_and_calls_of_a_response_are_limited(served: Running, tools: 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_cut_off_by_max_output_tokens_are_incomplete(served: Running, stream: bool) -> None:
     fields = {"server_tools": ["say"], "max_output_tokens": 30}
-    said = calls(("say", {"text": "a" * 60}))
+    prompt = calls(("say", {"text": "a" * 60}))
     answer = (
-        events(served, said, **fields)[-1].response if stream else whole(served, said, **fields)
+        events(served, prompt, **fields)[-1].response if stream else whole(served, prompt, **fields)
     )
     (item,) = answer.output
     assert (item.type, item.status, item.output) == ("mcp_call", "incomplete", None)
@@ -178,18 +178,20 @@ def test_a_background_answer_runs_tools_and_cancelling_it_ends_them(
     served: Running, tools: Tools
 ) -> None:
     client = served.client().responses
-    begun = client.create(**body(calls(RED)), background=True, extra_body={"server_tools": ["say"]})
-    assert eventually(lambda: client.retrieve(begun.id).status == "completed")
-    assert contents(client.retrieve(begun.id).output)[0][2] == "red"
+    response = client.create(
+        **body(calls(RED)), background=True, extra_body={"server_tools": ["say"]}
+    )
+    assert eventually(lambda: client.retrieve(response.id).status == "completed")
+    assert contents(client.retrieve(response.id).output)[0][2] == "red"
     tools.is_waiting.clear()
     tools.is_cancelled.clear()
     waits = {"server_tools": ["wait"]}
-    begun = client.create(**body(calls(("wait", {}))), background=True, extra_body=waits)
+    response = client.create(**body(calls(("wait", {}))), background=True, extra_body=waits)
     assert tools.is_waiting.wait(300)
-    assert client.cancel(begun.id).status == "cancelled"
+    assert client.cancel(response.id).status == "cancelled"
     assert tools.is_cancelled.wait(300)
     assert eventually(served.is_idle)
-    assert client.retrieve(begun.id).status == "cancelled"
+    assert client.retrieve(response.id).status == "cancelled"
 
 
 BLOCKS = ["thinking", "text", "mcp_tool_use", "mcp_tool_use", "mcp_tool_result", "mcp_tool_result",

@@ -71,10 +71,10 @@ def test_an_image_of_a_tool_result_is_in_the_prompt(served: Running) -> None:
 
 
 def test_images_over_the_limit_are_left_out_of_the_prompt(served: Running) -> None:
-    shown = answer_text(ask(served, calls(("show", {"num": 5})), "show"))
-    assert "image 3: " in shown
-    assert "image 4: " not in shown
-    assert shown.count("[left out: there is no room for it]") == 2
+    text = answer_text(ask(served, calls(("show", {"num": 5})), "show"))
+    assert "image 3: " in text
+    assert "image 4: " not in text
+    assert text.count("[left out: there is no room for it]") == 2
 
 
 def test_several_calls_of_a_round_are_answered_in_order(served: Running, tools: Tools) -> None:

@@ -63,14 +63,14 @@ def test_a_public_address_is_allowed_with_one_key():
 def test_an_invalid_key_is_refused_and_not_quoted(content, tmp_path, capsys):
     (file := tmp_path / "key").write_text(content)
     assert cli.run(["serve", "mock", "--set", f"server.api_key_file={file}"]) == 2
-    said = capsys.readouterr().err
-    assert "must hold one key and nothing else" in said
-    assert not content or content not in said
+    output = capsys.readouterr().err
+    assert "must hold one key and nothing else" in output
+    assert not content or content not in output
     if content:
         assert cli.run(["serve", "mock", "--set", f"server.api_key={content}"]) == 2
-        said = capsys.readouterr().err
-        assert "server.api_key = ***" in said
-        assert content not in said
+        output = capsys.readouterr().err
+        assert "server.api_key = ***" in output
+        assert content not in output
 
 
 def test_two_sources_of_keys_are_refused(tmp_path):
@@ -84,9 +84,9 @@ def test_two_sources_of_keys_are_refused(tmp_path):
 def test_config_show_hides_the_key(monkeypatch, capsys):
     monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
     assert cli.run(["config", "show"]) == 0
-    said = capsys.readouterr().out
-    assert SECRET not in said
-    assert "***" in next(line for line in said.splitlines() if line.startswith("server.api_key "))
+    output = capsys.readouterr().out
+    assert SECRET not in output
+    assert "***" in next(line for line in output.splitlines() if line.startswith("server.api_key "))
 
 
 def test_child_processes_that_handle_client_files_do_not_receive_the_key(tmp_path, monkeypatch):

@@ -69,10 +69,10 @@ def test_only_the_first_images_have_their_own_stages():
 
 def test_a_stream_starts_with_known_timings_and_ends_with_all_on_request(server):
     answer = server.post(image_chat((17, 8), stream=True), headers=WITH_TIMINGS)
-    begun = list(spans(answer.headers["server-timing"]))
-    assert begun[:2] == ["images", "prompt"]
-    assert {"image0_fetch", "image0_decode", "image0_preprocess"} <= set(begun)
-    assert not {"queue", "decode"} & set(begun)
+    known = list(spans(answer.headers["server-timing"]))
+    assert known[:2] == ["images", "prompt"]
+    assert {"image0_fetch", "image0_decode", "image0_preprocess"} <= set(known)
+    assert not {"queue", "decode"} & set(known)
     assert {*WHOLE, "image0_encode"} <= set(comment(answer.text))
     assert answer.text.index(": server-timing") < answer.text.index("data: [DONE]")
 
@@ -102,8 +102,8 @@ def test_openais_client_reads_a_stream_with_timings(server):
     sent = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
     chunks = list(client.chat.completions.create(**sent, stream=True))
     whole = client.chat.completions.create(**sent)
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert said == whole.choices[0].message.content
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
 
 
 def test_timings_are_not_negative_and_fit_within_the_response_time(server):

@@ -149,8 +149,8 @@ def test_the_checklist_of_the_guide_for_public_servers_works(tmp_path):
     assert '"event": "started"' in (tmp_path / "audit.jsonl").read_text()
     assert (tmp_path / "usage.sqlite").exists()
     records = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    said = [line["message"] for line in records if "of vlmkit-demo" in line["message"]]
-    assert said == ["plugin 'demo' of vlmkit-demo is not loaded: plugins.only does not list it"]
+    lines = [line["message"] for line in records if "of vlmkit-demo" in line["message"]]
+    assert lines == ["plugin 'demo' of vlmkit-demo is not loaded: plugins.only does not list it"]
 
 
 @contextlib.contextmanager

@@ -43,17 +43,17 @@ def num_tokens(server, **sent):
 
 def test_the_oldest_turns_are_dropped_and_no_more_than_needed(small, monkeypatch):
     turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
-    said = [{"role": "developer", "content": "be brief"}, *turns, user("newest")]
-    assert refused(small, said, max_output_tokens=8)["code"] == "context_length_exceeded"
+    messages = [{"role": "developer", "content": "be brief"}, *turns, user("newest")]
+    assert refused(small, messages, max_output_tokens=8)["code"] == "context_length_exceeded"
     with recorded_requests(small, monkeypatch) as requests:
-        response = whole(small, said, **AUTO)
+        response = whole(small, messages, **AUTO)
     left = texts(requests[-1])
     assert (left[0], left[-1]) == ("be brief", "newest")
     num_left_out = response.truncated_items
     assert left[1:-1] == [text for n in range(8) for text in (f"{n}" * 30,) * 2][num_left_out:]
     assert response.truncation == "auto"
     assert response.usage.input_tokens + 8 <= MOST
-    one_more = [said[0], *said[1 + num_left_out - 2 :]]
+    one_more = [messages[0], *messages[1 + num_left_out - 2 :]]
     assert num_tokens(small, input=one_more) + 8 > MOST
 
 
@@ -71,9 +71,9 @@ def test_the_newest_turn_is_never_dropped(small):
 
 
 def test_calls_are_dropped_with_their_results_and_the_newest_stay(small, monkeypatch):
-    said = [user("go on"), *(item for n in range(6) for item in call_and_result(n))]
+    messages = [user("go on"), *(item for n in range(6) for item in call_and_result(n))]
     with recorded_requests(small, monkeypatch) as requests:
-        response = whole(small, said, **AUTO)
+        response = whole(small, messages, **AUTO)
     left = requests[-1].messages
     assert (left[0].role, texts(requests[-1])[0]) == ("user", "go on")
     calls = [part.id for each in left for part in each.parts if isinstance(part, ToolCallPart)]
@@ -92,16 +92,16 @@ def test_a_stored_conversation_can_continue_beyond_the_context(small):
 
 
 def test_streams_counts_and_renderings_are_truncated_alike(small):
-    said = [user("a" * 100), assistant("b" * 100), user("c" * 100), user("newest")]
-    response = whole(small, said, **AUTO)
+    messages = [user("a" * 100), assistant("b" * 100), user("c" * 100), user("newest")]
+    response = whole(small, messages, **AUTO)
     assert response.truncated_items == 2
-    first, *_, last = events(small, said, **AUTO)
+    first, *_, last = events(small, messages, **AUTO)
     assert (first.response.truncated_items, last.response.truncated_items) == (2, 2)
-    count = small.post(body(said, truncation="auto"), f"{PATH}/input_tokens").json()
+    count = small.post(body(messages, truncation="auto"), f"{PATH}/input_tokens").json()
     assert count["input_tokens"] == response.usage.input_tokens
-    assert num_tokens(small, input=said, **AUTO) == response.usage.input_tokens
-    assert num_tokens(small, input=said) > MOST
-    begun = whole(small, said, background=True, **AUTO)
+    assert num_tokens(small, input=messages, **AUTO) == response.usage.input_tokens
+    assert num_tokens(small, input=messages) > MOST
+    begun = whole(small, messages, background=True, **AUTO)
     assert begun.truncated_items == 2
     assert eventually(small.is_idle)
 
@@ -121,16 +121,16 @@ ROLE = st.sampled_from(["system", "user", "assistant", "calls", "tool"])
 
 def conversation(roles):
     """Return messages; tool-call ids repeat, and a result may belong to any call or to none."""
-    made = []
+    messages = []
     for number, role in enumerate(roles):
         if role == "calls":
             parts = (ToolCallPart(f"c{number % 3}", "f"),)
-            made.append(Message("assistant", parts))
+            messages.append(Message("assistant", parts))
         elif role == "tool":
-            made.append(Message("tool", (TextPart("r"),), f"c{(number - 1) % 3}"))
+            messages.append(Message("tool", (TextPart("r"),), f"c{(number - 1) % 3}"))
         else:
-            made.append(Message(role, (TextPart("x"),)))
-    return made
+            messages.append(Message(role, (TextPart("x"),)))
+    return messages
 
 
 @given(st.lists(ROLE, max_size=20))

@@ -145,6 +145,6 @@ COMMON_COMMANDS = (
 @pytest.mark.parametrize("command", COMMON_COMMANDS)
 def test_commands_from_documentation_of_other_servers_are_answered(command, one):
     picture = "data:image/png;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
-    said = run_in_shell(command.replace("URL", one.url, 1).replace("PICTURE", picture))
-    assert '"error"' not in said
-    assert '"choices":[{' in said
+    output = run_in_shell(command.replace("URL", one.url, 1).replace("PICTURE", picture))
+    assert '"error"' not in output
+    assert '"choices":[{' in output
