@@ -3,7 +3,7 @@
 import json
 
 import anthropic
-from running_server import picture
+from running_server import image_url
 
 PATH = "/v1/messages"
 
@@ -33,7 +33,7 @@ def ask(client, content="hello", **fields):
 
 def image(url=None):
     """Return a content block with an image."""
-    data = (url or picture()).partition(",")[2]
+    data = (url or image_url()).partition(",")[2]
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from running_server import chat, picture
+from running_server import chat, image_url
 
 MINIMAL = {
     "/v1/chat/completions": chat(),
@@ -33,7 +33,7 @@ def with_field(body, place, value):
     inner = body
     for parent in parents:
         if parent == "content":
-            inner[parent] = [{"type": "image_url", "image_url": {"url": picture()}}]
+            inner[parent] = [{"type": "image_url", "image_url": {"url": image_url()}}]
             inner = inner[parent][0]
         elif parent == "messages":
             inner = inner[parent][0]

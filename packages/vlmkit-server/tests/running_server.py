@@ -151,7 +151,7 @@ def scripted(**script: Any) -> str:
     return json.dumps({"mock": script})
 
 
-def picture(width: int = 8, height: int = 6, *, kind: str = "PNG") -> str:
+def image_url(width: int = 8, height: int = 6, *, kind: str = "PNG") -> str:
     """Return the data: URL of an image in one colour."""
     content = io.BytesIO()
     PilImage.new("RGB", (width, height), "teal").save(content, kind)

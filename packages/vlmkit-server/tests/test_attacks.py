@@ -72,9 +72,9 @@ def post_image(server, content, **fields):
     return post(server, {"model": "mock", "messages": messages, "max_tokens": 3} | fields)
 
 
-def file_of(picture, kind="PNG"):
+def file_of(image, kind="PNG"):
     content = io.BytesIO()
-    picture.save(content, kind)
+    image.save(content, kind)
     return content.getvalue()
 
 
@@ -97,10 +97,10 @@ def test_an_image_of_any_size_is_answered_or_refused(server, size):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_image_of_any_mode_is_answered_or_refused(server, mode):
-    picture = PIL.Image.new(mode, (9, 7))
+    image = PIL.Image.new(mode, (9, 7))
     for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "AVIF", "JPEG2000"):
         try:
-            content = file_of(picture, kind)
+            content = file_of(image, kind)
         except (OSError, ValueError, KeyError):  # the format does not support the mode
             continue
         answer = post_image(server, content)
@@ -203,13 +203,13 @@ def test_clients_cannot_read_or_write_files_of_the_server(server, folder):
 
 
 def test_requests_leave_no_file_in_the_temporary_folder(server, folder):
-    picture = file_of(PIL.Image.effect_noise((2000, 1500), 50))  # several megabytes
-    assert post_image(server, picture).status_code == 200
+    content = file_of(PIL.Image.effect_noise((2000, 1500), 50))  # several megabytes
+    assert post_image(server, content).status_code == 200
     for _ in range(3):
-        sent = server.http.post(f"{server.url}/v1/files", files={"file": ("a.png", picture)})
+        sent = server.http.post(f"{server.url}/v1/files", files={"file": ("a.png", content)})
         assert sent.status_code == 200
         server.http.delete(f"{server.url}/v1/files/{sent.json()['id']}")
-    assert post_image(server, picture[:-1000]).status_code == 400
+    assert post_image(server, content[:-1000]).status_code == 400
     assert not [*(folder / "tmp").iterdir()]
 
 

@@ -205,7 +205,7 @@ class Stores(RuleBasedStateMachine):
                     own["lines"][n] = "waiting"
 
     @invariant()
-    def what_is_told_is_so(self):
+    def listed_states_are_correct(self):
         for batch_id, own in self.batches.items():
             batch = own["batch"]
             states = list(own["lines"].values())

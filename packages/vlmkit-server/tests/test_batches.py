@@ -14,8 +14,8 @@ from running_server import (
     eventually,
     http_client,
     image_part,
+    image_url,
     mock_pipeline,
-    picture,
     running,
     scripted,
 )
@@ -88,10 +88,10 @@ def answer_text(entry):
 
 def test_each_line_is_answered_once_with_its_images_and_errors_are_reported(batch_server):
     client = batch_server.client()
-    shown = client.files.create(file=b64(picture(9, 7)), purpose="vision")
+    shown = client.files.create(file=b64(image_url(9, 7)), purpose="vision")
     lines = []
     for n in range(200):
-        part = image_part(picture(8 + n % 5, 6))
+        part = image_part(image_url(8 + n % 5, 6))
         if n % 3 == 0:
             part = {"type": "image_url", "image_url": {"file_id": shown.id}}
         content = [{"type": "text", "text": f"n\u00b0 {n}"}, part]
@@ -444,8 +444,8 @@ def test_batch_lines_count_against_the_rate_limits_of_their_owner(tmp_path):
     limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
     with running(data=data_settings(tmp_path), limits=limits) as server:
         client = server.client()
-        lines = [line(str(n), chat([image_part(picture())], max_tokens=1)) for n in range(62)]
-        never = line("never", chat([image_part(picture())] * 61))
+        lines = [line(str(n), chat([image_part(image_url())], max_tokens=1)) for n in range(62)]
+        never = line("never", chat([image_part(image_url())] * 61))
         batch = wait_for_end(client, start_batch(client, [*lines, never]))
         counts = batch.request_counts
         assert (counts.completed, counts.failed) == (62, 1)

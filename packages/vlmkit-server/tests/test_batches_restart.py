@@ -12,7 +12,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from running_server import eventually, picture, process, scripted
+from running_server import eventually, image_url, process, scripted
 from test_batches import entries, line, results_of, start_batch, wait_for_end
 
 pytestmark = pytest.mark.posix
@@ -58,7 +58,7 @@ def image_line(n, text=SLOW):
     """Return a line with an image."""
     content = [
         {"type": "text", "text": text},
-        {"type": "image_url", "image_url": {"url": picture(8 + n % 7, 6)}},
+        {"type": "image_url", "image_url": {"url": image_url(8 + n % 7, 6)}},
     ]
     body = {"model": "mock", "messages": [{"role": "user", "content": content}]}
     return line(f"\u2028{n}", body)
@@ -167,19 +167,21 @@ def test_large_batches_take_little_memory_and_a_huge_line_is_refused(tmp_path):
         file.write(b'"}')
     with server_process(tmp_path) as server:
         before = memory(server, "VmRSS")
-        batch = begun_of(server.client, tmp_path / "lines.jsonl")
+        batch = start_batch_of_file(server.client, tmp_path / "lines.jsonl")
         assert eventually(lambda: counts(server, batch).completed >= 500)
         batch = server.client.batches.cancel(batch.id)
         batch = wait_for_end(server.client, batch)
         assert counts(server, batch).total == 50_000
         assert len(results_of(server.client, batch)) == 50_000
         assert memory(server, "VmHWM") - before < 50 * 2**20
-        batch = wait_for_end(server.client, begun_of(server.client, tmp_path / "huge.jsonl"))
+        batch = wait_for_end(
+            server.client, start_batch_of_file(server.client, tmp_path / "huge.jsonl")
+        )
         assert [(e.code, e.line) for e in batch.errors.data] == [("line_too_long", 1)]
         assert memory(server, "VmHWM") - before < 250 * 2**20
 
 
-def begun_of(client, path):
+def start_batch_of_file(client, path):
     sent = client.files.create(file=path, purpose="batch")
     return client.batches.create(
         input_file_id=sent.id, endpoint="/v1/chat/completions", completion_window="24h"

@@ -114,7 +114,7 @@ SAYING = {
     "guided_choice": ["a"],
     "structured_outputs": {"choice": ["a"]},
 }
-"""A value of each field that not every model can be asked, with which it says something."""
+"""For each field that not every model supports, a value that is not neutral."""
 
 
 class Simple(MockTokenizer):

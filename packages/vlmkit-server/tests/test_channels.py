@@ -29,7 +29,7 @@ IDS = {
     "<|return|>": v.END,
     "<|call|>": v.TOOL,
 }
-"""The mock's tokens that no answer of these tests has otherwise."""
+"""Tokens of the mock that stand for the marks; no answer of these tests has them otherwise."""
 
 HARMONY = CHANNELS["harmony"]
 FORM = replace(

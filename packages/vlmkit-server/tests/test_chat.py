@@ -6,7 +6,7 @@ import re
 
 import openai
 import pytest
-from running_server import chat, image_part, mock_pipeline, picture, running, scripted
+from running_server import chat, image_part, image_url, mock_pipeline, running, scripted
 
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -130,8 +130,8 @@ def test_a_stream_with_logprobs_has_a_chunk_for_each_token(server):
 def test_images_are_encoded_in_order_and_counted(server):
     parts = [
         {"type": "text", "text": "what?"},
-        image_part(picture(8, 6)),
-        image_part(picture(20, 10)),
+        image_part(image_url(8, 6)),
+        image_part(image_url(20, 10)),
     ]
     answer = server.client().chat.completions.create(
         model="mock", messages=[{"role": "user", "content": parts}]

@@ -10,8 +10,8 @@ from running_server import (
     eventually,
     http_request,
     image_part,
+    image_url,
     mock_pipeline,
-    picture,
     running,
     scripted,
 )
@@ -67,7 +67,7 @@ def test_a_disconnect_during_image_decoding_keeps_the_request_from_the_engine(st
     with running({"mock": pipeline}) as server:
         blocker = pipeline._workers.workers.submit("", lambda: (is_busy.set(), go_on.wait()))
         assert is_busy.wait(300)
-        parts = [image_part(picture())]
+        parts = [image_part(image_url())]
         body = {"model": "mock", "stream": stream, "messages": [{"role": "user", "content": parts}]}
         connection = server.connect(body)
         assert eventually(lambda: server.service.active.num_open == 1)

@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 from openai.types import CreateEmbeddingResponse
-from running_server import eventually, image_part, mock_pipeline, picture, running, scripted
+from running_server import eventually, image_part, image_url, mock_pipeline, running, scripted
 
 import vlmkit
 from vlmkit.checkpoints.pooling import Pooling
@@ -54,7 +54,7 @@ def test_token_ids_have_the_same_embedding_as_their_text(server):
 
 
 def test_a_conversation_with_images_has_an_embedding(server):
-    parts = [image_part(picture()), {"type": "text", "text": "a house"}]
+    parts = [image_part(image_url()), {"type": "text", "text": "a house"}]
     body = {"model": "mock", "messages": [{"role": "user", "content": parts}]}
     answer = server.post(body, "/v1/embeddings").json()
     python = vlmkit.Model(server.runner()).embed(["a house"], images=[[opened(8, 6)]])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from running_server import chat, image_part, mock_pipeline, picture, running
+from running_server import chat, image_part, image_url, mock_pipeline, running
 
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.kit._public_address import is_public
@@ -22,7 +22,7 @@ from vlmkit_server.apis.openai_chat.wire import CHAT
 from vlmkit_server.settings.server import ServerSettings
 
 CONTENT = b"x" * 1000
-PICTURE = base64.b64decode(picture(9, 7).partition(",")[2])
+IMAGE_CONTENT = base64.b64decode(image_url(9, 7).partition(",")[2])
 
 
 class Site(BaseHTTPRequestHandler):
@@ -52,7 +52,7 @@ class Site(BaseHTTPRequestHandler):
                 except OSError:
                     return
         else:
-            content = PICTURE if self.path == "/picture" else CONTENT
+            content = IMAGE_CONTENT if self.path == "/picture" else CONTENT
             self.send_response(404 if self.path == "/missing" else 200)
             self.send_header("content-length", str(len(content)))
             self.end_headers()

@@ -16,7 +16,7 @@ def ask(server, text, *, stream=False, **fields):
     )
 
 
-def said(server, text, **fields):
+def text_and_reason(server, text, **fields):
     """Return text and finish reason of an answer; a stream must have the same."""
     choice = ask(server, text, **fields).choices[0]
     content, reason = "", None
@@ -29,7 +29,7 @@ def said(server, text, **fields):
 
 def test_a_stop_token_ends_an_answer_and_is_not_in_its_text(server):
     text = scripted(text="abcdef")
-    assert said(server, text, stop_token_ids=list(b"xd")) == ("abc", "stop")
+    assert text_and_reason(server, text, stop_token_ids=list(b"xd")) == ("abc", "stop")
     tokens = ask(server, text, stop_token_ids=[100], logprobs=True).choices[0].logprobs.content
     assert [entry.token for entry in tokens] == ["a", "b", "c"]
 
@@ -38,7 +38,7 @@ def test_a_stop_token_ends_an_answer_and_is_not_in_its_text(server):
 def test_the_stop_string_is_in_the_text_on_request(server, name):
     text = scripted(text="abcdef")
     for end in ({"stop": "cd"}, {"stop_token_ids": [100]}):
-        assert said(server, text, **end, **{name: True}) == ("abcd", "stop")
+        assert text_and_reason(server, text, **end, **{name: True}) == ("abcd", "stop")
     tokens = ask(server, text, stop_token_ids=[99], logprobs=True, **{name: True})
     assert [t.token for t in tokens.choices[0].logprobs.content] == ["a", "b", "c"]
 
@@ -46,9 +46,12 @@ def test_the_stop_string_is_in_the_text_on_request(server, name):
 def test_special_tokens_are_shown_on_request(server):
     text = scripted(text="hi")
     options = {"skip_special_tokens": False, "stop_token_ids": [END]}
-    assert said(server, text, **options) == ("hi", "stop")
-    assert said(server, text, include_stop_str_in_output=True) == ("hi", "stop")
-    assert said(server, text, include_stop_str_in_output=True, **options) == ("hi<|end|>", "stop")
+    assert text_and_reason(server, text, **options) == ("hi", "stop")
+    assert text_and_reason(server, text, include_stop_str_in_output=True) == ("hi", "stop")
+    assert text_and_reason(server, text, include_stop_str_in_output=True, **options) == (
+        "hi<|end|>",
+        "stop",
+    )
 
 
 def test_token_ids_are_returned_on_request(server):

@@ -7,14 +7,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import openai
 import pytest
 from anthropic_client import ask, body, client_of, text, user
-from running_server import chat, image_part, mock_pipeline, picture, running
+from running_server import chat, image_part, image_url, mock_pipeline, running
 
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
 
-URL = picture(9, 7)
-PICTURE = base64.b64decode(URL.partition(",")[2])
+URL = image_url(9, 7)
+IMAGE_CONTENT = base64.b64decode(URL.partition(",")[2])
 BARE = URL.partition(",")[2]
 KEY = {"authorization": "Bearer none"}
 STRANGE = base64.b64encode(b"once upon a time").decode()
@@ -27,16 +27,16 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def file_id(client):
-    return client.files.create(file=("teal.png", PICTURE), purpose="vision").id
+    return client.files.create(file=("teal.png", IMAGE_CONTENT), purpose="vision").id
 
 
 @pytest.fixture(scope="module")
 def expected(client):
     """Return the mock's answer about the image."""
-    return said(client, {"type": "image_url", "image_url": {"url": URL}})
+    return answer_text(client, {"type": "image_url", "image_url": {"url": URL}})
 
 
-def said(client, *parts):
+def answer_text(client, *parts):
     content = [*parts, {"type": "text", "text": "?"}]
     answer = client.chat.completions.create(
         model="mock", messages=[{"role": "user", "content": content}]
@@ -64,7 +64,7 @@ def test_an_image_file_has_the_same_answer_however_it_is_sent(client, file_id, e
         file_part(file_url=URL),
         {"type": "image_url", "image_url": {"file_id": file_id}},
     ):
-        assert said(client, part) == expected
+        assert answer_text(client, part) == expected
 
 
 def test_the_responses_api_accepts_files(client, file_id, expected):
@@ -199,7 +199,9 @@ def test_errors_of_files_have_the_location_in_the_format_of_the_api(server):
 
 
 def test_an_error_of_an_image_after_a_file_names_the_image(server):
-    broken = base64.b64encode(base64.b64decode(picture(300, 200).partition(",")[2])[:-30]).decode()
+    broken = base64.b64encode(
+        base64.b64decode(image_url(300, 200).partition(",")[2])[:-30]
+    ).decode()
     parts = [file_part(file_data=URL), image_part(f"data:image/png;base64,{broken}")]
     answer = server.post(chat(parts))
     assert answer.json()["error"]["param"] == "messages[0].content[1].image_url.url"
@@ -210,7 +212,7 @@ def test_an_error_of_an_image_after_a_file_names_the_image(server):
 def test_files_of_other_tenants_are_not_found(server, file_id):
     other = server.client().with_options(api_key="other")
     with pytest.raises(openai.NotFoundError) as caught:
-        said(other, file_part(file_id=file_id))
+        answer_text(other, file_part(file_id=file_id))
     assert caught.value.param == "messages[0].content[0].file"
 
 
@@ -218,7 +220,7 @@ def test_the_number_and_size_of_files_are_limited(server):
     most = server.runner().facts.bounds.max_media
     answer = server.post(chat([file_part(file_data=URL)] * (most + 1)))
     assert answer.json()["error"]["code"] == "too_many_media"
-    bounds = PipelineSettings(max_media_bytes=len(PICTURE) + 10)
+    bounds = PipelineSettings(max_media_bytes=len(IMAGE_CONTENT) + 10)
     with running({"mock": mock_pipeline(settings=bounds)}) as small:
         assert small.post(chat([file_part(file_data=URL)])).status_code == 200
         answer = small.post(chat([file_part(file_data=URL)] * 2))
@@ -237,7 +239,7 @@ class Site(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path == "/picture" else 404)
         self.end_headers()
-        self.wfile.write(PICTURE)
+        self.wfile.write(IMAGE_CONTENT)
 
     def log_message(self, *_):
         pass

@@ -95,7 +95,7 @@ def test_any_content_type_header_is_parsed_or_refused(value):
 def test_files_of_the_tenant_with_most_are_evicted():
     store = FileStore(FilesSettings(max_stored=100, max_stored_bytes=100))
 
-    def kept(account, num_bytes):
+    def add_file(account, num_bytes):
         return store.add(
             account.encode(),
             bytes(num_bytes),
@@ -106,13 +106,13 @@ def test_files_of_the_tenant_with_most_are_evicted():
             account=account,
         ).id
 
-    mine = [kept("me", 10) for _ in range(3)]
+    mine = [add_file("me", 10) for _ in range(3)]
     for _ in range(50):
-        theirs = kept("them", 20)
+        theirs = add_file("them", 20)
     assert [file.id for file in store.all_of(b"me")] == mine
     assert len(store.all_of(b"them")) == 3
     with pytest.raises(Overloaded, match="beside those that others keep"):
-        kept("them", 80)
-    kept("me", 15)
+        add_file("them", 80)
+    add_file("me", 15)
     assert [file.id for file in store.all_of(b"me")][:3] == mine
     assert store.find(theirs, b"them")

@@ -9,11 +9,11 @@ import msgspec
 import openai
 import pytest
 from anthropic_client import client_of
-from running_server import picture, running
+from running_server import image_url, running
 
 from vlmkit_server.settings.server import FilesSettings
 
-PICTURE = base64.b64decode(picture(9, 7).partition(",")[2])
+IMAGE_CONTENT = base64.b64decode(image_url(9, 7).partition(",")[2])
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def own(server):
     return client_of(server).beta.files
 
 
-def send(server, fields=(), file=("x.png", PICTURE, "image/png"), **options):
+def send(server, fields=(), file=("x.png", IMAGE_CONTENT, "image/png"), **options):
     """Send a multipart form as it is."""
     return server.http.post(
         f"{server.url}/v1/files", files={"file": file}, data=dict(fields), **options
@@ -34,11 +34,11 @@ def send(server, fields=(), file=("x.png", PICTURE, "image/png"), **options):
 
 
 def test_a_file_can_be_stored_described_read_and_deleted(files):
-    sent = files.create(file=("teal.png", PICTURE), purpose="vision")
+    sent = files.create(file=("teal.png", IMAGE_CONTENT), purpose="vision")
     assert (sent.object, sent.filename, sent.purpose) == ("file", "teal.png", "vision")
-    assert (sent.bytes, sent.status, sent.expires_at) == (len(PICTURE), "processed", None)
+    assert (sent.bytes, sent.status, sent.expires_at) == (len(IMAGE_CONTENT), "processed", None)
     assert files.retrieve(sent.id) == sent
-    assert files.content(sent.id).read() == PICTURE
+    assert files.content(sent.id).read() == IMAGE_CONTENT
     assert sent in list(files.list())
     assert files.delete(sent.id).deleted
     for look in (files.retrieve, files.content, files.delete):
@@ -55,13 +55,13 @@ def test_a_file_expires_after_the_requested_time(files):
 
 
 def test_anthropics_client_sees_the_same_files_in_its_own_format(server, files, own):
-    sent = own.upload(file=("notes.png", PICTURE, "image/png"))
+    sent = own.upload(file=("notes.png", IMAGE_CONTENT, "image/png"))
     assert (sent.type, sent.filename, sent.mime_type) == ("file", "notes.png", "image/png")
-    assert (sent.size_bytes, sent.downloadable, sent.expires_at) == (len(PICTURE), True, None)
+    assert (sent.size_bytes, sent.downloadable, sent.expires_at) == (len(IMAGE_CONTENT), True, None)
     assert sent.created_at.tzinfo == dt.UTC
     assert own.retrieve_metadata(sent.id) == sent
-    assert own.download(sent.id).read() == PICTURE
-    assert files.retrieve(sent.id).bytes == len(PICTURE)  # both clients use the same key
+    assert own.download(sent.id).read() == IMAGE_CONTENT
+    assert files.retrieve(sent.id).bytes == len(IMAGE_CONTENT)  # both clients use the same key
     assert own.delete(sent.id).type == "file_deleted"
     with pytest.raises(anthropic.NotFoundError) as caught:
         own.retrieve_metadata(sent.id)

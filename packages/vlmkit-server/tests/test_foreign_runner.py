@@ -5,7 +5,7 @@ import socket
 
 import openai
 import pytest
-from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
+from running_server import chat, eventually, image_part, image_url, mock_pipeline, running, scripted
 
 import vlmkit
 from replicas import Replicas
@@ -35,7 +35,7 @@ def num_running(replicas):
 
 def test_answers_of_a_foreign_runner_equal_those_of_a_pipeline(replicas):
     with running() as alone, running({"mock": replicas}) as server:
-        parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+        parts = [image_part(image_url()), {"type": "text", "text": "what?"}]
         body = {"model": "mock", "logprobs": True, "top_logprobs": 2}
         body["messages"] = [{"role": "user", "content": parts}]
         choices = [each.post(body).json()["choices"] for each in (alone, server)]

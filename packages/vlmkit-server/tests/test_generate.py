@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
+from running_server import chat, eventually, image_part, image_url, mock_pipeline, running, scripted
 
 from spelling import SpellingCompiler
 from vlmkit_mock import vocabulary as v
@@ -62,10 +62,10 @@ def streamed(server, body):
         chat("hello", temperature=1.5, seed=7, n=3, max_tokens=20, logit_bias={"104": -5}),
         chat("hello", stop=["ll"], include_stop_str_in_output=True),
         chat("hello", stop_token_ids=[108], min_tokens=2),
-        image_chat(picture(), picture(40, 30), picture()),
-        image_chat(picture(5, 4), picture(9, 9)) | {"max_image_tokens": 2},
-        image_chat(picture(5, 4)) | {"mm_processor_kwargs": {"max_dynamic_patch": 1}},
-        image_chat(picture(5, 4)) | {"cache_salt": "mine", "max_tokens": 9, "ignore_eos": True},
+        image_chat(image_url(), image_url(40, 30), image_url()),
+        image_chat(image_url(5, 4), image_url(9, 9)) | {"max_image_tokens": 2},
+        image_chat(image_url(5, 4)) | {"mm_processor_kwargs": {"max_dynamic_patch": 1}},
+        image_chat(image_url(5, 4)) | {"cache_salt": "mine", "max_tokens": 9, "ignore_eos": True},
     ],
 )
 def test_a_rendered_conversation_has_the_answer_of_its_chat_token_for_token(server, body):
@@ -91,7 +91,7 @@ def test_a_rendered_constraint_is_enforced():
 
 
 def test_a_streamed_answer_equals_the_whole_answer(server):
-    body = rendered(server, image_chat(picture()) | {"n": 2, "logprobs": True, "top_logprobs": 2})
+    body = rendered(server, image_chat(image_url()) | {"n": 2, "logprobs": True, "top_logprobs": 2})
     whole = generated(server, body)
     events = streamed(server, body | {"stream_options": {"include_usage": True}})
     last = events.pop()
@@ -121,7 +121,7 @@ def test_logprobs_name_each_token_by_its_id(server):
 
 
 def test_a_prompt_has_the_logprobs_of_its_chat(server):
-    body = image_chat(picture()) | {"prompt_logprobs": 1}
+    body = image_chat(image_url()) | {"prompt_logprobs": 1}
     expected = server.post(body).json()["prompt_logprobs"]
     prompt = rendered(server, body)
     assert generated(server, prompt)["prompt_logprobs"] == expected
@@ -139,7 +139,7 @@ def test_token_ids_suffice_and_may_include_control_tokens(server):
 
 
 def test_caches_are_shared_with_chats_of_the_same_salt(server):
-    body = image_chat(picture(33, 21), text="a rather long question " * 3)
+    body = image_chat(image_url(33, 21), text="a rather long question " * 3)
     server.post(body)
     prompt = rendered(server, body)
     details = "prompt_tokens_details"
@@ -171,9 +171,9 @@ def changed(made, **features):
         (lambda m: m | {"images": [{"mm_processor_kwargs": {"x": 1}}] * 2}, "images"),
         (lambda m: changed(m, image_urls=None), "features.image_urls"),
         (lambda m: changed(m, image_urls=[]), "features.image_urls"),
-        (lambda m: changed(m, image_urls=[picture()] * 3), "features.image_urls"),
-        (lambda m: changed(m, image_urls=[picture(), "data:"]), "features.image_urls[1]"),
-        (lambda m: changed(m, image_urls=[picture(), "/etc/passwd"]), "features.image_urls[1]"),
+        (lambda m: changed(m, image_urls=[image_url()] * 3), "features.image_urls"),
+        (lambda m: changed(m, image_urls=[image_url(), "data:"]), "features.image_urls[1]"),
+        (lambda m: changed(m, image_urls=[image_url(), "/etc/passwd"]), "features.image_urls[1]"),
         (lambda m: changed(m, image_urls=m["features"]["image_urls"][::-1]), f"{PLACES}[0]"),
         (lambda m: changed(m, mm_hashes={"image": ["0" * 64] * 2}), f"{PLACES}[0]"),
         (lambda m: changed(m, mm_hashes={"image": ["0" * 64]}), "features.mm_hashes.image"),
@@ -206,7 +206,7 @@ def changed(made, **features):
     ],
 )  # fmt: skip
 def test_an_impossible_prompt_is_refused_by_name_and_breaks_nothing(server, change, param):
-    prompt = rendered(server, image_chat(picture(), picture(40, 30)))
+    prompt = rendered(server, image_chat(image_url(), image_url(40, 30)))
     error = refusal(server, change(prompt))
     assert error["param"] == param
     assert len(generated(server, prompt)["choices"]) == 1
@@ -214,7 +214,7 @@ def test_an_impossible_prompt_is_refused_by_name_and_breaks_nothing(server, chan
 
 
 def test_an_image_digest_without_its_image_is_refused(server):
-    prompt = rendered(server, image_chat(picture()))
+    prompt = rendered(server, image_chat(image_url()))
     del prompt["features"]["image_urls"]
     assert refusal(server, prompt)["param"] == "features.image_urls"
 
@@ -224,7 +224,7 @@ def test_a_text_model_accepts_tokens_but_no_images():
     with running(blind, allow_generate=True) as server:
         assert generated(server, rendered(server, chat()))["choices"]
         features = {"mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
-                    "image_urls": [picture()]}  # fmt: skip
+                    "image_urls": [image_url()]}  # fmt: skip
         body = {"token_ids": [65], "features": features}
         assert refusal(server, body)["param"] == "features.image_urls"
 

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
+from running_server import chat, eventually, image_part, image_url, mock_pipeline, running, scripted
 
 from vlmkit.errors import CheckpointError
 from vlmkit_server.run import serve
@@ -96,7 +96,7 @@ def test_a_closed_pipeline_is_not_ready():
 
 
 def test_liveness_is_answered_while_a_large_image_is_decoded(server):
-    parts = [image_part(picture(8000, 6000, kind="JPEG"))]
+    parts = [image_part(image_url(8000, 6000, kind="JPEG"))]
     body = {"model": "mock", "messages": [{"role": "user", "content": parts}]}
     num_answers = 0
     with ThreadPoolExecutor(1) as pool:

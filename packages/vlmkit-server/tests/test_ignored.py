@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 from hypothesis import given, settings, strategies as st
-from running_server import chat, image_part, picture, running
+from running_server import chat, image_part, image_url, running
 
 from vlmkit_server.apis.openai_chat.wire import CHAT
 from vlmkit_server.wire.table import TABLE
@@ -29,7 +29,7 @@ AUTOGEN = {
             "name": "user",
             "content": [
                 {"type": "text", "text": "two"},
-                {"type": "image_url", "image_url": {"url": picture(), "detail": "auto"}},
+                {"type": "image_url", "image_url": {"url": image_url(), "detail": "auto"}},
             ],
         },
     ],
@@ -108,7 +108,7 @@ def test_ignored_fields_do_not_change_the_answer(server):
 
 
 def test_the_official_client_sees_the_header_of_ignored_fields(server):
-    part = image_part(picture())
+    part = image_part(image_url())
     part["image_url"]["alt"] = "a picture"
     messages = [{"role": "user", "name": "bob", "content": [part]}]
     answer = server.client().chat.completions.with_raw_response.create(

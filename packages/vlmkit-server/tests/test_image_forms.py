@@ -3,9 +3,9 @@
 import base64
 
 import pytest
-from running_server import chat, picture
+from running_server import chat, image_url
 
-CONTENT = base64.b64encode(base64.b64decode(picture(9, 7).partition(",")[2])).decode()
+CONTENT = base64.b64encode(base64.b64decode(image_url(9, 7).partition(",")[2])).decode()
 URL = f"data:image/png;base64,{CONTENT}"
 LINES = "\r\n".join(CONTENT[at : at + 76] for at in range(0, len(CONTENT), 76))
 SAFE = CONTENT.replace("+", "-").replace("/", "_").rstrip("=")
@@ -40,7 +40,7 @@ def test_an_image_is_accepted_in_each_form(server, form):
 
 @pytest.mark.parametrize("text", [CONTENT, URL, LINES])
 def test_images_of_a_message_precede_its_content(server, text):
-    part = {"type": "image_url", "image_url": {"url": picture(8, 8)}}
+    part = {"type": "image_url", "image_url": {"url": image_url(8, 8)}}
     answer = answer_text(post_message(server, {"content": [part], "images": [text]}))
     assert answer.startswith("image 1: 9x7")
     assert "image 2: 8x8" in answer
@@ -80,7 +80,7 @@ def test_an_image_of_anthropics_api_may_have_line_breaks_and_type_jpg(server):
 @pytest.mark.parametrize("image", [None, {}, "absent"])
 def test_a_uuid_without_an_image_is_refused_with_what_to_send(server, image):
     part = {"type": "image_url", "uuid": "picture-1"}
-    with_image = part | {"image_url": {"url": picture()}}
+    with_image = part | {"image_url": {"url": image_url()}}
     assert server.post(asking([with_image])).headers["x-vlmkit-ignored"] == "messages.content.uuid"
     refused = server.post(asking([part | ({} if image == "absent" else {"image_url": image})]))
     error = refused.json()["error"]

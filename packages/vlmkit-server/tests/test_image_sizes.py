@@ -6,7 +6,7 @@ applied, refused by name, or reported as ignored.
 import json
 
 import pytest
-from running_server import Running, chat, image_part, mock_pipeline, picture, running
+from running_server import Running, chat, image_part, image_url, mock_pipeline, running
 
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.pipeline import PipelineSettings
@@ -39,7 +39,7 @@ def one_size():
 
 
 def part(size=(8, 6), **fields):
-    return {"type": "image_url", "image_url": {"url": picture(*size), **fields}}
+    return {"type": "image_url", "image_url": {"url": image_url(*size), **fields}}
 
 
 def image_chat(*parts, **fields):
@@ -77,9 +77,9 @@ def test_the_operators_token_limit_applies_unless_the_request_asks_for_more():
 
 
 def test_max_image_tokens_limits_the_tokens_of_each_image(sized):
-    pictures = [part(), part(detail="low"), part(max_image_tokens=3), part(max_image_tokens=1)]
+    images = [part(), part(detail="low"), part(max_image_tokens=3), part(max_image_tokens=1)]
 
-    assert tokens(sized, *pictures, max_image_tokens=2) == [2, 2, 3, 1]
+    assert tokens(sized, *images, max_image_tokens=2) == [2, 2, 3, 1]
     assert tokens(sized, part(), max_image_tokens=500) == [4]
 
 
@@ -160,7 +160,7 @@ def test_all_routes_with_images_support_the_fields(sized):
 
 
 def test_anthropics_api_supports_the_fields(sized):
-    source = {"type": "base64", "media_type": "image/png", "data": picture().partition(",")[2]}
+    source = {"type": "base64", "media_type": "image/png", "data": image_url().partition(",")[2]}
     say = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     body = {"model": "mock", "messages": say, "max_tokens": 20}
     plain = sized.post(body, "/v1/messages/count_tokens").json()
@@ -185,7 +185,7 @@ def test_a_model_with_one_image_size_reports_detail_as_ignored(one_size):
 
 
 def test_a_model_with_one_image_size_reports_detail_in_the_responses_api(one_size):
-    image = {"type": "input_image", "image_url": picture(), "detail": "low"}
+    image = {"type": "input_image", "image_url": image_url(), "detail": "low"}
     body = {"model": "mock", "input": [{"role": "user", "content": [image]}]}
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
         answer = one_size.post(body, path)
@@ -211,7 +211,7 @@ def test_capabilities_list_the_size_fields_that_a_model_supports(sized, one_size
 def test_the_official_client_can_set_a_detail(sized):
     answer = sized.client().chat.completions.create(
         model="mock",
-        messages=[{"role": "user", "content": [part(detail="low"), image_part(picture())]}],
+        messages=[{"role": "user", "content": [part(detail="low"), image_part(image_url())]}],
         extra_body={"max_image_tokens": 3},
     )
 

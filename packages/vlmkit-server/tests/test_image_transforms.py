@@ -70,22 +70,22 @@ def test_the_transform_of_each_image_is_in_the_answer(fresh):
 
 
 def test_a_repeated_image_is_cached_and_one_of_another_size_is_not(fresh):
-    picture = url(64, 48, color="navy")
-    repeated = [image_transforms(fresh, picture), image_transforms(fresh, picture)]
-    other = image_transforms(fresh, picture, url(48, 64, color="navy"))
-    smaller = image_transforms(fresh, {"url": picture, "max_image_tokens": 2})
+    image_url = url(64, 48, color="navy")
+    repeated = [image_transforms(fresh, image_url), image_transforms(fresh, image_url)]
+    other = image_transforms(fresh, image_url, url(48, 64, color="navy"))
+    smaller = image_transforms(fresh, {"url": image_url, "max_image_tokens": 2})
 
     assert [image["cached"] for images in repeated for image in images] == [False, True]
     assert [image["cached"] for image in other] == [True, False]
     assert [image["cached"] for image in smaller] == [False]
-    assert [image["cached"] for image in image_transforms(fresh, picture, cache_salt="own")] == [
+    assert [image["cached"] for image in image_transforms(fresh, image_url, cache_salt="own")] == [
         False
     ]
 
 
 def test_an_image_twice_in_one_request_is_reported_as_not_cached(fresh):
-    picture = url(32, 24, color="gold")
-    assert [image["cached"] for image in image_transforms(fresh, picture, picture)] == [
+    image_url = url(32, 24, color="gold")
+    assert [image["cached"] for image in image_transforms(fresh, image_url, image_url)] == [
         False,
         False,
     ]
@@ -93,10 +93,10 @@ def test_an_image_twice_in_one_request_is_reported_as_not_cached(fresh):
 
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
 def test_transforms_are_in_the_last_event_of_a_stream(fresh, options):
-    picture = url(30, 24, color="pink" if options else "plum")
+    image_url = url(30, 24, color="pink" if options else "plum")
     stream = fresh.client().chat.completions.create(
         model="mock",
-        messages=image_chat(picture)["messages"],
+        messages=image_chat(image_url)["messages"],
         stream=True,
         extra_body=WITH_TRANSFORMS,
         **({"stream_options": options} if options else {}),

@@ -3,15 +3,15 @@
 import json
 
 import pytest
-from running_server import image_part, picture, recorded_requests
-from test_known_fields import ANSWERING, HEADER, OTHER, seen
+from running_server import image_part, image_url, recorded_requests
+from test_known_fields import ANSWERING, HEADER, OTHER, outcome_of
 
 from vlmkit_server.operate.capabilities import BODIES
 from vlmkit_server.operate.field_actions import actions
 from vlmkit_server.wire.table import TABLE
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = ANSWERING[0], ANSWERING[1], ANSWERING[2], ANSWERING[3]
-DATA = picture().partition(",")[2]
+DATA = image_url().partition(",")[2]
 SOURCE = {"type": "base64", "media_type": "image/png", "data": DATA}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 FULL = {
@@ -19,7 +19,7 @@ FULL = {
         "model": "mock",
         "max_tokens": 4,
         "messages": [
-            {"role": "user", "content": [image_part(picture()), {"type": "text", "text": "a"}]},
+            {"role": "user", "content": [image_part(image_url()), {"type": "text", "text": "a"}]},
             {"role": "assistant", "content": "b", "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "c"}]},
         ],
@@ -58,14 +58,14 @@ FULL = {
         "max_output_tokens": 4,
         "store": False,
         "input": [
-            {"role": "user", "content": [{"type": "input_image", "image_url": picture()}]},
+            {"role": "user", "content": [{"type": "input_image", "image_url": image_url()}]},
             {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
             {"role": "user", "content": "c"},
         ],
         "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
     },
 }
-"""A body of each API with all objects that have fields of the table, but for those at its top."""
+"""For each API, a body with all inner objects that have fields of the table."""
 
 KINDS = {
     "messages.audio": "assistant",
@@ -79,7 +79,7 @@ KINDS = {
     "input.content.annotations": "output_text",
     "input.content.logprobs": "output_text",
 }
-"""The role or type of the object that a field stands in, where it is not any."""
+"""The role or type of the object that has a field, where only one has it."""
 
 OF_ANY_KIND = {(CHAT, "messages.content.is_error"), (CHAT, "messages.content.data")}
 """Fields of objects that this API does not have."""
@@ -168,13 +168,13 @@ def test_an_inner_field_without_effect_is_reported_unless_it_is_neutral(
 ):
     without, body = bodies(path, place, VALUES.get(place, OTHER))
     with recorded_requests(server, monkeypatch) as requests:
-        plain = seen(server, requests, without, path)
-        idle = seen(server, requests, body, path)
+        plain = outcome_of(server, requests, without, path)
+        idle = outcome_of(server, requests, body, path)
         assert plain[:2] == (200, None), plain[3]
         assert idle[:2] == (200, place), idle[3]
         assert idle[2] == plain[2]
         for neutral in (None, *TABLE[place].neutral):
-            found = seen(server, requests, bodies(path, place, neutral)[1], path)
+            found = outcome_of(server, requests, bodies(path, place, neutral)[1], path)
             assert found[:3] == plain[:3]
 
 
@@ -182,8 +182,8 @@ def test_an_inner_field_without_effect_is_reported_unless_it_is_neutral(
 def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypatch, path, place):
     without, body = bodies(path, place, VALUES[place])
     with recorded_requests(server, monkeypatch) as requests:
-        plain = seen(server, requests, without, path)
-        changed = seen(server, requests, body, path)
+        plain = outcome_of(server, requests, without, path)
+        changed = outcome_of(server, requests, body, path)
     assert changed[:2] == plain[:2] == (200, None)
     assert changed[2] != plain[2]
 
@@ -192,9 +192,9 @@ def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypa
 def test_a_supported_inner_field_has_an_effect(server, monkeypatch, path, place):
     without, body = bodies(path, place, VALUES[place])
     with recorded_requests(server, monkeypatch) as requests:
-        plain = seen(server, requests, without, path)
+        plain = outcome_of(server, requests, without, path)
         assert plain[0] == 200
-        changed = seen(server, requests, body, path)
+        changed = outcome_of(server, requests, body, path)
     assert changed[0] == 200, changed[3]
     assert changed[1:3] != plain[1:3]
 

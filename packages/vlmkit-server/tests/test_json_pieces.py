@@ -38,11 +38,11 @@ def test_encoding_starts_only_when_the_first_piece_is_read():
 def test_encoding_stops_while_the_client_does_not_read(monkeypatch):
     written = []
 
-    def noted(source):
+    def record(source):
         written.append(json_pieces.gathered(source))
         return written[-1]
 
-    monkeypatch.setattr(full_response, "gathered", noted)
+    monkeypatch.setattr(full_response, "gathered", record)
     body = chat(scripted(text="hello ", tokens=2000), logprobs=True, top_logprobs=20, n=4)
     with running() as server:
         assert len(server.post(body | {"max_tokens": 2000}).content) > 8 * json_pieces.PIECE_BYTES

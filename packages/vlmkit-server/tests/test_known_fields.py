@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 from bodies import MINIMAL, with_field
-from running_server import chat, image_part, message_content, picture, recorded_requests, running
+from running_server import chat, image_part, image_url, message_content, recorded_requests, running
 
 from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
 from vlmkit_server.operate.field_actions import actions
@@ -19,17 +19,17 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 FLAT_TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 OWN_TOOL = {"name": "look", "input_schema": {"type": "object"}}
 CHOICES = {"choice": ["a", "b"]}
-_DATA = {"type": "base64", "media_type": "image/png", "data": picture().partition(",")[2]}
+_DATA = {"type": "base64", "media_type": "image/png", "data": image_url().partition(",")[2]}
 SHOWN = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": [image_part(picture())]}]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": [image_part(image_url())]}]},
     "/v1/messages": {
         "messages": [{"role": "user", "content": [{"type": "image", "source": _DATA}]}]
     },
     "/v1/responses": {
-        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": picture()}]}]
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": image_url()}]}]
     },
 }
-"""The fields of bodies that show a picture."""
+"""Fields of bodies with an image."""
 
 VALUES = {
     "add_generation_prompt": False,
@@ -108,7 +108,7 @@ VALUES = {
     "xtc_probability": 0.5,
     "xtc_threshold": 0.2,
 }
-"""A value of each implemented field that changes something."""
+"""For each implemented field, a value with an effect."""
 
 OF_ROUTES = {
     ("/v1/completions", "logprobs"): 2,
@@ -124,7 +124,7 @@ WITH = {
     "tool_choice": ("tools",),
     "top_logprobs": ("logprobs", "include"),
 }
-"""Other fields without which one changes nothing."""
+"""Fields that another field needs to have an effect."""
 
 
 def base(path):
@@ -144,7 +144,7 @@ def value_of(path, name):
     return OF_ROUTES.get((path, name), VALUES.get(name))
 
 
-def seen(server, requests, body, path):
+def outcome_of(server, requests, body, path):
     """Return the status, the ignored fields, the request that reaches the model, and the answer."""
     requests.clear()
     answer = server.post(body, path)
@@ -219,11 +219,11 @@ def test_an_implemented_field_has_an_effect(server, monkeypatch, path, name):
     needed = [each for each in WITH.get(name, ()) if each in BODIES[path].fields]
     body = base(path) | {each: value_of(path, each) for each in needed}
     with recorded_requests(server, monkeypatch) as requests:
-        plain = seen(server, requests, body, path)
-        assert seen(server, requests, body, path)[:2] == plain[:2]
+        plain = outcome_of(server, requests, body, path)
+        assert outcome_of(server, requests, body, path)[:2] == plain[:2]
         sent = body | {name: value_of(path, name)}
         assert value_of(path, name) is not None
-        changed = seen(server, requests, sent, path)
+        changed = outcome_of(server, requests, sent, path)
     assert changed != plain
     if changed[0] == 400:
         assert name in changed[3] or "within a constraint" in changed[3] or name in BY_MEANING
@@ -255,9 +255,9 @@ def test_a_field_without_effect_is_reported_unless_it_is_a_label(server, monkeyp
     }
     assert None not in values.values(), "add a value to LABELS"
     with recorded_requests(server, monkeypatch) as requests:
-        plain = seen(server, requests, base(path), path)
+        plain = outcome_of(server, requests, base(path), path)
         for some in batched(sorted(values.items())):  # as many as a header names
-            idle = seen(server, requests, base(path) | dict(some), path)
+            idle = outcome_of(server, requests, base(path) | dict(some), path)
             reported = [name for name, _ in some if name not in own or name in hints]
             assert idle[1] == (", ".join(reported) or None)
             assert idle[2] == plain[2]
@@ -293,11 +293,11 @@ def test_an_alias_has_the_effect_of_its_field(server, monkeypatch, path, name):
     else:
         value = body[target]
     with recorded_requests(server, monkeypatch) as requests:
-        own = seen(server, requests, body | {target: value}, path)
-        other = seen(server, requests, body | {name: value}, path)
-        both = seen(server, requests, body | {target: value, name: value}, path)
+        own = outcome_of(server, requests, body | {target: value}, path)
+        other = outcome_of(server, requests, body | {name: value}, path)
+        both = outcome_of(server, requests, body | {target: value, name: value}, path)
         for neutral in TABLE[name].neutral:
-            neutral_one = seen(server, requests, body | {name: neutral}, path)
+            neutral_one = outcome_of(server, requests, body | {name: neutral}, path)
             assert neutral_one[:2] == (200, None)
     assert other[:3] == own[:3]
     assert both[:3] == own[:3]
@@ -331,12 +331,12 @@ def test_neutral_values_are_accepted_and_have_no_effect(server, monkeypatch, pat
     """Each server's default of a field is tried, and all of them together."""
     every = {name: v for name, _, v in neutral_values(path) if v is not None}
     with recorded_requests(server, monkeypatch) as requests:
-        plain = seen(server, requests, base(path), path)
-        together = seen(server, requests, base(path) | every, path)
+        plain = outcome_of(server, requests, base(path), path)
+        together = outcome_of(server, requests, base(path) | every, path)
         assert together[:2] == (200, None), together[3]
         for name, action, value in neutral_values(path):
             if action == "implemented" or path == ANSWERING[0]:
-                found = seen(server, requests, base(path) | {name: value}, path)
+                found = outcome_of(server, requests, base(path) | {name: value}, path)
                 assert found[:2] == plain[:2], (name, value, found[3])
                 assert action == "implemented" or found[2] == plain[2], (name, value)
 

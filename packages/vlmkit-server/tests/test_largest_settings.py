@@ -20,7 +20,7 @@ OTHERWISE = {
     "proposer.use": '"ngram"',
     "engine.block_tokens": 16,
 }
-"""What cannot be at its bound: ports, and processes, of which it counts that they start."""
+"""Settings that cannot be at their bounds: ports, and numbers of processes."""
 
 SCRIPT = ("engine.tokens", "engine.fail_at_token", "engine.crash_at_token")
 MAX_RESIDENT_BYTES = 600 * 2**20

@@ -9,8 +9,8 @@ from running_server import (
     chat,
     http_request,
     image_part,
+    image_url,
     mock_pipeline,
-    picture,
     running,
 )
 
@@ -173,7 +173,7 @@ def test_only_data_urls_are_opened_unless_fetching_is_enabled(server, url):
             "data:image/png;base64,AAAA", "DATA:image/png;base64,AAAA"]
 )  # fmt: skip
 def test_a_broken_image_is_refused_with_its_location(server, url):
-    error = error_of(post_images(server, picture(), url), 400)
+    error = error_of(post_images(server, image_url(), url), 400)
     assert error["code"] == "invalid_image"
     assert error["param"] == "messages[0].content[1].image_url.url"
 
@@ -181,10 +181,12 @@ def test_a_broken_image_is_refused_with_its_location(server, url):
 def test_the_number_and_size_of_images_are_limited():
     limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
     with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=100) as server:
-        assert post_images(server, picture(8, 6), picture(8, 6)).status_code == 200
-        assert error_of(post_images(server, *[picture(2, 2)] * 3), 400)["code"] == "too_many_images"
-        assert error_of(post_images(server, picture(11, 10)), 400)["code"] == "image_too_large"
-        error = error_of(post_images(server, picture(8, 6), picture(10, 6)), 400)
+        assert post_images(server, image_url(8, 6), image_url(8, 6)).status_code == 200
+        assert (
+            error_of(post_images(server, *[image_url(2, 2)] * 3), 400)["code"] == "too_many_images"
+        )
+        assert error_of(post_images(server, image_url(11, 10)), 400)["code"] == "image_too_large"
+        error = error_of(post_images(server, image_url(8, 6), image_url(10, 6)), 400)
         assert error["code"] == "image_too_large"
         assert error["param"] == "messages"  # the total of all images
 

@@ -19,7 +19,7 @@ from running_server import (
     eventually,
     http_client,
     image_part,
-    picture,
+    image_url,
     process,
     running,
     scripted,
@@ -71,7 +71,7 @@ def test_an_access_log_line_has_the_outcome_of_its_request(tmp_path, key):
     own, secret = key
     keys_file = str(tmp_path / "keys.jsonl")
     with running(access_log=str(access), keys_file=keys_file) as server:
-        parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+        parts = [image_part(image_url()), {"type": "text", "text": "what?"}]
         body = chat() | {"messages": [{"role": "user", "content": parts}]}
         answer = server.post(body, headers=bearer(secret) | {"x-request-id": "mine-1"})
         usage = answer.json()["usage"]
@@ -468,7 +468,7 @@ def secret_requests(url, key):
         chat(SECRET, model=SECRET),
         chat([image_part(f"data:image/png;base64,{image}")]),
         chat([image_part(f"https://example.com/{SECRET}?{SECRET}")]),
-        chat([image_part(picture()), {"type": "text", "text": SECRET}]),
+        chat([image_part(image_url()), {"type": "text", "text": SECRET}]),
         chat([{"type": "file", "file": {"file_data": image, "filename": SECRET}}]),
         chat(json.dumps({"mock": {"text": SECRET, "fail_at_token": 1}})),
         chat(json.dumps({"mock": {"text": SECRET, SECRET: 1}})),

@@ -19,7 +19,7 @@ from anthropic_client import (
     text,
     user,
 )
-from running_server import image_part, message_content, picture, recorded_requests, scripted
+from running_server import image_part, image_url, message_content, recorded_requests, scripted
 
 from vlmkit_server.wire.tool_fields import shown_type
 
@@ -214,7 +214,7 @@ def test_tool_results_with_images_are_converted_like_those_of_the_chat_api(serve
     chat = [
         user("a"),
         {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
-        {"role": "tool", "tool_call_id": "c1", "content": [text("see"), image_part(picture())]},
+        {"role": "tool", "tool_call_id": "c1", "content": [text("see"), image_part(image_url())]},
     ]
     with recorded_requests(server, monkeypatch) as requests:
         for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):

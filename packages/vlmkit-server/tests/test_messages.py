@@ -18,9 +18,9 @@ from anthropic_client import (
 from running_server import (
     eventually,
     image_part,
+    image_url,
     message_content,
     mock_pipeline,
-    picture,
     recorded_requests,
     running,
     scripted,
@@ -163,7 +163,7 @@ SAME = [
     ),
     (
         {"messages": [user("a"), user([image(), text("b")])]},
-        [user([text("a"), image_part(picture()), text("b")])],
+        [user([text("a"), image_part(image_url()), text("b")])],
     ),
     (
         {
@@ -201,7 +201,7 @@ SAME = [
                     }
                 ]
             },
-            {"role": "tool", "tool_call_id": "c1", "content": [image_part(picture())]},
+            {"role": "tool", "tool_call_id": "c1", "content": [image_part(image_url())]},
             {"role": "tool", "tool_call_id": "c2", "content": ""},
             user("well?"),
         ],

@@ -100,12 +100,12 @@ def test_the_trace_returned_by_the_monitor_reaches_the_model(server, monitor):
     pipeline = server.runner()
     submit = type(pipeline).asubmit
 
-    async def noted(self, request):
+    async def record(self, request):
         traces.append(request.trace)
         return await submit(self, request)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(pipeline), "asubmit", noted)
+        patched.setattr(type(pipeline), "asubmit", record)
         server.post(chat(), headers={"traceparent": TRACE, "tracestate": "a=b"})
         server.post({"model": "mock", "prompt": "x"}, "/v1/completions")
     assert traces == [OWN, OWN]

@@ -96,7 +96,10 @@ class Api:
         kind = branch.get("type", "string")
         if kind == "object":
             properties = branch.get("properties", {})
-            needed = {*branch.get("required", []), *filter(None, [self._asked(branch, depth)])}
+            needed = {
+                *branch.get("required", []),
+                *filter(None, [self._prompt_field(branch, depth)]),
+            }
             needed |= {
                 n for n, s in properties.items() if len(self.resolved(s).get("enum", [])) == 1
             }
@@ -106,7 +109,7 @@ class Api:
         known = {"integer": 1, "number": 1.0, "boolean": False, "null": None}
         return known.get(kind, "hello")
 
-    def _asked(self, branch: dict[str, Any], depth: int) -> str:
+    def _prompt_field(self, branch: dict[str, Any], depth: int) -> str:
         """Return the field of a body with the prompt, if the schema requires none."""
         if depth or "messages" in branch.get("required", []):
             return ""
@@ -129,7 +132,9 @@ class Api:
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, io.StringIO, Any]]:
+def server_and_logs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Any, io.StringIO, Any]]:
     """A server with its DEBUG log and its log files; constraints are compiled in this process."""
     folder = tmp_path_factory.mktemp("logs")
     written = io.StringIO()
@@ -168,9 +173,9 @@ def sent(server: Running, path: str, media: str, body: Any) -> httpx2.Response:
 
 @pytest.mark.parametrize("num_values", [1, pytest.param(len(VALUES), marks=pytest.mark.slow)])
 def test_a_marker_in_each_declared_field_is_in_no_log_and_no_header(
-    said: Any, num_values: int
+    server_and_logs: Any, num_values: int
 ) -> None:
-    server, written, folder = said
+    server, written, folder = server_and_logs
     api = Api(server.get("/openapi.json").json())
     fields = [each for each in api.bodies() if each[2]["place"][-1][1] not in SHOWN]
     assert len({path for path, _, _ in fields}) > 10

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
-from running_server import chat, image_part, picture, scripted
+from running_server import chat, image_part, image_url, scripted
 
 IMAGES = "usage.prompt_tokens_details.image_tokens_each"
 CALLS = [
@@ -21,7 +21,7 @@ CALLS = [
     {"name": "weather", "arguments": {}},
 ]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-SHOWN = chat([image_part(picture()), {"type": "text", "text": "what?"}])
+SHOWN = chat([image_part(image_url()), {"type": "text", "text": "what?"}])
 CHATS = {
     "plain": (chat(), set()),
     "several": (chat(n=3, seed=1, temperature=1.0), set()),

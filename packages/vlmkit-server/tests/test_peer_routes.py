@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
-from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
+from running_server import chat, eventually, image_part, image_url, mock_pipeline, running, scripted
 from two_keys import headers_of, thread_with_keys
 
 from vlmkit_server.app import ALIASES
@@ -92,7 +92,7 @@ def test_an_invocation_requires_the_scope_of_its_api(tmp_path):
 
 
 def test_a_chat_has_the_token_count_of_its_usage(server):
-    parts = [{"type": "text", "text": "and"}, image_part(picture())]
+    parts = [{"type": "text", "text": "and"}, image_part(image_url())]
     body = {"messages": [{"role": "user", "content": parts}]}
     counted = server.post(body, "/v1/chat/completions/input_tokens").json()
     assert counted["object"] == "response.input_tokens"

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running_server import chat, image_part, picture, scripted
+from running_server import chat, image_part, image_url, scripted
 
 ANSWER = '[{"bbox_2d": [250, 0, 500, 500], "label": "cat"}, {"point_2d": [1000, 500]}]'
 PLACES = [
@@ -13,7 +13,7 @@ PLACES = [
 
 
 def grounding_body(text=ANSWER, num_images=1, **fields):
-    parts = [image_part(picture(80, 60))] * num_images
+    parts = [image_part(image_url(80, 60))] * num_images
     parts.append({"type": "text", "text": scripted(text=text)})
     messages = [{"role": "user", "content": parts}]
     return {"model": "mock", "messages": messages, "return_places": True, **fields}
@@ -83,7 +83,7 @@ def test_boxes_cut_off_by_a_stop_string_are_not_returned(server):
 
 def question(kind):
     """Return an image and a question, as blocks of Anthropic's API or items of OpenAI's."""
-    url = picture(80, 60)
+    url = image_url(80, 60)
     if kind == "messages":
         source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
         parts = [

@@ -2,7 +2,7 @@
 
 import openai
 import pytest
-from running_server import chat, image_part, picture, running
+from running_server import chat, image_part, image_url, running
 
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
@@ -53,7 +53,7 @@ def test_prompt_logprobs_of_a_chat_equal_those_of_the_python_api(server, num_top
 
 
 def test_image_tokens_have_no_prompt_logprobs_and_later_tokens_have(server):
-    parts = [image_part(picture()), {"type": "text", "text": "a"}]
+    parts = [image_part(image_url()), {"type": "text", "text": "a"}]
     sent = chat(prompt_logprobs=1, return_token_ids=True, max_tokens=1)
     sent["messages"] = [{"role": "user", "content": parts}]
     answer = server.post(sent).json()

@@ -17,8 +17,8 @@ from running_server import (
     http_client,
     http_request,
     image_part,
+    image_url,
     mock_pipeline,
-    picture,
     process,
     running,
     scripted,
@@ -66,7 +66,7 @@ def free(server, secret, unit="tokens"):
 def test_an_answer_is_charged_its_usage_and_the_rest_is_released(keys):
     secret = keys(f"tokens={MANY}", f"images={MANY}", f"image_tokens={MANY}")
     with running(keys_file=str(keys.path)) as server:
-        parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+        parts = [image_part(image_url()), {"type": "text", "text": "what?"}]
         body = chat(max_tokens=500) | {"messages": [{"role": "user", "content": parts}]}
         answer = server.post(body, headers=bearer(secret))
         usage = answer.json()["usage"]
@@ -97,7 +97,7 @@ def test_a_stream_reports_the_remaining_limit_and_a_disconnect_is_refunded(keys)
 
 @pytest.mark.parametrize("unit", ["requests", "tokens", "images", "image_tokens"])
 def test_openais_client_raises_its_own_error_with_a_retry_time(keys, unit):
-    content = [image_part(picture()), {"type": "text", "text": "what is in this?"}]
+    content = [image_part(image_url()), {"type": "text", "text": "what is in this?"}]
     amount = {"requests": 1, "tokens": 60, "images": 1, "image_tokens": 10}[unit]
     with running(keys_file=str(keys.path)) as server:
         secret = keys(f"{unit}={amount}/hour")
@@ -248,7 +248,7 @@ def test_a_request_disconnected_at_any_moment_holds_no_reservation(keys):
         for _ in range(60):
             script = scripted(text="x", tokens=chance.choice([1, 50, 2000]), latency_s=0.001)
             parts = [
-                image_part(picture(8 + chance.randrange(40))),
+                image_part(image_url(8 + chance.randrange(40))),
                 {"type": "text", "text": script},
             ]
             body = chat(n=chance.choice([1, 4]), stream=chance.random() < 0.5, max_tokens=2000)
@@ -373,7 +373,7 @@ def test_the_keys_command_stores_and_lists_limits(tmp_path, capsys):
 )
 def test_error_messages_use_the_singular_for_an_amount_of_one(limit, expected, keys):
     secret = keys(limit)
-    parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+    parts = [image_part(image_url()), {"type": "text", "text": "what?"}]
     body = chat(max_tokens=5) | {"messages": [{"role": "user", "content": parts}]}
     with running(keys_file=str(keys.path)) as server:
         answers = [server.post(body, headers=bearer(secret)) for _ in range(2)]

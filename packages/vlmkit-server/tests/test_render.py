@@ -1,12 +1,12 @@
 """``/render``: the prompt tokens of an answer, and the positions of its images."""
 
 import pytest
-from running_server import chat, image_part, picture
+from running_server import chat, image_part, image_url
 
 from vlmkit_mock import vocabulary as v
 
 CHAT = "/v1/chat/completions"
-LARGE = picture(40, 30)
+LARGE = image_url(40, 30)
 
 
 def rendered(server, body, path=CHAT):
@@ -38,7 +38,7 @@ def image_chat(*urls, **fields):
     ],
 )  # fmt: skip
 def test_a_rendered_chat_has_the_prompt_tokens_of_its_answer(server, fields):
-    body = image_chat(picture(), LARGE) | fields
+    body = image_chat(image_url(), LARGE) | fields
     answer = server.post(body | {"return_token_ids": True}).json()
     found = rendered(server, body)
     assert found["token_ids"] == answer["prompt_token_ids"]
@@ -48,7 +48,7 @@ def test_a_rendered_chat_has_the_prompt_tokens_of_its_answer(server, fields):
 
 
 def test_each_image_has_its_position_digest_sizes_and_token_count(server):
-    found = rendered(server, image_chat(picture(), LARGE, picture()))
+    found = rendered(server, image_chat(image_url(), LARGE, image_url()))
     features, ids = found["features"], found["token_ids"]
     places = features["mm_placeholders"]["image"]
     assert [place["length"] for place in places] == [6, 6, 6]
@@ -127,7 +127,7 @@ def test_each_text_prompt_has_the_prompt_tokens_of_its_completion(server):
 
 
 def test_a_message_of_anthropics_api_has_the_tokens_of_its_usage(server):
-    data = picture().partition(",")[2]
+    data = image_url().partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": data}
     turn = {"role": "user", "content": [{"type": "image", "source": source}]}
     body = {"model": "mock", "max_tokens": 5, "system": "be brief", "messages": [turn]}
@@ -145,7 +145,7 @@ def test_a_prompt_longer_than_the_context_is_rendered(server):
 
 def test_rendering_runs_no_engine_step(server):
     before = server.runner().stats().counters
-    rendered(server, image_chat(picture()))
+    rendered(server, image_chat(image_url()))
     assert server.runner().stats().counters == before
 
 

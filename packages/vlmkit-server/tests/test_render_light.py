@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import PIL.Image
 import pytest
-from running_server import chat, image_part, mock_pipeline, picture, running
+from running_server import chat, image_part, image_url, mock_pipeline, running
 
 from vlmkit.errors import RequestError
 from vlmkit.image_files import pixels
@@ -68,7 +68,7 @@ def without_pixels(monkeypatch):
 
 
 def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
-    body = light_body(picture(), rotated(30, 12), picture(9, 80), max_image_tokens=2)
+    body = light_body(image_url(), rotated(30, 12), image_url(9, 80), max_image_tokens=2)
     light, whole = rendered(server, body), rendered(server, body | {"light": False})
     assert light["features"].pop("mm_hashes") is None
     assert whole["features"].pop("mm_hashes") is not None
@@ -79,16 +79,16 @@ def test_a_light_prompt_has_the_tokens_of_the_full_one_and_no_digests(server):
 
 
 def test_a_light_prompt_decodes_no_pixels(server, without_pixels):
-    urls = [picture(), rotated(30, 12), "size:640x480"]
+    urls = [image_url(), rotated(30, 12), "size:640x480"]
     found = rendered(server, light_body(*urls))
     each = [(image["width"], image["height"]) for image in found["images"]]
     assert each == [(8, 6), (12, 30), (640, 480)]
-    assert server.post(light_body(picture()) | {"light": False}, CHAT).status_code != 200
+    assert server.post(light_body(image_url()) | {"light": False}, CHAT).status_code != 200
 
 
 def test_a_size_url_replaces_an_image(server):
     found = rendered(server, light_body("size:8x6"))
-    assert found["token_ids"] == rendered(server, light_body(picture(8, 6)))["token_ids"]
+    assert found["token_ids"] == rendered(server, light_body(image_url(8, 6)))["token_ids"]
     source = {"type": "url", "url": "size:8x6"}
     turn = {"role": "user", "content": [{"type": "image", "source": source}]}
     body = {"model": "mock", "max_tokens": 1, "light": True, "messages": [turn]}
@@ -99,7 +99,7 @@ def test_a_light_response_has_the_tokens_of_a_light_chat(server):
     parts = [{"type": "input_image", "image_url": "size:8x6"}]
     body = {"model": "mock", "light": True, "input": [{"role": "user", "content": parts}]}
     prompt = rendered(server, body, "/v1/responses/render")
-    assert prompt["token_ids"] == rendered(server, light_body(picture(8, 6)))["token_ids"]
+    assert prompt["token_ids"] == rendered(server, light_body(image_url(8, 6)))["token_ids"]
     assert prompt["images"][0]["width"] == 8
 
 
@@ -156,11 +156,11 @@ def test_light_is_refused_by_a_tokenizer_without_support(monkeypatch):
     honours = MockTokenizer().honours - {"light"}
     monkeypatch.setattr(MockTokenizer, "honours", property(lambda _: honours))
     with running() as server:
-        error = refusal(server, light_body(picture()))
+        error = refusal(server, light_body(image_url()))
         assert (error["param"], error["code"]) == ("light", "unsupported_parameter")
         (model,) = server.get("/v1/capabilities").json()["models"]
         assert "light" in model["endpoints"][CHAT]["refused"]
-        assert rendered(server, light_body(picture()) | {"light": False})["images"]
+        assert rendered(server, light_body(image_url()) | {"light": False})["images"]
 
 
 class Slowly(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 import PIL.Image
 import pytest
-from running_server import chat, eventually, http_request, image_part, picture, process, scripted
+from running_server import chat, eventually, http_request, image_part, image_url, process, scripted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
 
@@ -109,7 +109,7 @@ def test_a_public_server_uses_renderers_and_warns_about_unset_limits(tmp_path):
     with served(tmp_path, None, **PUBLIC) as server:
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert len(children(server)) == 2
-        assert answer_text(server, image_chat(picture())) is not None
+        assert answer_text(server, image_chat(image_url())) is not None
         log = server.log.read_text()
     for name in (
         *("plugins.only", "server.limits.address", "server.allowed_hosts", "server.access_log"),
@@ -229,15 +229,15 @@ def shared_bytes(pid):
 
 
 def test_answers_of_renderers_equal_those_of_threads(server, tmp_path):
-    wide, broken = picture(300, 20, kind="JPEG"), data_url(b"\x89PNG\r\n\x1a\nrubbish")
-    cut = picture(64, 64)[:-60]
+    wide, broken = image_url(300, 20, kind="JPEG"), data_url(b"\x89PNG\r\n\x1a\nrubbish")
+    cut = image_url(64, 64)[:-60]
     bodies = [
-        image_chat(picture(), wide),
+        image_chat(image_url(), wide),
         image_chat(wide, wide),
         chat("x" * 20_000),
         image_chat(broken),
-        image_chat(picture(), cut[: len(cut) // 4 * 4]),
-        image_chat(*[picture()] * 40),
+        image_chat(image_url(), cut[: len(cut) // 4 * 4]),
+        image_chat(*[image_url()] * 40),
         image_chat(data_url(b"GIF89a" + bytes(9))),
         chat("x" * 40_000),
         {"model": "mock", "prompt": "x" * 20_000},
@@ -267,14 +267,14 @@ def test_a_renderer_killed_at_work_fails_only_its_request_and_is_replaced(server
     assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
     assert int(answer.headers["retry-after"]) > 0
     assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 400
-    assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
+    assert answer_text(server, image_chat(image_url(9, 7))).startswith("image 1: 9x7")
     assert eventually(lambda: len(children(server)) == 2)
 
 
 def test_tools_with_integers_over_64_bits_reach_a_renderer(server):
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": -(10**60)}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
-    answer = post(server, image_chat(picture(9, 7), tools=[tool], tool_choice="none"))
+    answer = post(server, image_chat(image_url(9, 7), tools=[tool], tool_choice="none"))
     assert answer.status_code == 200, answer.text
 
 
@@ -285,7 +285,7 @@ def test_an_idle_renderer_that_is_killed_fails_no_request(server):
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not set(pids) & set(children(server)))
     assert eventually(lambda: is_idle(server))
-    assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
+    assert answer_text(server, image_chat(image_url(9, 7))).startswith("image 1: 9x7")
 
 
 def test_a_disconnect_stops_the_work_of_a_renderer(server):
@@ -299,17 +299,17 @@ def test_a_disconnect_stops_the_work_of_a_renderer(server):
     for attacker in attackers:
         attacker.close()
     assert eventually(lambda: is_idle(server))
-    assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
+    assert answer_text(server, image_chat(image_url(9, 7))).startswith("image 1: 9x7")
 
 
 def test_requests_leave_no_descriptors_shared_memory_or_processes(server):
     """Descriptors, shared memory and processes are the same as before."""
-    answer_text(server, image_chat(picture(300, 200)))
+    answer_text(server, image_chat(image_url(300, 200)))
     assert eventually(lambda: is_idle(server))
     pids = [server.process.pid, *children(server)]
     before = [descriptors(pid) for pid in pids]
     with ThreadPoolExecutor(8) as clients:
-        bodies = [image_chat(picture(100 + n, 50), picture(8, 8)) for n in range(40)]
+        bodies = [image_chat(image_url(100 + n, 50), image_url(8, 8)) for n in range(40)]
         assert all(answer.status_code == 200 for answer in clients.map(post, [server] * 40, bodies))
     assert eventually(lambda: [descriptors(pid) for pid in pids] == before)
     assert [server.process.pid, *children(server)] == pids
@@ -387,7 +387,7 @@ def check_twelve(folder, num_renderers, url, most_bytes, *, show=image_chat, **l
             ), answer.text
         assert peak[-1] < most_bytes
         assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 300
-        assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
+        assert answer_text(server, image_chat(image_url(9, 7))).startswith("image 1: 9x7")
         assert server.status() == 200
 
 
@@ -396,7 +396,7 @@ def test_memory_is_released_after_large_broken_images(tmp_path):
     whole = base64.b64decode(bomb(mode="RGB").partition(",")[2])
     cut = data_url(whole[: len(whole) * 2 // 3])
     with served(tmp_path, 0) as server:
-        answer_text(server, image_chat(picture(9, 7)))
+        answer_text(server, image_chat(image_url(9, 7)))
         pids = [server.process.pid]
         before = resident_bytes(pids)
         for _ in range(3):
@@ -410,7 +410,7 @@ def test_a_renderer_over_its_memory_limit_fails_the_request(tmp_path):
         pids = children(server)
         answer = post(server, image_chat(BOMB, bomb(SIDE - 1)))
         assert (answer.status_code, code(answer)) == (503, "out_of_memory")
-        assert answer_text(server, image_chat(picture(9, 7))).startswith("image 1: 9x7")
+        assert answer_text(server, image_chat(image_url(9, 7))).startswith("image 1: 9x7")
         assert children(server) == pids
 
 
@@ -419,7 +419,7 @@ def test_a_renderer_over_its_time_limit_is_replaced(tmp_path):
         answer = post(server, image_chat(BOMB, bomb(SIDE - 1), bomb(SIDE - 2)))
         assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
         assert "longer than 0.5 s" in answer.json()["error"]["message"]
-        assert eventually(lambda: post(server, image_chat(picture())).status_code == 200)
+        assert eventually(lambda: post(server, image_chat(image_url())).status_code == 200)
 
 
 def test_a_killed_server_leaves_no_renderer_behind(tmp_path):

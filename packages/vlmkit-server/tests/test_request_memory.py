@@ -4,20 +4,20 @@ import gc
 import tracemalloc
 
 import pytest
-from running_server import chat, eventually, image_part, picture, running, scripted
+from running_server import chat, eventually, image_part, image_url, running, scripted
 
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
 NUM_BYTES = 2000 * 1500 * 3
 
 
 def image_chat(width, height, text, **fields):
-    parts = [image_part(picture(width, height, kind="BMP")), {"type": "text", "text": text}]
+    parts = [image_part(image_url(width, height, kind="BMP")), {"type": "text", "text": text}]
     return chat(**fields) | {"messages": [{"role": "user", "content": parts}]}
 
 
 def image_response(width, height, text, **fields):
     """Return the same body for the Responses API, with storage disabled."""
-    url = picture(width, height, kind="BMP")
+    url = image_url(width, height, kind="BMP")
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": text}]
     messages = [{"role": "user", "content": parts}]
     return {"model": "mock", "input": messages, "store": False} | fields

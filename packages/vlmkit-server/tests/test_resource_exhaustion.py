@@ -17,7 +17,7 @@ HUGE = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 )
 HUGE += b"content-length: 67108864\r\n"
-ALIAS = "127.0.0.2"  # a second client address, where the loopback interface has it
+SECOND_ADDRESS = "127.0.0.2"  # a second client address, where the loopback interface has it
 
 
 def open_connection(server, sent=b"", address="127.0.0.1"):
@@ -160,7 +160,7 @@ def test_bodies_that_never_arrive_use_no_request_quota():
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
 def test_connections_of_the_client_with_most_are_closed_for_others():
     with running(max_connections=8, body_timeout_s=300) as server:
-        hog = [open_connection(server, HUGE + b"\r\n{", ALIAS) for _ in range(8)]
+        hog = [open_connection(server, HUGE + b"\r\n{", SECOND_ADDRESS) for _ in range(8)]
         assert eventually(lambda: server.service.bodies.quota.num_held == 8)
         assert status(server) == 200
         assert is_closed(hog[0])

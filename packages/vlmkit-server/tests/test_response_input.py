@@ -13,7 +13,7 @@ from openai.types.responses import (
     response_create_params,
 )
 from responses_client import PATH, body, events, image, refused, text, user, whole
-from running_server import image_part, message_content, picture, recorded_requests, scripted
+from running_server import image_part, image_url, message_content, recorded_requests, scripted
 
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_responses.items import stored_input
@@ -66,12 +66,12 @@ SAME = [
     ({"input": [user("a")]}, [user("a")]),
     ({"input": [user([text("a"), text("b")])]}, [user(parts("a", "b"))]),
     (
-        {"input": [user([image(picture()), text("b")])]},
-        [user([image_part(picture()), *parts("b")])],
+        {"input": [user([image(image_url()), text("b")])]},
+        [user([image_part(image_url()), *parts("b")])],
     ),
     (
-        {"input": [user([image(picture()) | SIZED])]},
-        [user([{"type": "image_url", "image_url": {"url": picture()} | SIZED}])],
+        {"input": [user([image(image_url()) | SIZED])]},
+        [user([{"type": "image_url", "image_url": {"url": image_url()} | SIZED}])],
     ),
     (
         {"input": "a", "instructions": "be brief"},
@@ -106,8 +106,8 @@ SAME = [
         [user("a"), assistant("b"), assistant("b", reasoning_content="hm"), user("c")],
     ),
     (
-        {"input": [user("a"), CALL, RESULT | {"output": [text("see"), image(picture())]}]},
-        [user("a"), assistant(None, **CALLED), tool([*parts("see"), image_part(picture())])],
+        {"input": [user("a"), CALL, RESULT | {"output": [text("see"), image(image_url())]}]},
+        [user("a"), assistant(None, **CALLED), tool([*parts("see"), image_part(image_url())])],
     ),
     (
         {"input": [user("a"), THOUGHT, THOUGHT, ANSWER, user("c")]},
@@ -301,7 +301,7 @@ def test_every_parameter_of_openais_client_is_supported_or_refused_by_name():
         ({"input": [user([{"type": "input_file", "file_id": "x"}])]}, "input[0].content[0]"),
         ({"input": [user([image("x") | {"file_id": "x"}])]}, "input[0].content[0]"),
         ({"input": [user([image("x,AA")])]}, "input[0].content[0].image_url"),
-        ({"input": [assistant([image(picture())])]}, "input[0].content[0]"),
+        ({"input": [assistant([image(image_url())])]}, "input[0].content[0]"),
         ({"input": [user(THOUGHT["content"])]}, "input[0].content[0]"),
         ({"input": [THOUGHT | {"content": "hm"}]}, "input[0].content"),
         ({"input": [THOUGHT | {"content": [text("hm")]}]}, "input[0].content"),
@@ -376,7 +376,7 @@ PART = st.one_of(
     st.builds(text, st.text(max_size=8)),
     st.builds(lambda said: {"type": "output_text", "text": said}, st.text(max_size=8)),
     st.builds(lambda said: {"type": "reasoning_text", "text": said}, st.text(max_size=8)),
-    st.builds(image, st.just(picture()) | st.text(max_size=8)),
+    st.builds(image, st.just(image_url()) | st.text(max_size=8)),
     JSON,
 )
 CONTENT = st.text(max_size=8) | st.lists(PART, max_size=3) | JSON

@@ -9,8 +9,8 @@ from openai.types.responses import ResponseItemList
 from responses_client import PATH, body, checked, events, image, refused, text, user, whole
 from running_server import (
     eventually,
+    image_url,
     message_content,
-    picture,
     recorded_requests,
     running,
     scripted,
@@ -44,10 +44,14 @@ def test_a_conversation_continues_from_a_stored_response(server, monkeypatch, st
             return events(server, given, **sent)[-1].response
         return whole(server, given, **sent)
 
-    question = user([text(scripted(text="hm", reasoning="so", calls=CALLS)), image(picture())])
+    question = user([text(scripted(text="hm", reasoning="so", calls=CALLS)), image(image_url())])
     first = ask([question], instructions="be brief")
     call = first.output[-1]
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": [image(picture())]}
+    result = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": [image(image_url())],
+    }
     second = ask([result], previous_response_id=first.id)
     assert second.previous_response_id == first.id
     with recorded_requests(server, monkeypatch) as requests:
@@ -144,7 +148,7 @@ def listing(server, response_id, **query):
 
 
 def test_input_items_are_listed_in_pages(server):
-    response = whole(server, [user("a"), user([text("b"), image(picture())]), user("c")])
+    response = whole(server, [user("a"), user([text("b"), image(image_url())]), user("c")])
     pages = [ResponseItemList.model_validate(listing(server, response.id, limit=2).json())]
     assert pages[0].has_more
     after = pages[0].last_id
@@ -153,7 +157,7 @@ def test_input_items_are_listed_in_pages(server):
     )
     assert not pages[1].has_more
     assert [[item.content[0].text for item in page.data] for page in pages] == [["c", "b"], ["a"]]
-    assert pages[0].data[1].content[1].image_url == picture()
+    assert pages[0].data[1].content[1].image_url == image_url()
     assert (pages[1].first_id, pages[1].last_id) == (pages[1].data[0].id,) * 2
     rising = listing(server, response.id, order="asc").json()["data"]
     assert [item["id"] for item in reversed(rising)] == [
@@ -304,13 +308,13 @@ def test_a_stored_conversation_is_limited_to_the_item_count_of_a_body(server):
 
 
 def test_a_refused_image_of_a_stored_response_names_the_input_field(server):
-    pictures = [user([image(picture())])]
-    response = whole(server, pictures)
+    items = [user([image(image_url())])]
+    response = whole(server, items)
     with running(max_request_pixels=1) as small:
-        error = refused(small, pictures)
+        error = refused(small, items)
         assert error["param"] == "input"
     limit = server.runner().facts.bounds.max_images
-    error = refused(server, [user([image(picture())] * limit)], previous_response_id=response.id)
+    error = refused(server, [user([image(image_url())] * limit)], previous_response_id=response.id)
     assert (error["code"], error["param"]) == ("too_many_images", "input")
 
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 from responses_client import PATH, body, checked, events, image, refused, text, user, whole
-from running_server import eventually, mock_pipeline, picture, running, scripted
+from running_server import eventually, image_url, mock_pipeline, running, scripted
 
 from spelling import SpellingCompiler
 from vlmkit.types.constraint import OneOf
@@ -197,7 +197,7 @@ def test_reasoning_tokens_are_counted(server):
 
 
 def test_an_image_is_in_the_prompt(server):
-    answer = ask(server, [user([image(picture()), text("what is it?")])])
+    answer = ask(server, [user([image(image_url()), text("what is it?")])])
     assert "8x6" in answer.output_text
     details = answer.usage.input_tokens_details
     assert details.image_tokens == sum(details.image_tokens_each) > 0
@@ -303,7 +303,7 @@ def test_a_schema_is_refused_without_a_constraint_compiler(server):
 
 
 def test_input_token_counts_equal_the_usage_of_the_answer(server):
-    messages = [user([image(picture()), text("look")])]
+    messages = [user([image(image_url()), text("look")])]
     fields = {"input": messages, "instructions": "be brief", "tools": [TOOL]}
     counted = server.client().responses.input_tokens.count(model="mock", **fields)
     assert counted.object == "response.input_tokens"

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from running_server import chat, eventually, http_request, image_part, picture, process, scripted
+from running_server import chat, eventually, http_request, image_part, image_url, process, scripted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
 
@@ -171,7 +171,7 @@ def test_hanging_renderers_do_not_delay_shutdown(tmp_path):
         assert eventually(lambda: server.status() == 200)
         (pid,) = renderers(server)
         os.kill(pid, signal.SIGSTOP)
-        body = chat() | {"messages": [{"role": "user", "content": [image_part(picture())]}]}
+        body = chat() | {"messages": [{"role": "user", "content": [image_part(image_url())]}]}
         with connect(server, http_request(body)):
             assert eventually(lambda: server.status() == 200)
             assert_stops_cleanly(server)

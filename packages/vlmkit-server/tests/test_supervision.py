@@ -12,7 +12,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from running_server import eventually, image_part, picture, process, scripted
+from running_server import eventually, image_part, image_url, process, scripted
 
 pytestmark = pytest.mark.posix
 
@@ -111,7 +111,7 @@ def test_a_failed_engine_loop_fails_its_requests_and_ends_the_process(tmp_path, 
 def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_path):
     with command(tmp_path, slow_s=0.3, stuck_s=1.0) as server:
         inflict(tmp_path, "hang")
-        parts = [image_part(picture()), {"type": "text", "text": "private"}]
+        parts = [image_part(image_url()), {"type": "text", "text": "private"}]
         with pytest.raises(openai.InternalServerError) as refused:
             ask(server, parts, extra_headers={"x-request-id": "mine"})
         assert (refused.value.status_code, refused.value.code) == (503, "model_failed")

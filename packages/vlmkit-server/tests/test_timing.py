@@ -5,7 +5,7 @@ import re
 
 import httpx2
 import pytest
-from running_server import chat, image_part, mock_pipeline, picture, running
+from running_server import chat, image_part, image_url, mock_pipeline, running
 
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -27,7 +27,7 @@ def spans(header):
 
 
 def image_chat(*sizes, **fields):
-    parts = [image_part(picture(*size)) for size in sizes]
+    parts = [image_part(image_url(*size)) for size in sizes]
     said = [{"type": "text", "text": "hello"}, *parts]
     return chat(messages=[{"role": "user", "content": said}], **fields)
 

@@ -1,7 +1,7 @@
 """``/tokenize`` and ``/detokenize``: token counts equal the usage of the answer."""
 
 import pytest
-from running_server import chat, image_part, mock_pipeline, picture, running
+from running_server import chat, image_part, image_url, mock_pipeline, running
 
 from vlmkit_mock.tokenizer import MockTokenizer
 
@@ -19,7 +19,7 @@ def refusal(server, body, path="/tokenize"):
 
 
 def image_messages():
-    parts = [{"type": "text", "text": "and"}, image_part(picture()), image_part(picture(9, 9))]
+    parts = [{"type": "text", "text": "and"}, image_part(image_url()), image_part(image_url(9, 9))]
     return [{"role": "user", "content": parts}]
 
 

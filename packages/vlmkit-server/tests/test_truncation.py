@@ -6,7 +6,7 @@
 import pytest
 from hypothesis import given, strategies as st
 from responses_client import PATH, body, events, image, refused, text, user, whole
-from running_server import eventually, mock_pipeline, picture, recorded_requests, running
+from running_server import eventually, image_url, mock_pipeline, recorded_requests, running
 
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.tool_call import ToolCallPart
@@ -107,9 +107,9 @@ def test_streams_counts_and_renderings_are_truncated_alike(small):
 
 
 def test_images_are_dropped_with_their_turn_and_errors_name_the_remaining_ones(small):
-    broken = picture()[:-40]
-    old = [user([image(picture()), text("a" * 280)]), assistant("b")]
-    response = whole(small, [*old, user([image(picture(9, 9)), text("what?")])], **AUTO)
+    broken = image_url()[:-40]
+    old = [user([image(image_url()), text("a" * 280)]), assistant("b")]
+    response = whole(small, [*old, user([image(image_url(9, 9)), text("what?")])], **AUTO)
     assert response.truncated_items == 2
     assert len(response.usage.input_tokens_details.image_tokens_each) == 1
     error = refused(small, [*old, *old, user([text("look"), image(broken)])], **AUTO)

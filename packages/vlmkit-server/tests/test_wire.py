@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from openai.types.chat import completion_create_params as openai_params
-from running_server import chat, image_part, picture
+from running_server import chat, image_part, image_url
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.openai_chat.wire import CHAT, REFUSED_FIELDS, ChatRequest
@@ -189,7 +189,9 @@ JSON = st.recursive(
 )
 PART = st.one_of(
     st.builds(lambda text: {"type": "text", "text": text}, st.text(max_size=20)),
-    st.builds(image_part, st.text(max_size=20) | st.just(picture()) | st.just("data:;base64,AAAA")),
+    st.builds(
+        image_part, st.text(max_size=20) | st.just(image_url()) | st.just("data:;base64,AAAA")
+    ),
     JSON,
 )
 MESSAGE = st.fixed_dictionaries(

@@ -109,7 +109,7 @@ def test_a_missing_content_type_is_refused_with_the_header_to_add(one):
     assert '"content":"hello"' in run_in_shell(f"{command} {header}")
 
 
-PICTURE = Path(__file__).parents[3] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
+IMAGE_PATH = Path(__file__).parents[3] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
 JSON = '-H "Content-Type: application/json"'
 COMMON_COMMANDS = (
     f"""curl -s -X POST URL/v1/chat/completions \\
@@ -144,7 +144,7 @@ COMMON_COMMANDS = (
 @pytest.mark.posix
 @pytest.mark.parametrize("command", COMMON_COMMANDS)
 def test_commands_from_documentation_of_other_servers_are_answered(command, one):
-    picture = "data:image/png;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
-    output = run_in_shell(command.replace("URL", one.url, 1).replace("PICTURE", picture))
+    image_url = "data:image/png;base64," + base64.b64encode(IMAGE_PATH.read_bytes()).decode()
+    output = run_in_shell(command.replace("URL", one.url, 1).replace("PICTURE", image_url))
     assert '"error"' not in output
     assert '"choices":[{' in output
