@@ -24,9 +24,9 @@ OF_ASSISTANT = {
 }
 
 
-def with_field(body, place, value):
+def with_field(body, field, value):
     """Return a copy of a body with a field in the first object that can hold it."""
-    *parents, name = place.split(".")
+    *parents, name = field.split(".")
     body = json.loads(json.dumps(body))
     if parents[:1] == ["messages"] and "messages" not in body:
         body = chat()
@@ -40,6 +40,6 @@ def with_field(body, place, value):
         else:
             inner = inner.setdefault(parent, {})
     inner[name] = value
-    if place in OF_ASSISTANT:
+    if field in OF_ASSISTANT:
         inner["role"] = "assistant"
     return body

@@ -264,23 +264,23 @@ def damaged(text, random_of):
     """Return JSON that is damaged in one of several ways."""
     content = bytearray(text)
     for _ in range(random_of.randint(1, 4)):
-        place = random_of.randrange(len(content) + 1)
+        index = random_of.randrange(len(content) + 1)
         other = random_of.randrange(len(content) + 1)
         match random_of.randrange(6):
             case 0:
-                content[place:place] = random_of.choice(TOKENS)
+                content[index:index] = random_of.choice(TOKENS)
             case 1:
-                del content[min(place, other) : min(place, other) + random_of.randint(1, 8)]
+                del content[min(index, other) : min(index, other) + random_of.randint(1, 8)]
             case 2:
-                content[place : place + 1] = bytes([random_of.randrange(256)])
+                content[index : index + 1] = bytes([random_of.randrange(256)])
             case 3:
-                content[place:place] = content[min(place, other) : max(place, other)]
+                content[index:index] = content[min(index, other) : max(index, other)]
             case 4:
                 digits = [n for n, byte in enumerate(content) if 48 <= byte < 58]
                 if digits:
                     content[random_of.choice(digits)] = random_of.randrange(48, 58)
             case _:
-                found = content.find(b'"', place)
+                found = content.find(b'"', index)
                 end = content.find(b'"', found + 1)
                 if 0 <= found < end:
                     content[found + 1 : end] = random_of.choice(NAMES)

@@ -265,10 +265,10 @@ def test_the_input_check_never_crashes_whatever_the_file_contains(tmp_path):
     def read(content):
         path.write_bytes(content)
         check = Check(path, CHAT, max_lines=5, max_line_bytes=60)
-        places = [place for lot in check.spans() for place in lot]
+        line_spans = [line_span for lot in check.spans() for line_span in lot]
         if not check.errors:
-            assert len(places) == check.num_lines > 0
-            for place in places:
-                json.loads(content[place.start : place.start + place.num_bytes])
+            assert len(line_spans) == check.num_lines > 0
+            for line_span in line_spans:
+                json.loads(content[line_span.start : line_span.start + line_span.num_bytes])
 
     read()

@@ -122,7 +122,7 @@ def test_text_documents_are_part_of_the_prompt(server):
 
 def test_unsupported_fields_of_a_document_are_refused_by_name(server):
     source = {"type": "text", "media_type": "text/plain", "data": "x"}
-    for more, place in (
+    for more, location in (
         ({"citations": {"enabled": True}}, "messages.content.citations.enabled"),
         ({"pages": "1"}, "messages[0].content[0].pages"),
         ({"max_file_tokens": 9}, "messages[0].content[0].max_file_tokens"),
@@ -130,7 +130,7 @@ def test_unsupported_fields_of_a_document_are_refused_by_name(server):
         document = {"type": "document", "source": source} | more
         answer = server.post(body([document]), "/v1/messages")
         assert answer.status_code == 400
-        assert place.partition(".")[0].partition("[")[0] in answer.json()["error"]["message"]
+        assert location.partition(".")[0].partition("[")[0] in answer.json()["error"]["message"]
         assert more.popitem()[0] in answer.json()["error"]["message"]
     quiet = {"type": "document", "source": source, "citations": {"enabled": False}}
     assert server.post(body([quiet]), "/v1/messages").status_code == 200

@@ -54,8 +54,8 @@ def test_an_invalid_image_url_is_refused_with_its_location(server, url):
     for image in (url, {"url": url}):
         part = {"type": "image_url", "image_url": image}
         error = post_message(server, {"content": [part]}).json()["error"]
-        place = "messages[0].content[0].image_url"
-        assert error["param"] == (place if image is url else f"{place}.url")
+        location = "messages[0].content[0].image_url"
+        assert error["param"] == (location if image is url else f"{location}.url")
         assert "data:image/png;base64" in error["message"]
 
 

@@ -121,9 +121,9 @@ def test_values_of_the_wrong_kind_are_refused_by_name(sized, fields, name):
 
 
 def test_per_image_fields_of_the_wrong_kind_are_refused_by_name(sized):
-    place = "messages[0].content[0].image_url"
+    location = "messages[0].content[0].image_url"
     for field, value in {"detail": "huge", "max_image_tokens": -1}.items():
-        assert refused(sized, part(**{field: value}))[0] == f"{place}.{field}"
+        assert refused(sized, part(**{field: value}))[0] == f"{location}.{field}"
     other = refused(sized, part(max_dynamic_patch=2))
     assert other[0] == "messages.content.image_url.max_dynamic_patch"
 

@@ -113,16 +113,16 @@ def objects(held, steps):
         yield from objects(held.get(steps[0]), steps[1:])
 
 
-def bodies(path, place, value):
+def bodies(path, field, value):
     """Return a body without a field, and one with it."""
     body = json.loads(json.dumps(FULL[path]))
-    if place in LAST:
+    if field in LAST:
         body["messages"] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         body.pop("tools")
-    *parents, name = place.split(".")
-    kind = "assistant" if place in LAST else KINDS.get(place)
+    *parents, name = field.split(".")
+    kind = "assistant" if field in LAST else KINDS.get(field)
     found = list(objects(body, parents))
-    if (path, place) in OF_ANY_KIND:
+    if (path, field) in OF_ANY_KIND:
         kind = None
     holder = next(each for each in found if kind in (None, each.get("role"), each.get("type")))
     without = json.loads(json.dumps(body))
@@ -132,15 +132,15 @@ def bodies(path, place, value):
 
 def inner(action):
     return [
-        pytest.param(path, place, id=f"{path} {place}")
+        pytest.param(path, field, id=f"{path} {field}")
         for path in ANSWERING
-        for place, each in sorted(actions(BODIES[path]).items())
-        if "." in place and each == action and place not in (STREAMED, *DETAILS)
+        for field, each in sorted(actions(BODIES[path]).items())
+        if "." in field and each == action and field not in (STREAMED, *DETAILS)
     ]
 
 
 def test_every_inner_field_is_tested():
-    tried = {place for path in ANSWERING for place in actions(BODIES[path]) if "." in place}
+    tried = {field for path in ANSWERING for field in actions(BODIES[path]) if "." in field}
     assert tried == {field for field in TABLE if "." in field}
 
 
@@ -151,36 +151,36 @@ def test_a_body_with_all_inner_objects_is_answered(server, path):
     assert HEADER not in answer.headers
 
 
-@pytest.mark.parametrize(("path", "place"), inner("rejected"))
-def test_an_unsupported_inner_field_is_refused_by_name(server, path, place):
-    without, body = bodies(path, place, OTHER)
+@pytest.mark.parametrize(("path", "field"), inner("rejected"))
+def test_an_unsupported_inner_field_is_refused_by_name(server, path, field):
+    without, body = bodies(path, field, OTHER)
     assert server.post(without, path).status_code == 200
     answer = server.post(body, path)
     error = answer.json()["error"]
     assert answer.status_code == 400
-    assert place.rpartition(".")[2] in error["message"].partition(" is not supported")[0]
+    assert field.rpartition(".")[2] in error["message"].partition(" is not supported")[0]
     assert "got a number, accepted: null" in error["message"]
 
 
-@pytest.mark.parametrize(("path", "place"), inner("no effect"))
+@pytest.mark.parametrize(("path", "field"), inner("no effect"))
 def test_an_inner_field_without_effect_is_reported_unless_it_is_neutral(
-    server, monkeypatch, path, place
+    server, monkeypatch, path, field
 ):
-    without, body = bodies(path, place, VALUES.get(place, OTHER))
+    without, body = bodies(path, field, VALUES.get(field, OTHER))
     with recorded_requests(server, monkeypatch) as requests:
         plain = outcome_of(server, requests, without, path)
         idle = outcome_of(server, requests, body, path)
         assert plain[:2] == (200, None), plain[3]
-        assert idle[:2] == (200, place), idle[3]
+        assert idle[:2] == (200, field), idle[3]
         assert idle[2] == plain[2]
-        for neutral in (None, *TABLE[place].neutral):
-            found = outcome_of(server, requests, bodies(path, place, neutral)[1], path)
+        for neutral in (None, *TABLE[field].neutral):
+            found = outcome_of(server, requests, bodies(path, field, neutral)[1], path)
             assert found[:3] == plain[:3]
 
 
-@pytest.mark.parametrize(("path", "place"), [*zip((CHAT, RESPONSES), DETAILS, strict=True)])
-def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypatch, path, place):
-    without, body = bodies(path, place, VALUES[place])
+@pytest.mark.parametrize(("path", "field"), [*zip((CHAT, RESPONSES), DETAILS, strict=True)])
+def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypatch, path, field):
+    without, body = bodies(path, field, VALUES[field])
     with recorded_requests(server, monkeypatch) as requests:
         plain = outcome_of(server, requests, without, path)
         changed = outcome_of(server, requests, body, path)
@@ -188,9 +188,9 @@ def test_detail_has_an_effect_where_the_model_has_several_sizes(server, monkeypa
     assert changed[2] != plain[2]
 
 
-@pytest.mark.parametrize(("path", "place"), inner("implemented"))
-def test_a_supported_inner_field_has_an_effect(server, monkeypatch, path, place):
-    without, body = bodies(path, place, VALUES[place])
+@pytest.mark.parametrize(("path", "field"), inner("implemented"))
+def test_a_supported_inner_field_has_an_effect(server, monkeypatch, path, field):
+    without, body = bodies(path, field, VALUES[field])
     with recorded_requests(server, monkeypatch) as requests:
         plain = outcome_of(server, requests, without, path)
         assert plain[0] == 200

@@ -189,9 +189,9 @@ def test_every_field_of_a_body_has_a_row(path):
 
 def test_each_field_marked_as_implemented_is_a_field_of_some_body():
     taken = {
-        place.removeprefix(reader.inner)
+        field.removeprefix(reader.inner)
         for reader in (BODIES | GENERATE_BODIES).values()
-        for place, action in actions(reader).items()
+        for field, action in actions(reader).items()
         if action == "implemented"
     }
     rows = {row.field for row in TABLE.values() if row.action == "implemented"}
@@ -201,14 +201,14 @@ def test_each_field_marked_as_implemented_is_a_field_of_some_body():
 def names_of(path, action):
     """Return the top-level fields of a body with an action."""
     found = sorted(actions(BODIES[path]).items())
-    return [place for place, each in found if each == action and "." not in place]
+    return [field for field, each in found if each == action and "." not in field]
 
 
 def of_action(action):
     return [
-        pytest.param(path, place, id=f"{path} {place}")
+        pytest.param(path, field, id=f"{path} {field}")
         for path in ANSWERING
-        for place in names_of(path, action)
+        for field in names_of(path, action)
     ]
 
 
@@ -353,8 +353,8 @@ def test_minus_one_means_no_limit_as_in_other_servers(server, monkeypatch, name)
 
 def test_a_rejected_sampling_parameter_of_generate_is_named_with_its_location(tokens):
     found = actions(GENERATE_BODIES[GENERATE]).items()
-    names = [place for place, action in found if action == "rejected"]
-    inner = [place for place in names if place.startswith("sampling_params.")]
+    names = [field for field, action in found if action == "rejected"]
+    inner = [field for field in names if field.startswith("sampling_params.")]
     assert len(inner) > 100
     for name in inner:
         body = with_field(base(GENERATE), name, OTHER)

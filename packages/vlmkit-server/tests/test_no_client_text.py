@@ -57,8 +57,8 @@ class Api:
             for media in ("application/json", "multipart/form-data"):
                 if media in content:
                     schema = content[media]["schema"]
-                    for place in self._places(schema, ()):
-                        yield path, media, {"schema": schema, "place": place}
+                    for field_path in self._field_paths(schema, ()):
+                        yield path, media, {"schema": schema, "place": field_path}
 
     def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         while "$ref" in schema:
@@ -70,16 +70,18 @@ class Api:
         found = [b for key in ("anyOf", "oneOf", "allOf") for b in schema.get(key, [])]
         return [each for branch in found for each in self.branches(branch)] or [schema]
 
-    def _places(self, schema: dict[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    def _field_paths(
+        self, schema: dict[str, Any], path: tuple[Any, ...]
+    ) -> Iterator[tuple[Any, ...]]:
         """Yield the paths to fields: names, and branch numbers for lists and unions."""
-        if len(place) > MAX_DEPTH:
+        if len(path) > MAX_DEPTH:
             return
         for number, branch in enumerate(self.branches(schema)):
             for name, inner in branch.get("properties", {}).items():
-                yield (*place, (number, name))
-                yield from self._places(inner, (*place, (number, name)))
+                yield (*path, (number, name))
+                yield from self._field_paths(inner, (*path, (number, name)))
             if isinstance(items := branch.get("items"), dict):
-                yield from self._places(items, (*place, (number, None)))
+                yield from self._field_paths(items, (*path, (number, None)))
 
     def sample(self, schema: dict[str, Any], name: str = "", depth: int = 0) -> Any:
         """Return a value that a schema allows."""
@@ -116,12 +118,12 @@ class Api:
         return next((n for n in ("input", "prompt") if n in branch["properties"]), "")
 
     def with_value(
-        self, schema: dict[str, Any], place: tuple[Any, ...], value: Any, depth: int = 0
+        self, schema: dict[str, Any], path: tuple[Any, ...], value: Any, depth: int = 0
     ) -> Any:
         """Return a body with a value at a location, and samples elsewhere."""
-        if not place:
+        if not path:
             return value
-        (number, name), *rest = place
+        (number, name), *rest = path
         branch = self.branches(schema)[number]
         if name is None:
             return [self.with_value(branch["items"], tuple(rest), value, depth + 1)]

@@ -41,22 +41,22 @@ TEXTS = {
 }
 
 
-def unknown(value, place=""):
+def unknown(value, prefix=""):
     """Yield the locations of fields that a type does not have."""
     if isinstance(value, BaseModel):
-        yield from (f"{place}{name}" for name in value.model_extra or ())
+        yield from (f"{prefix}{name}" for name in value.model_extra or ())
         for name in type(value).model_fields:
-            yield from unknown(getattr(value, name), f"{place}{name}.")
+            yield from unknown(getattr(value, name), f"{prefix}{name}.")
     elif isinstance(value, list):
         for each in value:
-            yield from unknown(each, place)
+            yield from unknown(each, prefix)
 
 
 def checked(kind, content, ours=frozenset()):
     """Validate JSON strictly, and return it if each unknown field is one of ours."""
     value = TypeAdapter(kind).validate_json(content, strict=True)
-    for place in unknown(value):
-        assert place == IMAGES or place.rpartition(".")[2] in ours
+    for field_path in unknown(value):
+        assert field_path == IMAGES or field_path.rpartition(".")[2] in ours
     return value
 
 

@@ -60,7 +60,7 @@ def test_image_tokens_have_no_prompt_logprobs_and_later_tokens_have(server):
     (image,) = server.post({"messages": sent["messages"]}, "/tokenize").json()["image_tokens_each"]
     logprobs = answer["prompt_logprobs"]
     assert len(logprobs) == len(answer["prompt_token_ids"])
-    unscored = [place for place, entries in enumerate(logprobs) if entries is None]
+    unscored = [index for index, entries in enumerate(logprobs) if entries is None]
     assert unscored == [0, *range(2, 2 + image + 2)]  # with a mark on each side of the image
 
 

@@ -50,9 +50,9 @@ def test_a_rendered_chat_has_the_prompt_tokens_of_its_answer(server, fields):
 def test_each_image_has_its_position_digest_sizes_and_token_count(server):
     found = rendered(server, image_chat(image_url(), LARGE, image_url()))
     features, ids = found["features"], found["token_ids"]
-    places = features["mm_placeholders"]["image"]
-    assert [place["length"] for place in places] == [6, 6, 6]
-    assert {ids[place["offset"]] for place in places} == {v.IMAGE_START}
+    placeholders = features["mm_placeholders"]["image"]
+    assert [placeholder["length"] for placeholder in placeholders] == [6, 6, 6]
+    assert {ids[placeholder["offset"]] for placeholder in placeholders} == {v.IMAGE_START}
     first, second, third = features["mm_hashes"]["image"]
     assert first == third != second
     assert [len(bytes.fromhex(digest)) for digest in (first, second)] == [32, 32]

@@ -245,8 +245,8 @@ def test_the_openapi_document_describes_plugin_fields(server):
     for body in ("ChatRequest", "MessagesRequest", "ResponsesRequest", "CompletionRequest"):
         (one, null) = schemas[body]["properties"]["dry"]["anyOf"]
         assert null == {"type": "null"}
-        place = one["$ref"].removeprefix("#/components/schemas/")
-        assert schemas[place]["properties"]["multiplier"]["maximum"] == 100
+        name = one["$ref"].removeprefix("#/components/schemas/")
+        assert schemas[name]["properties"]["multiplier"]["maximum"] == 100
     assert "dry" not in schemas["EmbeddingRequest"]["properties"]
     assert "#/$defs/" not in json.dumps(document)
 
