@@ -108,7 +108,7 @@ def summary(choice):
     return (
         choice.finish_reason,
         getattr(choice.message, "reasoning_content", None),
-        choice.message.content or None,  # the first chunk of a stream has an empty list
+        choice.message.content or None,  # the first chunk of a stream has an empty text
         [(call.function.name, json.loads(call.function.arguments)) for call in calls],
     )
 

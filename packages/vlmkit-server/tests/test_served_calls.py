@@ -43,7 +43,7 @@ def served(tools: Tools) -> Iterator[Running]:
 
 
 def contents(items: Any) -> list[Any]:
-    """Return type, name, output and error of a response's items."""
+    """Return name, arguments, output and state of calls, and type and text of other items."""
     found = []
     for item in items:
         if item.type == "mcp_call":
@@ -162,7 +162,7 @@ def test_calls_and_results_can_be_sent_back_unchanged(
     ids = [turn.call_id for turn in second.messages if turn.role == "tool"]
     assert [turn.call_id for turn in results] == ids
     assert [message_content(turn)[2][0].text for turn in results] == ["red", "error: it is broken"]
-    if way == "messages":  # this helper sees calls immediately
+    if way == "messages":  # whose blocks keep the calls of a round together
         assert roles[:4] == [turn.role for turn in second.messages]
 
 
