@@ -59,7 +59,7 @@ class Watch:
         self._tick(asyncio.get_running_loop())
 
     def report(self) -> str:
-        """Return what was seen since this was asked last."""
+        """Return the stops and stacks since the last call, as JSON."""
         stops, self._stops = self._stops, []
         self._traces.seek(0)
         traces = self._traces.read()
