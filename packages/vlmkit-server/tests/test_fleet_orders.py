@@ -123,7 +123,7 @@ async def play(orders, simulation):
     for step in orders:
         await simulation.do(step)
     await simulation.end()
-    models, fleet, loader = simulation.models, simulation.fleet, simulation.yard
+    models, fleet, loader = simulation.models, simulation.fleet, simulation.loader
     for name in SIZES:  # after any order, each model can be loaded, used and unloaded
         loader.set_broken(name, is_broken=False)
         await fleet.control.load(models[name])
