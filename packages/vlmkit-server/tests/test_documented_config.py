@@ -51,13 +51,13 @@ class Machine:
         self.home = root / "etc/vlmkit"
         for folder in FOLDERS:
             (root / folder[1:]).mkdir(parents=True)
-        config, self.unit = self.moved(CONFIG), unit_of(self.moved(UNIT))
+        config, self.unit = self.relocated(CONFIG), unit_of(self.relocated(UNIT))
         if is_relative:
             config = re.sub(r'"/\S+/(\S+)"', r'"\1"', config)
         assert MODEL in config
         (self.home / "vlmkit.toml").write_text(config.replace(MODEL, 'model = "mock"'))
         [line] = [line for line in COMMANDS.splitlines() if " keys add " in line]
-        command = shlex.split(self.moved(line).partition(" -- ")[2])
+        command = shlex.split(self.relocated(line).partition(" -- ")[2])
         self.secret = self.run(command, cwd=root).stdout.strip()
 
     def relocated(self, text):
@@ -174,7 +174,7 @@ def test_the_unit_writes_only_to_folders_that_systemd_allows(tmp_path):
 def test_the_guide_checks_the_config_before_it_starts_the_unit(tmp_path):
     machine = Machine(tmp_path / "machine", is_relative=False)
     [line] = [line for line in COMMANDS.splitlines() if " --check " in line]
-    command = shlex.split(machine.moved(line).partition(" -- ")[2])
+    command = shlex.split(machine.relocated(line).partition(" -- ")[2])
     completed = machine.run([*command, "--port", "0"], cwd="/")
     assert completed.stdout.startswith("valid: ")
 
