@@ -85,7 +85,9 @@ FIELD = RequestField("odd", Shape)
         (RequestField("odd", Shape, "all"), "'odd' changes 'all', which can"),  # type: ignore[arg-type]
     ],
 )
-def test_a_field_that_cannot_work_is_refused_at_registration(field: Any, problem: str) -> None:
+def test_fields_with_an_invalid_definition_are_refused_at_registration(
+    field: Any, problem: str
+) -> None:
     registry = Registries("dist").samplers
     with pytest.raises(PluginError) as caught:
         registry.add("x", print, request_fields=(field,))
@@ -93,7 +95,7 @@ def test_a_field_that_cannot_work_is_refused_at_registration(field: Any, problem
     assert not list(registry)
 
 
-def test_only_what_sees_sequences_adds_fields() -> None:
+def test_only_components_that_see_sequences_can_add_fields() -> None:
     able = {"engine", "scheduler", "sampler", "proposer"}
     for kind in KINDS:
         registry = Registries("dist").of(kind)
@@ -105,13 +107,13 @@ def test_only_what_sees_sequences_adds_fields() -> None:
             registry.add("x", print, request_fields=(field,))
 
 
-def test_an_engines_field_cannot_leave_caches_as_they_are() -> None:
+def test_a_field_of_an_engine_must_change_states_or_nothing() -> None:
     registry = Registries("dist").of(ENGINE)
     with pytest.raises(PluginError, match="changes 'choices', which can be states or nothing"):
         registry.add("x", print, request_fields=(FIELD,))
 
 
-def test_one_field_is_added_once() -> None:
+def test_a_provider_cannot_add_one_field_twice() -> None:
     registry = Registries("dist").samplers
     with pytest.raises(PluginError, match="adds one field to requests twice"):
         registry.add("x", print, request_fields=(FIELD, FIELD))
@@ -119,7 +121,7 @@ def test_one_field_is_added_once() -> None:
         registry.add("x", print, request_fields=[FIELD])  # type: ignore[arg-type]
 
 
-def test_fields_of_the_servers_own_bodies_are_reserved() -> None:
+def test_fields_of_the_server_request_bodies_are_reserved() -> None:
     own = set(SamplingParams.__struct_fields__)
     for reader in (BODIES | GENERATE_BODIES).values():
         own |= reader.fields
@@ -139,19 +141,19 @@ def test_fields_of_the_servers_own_bodies_are_reserved() -> None:
         (None, "odd", "Expected `object`, got `null`"),
     ],
 )
-def test_a_wrong_value_is_told_by_its_place_and_bound(value: Any, param: str, said: str) -> None:
+def test_a_wrong_value_names_its_path_and_bound(value: Any, param: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         checked_fields({"odd": value}, {"odd": FIELD})
     assert (caught.value.param, str(caught.value)) == (param, f"{param}: {said}")
 
 
-def test_facts_of_a_field_can_be_sent() -> None:
+def test_values_of_a_field_can_be_sent_to_another_process() -> None:
     facts = facts_of(FIELD)
     assert pickle.loads(pickle.dumps(facts)) == facts
     assert facts.schema["$defs"]["Shape"]["properties"]["much"]["maximum"] == 1
 
 
-def test_caches_are_kept_apart_by_what_changes_states_alone() -> None:
+def test_only_fields_that_change_states_separate_the_prefix_cache() -> None:
     fields = [RequestField("states", Shape, "states"), RequestField("choices", Shape)]
     with mock_model(request_fields=fields) as model:
         prompt = "a prompt that fills some blocks of the cache, so that it is found again" * 2
@@ -189,7 +191,7 @@ def vlmkit_register_schedulers(registry):
 """
 
 
-def test_two_components_of_one_model_mean_one_thing_by_a_field(tmp_path: Path) -> None:
+def test_two_components_with_different_definitions_of_one_field_are_refused(tmp_path: Path) -> None:
     (file := tmp_path / "clash.py").write_text(CLASH)
     parts: Any = {"plugins": {"files": [str(file)]}, "scheduler": {"use": "odd"}}
     with vlmkit.load("mock", sampler={"use": "same"}, **parts) as model:
@@ -205,7 +207,7 @@ def test_two_components_of_one_model_mean_one_thing_by_a_field(tmp_path: Path) -
 # States.
 
 
-def test_states_of_two_components_never_meet_and_go_with_their_sequence() -> None:
+def test_states_of_components_are_separate_and_are_freed_with_the_sequence() -> None:
     class State:
         pass
 
@@ -220,7 +222,7 @@ def test_states_of_two_components_never_meet_and_go_with_their_sequence() -> Non
     assert [ref() is None for ref in held] == [True, True, False]
 
 
-def test_a_component_may_be_built_from_a_model_s_tokenizer(tmp_path: Path) -> None:
+def test_a_component_can_be_built_from_the_tokenizer_of_a_model(tmp_path: Path) -> None:
     (file := tmp_path / "speller.py").write_text(
         "import vlmkit\nVLMKIT_API = (1, 0)\nclass Speller(vlmkit.ArraySampler):\n    pass\n"
         "def build(context):\n    assert context.tokenizer.encode('a') == [97]\n"
@@ -246,7 +248,7 @@ class Claims:
     prepare = vlmkit.ArraySampler.prepare
 
 
-def test_a_sampler_that_says_nothing_claims_to_follow_all() -> None:
+def test_a_sampler_without_claims_claims_to_follow_every_parameter() -> None:
     assert claims_of(vlmkit.ArraySampler()) == SamplerClaims(frozenset(), is_exact=True)
     claims = claims_of(Claims(ignores={"top_k"}, is_exact=False))
     assert claims == SamplerClaims(frozenset({"top_k"}), is_exact=False)
@@ -261,17 +263,19 @@ def test_a_sampler_that_says_nothing_claims_to_follow_all() -> None:
         ({"is_exact": "no"}, "has is_exact of type 'str', not a bool"),
     ],
 )
-def test_a_claim_that_makes_no_sense_is_refused(said: dict[str, Any], problem: str) -> None:
+def test_an_invalid_claim_of_a_sampler_is_refused(said: dict[str, Any], problem: str) -> None:
     with pytest.raises(PluginError, match=problem):
         mock_model(sampler=Claims(**said))
 
 
-def test_everything_that_can_be_ignored_is_a_parameter() -> None:
+def test_every_parameter_that_can_be_ignored_is_a_sampling_parameter() -> None:
     assert set(SamplingParams.__struct_fields__) > FOLLOWED
 
 
 @pytest.mark.parametrize("field", sorted(FOLLOWED))
-def test_what_a_sampler_ignores_is_refused_unless_it_says_nothing(field: str) -> None:
+def test_a_parameter_that_the_sampler_ignores_is_refused_unless_it_has_no_effect(
+    field: str,
+) -> None:
     class Plain(vlmkit.ArraySampler):
         ignores = frozenset({field})
 
@@ -283,7 +287,7 @@ def test_what_a_sampler_ignores_is_refused_unless_it_says_nothing(field: str) ->
         assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
 
 
-def test_a_models_own_default_that_is_ignored_has_no_effect_and_is_told_once(
+def test_an_ignored_default_of_a_model_has_no_effect_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Plain(vlmkit.ArraySampler):

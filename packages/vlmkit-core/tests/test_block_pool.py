@@ -36,19 +36,19 @@ def computed(pool, seq):
     return cached
 
 
-def test_a_second_equal_prompt_finds_the_full_blocks_of_the_first():
+def test_an_equal_prompt_reuses_the_full_blocks_of_the_first():
     pool = BlockPool(32, 4)
     assert computed(pool, sequence(range(11))) == 0
     assert num_cached(pool, sequence(range(11))) == 8
 
 
-def test_the_newest_token_is_always_left_to_compute():
+def test_the_last_token_of_a_cached_prompt_is_always_computed():
     pool = BlockPool(32, 4)
     computed(pool, sequence(range(8)))
     assert num_cached(pool, sequence(range(8))) == 4
 
 
-def test_an_engine_may_take_less_of_a_prefix_than_is_there_and_gets_whole_blocks_of_that():
+def test_an_engine_may_use_fewer_cached_tokens_rounded_down_to_whole_blocks():
     pool = BlockPool(32, 4)
     computed(pool, sequence(range(19)))
     asked = []
@@ -62,7 +62,7 @@ def test_an_engine_may_take_less_of_a_prefix_than_is_there_and_gets_whole_blocks
     assert pool.admit(sequence(range(19)), lambda num: num).num_cached == 16
 
 
-def test_blocks_that_were_not_computed_are_not_shared():
+def test_blocks_without_computed_tokens_are_not_shared():
     pool = BlockPool(32, 4)
     first = sequence(range(11))
     num_cached(pool, first)
@@ -70,13 +70,13 @@ def test_blocks_that_were_not_computed_are_not_shared():
     assert num_cached(pool, sequence(range(11))) == 4
 
 
-def test_a_block_counts_only_behind_an_equal_prefix():
+def test_a_block_is_reused_only_behind_an_equal_prefix():
     pool = BlockPool(32, 4)
     computed(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))
     assert num_cached(pool, sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
 
 
-def test_a_sequence_that_waits_for_room_is_hashed_once(monkeypatch):
+def test_a_sequence_that_waits_for_blocks_is_hashed_once(monkeypatch):
     hashed, really_hash = [], hashlib.sha256
     pool = BlockPool(32, 4)
     first = sequence(range(100))
@@ -96,7 +96,7 @@ def test_a_sequence_that_waits_for_room_is_hashed_once(monkeypatch):
     assert pool._refused is None
 
 
-def test_a_sequence_that_grew_after_it_was_refused_finds_its_own_blocks():
+def test_a_sequence_that_grew_after_a_refused_admission_finds_its_own_blocks():
     pool = BlockPool(4, 4)
     hog = sequence([7])
     num_cached(pool, hog)
@@ -112,7 +112,7 @@ def test_a_sequence_that_grew_after_it_was_refused_finds_its_own_blocks():
     assert num_cached(pool, sequence(range(9))) == 8
 
 
-def test_scopes_never_share():
+def test_sequences_of_different_scopes_share_no_blocks():
     pool = BlockPool(32, 4)
     computed(pool, sequence(range(11), scope=b"alice"))
     assert num_cached(pool, sequence(range(11), scope=b"bob")) == 0
@@ -134,7 +134,7 @@ def test_a_cached_prefix_never_ends_inside_an_atomic_span():
     assert num_cached(pool, other) == 4
 
 
-def test_what_was_computed_within_another_atomic_span_is_not_shared():
+def test_tokens_computed_within_another_atomic_span_are_not_shared():
     pool = BlockPool(32, 4)
     computed(pool, sequence(range(16), plan=PromptPlan((Span(0, 16),))))
     # The second prompt ends within the first, and its answer goes on in the same words.
@@ -143,7 +143,7 @@ def test_what_was_computed_within_another_atomic_span_is_not_shared():
     assert num_cached(pool, other) == 0
 
 
-def test_an_answer_starts_from_no_block_of_another_prompt_that_is_one_span():
+def test_prompts_with_different_atomic_spans_share_no_blocks_of_their_answers():
     pool = BlockPool(32, 4)
     span, answer = PromptPlan((Span(0, 8),)), range(40, 46)
     first = sequence([*range(4), 1, 2, 3, 4, *answer], plan=span)
@@ -156,7 +156,7 @@ def test_an_answer_starts_from_no_block_of_another_prompt_that_is_one_span():
     assert not set(pool.blocks(other)) & set(pool.blocks(first))
 
 
-def test_a_freed_block_keeps_its_content_until_room_is_needed():
+def test_a_released_block_keeps_its_content_until_its_room_is_needed():
     pool = BlockPool(4, 4)
     first = sequence(range(11))
     computed(pool, first)
@@ -171,7 +171,7 @@ def test_a_freed_block_keeps_its_content_until_room_is_needed():
     assert num_cached(pool, sequence(range(11))) == 0
 
 
-def test_what_was_committed_is_never_taken_back():
+def test_committed_tokens_cannot_be_truncated():
     pool = BlockPool(32, 4)
     seq = sequence(range(11))
     computed(pool, seq)
@@ -180,7 +180,7 @@ def test_what_was_committed_is_never_taken_back():
     pool.check_integrity()
 
 
-def test_drafts_that_were_refused_give_their_blocks_up():
+def test_rejected_drafts_release_their_blocks():
     pool = BlockPool(32, 4)
     seq = sequence(range(10))
     computed(pool, seq)
@@ -260,7 +260,7 @@ TestTraffic.settings = settings(max_examples=60, stateful_step_count=40)
     first=st.lists(st.integers(0, 2), min_size=1, max_size=40),
     second=st.lists(st.integers(0, 2), min_size=1, max_size=40),
 )
-def test_what_is_shared_is_exactly_the_common_full_blocks(first, second):
+def test_two_sequences_share_exactly_their_common_full_blocks(first, second):
     pool = BlockPool(64, 4)
     computed(pool, sequence(first))
     common = 0

@@ -370,13 +370,15 @@ def shown(site: Site) -> "subprocess.CompletedProcess[str]":
     return site.vlmkit("plugins", "--times", "--check", VLMKIT_BLOCK="threads")  # it goes on
 
 
-def test_there_are_all_kinds_and_each_is_its_own() -> None:
+def test_kinds_of_broken_distributions_are_many_and_have_distinct_names() -> None:
     assert len(KINDS) >= 45
     assert len({kind.name for kind in KINDS}) == len(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_broken_distribution_is_told_with_its_cause(kind: Kind, report: dict[str, Any]) -> None:
+def test_a_broken_distribution_is_reported_with_its_cause(
+    kind: Kind, report: dict[str, Any]
+) -> None:
     sources = (f"broken-{kind.name}", kind.module)  # without metadata, its folder's name
     own = [p for p in report["plugins"] if p["source"] in sources]
     said = [s for p in own for s in filter(None, (p["error"], *p["remarks"]))]
@@ -390,7 +392,7 @@ def test_a_broken_distribution_is_told_with_its_cause(kind: Kind, report: dict[s
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind.name != "threads"], ids=lambda kind: kind.name
 )
-def test_its_sentence_names_plugin_and_distribution(
+def test_an_error_names_the_plugin_and_its_distribution(
     kind: Kind, shown: "subprocess.CompletedProcess[str]"
 ) -> None:
     lines = [line for line in shown.stdout.splitlines() if kind.cause in line]
@@ -399,7 +401,7 @@ def test_its_sentence_names_plugin_and_distribution(
     assert any(line.startswith(own) for line in lines for own in names), lines
 
 
-def test_the_check_fails_and_nobody_else_is_harmed(
+def test_check_fails_and_working_plugins_stay_usable(
     done: "subprocess.CompletedProcess[str]",
     shown: "subprocess.CompletedProcess[str]",
     report: dict[str, Any],
@@ -411,7 +413,7 @@ def test_the_check_fails_and_nobody_else_is_harmed(
     assert "good" in [p["name"] for p in report["providers"]]
 
 
-def test_a_slow_import_is_told_with_what_it_imported(
+def test_a_slow_import_is_reported_with_the_libraries_that_it_imported(
     report: dict[str, Any], shown: "subprocess.CompletedProcess[str]"
 ) -> None:
     (slow,) = [p for p in report["plugins"] if p["name"] == "slow"]
@@ -431,14 +433,14 @@ def test_a_slow_import_is_told_with_what_it_imported(
     assert line.endswith("numpy")
 
 
-def test_no_sign_of_theirs_reaches_a_terminal_as_a_command(
+def test_control_characters_of_plugins_are_not_printed(
     shown: "subprocess.CompletedProcess[str]",
 ) -> None:
     assert "\x1b" not in shown.stdout
     assert "\u202e" not in shown.stdout
 
 
-def test_a_model_answers_beside_them(site: Site) -> None:
+def test_a_model_answers_beside_broken_distributions(site: Site) -> None:
     arguments = ("ask", "mock", "hi", "-m", "4", "--set", "sampler.use=good", "--json")
     done = site.vlmkit(*arguments)
     assert done.returncode == 0, done.stderr
@@ -453,21 +455,21 @@ def tried(site: Site) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", AT_USE)
-def test_what_breaks_when_it_is_used_is_told_by_provider_and_distribution(
+def test_a_provider_that_fails_to_build_is_named_with_its_distribution(
     name: str, tried: dict[str, str]
 ) -> None:
     assert f"sampler '{name}' from 'broken-used'" in tried[name]
     assert AT_USE[name][1] in tried[name]
 
 
-def test_what_is_sound_is_built_beside_them(tried: dict[str, str]) -> None:
+def test_working_providers_are_built_beside_broken_ones(tried: dict[str, str]) -> None:
     assert set(tried) == set(AT_USE), tried
 
 
 # One alone, as most people meet it.
 
 
-def test_tracebacks_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_tracebacks_are_shown_only_with_debug(tmp_path: Path) -> None:
     site = Site(tmp_path).install(KINDS[5])
     plain = site.vlmkit("plugins")
     assert plain.returncode == 0
@@ -478,7 +480,9 @@ def test_tracebacks_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
         assert "RuntimeError: boom" in asked.stderr
 
 
-def test_a_misspelt_block_is_told_and_a_right_one_makes_the_check_pass(tmp_path: Path) -> None:
+def test_a_misspelt_block_is_reported_and_a_correct_one_makes_the_check_pass(
+    tmp_path: Path,
+) -> None:
     site = Site(tmp_path).install(KINDS[0])
     wrong = site.vlmkit("plugins", "--check", "--json", VLMKIT_BLOCK="broken-dependenzy")
     assert wrong.returncode == 1
@@ -491,7 +495,7 @@ def test_a_misspelt_block_is_told_and_a_right_one_makes_the_check_pass(tmp_path:
     assert (right.returncode, right.stderr) == (0, "")
 
 
-def test_what_is_printed_at_import_stands_in_no_answer(tmp_path: Path) -> None:
+def test_output_of_a_plugin_at_import_is_not_part_of_an_answer(tmp_path: Path) -> None:
     site = Site(tmp_path).install(LOW, KINDS[[k.name for k in KINDS].index("prints")])
     answer = site.vlmkit("ask", "mock", "hi", "-m", "4", "--set", "sampler.use=array")
     assert answer.returncode == 0, answer.stderr

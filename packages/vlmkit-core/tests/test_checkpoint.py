@@ -7,7 +7,7 @@ from vlmkit.kit import checkpoint, content
 from vlmkit.kit.checkpoint import Checkpoint
 
 
-def test_an_absent_file_is_an_empty_one(tmp_path):
+def test_an_absent_file_is_read_as_an_empty_object(tmp_path):
     assert Checkpoint("m", tmp_path).read_json("config.json") == {}
     assert Checkpoint("m", tmp_path).model_type == ""
 
@@ -21,7 +21,7 @@ def test_an_absent_file_is_an_empty_one(tmp_path):
         (b"[1]", "is not a JSON object"),
     ],
 )
-def test_what_is_not_an_object_is_refused_by_name(tmp_path, content, message):
+def test_a_file_that_holds_no_object_is_refused_by_name(tmp_path, content, message):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as caught:
         Checkpoint("m", tmp_path).read_json("config.json")
@@ -35,7 +35,7 @@ def test_a_file_over_the_bound_is_refused(tmp_path, monkeypatch):
         Checkpoint("m", tmp_path).read_json("config.json")
 
 
-def test_a_fingerprint_follows_every_file(tmp_path):
+def test_a_fingerprint_changes_with_every_file(tmp_path):
     (tmp_path / "sub").mkdir()
     file = tmp_path / "sub" / "a.bin"
     file.write_bytes(b"1")
@@ -49,7 +49,7 @@ def test_a_fingerprint_follows_every_file(tmp_path):
     assert fingerprint() != before
 
 
-def test_a_file_that_breaks_while_it_is_read_is_named_as_the_models(tmp_path, monkeypatch):
+def test_an_input_error_while_reading_a_file_names_the_file_of_the_model(tmp_path, monkeypatch):
     def fail(_):
         raise OSError(5, "Input/output error")
 

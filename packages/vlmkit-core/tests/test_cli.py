@@ -99,14 +99,14 @@ def read_until(stream: "IO[str] | None", wanted: str) -> str:
 # Asking.
 
 
-def test_an_answer_goes_to_standard_output_and_nothing_else(
+def test_standard_output_holds_only_the_answer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["ask", "mock", "hello"]) == 0
     assert capsys.readouterr() == ("hello\n", "")
 
 
-def test_pictures_come_from_files_urls_and_standard_input(
+def test_images_come_from_files_urls_and_standard_input(
     capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Input(io.StringIO):
@@ -123,7 +123,7 @@ def test_pictures_come_from_files_urls_and_standard_input(
     )
 
 
-def test_a_picture_is_fetched_from_an_address_that_the_user_names(
+def test_an_image_is_fetched_from_a_url_that_the_user_names(
     capsys: pytest.CaptureFixture[str], picture: Path, web: str
 ) -> None:
     assert run(["ask", "mock", "what?", "--image", f"{web}/{picture.name}"]) == 0
@@ -144,7 +144,7 @@ def web(picture: Path) -> Iterator[str]:
     server.communicate()
 
 
-def test_json_holds_the_answer_its_usage_and_its_timings(
+def test_json_output_has_the_answer_its_usage_and_its_timings(
     capsys: pytest.CaptureFixture[str], picture: Path
 ) -> None:
     arguments = ["ask", "mock", "what?", "--image", str(picture), "--json", "-m", "5"]
@@ -162,7 +162,7 @@ def test_json_holds_the_answer_its_usage_and_its_timings(
 THINKING = json.dumps({"mock": {"reasoning": "why\x1b[2J?", "text": "so"}})
 
 
-def test_what_a_model_thinks_is_not_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reasoning_is_not_printed_as_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ask", "mock", THINKING]) == 0
     assert capsys.readouterr() == ("so\n", "")
     assert run(["ask", "mock", THINKING, "--json"]) == 0
@@ -171,19 +171,21 @@ def test_what_a_model_thinks_is_not_its_answer(capsys: pytest.CaptureFixture[str
     assert report["usage"]["reasoning_tokens"] == len("<why....?>")
 
 
-def test_an_answer_that_was_cut_says_so_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_answer_is_reported_on_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["ask", "mock", "hello", "--max-tokens", "4"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "hell\n"
     assert "stopped at the limit of 4 tokens" in shown.err
 
 
-def test_settings_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_the_command_line_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ask", "mock", "hello", "--set", "engine.text=fixed"]) == 0
     assert capsys.readouterr().out == "fixed\n"
 
 
-def test_a_config_can_name_the_model_and_its_own_settings(
+def test_ask_uses_the_model_of_a_config_with_its_own_settings(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "c.toml"
@@ -204,7 +206,7 @@ def test_a_config_can_name_the_model_and_its_own_settings(
         ([], "\ufeffwith a mark\r\n", "with a mark\n"),
     ],
 )
-def test_what_is_piped_in_is_the_question_or_stands_above_it(
+def test_piped_text_is_the_question_or_precedes_it(
     start: Start, arguments: list[str], piped: str, asked: str
 ) -> None:
     process = start("ask", "mock", *arguments, encoding="utf-8")
@@ -213,7 +215,7 @@ def test_what_is_piped_in_is_the_question_or_stands_above_it(
 
 
 @pytest.mark.posix
-def test_a_file_is_a_question_and_a_terminal_nothing_and_a_closed_input_are_none(
+def test_a_file_is_a_question_and_a_terminal_or_closed_input_is_none(
     start: Start, tmp_path: Path
 ) -> None:
     import pty
@@ -232,13 +234,13 @@ def test_a_file_is_a_question_and_a_terminal_nothing_and_a_closed_input_are_none
     os.close(follower)
 
 
-def test_a_pipe_that_says_nothing_is_told_to_be_waited_for(start: Start) -> None:
+def test_a_message_says_that_ask_waits_for_standard_input(start: Start) -> None:
     process = start("ask", "mock", "what is this?")
     read_until(process.stderr, "reading standard input to its end")
     assert process.communicate("notes")[0] == "notes\nwhat is this?\n"
 
 
-def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path) -> None:
+def test_an_image_on_standard_input_is_no_question(start: Start, picture: Path) -> None:
     with picture.open() as file:
         process = start("ask", "mock", "what?", stdin=file)
         assert "--image - reads an image from it" in process.communicate()[1]
@@ -248,7 +250,7 @@ def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path)
         assert "40x30" in process.communicate()[0]
 
 
-def test_the_only_model_is_asked_without_its_name_and_named(
+def test_the_only_model_can_be_asked_without_its_name_and_is_named(
     capsys: pytest.CaptureFixture[str], picture: Path, tmp_path: Path
 ) -> None:
     only = ["--set", "plugins.only=['vlmkit-mock']"]
@@ -283,7 +285,7 @@ def test_several_files_and_patterns_follow_one_option(
         assert shown.out.endswith("what?\n")
 
 
-def test_documents_are_asked_about_as_pictures_are(
+def test_pages_of_documents_are_passed_as_images(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pages = [Image.new("RGB", (9 + number, 7), "teal") for number in range(3)]
@@ -293,7 +295,7 @@ def test_documents_are_asked_about_as_pictures_are(
     assert all(f"{9 + number}x7" in shown for number in range(3))
 
 
-def test_the_default_number_of_tokens_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_states_the_default_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("ask", "chat"):
         assert run([command, "--help"]) == 0
         assert "by default the model's own limit" in " ".join(capsys.readouterr().out.split())
@@ -319,7 +321,7 @@ def test_output_that_cannot_be_written_is_one_error(arguments: list[str]) -> Non
 
 
 @pytest.mark.parametrize("names", [[], ["ask"], ["models", "rm"]])
-def test_help_is_a_command_too(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_also_a_command(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*names, "--help"]) == 0
     expected = capsys.readouterr().out
     assert run(["help", *names]) == 0
@@ -376,7 +378,7 @@ def test_help_is_a_command_too(names: list[str], capsys: pytest.CaptureFixture[s
         (["keys", "add"], 2, "missing argument 'NAME'", "vlmkit keys add --help"),
     ],
 )
-def test_every_mistake_is_a_sentence_with_an_exit_code(
+def test_every_usage_error_is_one_sentence_with_an_exit_code(
     arguments: list[str],
     code: int,
     error: str,
@@ -393,7 +395,9 @@ def test_every_mistake_is_a_sentence_with_an_exit_code(
 
 
 @pytest.mark.parametrize("command", [["serve"], ["ask"], ["keys", "add"]])
-def test_help_shows_the_defaults(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_default_values(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([*command, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     settings = ServerSettings()
@@ -432,7 +436,7 @@ def test_a_picture_that_is_none_is_named_before_the_model_is_built(
     assert "none" in shown
 
 
-def test_a_failing_engine_is_an_exit_code_and_debug_shows_why(
+def test_a_failing_engine_sets_an_exit_code_and_debug_shows_the_cause(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     prompt = json.dumps({"mock": {"text": "abc", "crash_at_token": 1}})
@@ -444,7 +448,7 @@ def test_a_failing_engine_is_an_exit_code_and_debug_shows_why(
     assert "the mock was told to crash" in capsys.readouterr().err
 
 
-def test_a_bug_of_a_plugin_is_a_sentence_too(
+def test_a_bug_of_a_plugin_is_reported_as_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "buggy.py"
@@ -463,7 +467,7 @@ def test_a_bug_of_a_plugin_is_a_sentence_too(
     assert 'buggy.py", line' in done.stderr
 
 
-def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_vlmkit_without_a_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     shown = capsys.readouterr().out
     assert "First steps:" in shown
@@ -471,7 +475,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         assert name in shown
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"vlmkit, version {vlmkit.__version__}\n"
 
@@ -480,7 +484,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["serve", "--help"], ["models"]])
-def test_what_computes_nothing_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_commands_that_compute_nothing_import_no_heavy_library(arguments: list[str]) -> None:
     code = (
         "import sys; from vlmkit.cli import run; run(sys.argv[1:]);"
         f"print('heavy:', sorted({HEAVY!r} & set(sys.modules)))"
@@ -492,7 +496,7 @@ def test_what_computes_nothing_imports_nothing_heavy(arguments: list[str]) -> No
 
 
 @pytest.mark.parametrize("command", ["ask", "chat"])
-def test_pipes_are_utf8_on_a_system_of_another_encoding(command: str) -> None:
+def test_pipes_use_utf8_whatever_the_encoding_of_the_system(command: str) -> None:
     question = "naïve 東京 🙂"
     windows = os.environ | {"PYTHONIOENCODING": "cp1252"}
     done = subprocess.run(
@@ -505,7 +509,7 @@ def test_pipes_are_utf8_on_a_system_of_another_encoding(command: str) -> None:
     assert (done.stdout.decode(), done.stderr) == (f"{question}\n", b"")
 
 
-def test_no_colour_leaves_a_pipe(start: Start) -> None:
+def test_output_to_a_pipe_has_no_colour(start: Start) -> None:
     for arguments in (["plugins"], ["ask", "mok", "x"]):
         process = start(*arguments)
         assert "\x1b" not in "".join(process.communicate())
@@ -515,7 +519,7 @@ def test_no_colour_leaves_a_pipe(start: Start) -> None:
 
 
 @pytest.mark.posix
-def test_ctrl_c_ends_an_answer_quietly(start: Start) -> None:
+def test_ctrl_c_ends_an_answer_without_a_traceback(start: Start) -> None:
     process = start("ask", "mock", SLOW, stdin=subprocess.DEVNULL)
     read_until(process.stdout, "tick")
     process.send_signal(signal.SIGINT)
@@ -535,7 +539,7 @@ def test_a_closed_pipe_ends_an_answer_without_a_traceback(start: Start) -> None:
 
 
 @pytest.mark.posix
-def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(start: Start) -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_chat(start: Start) -> None:
     process = start("chat", "mock")
     assert process.stdin is not None
     process.stdin.write(f"{SLOW}\n")
@@ -549,7 +553,7 @@ def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(start: Start) -> None
 
 
 @pytest.mark.posix
-def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None:
+def test_serve_prints_an_example_request_and_stops_on_a_signal(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     process = start(
@@ -568,9 +572,7 @@ def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None
     assert "Traceback" not in error
 
 
-def test_the_address_of_the_command_line_wins_over_every_other(
-    start: Start, tmp_path: Path
-) -> None:
+def test_the_address_of_the_command_line_overrides_all_others(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[server]\nhost='192.0.2.1'\nport=1\n")
     others = {"VLMKIT_SERVER__HOST": "192.0.2.2", "VLMKIT_SERVER__PORT": "2"}
@@ -588,7 +590,7 @@ def test_the_address_of_the_command_line_wins_over_every_other(
 # Talking.
 
 
-def test_a_piped_chat_answers_each_line_and_knows_its_commands(
+def test_a_piped_chat_answers_each_line_and_runs_its_commands(
     capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = f"one\n\n/image {picture}\ntwo\n/reset\n/help\nthree\n/quit\nfour\n"
@@ -601,7 +603,7 @@ def test_a_piped_chat_answers_each_line_and_knows_its_commands(
 
 
 @pytest.mark.parametrize("refused", ["/none.png", "{folder}/page.html"])
-def test_a_refused_picture_takes_back_those_that_wait_for_the_next_message(
+def test_a_refused_image_also_drops_images_pending_for_the_next_message(
     refused: str,
     capsys: pytest.CaptureFixture[str],
     picture: Path,
@@ -620,7 +622,7 @@ def test_a_refused_picture_takes_back_those_that_wait_for_the_next_message(
     assert f"error: {'file ' * (refused[1] == 'n')}{named!r}" in shown.err
 
 
-def test_a_path_begins_a_question_and_an_unknown_command_does_not(
+def test_a_line_that_begins_with_a_path_is_a_question_and_an_unknown_command_is_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = "/etc/hosts what is this\n/tmp is what?\n/imgae a.png\n/frobnicate\n/helpme\n"
@@ -646,7 +648,7 @@ def test_tab_completes_commands_and_paths(
     terminal.wait_for("[40x30, added to the next message]")
 
 
-def test_a_refused_message_leaves_the_conversation_as_it_was(
+def test_a_refused_message_does_not_change_the_conversation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'x' * 200}\nshort\n"))
@@ -658,7 +660,7 @@ def test_a_refused_message_leaves_the_conversation_as_it_was(
 
 
 @pytest.mark.posix
-def test_a_terminal_chat_prompts_and_survives_ctrl_c_and_ends_by_ctrl_d(start: Start) -> None:
+def test_a_terminal_chat_prompts_survives_ctrl_c_and_ends_with_ctrl_d(start: Start) -> None:
     leader, follower = os.openpty()
     process = start("chat", "mock", stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
@@ -703,7 +705,7 @@ def chat(start: Start, tmp_path: Path) -> Iterator[Callable[..., "Terminal"]]:
 
 @pytest.mark.posix
 @pytest.mark.parametrize("has_readline", [True, False])
-def test_lines_that_are_pasted_at_once_are_one_message(
+def test_lines_pasted_together_are_one_message(
     chat: Callable[..., "Terminal"], tmp_path: Path, has_readline: bool
 ) -> None:
     (tmp_path / "readline.py").write_text("raise ImportError")
@@ -719,7 +721,7 @@ def test_lines_that_are_pasted_at_once_are_one_message(
 
 
 @pytest.mark.posix
-def test_a_dropped_or_quoted_path_is_a_picture_of_the_message_or_the_next(
+def test_a_dropped_or_quoted_path_is_an_image_of_the_message_or_the_next(
     chat: Callable[..., "Terminal"], tmp_path: Path
 ) -> None:
     file = tmp_path / "my cat é.png"
@@ -776,7 +778,7 @@ class Terminal:
         self._text = re.sub(r"\x1b\[\?2004[hl]\r?", "", self._text)
 
 
-def test_a_terminal_gets_no_control_characters_from_a_model(
+def test_control_characters_of_an_answer_are_not_written_to_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -793,7 +795,7 @@ def test_a_terminal_gets_no_control_characters_from_a_model(
 # Plugins, doctor, config.
 
 
-def test_plugins_says_who_is_usable_and_why_others_are_not(
+def test_plugins_shows_usable_providers_and_why_others_are_not(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "toy.py"
@@ -819,7 +821,7 @@ def test_plugins_says_who_is_usable_and_why_others_are_not(
     assert next(p for p in report["providers"] if p["name"] == "odd")["priority"] == "by model"
 
 
-def test_a_broken_plugin_is_listed_with_what_to_do_about_it(
+def test_plugins_lists_a_broken_plugin_with_a_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "misspelt_plugin.py").write_text(
@@ -838,7 +840,7 @@ def test_a_broken_plugin_is_listed_with_what_to_do_about_it(
     ) in capsys.readouterr().out
 
 
-def test_a_broken_plugin_file_stops_who_serves_and_nobody_who_looks_for_the_cause(
+def test_a_broken_plugin_file_stops_serving_commands_but_not_diagnostic_ones(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "broken.py"
@@ -856,7 +858,7 @@ def test_a_broken_plugin_file_stops_who_serves_and_nobody_who_looks_for_the_caus
         assert f"error: plugin file {str(file)!r} {told}" in capsys.readouterr().err
 
 
-def test_blocked_plugins_are_listed_as_such(
+def test_plugins_lists_blocked_plugins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMKIT_BLOCK", "mock")
@@ -864,7 +866,7 @@ def test_blocked_plugins_are_listed_as_such(
     assert "excluded by VLMKIT_BLOCK: vlmkit-mock" in capsys.readouterr().out
 
 
-def test_plugins_that_are_not_listed_are_left_out_of_every_command(
+def test_plugins_outside_the_list_are_left_out_of_every_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("vlmkit_hf")
@@ -892,13 +894,13 @@ def test_plugins_that_are_not_listed_are_left_out_of_every_command(
         ({"host": "10.0.0.1"}, "http://10.0.0.1:8000/v1"),
     ],
 )
-def test_the_example_of_a_server_names_an_address_that_clients_can_reach(
+def test_serve_prints_an_example_with_an_address_that_clients_can_reach(
     settings: dict[str, Any], address: str
 ) -> None:
     assert address in _example(ServerSettings(**settings), "mock")
 
 
-def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
+def test_doctor_shows_the_chosen_provider_and_why_others_are_not_chosen(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "toy.py"
@@ -920,7 +922,7 @@ def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
     assert re.search(r"engine +mock +chosen\n", capsys.readouterr().out)
 
 
-def test_doctor_names_values_of_generation_config_that_are_ignored(
+def test_doctor_lists_ignored_values_of_generation_config(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -945,7 +947,7 @@ def test_doctor_names_values_of_generation_config_that_are_ignored(
     assert "generation_config" not in capsys.readouterr().out
 
 
-def test_doctor_asks_who_would_be_taken_what_a_build_would_find_out(
+def test_doctor_examines_the_provider_that_would_be_chosen(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "toy.py"
@@ -972,7 +974,7 @@ def test_doctor_asks_who_would_be_taken_what_a_build_would_find_out(
     assert (picky["is_chosen"], picky["how"], picky["reason"]) == (False, "", refusal)
 
 
-def test_doctor_says_when_nobody_can_serve_a_model(
+def test_doctor_reports_a_model_that_no_provider_can_serve(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
@@ -992,7 +994,7 @@ def test_doctor_says_when_nobody_can_serve_a_model(
         ("win32", "AMD64", None, "written for such systems, and never run on one"),
     ],
 )
-def test_doctor_says_what_was_run_on_such_a_machine(
+def test_doctor_says_whether_vlmkit_was_tested_on_such_a_machine(
     system: str,
     processor: str,
     gpu: str | None,
@@ -1014,7 +1016,7 @@ def test_doctor_without_a_model_describes_the_machine(capsys: pytest.CaptureFixt
     assert "memory" in shown
 
 
-def test_config_show_has_every_value_with_its_origin(
+def test_config_show_prints_every_value_with_its_origin(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMKIT_ENGINE__HUB_TOKEN", "t0ps3cret")
@@ -1026,7 +1028,7 @@ def test_config_show_has_every_value_with_its_origin(
     assert "t0ps3cret" not in shown
 
 
-def test_config_show_has_the_defaults_of_a_provider_that_is_chosen_by_name(
+def test_config_show_prints_the_defaults_of_a_provider_chosen_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["config", "show", "--json", "--set", "engine.use=mock"]) == 0
@@ -1035,7 +1037,7 @@ def test_config_show_has_the_defaults_of_a_provider_that_is_chosen_by_name(
     assert settings["engine.block_tokens"]["description"]
 
 
-def test_config_check_finds_a_misspelt_setting_of_a_provider(
+def test_config_check_reports_a_misspelt_setting_of_a_provider(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["config", "check", "--set", "engine.use=mock"]) == 0
@@ -1044,7 +1046,7 @@ def test_config_check_finds_a_misspelt_setting_of_a_provider(
     assert "did you mean 'text'?" in capsys.readouterr().err
 
 
-def test_config_check_reports_all_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_reports_all_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ("server.prot=1", "server.port=x", "engine.use=mock", "engine.txt=x")
     options = [word for each in wrong for word in ("--set", each)]
     assert run(["config", "check", *options, "--set", 'plugins.files=["/no.py"]']) == 2
@@ -1056,7 +1058,7 @@ def test_config_check_reports_all_that_is_wrong(capsys: pytest.CaptureFixture[st
         assert words in line
 
 
-def test_config_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_schema_prints_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"]["server"]["properties"]["port"]["maximum"] == 65535
@@ -1138,13 +1140,13 @@ def test_a_broken_weight_file_is_named(tmp_path: Path, content: bytes) -> None:
         weights_of(Checkpoint("m", tmp_path))
 
 
-def test_a_weight_file_that_the_index_names_must_be_there(tmp_path: Path) -> None:
+def test_a_missing_weight_file_of_the_index_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
     with pytest.raises(CheckpointError, match=r"'a\.safetensors' of model 'm' is missing"):
         weights_of(Checkpoint("m", tmp_path))
 
 
-def test_a_model_is_described_by_its_small_files(tmp_path: Path) -> None:
+def test_a_model_is_described_from_its_small_files(tmp_path: Path) -> None:
     config = {
         "model_type": "llava",
         "architectures": ["Llava"],
@@ -1162,7 +1164,7 @@ def test_a_model_is_described_by_its_small_files(tmp_path: Path) -> None:
     assert facts["weight_files"] == 1
 
 
-def test_sizes_are_written_in_the_unit_that_suits_them() -> None:
+def test_sizes_are_printed_in_a_suitable_unit() -> None:
     assert [output.size(n) for n in (0, 1023, 1024, 1536 * 2**20)] == [
         "0 bytes",
         "1023 bytes",
@@ -1205,7 +1207,7 @@ def test_the_reference_lists_every_command_with_its_options() -> None:
         assert set(re.findall(r"`(-[\w-]+)`", parts[name])) == options, name
 
 
-def test_the_commands_of_the_guide_that_use_the_mock_run(
+def test_commands_of_the_guide_that_use_the_mock_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (DOCS / "how-to/configure.md").read_text()
@@ -1221,7 +1223,7 @@ def test_the_commands_of_the_guide_that_use_the_mock_run(
         subprocess.run(command, shell=True, check=True, cwd=tmp_path, capture_output=True)
 
 
-def test_every_command_says_what_it_does() -> None:
+def test_every_command_has_a_description() -> None:
     commands: list[click.Command] = [
         *group.commands.values(),
         *models_command.models.commands.values(),

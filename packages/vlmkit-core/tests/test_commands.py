@@ -79,7 +79,7 @@ def test_a_plugins_command_is_listed_with_its_description_and_runs(
     assert "Usage: vlmkit greet" in capsys.readouterr().out
 
 
-def test_without_plugins_there_is_no_list_of_their_commands(
+def test_without_plugins_the_help_has_no_section_for_plugin_commands(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
@@ -87,7 +87,9 @@ def test_without_plugins_there_is_no_list_of_their_commands(
     assert "Commands of plugins" not in capsys.readouterr().out
 
 
-def test_a_plugins_command_fails_as_others_do(install: Install, capsys: Shown) -> None:
+def test_an_error_of_a_plugins_command_is_reported_like_any_other(
+    install: Install, capsys: Shown
+) -> None:
     install(GREET)
     assert run(["greet", "nobody"]) == 1
     assert capsys.readouterr().err == ("error: 'nobody' cannot be greeted\nhint: name somebody\n")
@@ -96,7 +98,7 @@ def test_a_plugins_command_fails_as_others_do(install: Install, capsys: Shown) -
     assert run(["--debug", "greet", "you", "--code", "3"]) == 3
 
 
-def test_a_command_is_built_when_it_runs_and_not_to_be_listed(
+def test_a_command_is_built_when_it_runs_and_not_when_it_is_listed(
     install: Install, capsys: Shown
 ) -> None:
     install(registering("registry.add('boom', lambda context: 1 / 0, description='Explode.')"))
@@ -107,7 +109,9 @@ def test_a_command_is_built_when_it_runs_and_not_to_be_listed(
     assert "could not be built: ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_command_says_why_it_cannot_run_here(install: Install, capsys: Shown) -> None:
+def test_a_command_reports_why_it_cannot_run_on_this_machine(
+    install: Install, capsys: Shown
+) -> None:
     file = install(registering("registry.add('x', print, why_not=lambda: 'no torch is installed')"))
     assert run(["x"]) == 1
     assert capsys.readouterr().err == (
@@ -115,7 +119,7 @@ def test_a_command_says_why_it_cannot_run_here(install: Install, capsys: Shown) 
     )
 
 
-def test_what_is_no_command_is_refused_with_its_plugin(install: Install, capsys: Shown) -> None:
+def test_an_invalid_command_is_refused_with_its_plugin(install: Install, capsys: Shown) -> None:
     file = install(registering("registry.add('x', lambda context: 'text')"))
     assert run(["x"]) == 1
     assert capsys.readouterr().err == (
@@ -123,7 +127,7 @@ def test_what_is_no_command_is_refused_with_its_plugin(install: Install, capsys:
     )
 
 
-def test_commands_are_a_kind_that_is_listed(install: Install, capsys: Shown) -> None:
+def test_commands_are_listed_among_the_kinds(install: Install, capsys: Shown) -> None:
     file = install(GREET)
     assert run(["plugins", "--json"]) == 0
     providers = json.loads(capsys.readouterr().out)["providers"]
@@ -133,7 +137,7 @@ def test_commands_are_a_kind_that_is_listed(install: Install, capsys: Shown) -> 
 
 
 @pytest.mark.parametrize("name", sorted(group.commands))
-def test_a_name_of_ours_is_refused_and_ours_runs(
+def test_a_plugin_cannot_replace_a_built_in_command(
     name: str, install: Install, capsys: Shown
 ) -> None:
     file = install(registering(f"registry.add({name!r}, lambda context: None)"))
@@ -145,13 +149,13 @@ def test_a_name_of_ours_is_refused_and_ours_runs(
     assert f"Usage: vlmkit {name}" in capsys.readouterr().out
 
 
-def test_every_command_of_ours_is_among_the_reserved_names() -> None:
+def test_every_built_in_command_is_a_reserved_name() -> None:
     own = [name for name, owner in COMMAND.reserved.items() if owner == "vlmkit"]
     assert sorted(group.commands) == sorted(own)
 
 
 @pytest.mark.parametrize("name", ["serve", "keys", "verify", "plugins check", "plugins new"])
-def test_a_command_of_a_part_that_is_not_installed_says_how_to_install_it(
+def test_a_command_of_a_distribution_that_is_not_installed_says_how_to_install_it(
     name: str, capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
@@ -163,7 +167,7 @@ def test_a_command_of_a_part_that_is_not_installed_says_how_to_install_it(
     )
 
 
-def test_a_command_of_a_part_that_is_blocked_says_so(
+def test_a_command_of_a_blocked_distribution_says_so(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMKIT_BLOCK", "vlmkit-testing")
@@ -171,7 +175,7 @@ def test_a_command_of_a_part_that_is_blocked_says_so(
     assert "is a command of vlmkit-testing, which VLMKIT_BLOCK excludes" in capsys.readouterr().err
 
 
-def test_a_command_of_a_part_that_is_broken_says_why(
+def test_a_command_of_a_broken_distribution_states_the_cause(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = importlib.metadata.EntryPoint("testing", "no_such_module_here", "vlmkit")
@@ -187,7 +191,7 @@ def test_a_command_of_a_part_that_is_broken_says_why(
     ("words", "offered"),
     [(["v"], ["verify"]), (["plugins", ""], ["check", "new"]), (["models", "l"], ["list"])],
 )
-def test_a_shell_completes_commands_of_the_parts_of_vlmkit(
+def test_shell_completion_knows_commands_of_other_vlmkit_distributions(
     words: list[str], offered: list[str]
 ) -> None:
     environ = {
@@ -206,7 +210,7 @@ def test_a_shell_completes_commands_of_the_parts_of_vlmkit(
 
 
 @pytest.mark.parametrize("name", ["serve", "plugins check"])
-def test_a_command_of_a_part_of_vlmkit_is_no_other_plugins(
+def test_a_plugin_cannot_take_a_command_of_a_vlmkit_distribution(
     name: str, install: Install, capsys: Shown
 ) -> None:
     file = install(registering(f"registry.add({name!r}, lambda context: None)"))
@@ -216,7 +220,7 @@ def test_a_command_of_a_part_of_vlmkit_is_no_other_plugins(
     )
 
 
-def test_a_plugin_adds_a_command_to_a_group_of_ours(install: Install, capsys: Shown) -> None:
+def test_a_plugin_can_add_a_command_to_a_built_in_group(install: Install, capsys: Shown) -> None:
     install(GREET.replace('"greet"', '"models greet"'))
     assert run(["models", "--help"]) == 0
     _, _, listed = capsys.readouterr().out.partition("Commands of plugins:\n")
@@ -226,7 +230,7 @@ def test_a_plugin_adds_a_command_to_a_group_of_ours(install: Install, capsys: Sh
     assert run(["greet", "you"]) == 2
 
 
-def test_of_two_plugins_with_one_command_the_one_that_is_named_runs(
+def test_a_config_chooses_between_two_plugins_with_the_same_command(
     install: Install, capsys: Shown
 ) -> None:
     install(GREET)
@@ -258,7 +262,7 @@ def test_a_broken_plugin_breaks_no_command(source: str, install: Install, capsys
     assert "no such command 'serv'. Did you mean 'serve'?" in capsys.readouterr().err
 
 
-def test_a_missing_command_is_told_with_the_plugin_that_could_not_be_loaded(
+def test_a_missing_command_is_reported_with_the_plugin_that_could_not_be_loaded(
     install: Install, capsys: Shown
 ) -> None:
     file = install("import no_such_module")
@@ -269,7 +273,7 @@ def test_a_missing_command_is_told_with_the_plugin_that_could_not_be_loaded(
     assert "ModuleNotFoundError: No module named 'no_such_module'" in shown
 
 
-def test_a_broken_config_leaves_the_list_of_commands(
+def test_commands_are_listed_although_the_config_is_broken(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMKIT_CONFIG", "/none.toml")
@@ -278,7 +282,7 @@ def test_a_broken_config_leaves_the_list_of_commands(
     assert "config file '/none.toml' cannot be read" in capsys.readouterr().err
 
 
-def test_near_misses_are_looked_for_among_commands_of_plugins_too(
+def test_a_misspelt_command_is_compared_with_commands_of_plugins(
     install: Install, capsys: Shown
 ) -> None:
     install(GREET)
@@ -297,7 +301,7 @@ def test_a_blocked_plugin_adds_no_command(
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["ask", "--help"], ["chat", "--nope"]])
-def test_a_command_of_ours_is_found_without_loading_plugins(
+def test_a_built_in_command_is_found_without_loading_plugins(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(**_: object) -> None:
@@ -322,7 +326,7 @@ def test_a_command_loads_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(calls) == 1, arguments
 
 
-def test_a_shell_that_completes_a_line_gets_no_error(install: Install) -> None:
+def test_shell_completion_prints_no_error(install: Install) -> None:
     install(GREET)
     context = click.Context(group, resilient_parsing=True)
     assert group.resolve_command(context, ["gre"])[1] is None

@@ -88,13 +88,13 @@ def plugins(tmp_path: Path) -> loader.Plugins:
 # Layers.
 
 
-def test_without_any_layer_every_value_is_a_default() -> None:
+def test_every_value_is_a_default_without_any_layer() -> None:
     layered = read()
     assert layered.config == CONFIG()
     assert {s.origin for s in layered.settings()} == {"default"}
 
 
-def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
+def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     file = write(tmp_path, "[server]\nport = 1\nhost = '::1'\nmax_requests = 11\nkeepalive_s = 5\n")
     env = {"VLMKIT_SERVER__PORT": "2", "VLMKIT_SERVER__HOST": "127.0.0.2"}
     env["VLMKIT_SERVER__MAX_REQUESTS"] = "12"
@@ -111,13 +111,13 @@ def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     assert origin(layered, "server.max_body_bytes") == "default"
 
 
-def test_the_environment_names_the_file_unless_the_caller_does(tmp_path: Path) -> None:
+def test_the_environment_names_the_config_file_unless_the_caller_does(tmp_path: Path) -> None:
     one, two = write(tmp_path, "model='a'", "1.toml"), write(tmp_path, "model='b'", "2.toml")
     assert read(VLMKIT_CONFIG=str(one)).config.model == "a"
     assert read(two, VLMKIT_CONFIG=str(one)).config.model == "b"
 
 
-def test_the_last_of_two_equal_assignments_wins() -> None:
+def test_the_last_of_two_equal_assignments_applies() -> None:
     assert read(None, "server.port=1", "server.port=2").config.server.port == 2
 
 
@@ -137,7 +137,7 @@ def test_the_last_of_two_equal_assignments_wins() -> None:
         ("1\nx = 2", "1\nx = 2"),
     ],
 )
-def test_a_text_is_a_toml_value_or_else_itself(text: str, value: Any) -> None:
+def test_an_assigned_text_is_read_as_toml_or_else_as_text(text: str, value: Any) -> None:
     layered = read(None, f"engine.x={text}", VLMKIT_SAMPLER__X=text)
     # Around --set the command line's blanks do not count.
     assert layered.config.engine.settings["x"] == value
@@ -150,12 +150,12 @@ def test_an_inline_table_sets_each_of_its_keys() -> None:
     assert origin(layered, "engine.y.z") == "environment VLMKIT_ENGINE"
 
 
-def test_digits_are_a_text_where_a_text_is_wanted() -> None:
+def test_digits_are_read_as_text_for_a_text_setting() -> None:
     layered = read(None, "model=7", VLMKIT_REVISION="0012")
     assert (layered.config.model, layered.config.revision) == ("7", "0012")
 
 
-def test_a_value_replaces_a_table_and_a_table_a_value(tmp_path: Path) -> None:
+def test_a_value_replaces_a_table_and_a_table_replaces_a_value(tmp_path: Path) -> None:
     file = write(tmp_path, "[engine]\na.b = 1\nc = 2\n")
     assert read(file, "engine.a=3").config.engine.settings == {"a": 3, "c": 2}
     assert read(file, "engine.c.d=4").config.engine.settings == {"a": {"b": 1}, "c": {"d": 4}}
@@ -167,7 +167,7 @@ def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
     assert layered.config == CONFIG(engine=Component(use="toy"))
 
 
-def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
+def test_paths_in_a_config_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     text = "plugins=['./a.py', '/b.py']\n[[models]]\nmodel='./m'\nname='m'\n[[models]]\nmodel='o/n'"
     config = read(write(tmp_path, text)).config
     assert config.plugins.files == (str(tmp_path / "a.py"), "/b.py")
@@ -207,7 +207,7 @@ def owner(tmp_path: Path) -> loader.Plugins:
     return loader.load(files=[write(tmp_path, OWNER, "owner.py")], entry_points=[])
 
 
-def test_a_plugin_owns_tables_of_the_config(owner: loader.Plugins, tmp_path: Path) -> None:
+def test_a_plugin_can_own_tables_of_the_config(owner: loader.Plugins, tmp_path: Path) -> None:
     cluster: Any = owner.tables["cluster"]
     file = write(tmp_path, "[cluster]\naddress = 'there'\nsecret_file = 'key'\n")
     layers = read_layers(file, environ={"VLMKIT_CODECS__USE": '["none"]'})
@@ -225,7 +225,7 @@ def test_a_plugin_owns_tables_of_the_config(owner: loader.Plugins, tmp_path: Pat
     assert ("cluster.secret_file", str(tmp_path / "key"), "read") in paths
 
 
-def test_what_is_wrong_in_tables_of_plugins_and_the_core_is_told_at_once(
+def test_mistakes_in_tables_of_plugins_and_of_the_core_are_reported_together(
     owner: loader.Plugins,
 ) -> None:
     wrong = (
@@ -244,7 +244,7 @@ def test_what_is_wrong_in_tables_of_plugins_and_the_core_is_told_at_once(
     assert "codecs.use = 7" in told
 
 
-def test_a_table_whose_plugin_is_not_there_is_an_error_unless_it_is_vlmkits_own() -> None:
+def test_a_table_of_an_absent_plugin_is_an_error_unless_it_is_one_of_vlmkit() -> None:
     environ = {"VLMKIT_SERVER__NO_SUCH": "1", "VLMKIT_MONITORS__USE": "[]"}
     layered = read_layers(environ=environ).read()
     assert layered.unread == {"server", "monitors"}
@@ -253,20 +253,20 @@ def test_a_table_whose_plugin_is_not_there_is_an_error_unless_it_is_vlmkits_own(
         read_layers(environ={}, assignments=["cluster.address=x"]).read()
 
 
-def test_what_is_stated_for_this_program_alone_is_never_left_unread() -> None:
+def test_unread_tables_of_the_command_line_and_of_arguments_are_errors() -> None:
     with pytest.raises(ConfigError, match="unknown setting 'server'"):
         read_layers(environ={}, assignments=["server.port=1"]).read()
     with pytest.raises(ConfigError, match="unknown setting 'monitors'"):
         read_layers(environ={}, arguments={"monitors": {"use": ["x"]}}).read()
 
 
-def test_a_setting_that_moved_to_the_core_is_refused_without_its_former_owner() -> None:
+def test_a_setting_moved_to_the_core_is_refused_without_its_former_owner() -> None:
     with pytest.raises(ConfigError) as caught:
         read_layers(environ={"VLMKIT_SERVER__FETCH__ENABLED": "true"}).read()
     assert caught.value.hint == "it is 'VLMKIT_FETCH__ENABLED' now"
 
 
-def test_without_its_plugin_a_table_has_its_defaults() -> None:
+def test_a_table_has_its_defaults_without_its_plugin() -> None:
     assert Config().table("server", ServerSettings) == ServerSettings()
     assert Config().group("monitors").use == ()
 
@@ -329,7 +329,7 @@ def test_paths_of_other_sources_are_relative_to_the_working_directory(tmp_path: 
     }
 
 
-def test_the_home_of_a_user_is_known_in_every_source(
+def test_a_tilde_is_expanded_in_every_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/users/somebody")
@@ -370,7 +370,7 @@ def test_a_path_beside_a_relative_config_file_stays_relative(
     assert (config.engine.settings["notes"], config.server.keys_file) == ("configs/n", "configs/k")
 
 
-def test_every_path_that_a_config_names_is_known_by_its_setting(
+def test_every_path_of_a_config_is_listed_with_its_setting(
     tmp_path: Path, plugins: loader.Plugins
 ) -> None:
     text = "[engine]\nuse='toy'\nnotes='n'\n[observers]\nuse=['log']\nlog.file='l'\n"
@@ -383,7 +383,7 @@ def test_every_path_that_a_config_names_is_known_by_its_setting(
 
 
 @pytest.mark.parametrize("file", ["vlmkit.toml", "configs/vlmkit.toml"])
-def test_a_folder_stays_a_folder_where_the_files_own_path_is_relative(
+def test_a_relative_folder_stays_a_folder_when_the_config_path_is_relative(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a packaged model of that name, nor one on the hub."""
@@ -395,7 +395,7 @@ def test_a_folder_stays_a_folder_where_the_files_own_path_is_relative(
     assert Path(model) == Path(file).with_name("mock")
 
 
-def test_a_config_can_be_the_base_of_another() -> None:
+def test_a_config_can_be_based_on_another() -> None:
     base = Config(model="a", engine=Component(use="toy", settings={"device": "x"}))
     layers = read_layers(environ={}, base=base, arguments={"engine": {"num_lanes": 3}})
     layered = layers.read()
@@ -414,14 +414,14 @@ scalars = st.one_of(
         st.sampled_from(COMPONENTS), st.dictionaries(st.text("abc", min_size=1), scalars)
     )
 )
-def test_settings_of_providers_pass_through_untouched(sections: dict[str, dict[str, Any]]) -> None:
+def test_settings_of_providers_are_passed_unchanged(sections: dict[str, dict[str, Any]]) -> None:
     config = read_layers(environ={}, arguments=sections).read(VLMKIT_TABLES).config
     for section, given_settings in sections.items():
         assert config.component(section).settings == given_settings
 
 
 @given(st.integers(1, 10**9))
-def test_the_environment_and_the_command_line_read_alike(number: int) -> None:
+def test_the_environment_and_the_command_line_parse_values_alike(number: int) -> None:
     by_set = read(None, f"pipeline.max_images={number}").config
     by_env = read(VLMKIT_PIPELINE__MAX_IMAGES=str(number)).config
     assert by_set == by_env
@@ -448,24 +448,24 @@ def failure(*arguments: Any, **environ: Any) -> tuple[str, str]:
         ("server_port=1", "server.port"),
     ],
 )
-def test_an_unknown_setting_is_named_with_the_nearest(assignment: str, meant: str) -> None:
+def test_an_unknown_setting_is_reported_with_the_nearest_name(assignment: str, meant: str) -> None:
     message, hint = failure(None, assignment)
     assert message.startswith("unknown setting ")
     assert hint == f"did you mean {meant!r}?"
 
 
-def test_an_unknown_variable_is_answered_in_its_own_spelling() -> None:
+def test_an_unknown_variable_gets_a_hint_in_its_own_spelling() -> None:
     assert failure(VLMKIT_SERVER_PORT="1") == (
         "unknown setting 'server_port' (environment VLMKIT_SERVER_PORT)",
         "did you mean 'VLMKIT_SERVER__PORT'?",
     )
 
 
-def test_a_setting_like_no_other_points_to_the_list_of_all() -> None:
+def test_an_unknown_setting_without_a_near_name_points_to_the_list() -> None:
     assert failure(None, "qqqq=1")[1] == "`vlmkit config schema` lists every setting"
 
 
-def test_variables_of_others_and_reserved_ones_are_no_settings() -> None:
+def test_variables_of_other_programs_and_reserved_ones_are_no_settings() -> None:
     assert read(VLMKIT_BLOCK="a,b", VLMKITTEN="1", PATH="x").config == CONFIG()
 
 
@@ -491,7 +491,7 @@ def service_variables(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["VLMKIT", "VLMKIT_SERVER", "VLMKIT_SERVICE", "VLMKIT_PORT"])
-def test_what_kubernetes_tells_of_a_service_is_no_setting(name: str) -> None:
+def test_variables_that_kubernetes_sets_for_a_service_are_no_settings(name: str) -> None:
     layered = read(VLMKIT_SERVER__PORT="9000", **service_variables(name))
     assert layered.config == CONFIG(server=ServerSettings(port=9000))
 
@@ -508,7 +508,7 @@ def test_what_kubernetes_tells_of_a_service_is_no_setting(name: str) -> None:
         {"VLMKIT_SERVICE_HOTS": "10.0.0.7", **service_variables("VLMKIT")},
     ],
 )
-def test_a_mistyped_variable_is_refused_beside_a_service_too(mistake: dict[str, str]) -> None:
+def test_a_misspelt_variable_is_refused_beside_those_of_a_service(mistake: dict[str, str]) -> None:
     message, _ = failure(**mistake)
     assert f"(environment {next(iter(mistake))})" in message
 
@@ -539,11 +539,11 @@ def test_a_mistyped_variable_is_refused_beside_a_service_too(mistake: dict[str, 
         ),
     ],
 )
-def test_a_wrong_value_is_shown_with_who_set_it(assignment: str, message: str) -> None:
+def test_a_wrong_value_is_reported_with_its_source(assignment: str, message: str) -> None:
     assert failure(None, assignment)[0] == message
 
 
-def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     text = "[server]\nprot=1\nhost=5\nkeepalive_s=-1\n[pipeline]\nmax_images=0\nimages.colour=1"
     with pytest.raises(ConfigError) as caught:
         read(write(tmp_path, text), "engin.use=x", "server.port=web")
@@ -578,9 +578,7 @@ def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_answered_with_what_to_write(
-    assignment: str, problem: str, hint: str
-) -> None:
+def test_a_wrong_value_gets_a_hint_what_to_write(assignment: str, problem: str, hint: str) -> None:
     told = failure(None, assignment)
     assert problem in told[0]
     assert hint in told[1]
@@ -588,7 +586,7 @@ def test_a_wrong_value_is_answered_with_what_to_write(
     assert "regex" not in told[0]
 
 
-def test_every_wrong_item_of_a_list_is_quoted() -> None:
+def test_every_wrong_item_of_a_list_is_reported() -> None:
     wrong = 'server.limits.key=["tokens=9/second", "requests=1/day", "tokens=x/day", 5]'
     with pytest.raises(ConfigError) as caught:
         read(None, wrong)
@@ -600,12 +598,12 @@ def test_every_wrong_item_of_a_list_is_quoted() -> None:
     ]
 
 
-def test_values_that_contradict_each_other_are_told_in_words() -> None:
+def test_values_that_exclude_each_other_are_reported_in_a_sentence() -> None:
     message, _ = failure(None, 'server.limits.key=["tokens=9/day", "tokens=8/day"]')
     assert message == "server.limits: there are two limits of tokens a day"
 
 
-def test_everything_wrong_with_models_is_told_by_their_places() -> None:
+def test_all_mistakes_of_models_are_reported_with_their_paths() -> None:
     wrong = 'models=[{model=5, engine=7}, {}, {model="a", aliases="b"}]'
     found = read_layers(None, environ={}, assignments=[wrong]).read(VLMKIT_TABLES, diagnoses=True)
     told = [str(each).replace(" (--set models)", "") for each in found.errors]
@@ -618,7 +616,7 @@ def test_everything_wrong_with_models_is_told_by_their_places() -> None:
     assert found.config.models == (ModelEntry(model="a"),)
 
 
-def test_a_provider_that_a_model_names_by_no_text_is_told_with_the_model(
+def test_a_provider_name_that_is_no_text_is_reported_with_its_model(
     plugins: loader.Plugins,
 ) -> None:
     config = read(None, 'models=[{model="a", engine={use=7}}]').config
@@ -626,7 +624,7 @@ def test_a_provider_that_a_model_names_by_no_text_is_told_with_the_model(
         check_components(config, plugins)
 
 
-def test_no_wrong_secret_is_quoted() -> None:
+def test_a_wrong_secret_is_not_quoted() -> None:
     with pytest.raises(ConfigError) as caught:
         read(None, "server.api_key=s3cret", "server.api_key_file=5")
     told = "".join(f"{each}{each.hint}" for each in caught.value.each())
@@ -634,7 +632,7 @@ def test_no_wrong_secret_is_quoted() -> None:
     assert "server.api_key = *** (--set server.api_key): expected 16 to 512 letters" in told
 
 
-def test_wrong_settings_can_be_left_out_and_reported(tmp_path: Path) -> None:
+def test_wrong_settings_can_be_skipped_and_reported(tmp_path: Path) -> None:
     text = """
     model = "a"
     [server]
@@ -673,24 +671,24 @@ def test_wrong_settings_can_be_left_out_and_reported(tmp_path: Path) -> None:
     assert found.unsound >= {"server.port", "server.data", "server.limits.key", "models.load"}
 
 
-def test_a_section_set_like_a_value_is_answered_with_use() -> None:
+def test_a_value_for_a_section_gets_the_hint_to_set_use() -> None:
     assert failure(None, "engine=toy")[1] == "did you mean 'engine.use'?"
 
 
-def test_one_plugin_file_is_answered_with_a_list() -> None:
+def test_a_single_plugin_file_gets_the_hint_to_write_a_list() -> None:
     assert failure(None, "plugins=mine.py")[1] == 'write a list of files: ["mine.py"]'
 
 
-def test_a_misspelt_key_of_a_model_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_a_misspelt_key_of_a_model_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     file = write(tmp_path, "[[models]]\nmodel='a'\n[models.engin]\nuse='toy'")
     assert failure(file)[1] == "did you mean 'engine'?"
 
 
-def test_one_models_table_is_told_to_be_a_list(tmp_path: Path) -> None:
+def test_a_single_models_table_gets_the_hint_to_write_a_list(tmp_path: Path) -> None:
     assert failure(write(tmp_path, "[models]\nmodel='a'"))[1] == "write [[models]]"
 
 
-def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+def test_an_unreadable_config_file_is_a_config_error(tmp_path: Path) -> None:
     missing = tmp_path / "none.toml"
     assert failure(missing)[0] == (
         f"config file {str(missing)!r} cannot be read: No such file or directory"
@@ -701,7 +699,7 @@ def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     assert "is not valid TOML" in failure(latin)[0]
 
 
-def test_one_model_and_several_contradict_each_other() -> None:
+def test_setting_both_model_and_models_is_an_error() -> None:
     message, hint = failure(None, "model=a", 'models=[{model="b"}]')
     assert (message, hint) == ("both model and models are set", "keep one of them")
 
@@ -714,19 +712,19 @@ def test_two_models_cannot_share_a_name() -> None:
 # Models and their own sections.
 
 
-def test_one_model_is_an_entry_like_any_other() -> None:
+def test_a_single_model_is_an_entry_of_models() -> None:
     config = read(None, "model=a", "revision=main").config
     assert config.entries() == (ModelEntry(model="a", revision="main"),)
     assert Config().entries() == ()
 
 
-def test_a_models_own_keys_lie_over_the_section() -> None:
+def test_keys_of_a_model_override_the_section() -> None:
     config = Config(engine=Component(use="toy", settings={"device": "x", "num_lanes": 1}))
     same = ModelEntry(model="m", engine={"num_lanes": 5})
     assert config.component("engine", same).settings == {"device": "x", "num_lanes": 5}
 
 
-def test_a_model_with_another_provider_leaves_the_sections_settings_behind() -> None:
+def test_a_model_with_another_provider_ignores_the_settings_of_the_section() -> None:
     config = Config(engine=Component(use="toy", settings={"device": "x"}))
     other = ModelEntry(model="m", engine={"use": "other", "num_lanes": 5})
     assert config.component("engine", other) == Component(use="other", settings={"num_lanes": 5})
@@ -755,26 +753,28 @@ def test_settings_without_a_provider_must_suit_one(plugins: loader.Plugins) -> N
     assert caught.value.hint == "did you mean 'num_lanes'?"
 
 
-def test_the_sections_of_each_model_are_checked(plugins: loader.Plugins) -> None:
+def test_sections_of_each_model_are_checked(plugins: loader.Plugins) -> None:
     text = 'models=[{model="a", engine={use="toy", lanes=1}}]'
     with pytest.raises(ConfigError, match="engine 'toy' has no setting 'lanes'"):
         check_components(read(None, text).config, plugins)
 
 
-def test_an_unknown_provider_is_named_with_the_nearest(plugins: loader.Plugins) -> None:
+def test_an_unknown_provider_is_reported_with_the_nearest_name(plugins: loader.Plugins) -> None:
     with pytest.raises(UnknownPlugin) as caught:
         check_components(read(None, "engine.use=tuy").config, plugins)
     assert caught.value.hint == "did you mean 'toy'?"
 
 
-def test_an_unknown_provider_is_explained_by_the_plugins_that_broke(tmp_path: Path) -> None:
+def test_an_unknown_provider_is_reported_with_the_plugins_that_failed_to_load(
+    tmp_path: Path,
+) -> None:
     file = write(tmp_path, "import nothing_of_that_name", "bad.py")
     broken = loader.load(files=[file], entry_points=[])
     with pytest.raises(UnknownPlugin, match=r"could not be loaded: .*ModuleNotFoundError"):
         check_components(read(None, "engine.use=toy").config, broken)
 
 
-def test_a_provider_that_cannot_run_here_is_refused(plugins: loader.Plugins) -> None:
+def test_a_provider_that_cannot_run_on_this_machine_is_refused(plugins: loader.Plugins) -> None:
     with pytest.raises(PluginUnavailable, match="engine 'absent' cannot be used: no such device"):
         check_components(read(None, "engine.use=absent").config, plugins)
 
@@ -782,7 +782,7 @@ def test_a_provider_that_cannot_run_here_is_refused(plugins: loader.Plugins) -> 
 # What is shown.
 
 
-def test_secrets_are_never_shown_and_switches_are() -> None:
+def test_secrets_are_never_shown_but_switches_are() -> None:
     layered = read(None, "engine.api_key=abc", "engine.hub_tokens=2", "sampler.password=")
     shown = {s.path: s.shown for s in layered.settings()}
     assert shown["engine.api_key"] == "***"
@@ -794,13 +794,13 @@ def test_secrets_are_never_shown_and_switches_are() -> None:
 @pytest.mark.parametrize(
     "struct", [Config, ModelEntry, Component, PipelineSettings, ServerSettings]
 )
-def test_every_field_says_what_it_means(struct: type[msgspec.Struct]) -> None:
+def test_every_field_has_a_description(struct: type[msgspec.Struct]) -> None:
     meanings = descriptions(struct)
     for field in msgspec.structs.fields(struct):
         assert re.search(r"\w+ \w+", meanings.get(field.name, "")), field.name
 
 
-def test_meanings_are_read_whole_and_from_base_classes(plugins: loader.Plugins) -> None:
+def test_descriptions_are_read_whole_and_from_base_classes(plugins: loader.Plugins) -> None:
     struct = plugins.engines.get("toy").settings
     assert struct is not None
     assert descriptions(struct) == {
@@ -813,7 +813,7 @@ def test_meanings_are_read_whole_and_from_base_classes(plugins: loader.Plugins) 
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_the_reference_lists_every_setting_with_its_default_and_meaning() -> None:
+def test_the_reference_lists_every_setting_with_its_default_and_description() -> None:
     page = (DOCS / "reference/config.md").read_text()
     rows = {
         f"| `{s.path}` | `{msgspec.json.encode(s.value).decode()}` | {s.description} |"
@@ -825,7 +825,7 @@ def test_the_reference_lists_every_setting_with_its_default_and_meaning() -> Non
         assert re.search(rf"\| `{name}` \|.* {re.escape(meaning)} \|", page), name
 
 
-def test_the_files_of_the_guide_are_valid(tmp_path: Path) -> None:
+def test_files_of_the_guide_are_valid(tmp_path: Path) -> None:
     files = re.findall(r"```toml\n(.*?)```", (DOCS / "how-to/configure.md").read_text(), re.DOTALL)
     assert len(files) == 6
     for file in files:
@@ -850,12 +850,12 @@ def test_the_schema_describes_the_core_and_every_provider(plugins: loader.Plugin
     assert forms["toy"]["additionalProperties"] is False
 
 
-def test_a_setting_that_takes_one_of_a_few_values_names_them() -> None:
+def test_a_setting_with_a_few_possible_values_lists_them() -> None:
     with pytest.raises(ConfigError, match=r"server\.log_format = 'xml' .*one of text, json"):
         read(None, "server.log_format=xml")
 
 
-def test_limits_and_paths_are_shown_although_they_are_named_as_secrets_are() -> None:
+def test_limits_and_paths_named_like_secrets_are_shown() -> None:
     layered = read(None, 'server.limits.key=["requests=1/minute"]', "server.tls_private_key=/a.pem")
     shown = {s.path: s.shown for s in layered.settings()}
     assert shown["server.limits.key"] in (["requests=1/minute"], ("requests=1/minute",))

@@ -73,7 +73,7 @@ def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("images", [IMAGES, AREAS])
-def test_what_real_models_say_is_taken(tmp_path: Path, images: dict[str, Any]) -> None:
+def test_configs_of_real_models_are_accepted(tmp_path: Path, images: dict[str, Any]) -> None:
     refuse_unreasonable(written(tmp_path, preprocessor_config=images))
 
 
@@ -101,7 +101,7 @@ def test_what_real_models_say_is_taken(tmp_path: Path, images: dict[str, Any]) -
         ("architectures", "Llava", "a list of texts"),
     ],
 )
-def test_what_no_config_says_is_refused_by_its_path(
+def test_impossible_values_of_a_config_are_refused_with_their_path(
     tmp_path: Path, path: str, value: Any, expected: str
 ) -> None:
     checkpoint = written(tmp_path, config=changed(CONFIG, path, value))
@@ -122,7 +122,7 @@ def test_what_no_config_says_is_refused_by_its_path(
         ("generation_config", changed(GENERATION, "eos_token_id", [HUGE]), "eos_token_id.0"),
     ],
 )
-def test_other_files_are_refused_as_well(
+def test_impossible_values_of_other_files_are_refused(
     tmp_path: Path, file: str, content: dict[str, Any], path: str
 ) -> None:
     checkpoint = written(tmp_path, **{file: content})
@@ -133,7 +133,7 @@ def test_other_files_are_refused_as_well(
 
 @pytest.mark.parametrize("file", ["config", "generation_config", "processor_config"])
 @pytest.mark.parametrize("text", ["[", "5", "[1]", "9" * 10_000, "[" * 100_000])
-def test_a_file_that_is_no_object_is_named(tmp_path: Path, file: str, text: str) -> None:
+def test_a_file_that_holds_no_object_is_named(tmp_path: Path, file: str, text: str) -> None:
     checkpoint = written(tmp_path)
     (tmp_path / f"{file}.json").write_text(text)
 
@@ -154,7 +154,7 @@ PATHS = [
 
 
 @given(path=st.sampled_from(PATHS), value=JSON)
-def test_any_value_is_taken_or_refused_by_name(
+def test_any_value_is_accepted_or_refused_with_its_name(
     tmp_path_factory: pytest.TempPathFactory, path: str, value: Any
 ) -> None:
     folder = tmp_path_factory.mktemp("model")
@@ -168,7 +168,7 @@ def test_any_value_is_taken_or_refused_by_name(
     assert not said or path in said
 
 
-def test_a_model_is_refused_before_any_plugin_looks_at_it(tmp_path: Path) -> None:
+def test_a_model_is_refused_before_a_plugin_reads_it(tmp_path: Path) -> None:
     written(tmp_path, config=changed(CONFIG, "vision_config", 5))
 
     with pytest.raises(CheckpointError, match="'vision_config' is 5, expected an object"):

@@ -71,7 +71,7 @@ def nested(depth):
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_a_number_that_is_too_large_is_refused_by_its_keyword(constraint, named):
+def test_a_number_that_is_too_large_is_refused_with_its_keyword(constraint, named):
     with pytest.raises(ConstraintError, match=named) as caught:
         check_limits(constraint)
     assert "limit" in str(caught.value)
@@ -111,7 +111,7 @@ def test_text_that_only_looks_like_a_large_number_is_accepted(constraint):
     "text",
     ["/\\", '"\\', "(", "[a", "~1", "{1", "%json ", "<", "\\", "{ ", "~ ", "{\t,", "\\p{", "a{1}"],
 )
-def test_checking_takes_time_in_proportion_to_the_text(text):
+def test_checking_takes_time_proportional_to_the_text(text):
     """CPU time of 64,000 characters is 0.1 s at most; what was read twice would take minutes."""
     text *= 64_000 // len(text)
     began_s = time.process_time()
@@ -123,7 +123,7 @@ def test_checking_takes_time_in_proportion_to_the_text(text):
     assert time.process_time() - began_s < 20
 
 
-def test_compiled_constraints_are_cached_within_bytes_and_evicted_from_the_largest_tenant():
+def test_the_cache_of_compiled_constraints_is_bounded_and_evicts_from_the_largest_tenant():
     cache = ConstraintCache(10 * ENTRY_BYTES)
     for number in range(20):
         cache.put(b"flood", Regex(f"{number}"), object, "flood", ENTRY_BYTES)

@@ -103,7 +103,9 @@ REQUESTS = st.builds(
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4), st.integers(0, 2**16), st.booleans())
 @settings(max_examples=60)
-def test_drafts_and_room_change_no_answer_and_every_answer_keeps(requests, seed, is_tight):
+def test_drafts_and_cache_size_do_not_change_answers_and_every_answer_matches(
+    requests, seed, is_tight
+):
     room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
     with pipeline(Unforced) as model:
         expected = answers(model, requests)
@@ -124,7 +126,7 @@ def test_drafts_and_room_change_no_answer_and_every_answer_keeps(requests, seed,
             assert any(t.startswith(begun) for t in whole)
 
 
-def test_what_is_forced_is_drafted_and_saves_steps():
+def test_forced_tokens_are_drafted_and_save_steps():
     request = ask(temperature=1.0, seed=3)
     with pipeline(Unforced) as model:
         (expected,) = answers(model, [request])
@@ -136,7 +138,7 @@ def test_what_is_forced_is_drafted_and_saves_steps():
     assert counters["num_steps"] == num_steps - counters["num_drafts_accepted"]
 
 
-def test_guesses_that_the_constraint_does_not_allow_are_not_computed():
+def test_drafts_that_the_constraint_forbids_are_not_computed():
     class Wrong(Guesser):
         def propose(self, sequence, num_tokens):
             self.known.add(sequence)
@@ -147,7 +149,7 @@ def test_guesses_that_the_constraint_does_not_allow_are_not_computed():
         assert model.runner.stats().counters["num_tokens_drafted"] == 0
 
 
-def test_an_engine_without_drafts_chooses_what_is_forced_one_by_one():
+def test_an_engine_without_drafts_samples_forced_tokens_one_by_one():
     request = ask(temperature=1.0, seed=3)
     with pipeline() as model:
         expected = answers(model, [request])
@@ -156,14 +158,14 @@ def test_an_engine_without_drafts_chooses_what_is_forced_one_by_one():
         assert model.runner.stats().counters["num_tokens_drafted"] == 0
 
 
-def test_each_choice_has_a_matcher_of_its_own():
+def test_each_choice_has_its_own_matcher():
     with pipeline() as model:
         (choices,) = answers(model, [ask(temperature=2.0, n=12, seed=1)])
     assert {text for text, _, _ in choices} <= set(TEXTS)
     assert len({text for text, _, _ in choices}) > 2
 
 
-def test_neighbours_keep_every_bit():
+def test_a_constraint_does_not_change_answers_of_other_requests():
     params = {"temperature": 1.0, "max_tokens": 12, "logprobs": True}
     free = [ask(i, constraint=None, seed=i, **params) for i in range(3)]
     with pipeline() as model:
@@ -174,7 +176,7 @@ def test_neighbours_keep_every_bit():
         assert answers(model, mixed)[::2] == alone
 
 
-def test_log_probabilities_are_the_models_own():
+def test_log_probabilities_of_a_constrained_answer_are_those_of_the_model():
     with pipeline() as model:
         done = model.submit(ask(1, logprobs=True, temperature=1.0, seed=2)).result()
         samples = done.choices[0].samples
@@ -201,7 +203,7 @@ class Stubborn:
 
 
 @pytest.mark.parametrize("show", [0, 1])
-def test_a_foreign_sampler_chooses_within_the_constraint(show):
+def test_a_sampler_that_knows_no_constraints_samples_within_the_constraint(show):
     with pipeline(sampler=Greedy()) as model:
         (((text, reason, _),),) = answers(model, [ask(show=show)])
     assert text in TEXTS
@@ -209,7 +211,7 @@ def test_a_foreign_sampler_chooses_within_the_constraint(show):
 
 
 @pytest.mark.parametrize("show", [0, 1])
-def test_a_sampler_that_minds_no_logits_fails_the_request_and_no_other(show):
+def test_a_sampler_that_ignores_masks_fails_only_the_constrained_request(show):
     with pipeline(sampler=Stubborn()) as model:
         bound = model.submit(ask(show=show))
         free = model.submit(ask(constraint=None, max_tokens=4))
@@ -260,7 +262,7 @@ def with_matcher(matcher_class):
         (Contradicts, EngineError, "refuses a token that it allowed"),
     ],
 )
-def test_a_constraint_that_cannot_go_on_ends_its_request_alone(broken, error, match, show):
+def test_a_matcher_that_fails_ends_only_its_own_request(broken, error, match, show):
     free = ask(1, constraint=None, max_tokens=20)
     with pipeline() as model:
         expected = answers(model, [free])
@@ -278,7 +280,7 @@ def test_a_constraint_that_cannot_go_on_ends_its_request_alone(broken, error, ma
 
 @pytest.mark.parametrize("is_resettable", [False, True])
 @pytest.mark.parametrize("fails", ["fill", "accept", "forced"])
-def test_a_constraint_that_fails_on_a_guess_does_not_fail_the_answer(fails, is_resettable, caplog):
+def test_a_matcher_that_fails_on_a_draft_does_not_fail_the_answer(fails, is_resettable, caplog):
     texts = tuple(map("".join, itertools.product("xyz", repeat=6)))
     request = ask(constraint=OneOf(texts), temperature=1.0, seed=3)
     with pipeline() as model:
@@ -333,7 +335,7 @@ def test_a_constraint_that_fails_on_a_guess_does_not_fail_the_answer(fails, is_r
     assert caplog.text.count("a constraint failed on a draft") == 1
 
 
-def test_a_least_length_that_the_constraint_does_not_reach_is_an_error():
+def test_a_minimum_length_that_the_constraint_cannot_reach_is_an_error():
     with pipeline() as model:
         with pytest.raises(ConstraintError, match="cannot go on") as caught:
             model.submit(ask(constraint=OneOf(("yes", "no")), min_tokens=9)).result()
@@ -341,7 +343,7 @@ def test_a_least_length_that_the_constraint_does_not_reach_is_an_error():
         assert model.submit(ask(min_tokens=4, max_tokens=40)).result().text in set(TEXTS) - {"two"}
 
 
-def test_a_stop_token_that_must_wait_does_not_follow():
+def test_a_stop_token_before_the_minimum_length_is_not_sampled():
     last = ord("s")
     with pipeline() as model:
         with pytest.raises(ConstraintError, match="no token is left") as caught:
@@ -356,7 +358,7 @@ def test_a_stop_token_that_must_wait_does_not_follow():
         assert model.submit(stops).result().text == "ye"
 
 
-def test_a_compiler_that_allows_everything_allows_neither_ends_nor_what_is_banned():
+def test_a_compiler_that_allows_every_token_allows_no_end_and_no_banned_token():
     class AllowsAll(Spelling):
         may_end = False
 
@@ -381,14 +383,14 @@ def test_a_compiler_that_allows_everything_allows_neither_ends_nor_what_is_banne
     assert max(sample.token_id for sample in done.choices[0].samples) < 256
 
 
-def test_an_end_that_must_wait_leaves_the_longer_text():
+def test_an_end_before_the_minimum_length_leaves_the_longer_text():
     texts = OneOf(("two", "two circles"))
     with pipeline(engine=MockEngine) as model:
         request = ask(constraint=texts, min_tokens=4, logit_bias={})
         assert model.submit(request).result().text == "two circles"
 
 
-def test_masks_are_found_while_the_engine_computes():
+def test_masks_are_computed_between_forward_and_sampling():
     calls = []
 
     class Told(Spelling):
@@ -417,7 +419,7 @@ def test_masks_are_found_while_the_engine_computes():
     assert calls[-4:] == ["prepare", "forward", "fill", "pick"]
 
 
-def test_an_answer_within_a_constraint_is_text_from_its_first_token():
+def test_a_constrained_answer_is_text_from_its_first_token():
     class Thinks(MockTokenizer):
         """Its prompts begin what the model thinks."""
 
@@ -440,7 +442,7 @@ def test_an_answer_within_a_constraint_is_text_from_its_first_token():
 # Requests.
 
 
-def test_no_provider_is_a_refusal_with_a_hint():
+def test_a_constraint_without_a_provider_is_refused_with_a_hint():
     with pipeline(None) as model:
         with pytest.raises(ConstraintError, match="no plugin") as caught:
             model.generate("hello", constraint=COLOURS)
@@ -448,7 +450,7 @@ def test_no_provider_is_a_refusal_with_a_hint():
         assert caught.value.param == "constraint"
 
 
-def test_what_cannot_be_kept_to_is_refused():
+def test_an_unsupported_use_of_a_constraint_is_refused():
     with pipeline() as model:
         with pytest.raises(ConstraintError, match="ignore_eos"):
             model.generate("hello", constraint=COLOURS, ignore_eos=True)
@@ -481,7 +483,7 @@ def test_what_cannot_be_kept_to_is_refused():
         lambda: Request(messages=[Message.of("user", "hi")], constraint={"type": "object"}),
     ],
 )
-def test_what_is_no_constraint_is_refused_at_once(make):
+def test_an_invalid_constraint_is_refused_at_submission(make):
     with pytest.raises(ConstraintError) as caught:
         make()
     assert caught.value.param == "constraint"
@@ -497,7 +499,7 @@ async def collected(stream):
     return "".join([text async for text in stream])
 
 
-def test_every_way_of_asking_takes_a_constraint():
+def test_every_method_of_a_model_accepts_a_constraint():
     import asyncio
 
     with pipeline() as model:
@@ -507,13 +509,13 @@ def test_every_way_of_asking_takes_a_constraint():
         assert asyncio.run(collected(model.astream("hello", constraint=COLOURS))) in TEXTS
 
 
-def test_a_length_ends_an_answer_before_it_is_whole():
+def test_a_constrained_answer_can_be_cut_by_max_tokens():
     with pipeline() as model:
         done = model.generate("hello", constraint=OneOf(("a red circle",)), max_tokens=5)
     assert (done.text, done.choices[0].finish_reason) == ("a red", "length")
 
 
-def test_an_aborted_answer_leaves_nothing():
+def test_an_aborted_answer_leaves_no_matcher_behind():
     with pipeline(latency_s=0.01) as model:
         stream = model.submit(ask(n=2))
         next(iter(stream))
@@ -526,7 +528,7 @@ def test_an_aborted_answer_leaves_nothing():
 # Compiling.
 
 
-def test_a_compiler_is_built_when_it_is_needed_and_a_constraint_compiled_once():
+def test_a_compiler_is_built_on_first_use_and_compiles_once_for_each_tenant():
     made, compiled = [], []
 
     class Counting(SpellingCompiler):
@@ -550,7 +552,7 @@ def test_a_compiler_is_built_when_it_is_needed_and_a_constraint_compiled_once():
         assert compiled == [OneOf(("yes", "no"))] * 2, "no tenant learns what others sent"
 
 
-def test_a_compiler_that_fails_is_told_in_our_words():
+def test_an_error_of_a_compiler_is_reported_without_its_text():
     class Fails(SpellingCompiler):
         def compile(self, constraint):
             raise ValueError("some library's words")
@@ -561,7 +563,7 @@ def test_a_compiler_that_fails_is_told_in_our_words():
         assert model.generate("hello", max_tokens=2).text
 
 
-def test_special_tokens_add_nothing():
+def test_special_tokens_have_no_bytes_in_the_vocabulary_of_a_compiler():
     seen = []
 
     class Watching(SpellingCompiler):

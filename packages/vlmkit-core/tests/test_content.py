@@ -65,20 +65,20 @@ def rewrite(path, data, *, keeps_times=True):
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_equal_names_sizes_and_times_do_not_make_two_models_one(folder):
+def test_fingerprints_of_different_content_differ_despite_equal_names_and_times(folder):
     before = fingerprint(folder)
     rewrite(folder / "sub/weights.safetensors", b"ten weights"[:10])
     assert fingerprint(folder) != before
 
 
-def test_a_copy_of_another_time_and_place_is_the_same_model(folder, tmp_path):
+def test_a_fingerprint_ignores_times_and_the_folder(folder, tmp_path):
     before = fingerprint(folder)
     os.utime(folder / "config.json", ns=(1, 1))
     moved = folder.rename(tmp_path / "elsewhere")
     assert fingerprint(moved) == before
 
 
-def test_a_name_counts_and_notes_of_a_download_do_not(folder):
+def test_a_fingerprint_depends_on_names_but_not_on_notes_of_downloads(folder):
     before = fingerprint(folder)
     for hidden in (".cache/huggingface", ".git"):
         (folder / hidden).mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_a_name_counts_and_notes_of_a_download_do_not(folder):
     assert fingerprint(folder) != before
 
 
-def test_what_was_read_once_is_not_read_again(folder, read):
+def test_a_file_that_was_hashed_is_not_read_again(folder, read):
     before = fingerprint(folder)
     assert sorted(read) == ["config.json", "weights.safetensors"]
     read.clear()
@@ -101,14 +101,14 @@ def test_what_was_read_once_is_not_read_again(folder, read):
     assert sorted(read) == ["new.json", "weights.safetensors"]
 
 
-def test_what_has_just_changed_may_change_once_more_without_a_trace(folder, read, monkeypatch):
+def test_a_file_that_just_changed_is_not_remembered(folder, read, monkeypatch):
     monkeypatch.setattr(content, "SETTLED_NS", 3600 * 10**9)
     fingerprint(folder)
     fingerprint(folder)
     assert len(read) == 4
 
 
-def test_what_changes_after_it_was_read_is_not_remembered_as_it_was(folder, monkeypatch):
+def test_a_file_that_changed_while_it_was_read_is_not_remembered(folder, monkeypatch):
     whole = content.digest
 
     def overtaken(path):
@@ -122,7 +122,7 @@ def test_what_changes_after_it_was_read_is_not_remembered_as_it_was(folder, monk
     assert fingerprint(folder) != before
 
 
-def test_small_files_are_not_worth_remembering(folder, cache, monkeypatch):
+def test_small_files_are_not_remembered(folder, cache, monkeypatch):
     monkeypatch.setattr(content, "LEAST_BYTES", 2**20)
     fingerprint(folder)
     assert not cache.exists()
@@ -132,7 +132,7 @@ def test_small_files_are_not_worth_remembering(folder, cache, monkeypatch):
     "damaged",
     [b"", b"\xff\xfe", b"[" * 9999, b"{", b"[]", b'{"config.json": 1}', b'{"a": [[1, 2], "x"]}'],
 )
-def test_a_memory_that_is_broken_costs_time_and_nothing_else(folder, cache, read, damaged):
+def test_a_broken_cache_file_only_costs_time(folder, cache, read, damaged):
     before = fingerprint(folder)
     (memory,) = cache.iterdir()
     memory.write_bytes(damaged)
@@ -143,14 +143,14 @@ def test_a_memory_that_is_broken_costs_time_and_nothing_else(folder, cache, read
     assert read == []
 
 
-def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(folder, cache, read):
+def test_a_cache_that_cannot_be_written_only_costs_time(folder, cache, read):
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where a folder should be")
     assert fingerprint(folder) == fingerprint(folder)
     assert len(read) == 4
 
 
-def test_a_user_without_a_home_has_no_memory(folder, read, monkeypatch):
+def test_a_user_without_a_home_has_no_cache(folder, read, monkeypatch):
     def fail():
         raise RuntimeError("Could not determine home directory.")
 
@@ -160,7 +160,7 @@ def test_a_user_without_a_home_has_no_memory(folder, read, monkeypatch):
     assert len(read) == 4
 
 
-def test_processes_that_look_at_once_agree_and_leave_a_whole_memory(folder, cache, read):
+def test_concurrent_processes_agree_and_leave_a_valid_cache(folder, cache, read):
     (folder / "large.bin").write_bytes(bytes(2**23))
     command = [sys.executable, "-c", PROGRAM, str(folder)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -173,7 +173,7 @@ def test_processes_that_look_at_once_agree_and_leave_a_whole_memory(folder, cach
 
 @settings(max_examples=40)
 @given(data=st.binary(max_size=40), place=st.integers(0, 39), piece=st.integers(1, 41))
-def test_every_byte_and_its_place_count(tmp_path_factory, data, place, piece):
+def test_a_digest_depends_on_every_byte_and_its_position(tmp_path_factory, data, place, piece):
     path = tmp_path_factory.mktemp("digest") / "file"
 
     def digest(data):
@@ -208,7 +208,7 @@ def test_a_large_file_is_read_by_several_threads(folder, monkeypatch):
 
 
 @pytest.mark.posix
-def test_a_file_that_nobody_may_read_matters_to_nobody(folder, monkeypatch):
+def test_an_unreadable_file_is_ignored(folder, monkeypatch):
     before = fingerprint(folder)
     (folder / "secret").write_text("x")
     whole = content.digest

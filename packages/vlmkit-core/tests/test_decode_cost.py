@@ -52,7 +52,7 @@ def is_kind(kind, picture_format):
     return kind.split(",")[0].upper() == picture_format
 
 
-def test_every_format_that_is_opened_states_its_cost_and_is_measured():
+def test_every_supported_format_has_a_stated_cost_and_a_measurement():
     assert tuple(COSTS) == FORMATS
     for name in FORMATS:
         assert any(is_kind(kind, name) for kind in image_memory.KINDS), name
@@ -61,7 +61,7 @@ def test_every_format_that_is_opened_states_its_cost_and_is_measured():
 
 
 @pytest.mark.parametrize("kind", image_memory.KINDS)
-def test_a_picture_of_every_kind_costs_what_pillow_makes_of_it(kind):
+def test_the_estimated_cost_covers_the_pixels_that_pillow_returns(kind):
     """The estimate never falls under the pixels that Pillow returns, and those that are kept."""
     content = image_memory.KINDS[kind](image_memory.drawn(WIDTH, HEIGHT))
     image = Image.open(content)
@@ -76,14 +76,14 @@ def test_a_picture_of_every_kind_costs_what_pillow_makes_of_it(kind):
 
 @only_linux
 @pytest.mark.parametrize("kind", ["PNG, RGB", "JPEG, progressive, 4:4:4", "WebP, alpha"])
-def test_stated_costs_are_measured_ones(kind):
+def test_stated_costs_equal_measured_ones(kind):
     check_cost(kind, (2500, 2000))
 
 
 @only_linux
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", image_memory.KINDS)
-def test_every_stated_cost_is_a_measured_one(kind):
+def test_every_stated_cost_is_measured(kind):
     check_cost(kind, image_memory.COSTS_SIZE)
 
 
@@ -103,12 +103,12 @@ def check_cost(kind, size):
         ({"progressive": True, "subsampling": 2}, 3),
     ],
 )
-def test_coefficients_are_counted_where_a_decoder_keeps_them(options, ratio):
+def test_coefficients_are_counted_for_formats_whose_decoder_keeps_them(options, ratio):
     content = saved("JPEG", PIL.Image.new("RGB", (320, 320)), **options)
     assert jpeg.check(content, ImageLimits().max_scans) == ratio * 320 * 320
 
 
-def test_a_scan_of_some_components_counts_as_progressive():
+def test_a_baseline_jpeg_with_separate_scans_is_counted_as_progressive():
     """A decoder keeps the coefficients of a baseline file, too, if they come one by one."""
     content = bytearray(saved("JPEG", PIL.Image.new("RGB", (64, 64)), subsampling=0))
     scan = content.index(b"\xff\xda")
@@ -116,7 +116,7 @@ def test_a_scan_of_some_components_counts_as_progressive():
     assert jpeg.check(bytes(content), ImageLimits().max_scans) == 6 * 64 * 64
 
 
-def test_a_decoder_that_found_no_memory_for_a_moment_is_asked_again(monkeypatch):
+def test_decoding_is_repeated_after_a_temporary_lack_of_memory(monkeypatch):
     """libjpeg says that a file is broken when it gets no memory."""
     content, load = saved("JPEG"), PIL.ImageFile.ImageFile.load
     asked = []
@@ -132,7 +132,7 @@ def test_a_decoder_that_found_no_memory_for_a_moment_is_asked_again(monkeypatch)
     assert len(asked) == 2
 
 
-def test_a_file_is_broken_only_where_there_was_memory_for_it(monkeypatch):
+def test_a_file_is_reported_as_broken_only_if_memory_sufficed(monkeypatch):
     def fail(_):
         raise OSError(BROKEN_STREAM)
 
@@ -145,7 +145,7 @@ def test_a_file_is_broken_only_where_there_was_memory_for_it(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
-def test_an_error_does_not_hold_the_pixels_that_were_decoded(kind):
+def test_an_error_does_not_hold_decoded_pixels(kind):
     """A server keeps errors for a while, and those in cycles until they are collected."""
     content = saved(kind)
     image = Image.open(content[: len(content) * 3 // 4])
@@ -190,7 +190,7 @@ def test_compressed_texts_and_profiles_of_png_files_are_not_inflated():
     assert Image.open(content).to_pil().tobytes() == NOISE.tobytes()
 
 
-def test_an_orientation_in_a_compressed_text_still_turns():
+def test_an_orientation_in_a_compressed_text_is_applied():
     notes = PIL.PngImagePlugin.PngInfo()
     notes.add_itxt("XML:com.adobe.xmp", '<a tiff:Orientation="6"/>' + " " * 999, zip=True)
     notes.add_itxt("other", "x" * 999, zip=True)
@@ -199,7 +199,7 @@ def test_an_orientation_in_a_compressed_text_still_turns():
     assert image.turned
 
 
-def test_a_webp_file_of_too_many_chunks_is_refused():
+def test_a_webp_file_with_too_many_chunks_is_refused():
     begin = saved("WEBP", exif=b"Exif\0\0MM\0\x2a")
     body = begin[12:] + b"junk\0\0\0\0" * webp.MAX_CHUNKS
     content = b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body

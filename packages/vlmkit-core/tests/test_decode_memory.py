@@ -95,7 +95,7 @@ def test_the_tenant_with_the_least_memory_is_next():
     assert sum(map(is_granted, first)) == 2
 
 
-def test_a_request_that_needs_more_than_there_is_runs_alone():
+def test_a_request_that_needs_more_than_the_limit_runs_alone():
     limiter = DecodeMemoryLimiter(MOST, 1)
     small = limiter.lease("", 1)
     large, another = limiter.lease("", 5 * MOST), limiter.lease("", 1)
@@ -108,7 +108,7 @@ def test_a_request_that_needs_more_than_there_is_runs_alone():
     assert limiter.decoding_bytes == 3 * MOST
 
 
-def test_a_lease_that_needs_more_waits_for_it_and_holds_nothing_meanwhile():
+def test_a_lease_that_waits_for_more_memory_holds_none_meanwhile():
     limiter = DecodeMemoryLimiter(MOST, 1)
     first, second = limiter.lease("", 60), limiter.lease("", 40)
     with ThreadPoolExecutor(2) as threads:
@@ -126,7 +126,7 @@ def test_a_lease_that_needs_more_waits_for_it_and_holds_nothing_meanwhile():
         cancelled.enlarge(30, 60)
 
 
-def test_tenants_take_turns_where_each_request_takes_all_there_is():
+def test_tenants_take_turns_if_each_request_needs_the_whole_limit():
     limiter = DecodeMemoryLimiter(MOST, 1)
     greedy = [limiter.lease("greedy", 2 * MOST) for _ in range(10)]
     honest = [limiter.lease("honest", MOST) for _ in range(2)]
@@ -189,7 +189,7 @@ def test_a_tenant_with_too_many_prepared_bytes_gets_no_new_lease():
     assert is_granted(lease)
 
 
-def test_threads_leave_nothing_behind():
+def test_threads_leave_no_leases_behind():
     limiter = DecodeMemoryLimiter(MOST, 10_000)
     done = Counter()
 

@@ -57,14 +57,14 @@ class ToolCallParser:
         return (TextDelta("done"),)
 
 
-def test_pieces_of_one_kind_are_joined_in_their_order():
+def test_deltas_of_one_kind_are_joined_in_their_order():
     assert text_of(DELTAS) == "It is"
     assert reasoning_of(DELTAS) == "I think"
     assert tool_calls_of(DELTAS) == CALLS
 
 
 @pytest.mark.parametrize("kinds", list(permutations([TextDelta, ReasoningDelta, ToolCallDelta])))
-def test_the_order_between_kinds_says_nothing(kinds):
+def test_the_order_between_kinds_of_deltas_does_not_matter(kinds):
     moved = sorted(DELTAS, key=lambda delta: kinds.index(type(delta)))
     assert (text_of(moved), reasoning_of(moved)) == ("It is", "I think")
     assert tool_calls_of(moved) == CALLS
@@ -76,14 +76,14 @@ def test_deltas_of_two_kinds_are_never_equal():
 
 
 @pytest.mark.parametrize("stop", [(), ("never said",)])
-def test_calls_that_a_reader_tells_are_those_of_the_choice(stop):
+def test_tool_calls_of_a_reader_are_those_of_the_choice(stop):
     with Model(Pipeline(tokenizer=Calling(), engine=MockEngine())) as model:
         (choice,) = model.generate(json.dumps({"mock": {"text": "fg"}}), stop=stop).choices
     assert choice.tool_calls == [ToolCallPart("call_1", "f"), ToolCallPart("call_2", "g")]
     assert (choice.text, choice.reasoning, len(choice.samples)) == ("done", "", 3)
 
 
-def test_what_was_thought_and_called_goes_back_as_a_message():
+def test_reasoning_and_calls_can_be_sent_back_as_a_message():
     asked = Message.of("user", "How is the weather?")
     parts = (ReasoningPart("hm"), TextPart("I look."), *CALLS)
     result = Message("tool", (TextPart("fine"),), "1")
@@ -102,6 +102,6 @@ def test_what_was_thought_and_called_goes_back_as_a_message():
         ("user", TextPart("hi"), "1"),
     ],
 )
-def test_only_the_assistant_thinks_and_calls_and_only_a_tool_has_a_calls_id(role, part, call_id):
+def test_parts_of_another_role_are_refused(role, part, call_id):
     with pytest.raises(RequestError, match="belong"):
         Message(role, (part,), call_id)

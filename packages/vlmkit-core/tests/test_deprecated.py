@@ -21,7 +21,7 @@ def run(program: str) -> str:
 
 
 @pytest.mark.parametrize(("old", "new"), sorted(MOVED.items()))
-def test_an_old_name_is_the_same_module_with_a_warning(old: str, new: str) -> None:
+def test_an_old_name_imports_the_same_module_with_a_warning(old: str, new: str) -> None:
     pytest.importorskip(new.partition(".")[0])
     is_same = f"sys.modules[{old!r}] is sys.modules[{new!r}]"
     told = run(f"import sys, {old}\nimport {new}\nprint({is_same})")
@@ -29,7 +29,7 @@ def test_an_old_name_is_the_same_module_with_a_warning(old: str, new: str) -> No
     assert told.startswith("True\n")
 
 
-def test_a_module_inside_is_loaded_once() -> None:
+def test_a_submodule_of_an_old_name_is_loaded_once() -> None:
     told = run(
         "import vlmkit.testing.sampler_subject as old\n"
         "import vlmkit_testing.contracts.sampler_subject as new\n"
@@ -39,7 +39,7 @@ def test_a_module_inside_is_loaded_once() -> None:
     assert told.startswith("True vlmkit_testing.contracts.pictures\n")
 
 
-def test_an_old_name_without_its_distribution_says_what_to_install() -> None:
+def test_an_old_name_of_an_absent_distribution_says_what_to_install() -> None:
     told = run(
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
@@ -51,7 +51,7 @@ def test_an_old_name_without_its_distribution_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize("name", ["vlmkit", "vlmkit.running.loop", "vlmkit.serverless", "numpy"])
-def test_other_names_are_left_alone(name: str) -> None:
+def test_other_names_are_not_redirected(name: str) -> None:
     assert new_name(name) is None
 
 
@@ -67,7 +67,7 @@ def vlmkit_register_commands(registry):
 """
 
 
-def test_a_plugin_written_for_an_old_name_is_loaded_with_a_remark(tmp_path: Path) -> None:
+def test_a_plugin_that_imports_an_old_name_is_loaded_with_a_remark(tmp_path: Path) -> None:
     for name in [name for name in sys.modules if name.startswith("vlmkit.testing")]:
         del sys.modules[name]
     (tmp_path / "old.py").write_text(PLUGIN)
@@ -78,7 +78,7 @@ def test_a_plugin_written_for_an_old_name_is_loaded_with_a_remark(tmp_path: Path
     assert plugin.remarks == (f"{remark} the old name",)
 
 
-def test_each_plugin_that_uses_an_old_name_gets_the_remark(tmp_path: Path) -> None:
+def test_each_plugin_that_imports_an_old_name_gets_the_remark(tmp_path: Path) -> None:
     files = [tmp_path / "first.py", tmp_path / "second.py"]
     for file in files:
         file.write_text(PLUGIN.replace('"draw"', f'"{file.stem}"'))
@@ -98,5 +98,5 @@ def test_each_plugin_that_uses_an_old_name_gets_the_remark(tmp_path: Path) -> No
         ("vlmkit.settings.limits", "vlmkit_server.settings.limits"),
     ],
 )
-def test_a_public_module_of_before_has_a_new_name(old: str, new: str) -> None:
+def test_each_old_public_module_has_a_new_name(old: str, new: str) -> None:
     assert new_name(old) == new

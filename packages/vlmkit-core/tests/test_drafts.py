@@ -76,7 +76,7 @@ REQUESTS = st.builds(
 
 @given(st.lists(REQUESTS, min_size=1, max_size=5), st.integers(0, 2**16), st.booleans())
 @settings(max_examples=60)
-def test_answers_are_those_without_drafts(requests, seed, is_tight):
+def test_drafts_do_not_change_answers(requests, seed, is_tight):
     room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
     with hesitant(**room) as model:
         expected = answers(model, requests)
@@ -91,7 +91,7 @@ def test_answers_are_those_without_drafts(requests, seed, is_tight):
     assert pool.num_free_blocks == pool.num_blocks
 
 
-def test_right_guesses_save_steps():
+def test_correct_drafts_save_steps():
     request = ask(1, 0, max_tokens=40, ignore_eos=True)
     with hesitant(engine=MockEngine) as model:
         (expected,) = answers(model, [request])
@@ -110,7 +110,7 @@ def test_right_guesses_save_steps():
     assert (num_steps, counters["num_steps"]) == (40, 6)
 
 
-def test_an_answer_that_repeats_its_question_is_found_by_its_words():
+def test_an_answer_that_repeats_the_prompt_is_drafted_from_it():
     request = ask(2, 1, max_tokens=50, ignore_eos=True)
     with hesitant(NgramProposer(), engine=MockEngine) as model:
         found = answers(model, [request])
@@ -121,7 +121,7 @@ def test_an_answer_that_repeats_its_question_is_found_by_its_words():
     assert counters["num_steps"] < 30
 
 
-def test_a_proposer_that_fails_only_stops_guessing(caplog):
+def test_a_proposer_that_fails_only_stops_drafting(caplog):
     class Failing(Adversary):
         def propose(self, sequence, num_tokens):
             if len(sequence.output_ids) > 3:
@@ -137,14 +137,14 @@ def test_a_proposer_that_fails_only_stops_guessing(caplog):
     assert caplog.text.count("the proposer failed") == 1
 
 
-def test_a_proposer_forgets_who_is_gone():
+def test_a_proposer_forgets_finished_sequences():
     adversary = Adversary(3)
     with hesitant(adversary) as model:
         answers(model, [ask(i, 0, max_tokens=12, n=2) for i in range(4)])
     assert adversary.known == set()
 
 
-def test_a_request_that_fails_only_with_drafts_does_not_fail():
+def test_a_request_that_fails_only_with_drafts_is_answered_without_them():
     class DislikesDrafts(MockEngine):
         def forward(self, items):
             if any(item.drafts for item in items):
@@ -169,7 +169,7 @@ def guesses(proposer, ids, num_tokens=4):
     return list(proposer.propose(sequence, num_tokens))
 
 
-def test_what_followed_the_same_words_last_is_guessed():
+def test_tokens_that_followed_the_last_equal_ngram_are_drafted():
     settings = NgramSettings(match_tokens=2)
     assert guesses(NgramProposer(settings), [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]) == [4, 9, 1]
     assert guesses(NgramProposer(settings), [1, 2, 3, 4]) == []
@@ -188,17 +188,17 @@ def depths(*accepted):
     return found
 
 
-def test_guesses_go_as_far_as_the_last_ones_did():
+def test_the_number_of_drafts_follows_how_many_were_accepted():
     assert depths(3, 6, 10) == [3, 6, 10, 10]
     assert depths(3, 2) == [3, 6, 3]
 
 
-def test_an_answer_that_repeats_nothing_is_left_alone():
+def test_an_answer_without_repetition_gets_no_drafts():
     assert depths(*[0] * 10) == [3, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("length", [2049, 5000])
-def test_a_long_prompt_is_read_a_piece_at_a_time(length):
+def test_a_long_prompt_is_indexed_in_pieces(length):
     proposer, sequence = NgramProposer(), new_sequence([*range(length), 0, 1, 2])
     found = [list(proposer.propose(sequence, 2)) for _ in range(4)]
     assert found[0] == []

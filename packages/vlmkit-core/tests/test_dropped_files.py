@@ -34,9 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("look:\n  {folder}/a.png\n  twice", "look:\n  \n  twice", ["a.png"]),
     ],
 )  # fmt: skip
-def test_paths_of_files_are_pictures(
-    folder: Path, message: str, text: str, names: list[str]
-) -> None:
+def test_paths_of_files_are_images(folder: Path, message: str, text: str, names: list[str]) -> None:
     rest, paths = dropped(message.format(folder=folder))
     assert rest == text
     assert [Path(path).resolve() for path in paths] == [folder / name for name in names]
@@ -58,13 +56,13 @@ def test_paths_of_files_are_pictures(
         "",
     ],
 )
-def test_all_else_is_text(folder: Path, message: str) -> None:
+def test_all_other_words_are_text(folder: Path, message: str) -> None:
     message = message.format(folder=folder)
     assert dropped(message) == (message, [])
 
 
 @pytest.mark.parametrize("message", ["/none.png", "'/none there.png' /none.gif", "file://x/a.png"])
-def test_a_message_of_nothing_but_pictures_need_not_be_right(message: str) -> None:
+def test_a_message_of_only_image_paths_can_name_absent_files(message: str) -> None:
     text, paths = dropped(message)
     assert text == ""
     assert paths == [word.strip("'") for word in shlex.split(message)]
@@ -72,6 +70,6 @@ def test_a_message_of_nothing_but_pictures_need_not_be_right(message: str) -> No
 
 @settings(max_examples=300)
 @given(st.text(alphabet="'\"\\ /~.afile:png\n\0", max_size=40))
-def test_no_message_breaks_it(message: str) -> None:
+def test_any_message_is_split_without_an_error(message: str) -> None:
     text, paths = dropped(message)
     assert paths or text == message.strip() or not message.strip()

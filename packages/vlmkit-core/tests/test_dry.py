@@ -68,9 +68,7 @@ TAILS = st.lists(TOKENS, max_size=3).map(tuple)
     allowed=st.integers(0, 3),
     last_n=st.sampled_from([-1, -1, 1, 3, 6, 12]),
 )
-def test_penalties_are_those_of_the_definition(
-    prompt, output, ahead, breakers, base, allowed, last_n
-):
+def test_penalties_match_their_definition(prompt, output, ahead, breakers, base, allowed, last_n):
     params = SamplingParams(
         dry_multiplier=0.5, dry_base=base, dry_allowed_length=allowed, dry_penalty_last_n=last_n
     )
@@ -88,7 +86,7 @@ def test_penalties_are_those_of_the_definition(
     assert found(again, Row(sequence)) == found(rule, Row(sequence))
 
 
-def test_a_penalty_is_finite_however_long_the_run():
+def test_a_penalty_is_finite_for_runs_of_any_length():
     params = SamplingParams(dry_multiplier=100.0, dry_base=100.0)
     sequence = new_sequence([1] * 4000, params=params, max_tokens=9)
     made = found(DryRule(sequence), Row(sequence))
@@ -97,7 +95,7 @@ def test_a_penalty_is_finite_however_long_the_run():
     assert ArraySampler().prepare([Row(sequence)])(logits).tolist() == [0]
 
 
-def test_the_largest_window_of_one_token_takes_little_of_the_loop():
+def test_the_largest_window_of_one_token_takes_little_time():
     params = SamplingParams(dry_multiplier=1.0)
     sequence = new_sequence([7] * (2 * MAX_DRY_TOKENS), params=params, max_tokens=99)
     rule = DryRule(sequence)
@@ -150,7 +148,7 @@ def breakers_by_definition(vocabulary, text):
     texts=st.lists(st.text("ab:", max_size=4), max_size=12),
     breaker=st.text("ab:", min_size=1, max_size=5),
 )
-def test_breakers_are_found_in_the_vocabulary(texts, breaker):
+def test_sequence_breakers_match_their_definition(texts, breaker):
     vocabulary = Spelled(["a", "b", ":", *texts])
     made = SequenceBreakers(vocabulary, 99).of([breaker])
     expected = breakers_by_definition(vocabulary, breaker)
@@ -185,7 +183,7 @@ LIBRARIES = [
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     seed=st.integers(0, 2**31),
 )
-def test_xtc_keeps_what_sorting_keeps(array, vocab, threshold, temperature, seed):
+def test_xtc_keeps_the_tokens_of_its_definition(array, vocab, threshold, temperature, seed):
     logits = (np.random.default_rng(seed).normal(size=vocab) * 3).astype(np.float32)
     params = SamplingParams(temperature=temperature, xtc_probability=1.0, xtc_threshold=threshold)
     sequences = [new_sequence((0,), params=params, seed=n, max_tokens=9) for n in range(20)]

@@ -113,7 +113,7 @@ SCHEDULERS = [ContinuousScheduler, Unaware, EncodesFirst]
         *((scheduler, False) for scheduler in SCHEDULERS if scheduler is not Unaware),
     ],
 )
-def test_answers_go_on_while_an_image_is_encoded(scheduler, mixes):
+def test_answers_continue_while_an_image_is_encoded(scheduler, mixes):
     encoder = Gated()
     with running(encoder, scheduler=scheduler(), mixes_prefill_and_decode=mixes) as model:
         stream = iter(model.submit(model.request(script(text="on", tokens=4000))))
@@ -147,7 +147,7 @@ def test_a_waiting_loop_does_not_spin(scheduler):
         assert "8x6" in seen.result().text
 
 
-def test_the_encoder_has_a_thread_of_its_own_and_is_never_called_twice_at_once():
+def test_the_encoder_runs_in_its_own_thread_and_never_concurrently():
     encoder = Gated()
     encoder.gate.set()
     with running(encoder) as model:
@@ -157,7 +157,7 @@ def test_the_encoder_has_a_thread_of_its_own_and_is_never_called_twice_at_once()
         assert encoder.threads.isdisjoint({model.runner._loop._thread.ident, threading.get_ident()})
 
 
-def test_the_encoders_thread_ends_when_nothing_waits():
+def test_the_encoder_thread_ends_when_its_queue_is_empty():
     encoder = Gated()
     before = set(threading.enumerate())
     with running(encoder) as model:
@@ -177,7 +177,7 @@ def test_the_encoders_thread_ends_when_nothing_waits():
             encoder.calls.clear()
 
 
-def test_a_pipeline_that_sees_no_picture_starts_no_encoder_thread():
+def test_a_pipeline_without_images_starts_no_encoder_thread():
     with running(MockVisionEncoder()) as model:
         model.generate("hello")
         assert model.runner._loop._encodings._thread._thread is None
@@ -191,7 +191,7 @@ def test_images_of_one_step_are_one_batch():
         assert encoder.calls == [3]
 
 
-def test_images_that_came_while_the_encoder_was_busy_are_one_batch():
+def test_images_that_arrive_while_the_encoder_is_busy_are_one_batch():
     encoder = Gated()
     with running(encoder) as model:
         streams = [shows(model, picture())]
@@ -204,7 +204,7 @@ def test_images_that_came_while_the_encoder_was_busy_are_one_batch():
         assert encoder.calls == [1, 4]
 
 
-def test_what_is_encoded_at_once_is_bounded():
+def test_the_number_of_images_encoded_together_is_bounded():
     encoder = Gated()
     scheduler = ContinuousScheduler(SchedulerSettings(encoder_budget_tokens=12))  # three images
     with running(encoder, scheduler=scheduler) as model:
@@ -218,7 +218,7 @@ def test_what_is_encoded_at_once_is_bounded():
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
-def test_an_image_that_is_in_the_encoder_is_not_encoded_again(cache_bytes):
+def test_an_image_being_encoded_is_not_encoded_again(cache_bytes):
     encoder = Gated()
     with running(encoder, settings={"feature_cache_bytes": cache_bytes}) as model:
         streams = [shows(model, picture(), text=f"question {i}") for i in range(5)]
@@ -232,7 +232,7 @@ def test_an_image_that_is_in_the_encoder_is_not_encoded_again(cache_bytes):
         assert model.stats().counters["num_media_encoded"] == 2
 
 
-def test_an_image_that_nobody_waits_for_any_more_is_not_begun():
+def test_an_image_of_aborted_requests_is_not_encoded():
     encoder = Gated()
     with running(encoder) as model:
         streams = [shows(model, picture())]
@@ -248,7 +248,7 @@ def test_an_image_that_nobody_waits_for_any_more_is_not_begun():
         assert encoder.calls == [1]
 
 
-def test_who_comes_after_a_cancelled_request_gets_the_image_that_is_being_encoded():
+def test_a_new_request_gets_the_image_being_encoded_for_an_aborted_one():
     encoder = Gated()
     with running(encoder, settings={"feature_cache_bytes": 0}) as model:
         first = shows(model, picture())
@@ -269,7 +269,7 @@ def count_objects():
     return sum(type(thing) in kinds for thing in gc.get_objects())
 
 
-def test_a_request_that_is_cancelled_in_the_encoder_leaves_no_object_behind():
+def test_a_request_aborted_in_the_encoder_leaves_no_object_behind():
     encoder = Gated()
     with running(encoder, settings={"feature_cache_bytes": 0}) as model:
         before = count_objects()
@@ -285,7 +285,7 @@ def test_a_request_that_is_cancelled_in_the_encoder_leaves_no_object_behind():
         assert_empty(model)
 
 
-def test_a_picture_that_breaks_the_encoder_harms_no_other_in_its_batch():
+def test_an_image_that_breaks_the_encoder_fails_no_other_of_its_batch():
     encoder = Gated(fail_size=(6, 8))
     with running(encoder) as model:
         first = shows(model, picture(5))
@@ -316,7 +316,7 @@ class Choosy(Gated):
             raise ImageError("the model's image tower cannot take this image") from error
 
 
-def test_a_picture_that_a_tower_cannot_take_is_refused_by_its_place():
+def test_an_image_that_the_encoder_refuses_is_named_by_its_index():
     encoder = Choosy(fail_size=(6, 8))
     encoder.gate.set()
     with running(encoder) as model:
@@ -329,7 +329,7 @@ def test_a_picture_that_a_tower_cannot_take_is_refused_by_its_place():
         assert "x6" in shows(model, picture(9)).result().text
 
 
-def test_a_sequence_that_lost_its_room_waits_for_its_image_anew():
+def test_a_preempted_sequence_waits_for_its_image_again():
     encoder = Gated()
     engine = {"capacity_tokens": 160, "max_sequence_tokens": 160, "block_tokens": 4}
     with running(encoder, settings={"feature_cache_bytes": 0}, **engine) as model:
@@ -342,7 +342,7 @@ def test_a_sequence_that_lost_its_room_waits_for_its_image_anew():
         assert_empty(model)
 
 
-def test_closing_waits_for_the_encoder_and_ends_who_waits_for_it():
+def test_close_waits_for_the_encoder_and_ends_waiting_requests():
     encoder = Gated()
     model = Model(Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), media_encoder=encoder))
     streams = [shows(model, picture(5 + i)) for i in range(3)]
@@ -360,7 +360,7 @@ def test_closing_waits_for_the_encoder_and_ends_who_waits_for_it():
     assert encoder.calls == begun
 
 
-def test_draining_waits_for_images_that_are_being_encoded():
+def test_drain_waits_for_images_being_encoded():
     encoder = Gated()
     with running(encoder) as model:
         stream = shows(model, picture())
@@ -380,7 +380,7 @@ class Panicking(MockVisionEncoder):
         raise Panic("the words of a library")
 
 
-def test_a_panic_of_the_encoder_ends_every_request_and_readiness():
+def test_a_panic_of_the_encoder_fails_every_request_and_ends_readiness():
     with running(Panicking()) as model:
         other = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
         with pytest.raises(EngineError, match="the media encoder failed") as caught:
@@ -391,7 +391,7 @@ def test_a_panic_of_the_encoder_ends_every_request_and_readiness():
         wait_until(lambda: not model.runner.is_ready)
 
 
-def test_an_engine_that_fails_for_good_stops_the_encoder_too():
+def test_a_fatal_engine_error_also_stops_the_encoder():
     encoder = Gated()
     with running(encoder) as model:
         seen = shows(model, picture())
@@ -407,7 +407,7 @@ def test_an_engine_that_fails_for_good_stops_the_encoder_too():
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_whatever_the_scheduler_answers_are_the_same(scheduler):
+def test_answers_do_not_depend_on_the_scheduler(scheduler):
     with running(MockVisionEncoder(MockEncoderSettings(latency_s=0.003))) as model:
         questions = [(picture(5 + i % 3), picture(9, 5 + i)) for i in range(8)]
         wanted = [shows(model, *shown).result().text for shown in questions]

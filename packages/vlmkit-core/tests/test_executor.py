@@ -52,7 +52,7 @@ def admitted(engine, scope=b"", **fields):
     return sequence
 
 
-def test_rows_are_prepared_before_the_engine_runs_and_picked_after(watched, engine):
+def test_rows_are_prepared_before_the_engine_runs_and_sampled_after(watched, engine):
     sequences = [admitted(engine, b"%d" % i) for i in range(3)]
     items = [WorkItem(sequence, 0, len(TEXT), num_rows=1) for sequence in sequences]
     outcomes = StepExecutor(watched, watched).compute(items)
@@ -60,20 +60,20 @@ def test_rows_are_prepared_before_the_engine_runs_and_picked_after(watched, engi
     assert watched.calls == [[(), (), ()], "forward", "pick"]
 
 
-def test_a_step_without_rows_chooses_nothing(watched, engine):
+def test_a_step_without_rows_samples_nothing(watched, engine):
     item = WorkItem(admitted(engine), 0, 4)
     assert StepExecutor(watched, watched).compute([item]) == [Outcome(item)]
     assert watched.calls == ["forward"]
 
 
-def test_chunks_among_items_with_rows_get_no_token(watched, engine):
+def test_chunks_between_items_with_rows_get_no_token(watched, engine):
     one, other = admitted(engine, b"one"), admitted(engine, b"other")
     items = [WorkItem(one, 0, 4), WorkItem(other, 0, len(TEXT), num_rows=1)]
     first, second = StepExecutor(watched, watched).compute(items)
     assert (len(first.samples), len(second.samples)) == (0, 1)
 
 
-def test_drafts_stand_as_far_as_an_answer_without_them_has_the_same_tokens(watched, engine):
+def test_drafts_are_accepted_as_far_as_they_equal_the_answer_without_drafts(watched, engine):
     params = SamplingParams(temperature=1.5, frequency_penalty=1.0, logprobs=True)
     executor = StepExecutor(watched, watched)
     drafting, holding = (admitted(engine, scope, params=params) for scope in (b"one", b"other"))

@@ -88,7 +88,7 @@ def test_a_tenants_burst_leaves_a_thread_to_others():
     assert all(future.result(300) for future in futures)
 
 
-def test_cancelled_work_leaves_the_queue_with_all_that_it_holds():
+def test_cancelled_work_leaves_the_queue_and_is_freed():
     executor = FairExecutor(1, "test")
     go_on, _ = blocked(executor, "a", 1)
     ran = []
@@ -100,7 +100,7 @@ def test_cancelled_work_leaves_the_queue_with_all_that_it_holds():
     assert not ran
 
 
-def test_work_that_raises_gives_its_error_and_costs_no_thread():
+def test_work_that_raises_passes_its_error_on_and_costs_no_thread():
     executor = FairExecutor(1, "test")
     for error in (ValueError("no"), SystemExit(3)):
 
@@ -123,7 +123,7 @@ def test_a_shutdown_runs_queued_work_and_refuses_new_work():
     assert waiting.result(300) == "done"
 
 
-def test_a_cancellation_calls_what_was_registered_once_and_at_once_when_it_is_late():
+def test_a_cancellation_runs_each_callback_once_and_late_ones_immediately():
     cancellation, calls = Cancellation(), []
     with cancellation.calling(lambda: calls.append("gone")):
         pass
@@ -139,7 +139,7 @@ def test_a_cancellation_calls_what_was_registered_once_and_at_once_when_it_is_la
     assert cancellation.is_cancelled
 
 
-def test_work_that_is_done_is_freed_without_a_collection():
+def test_finished_work_is_freed_without_garbage_collection():
     """A request's files and what came of it would stay until the next one."""
 
     class Content:

@@ -122,7 +122,7 @@ def first_step(served, job):
     return served.num_steps - began
 
 
-def test_a_newcomer_waits_for_no_burst_of_long_prompts():
+def test_a_new_tenant_does_not_wait_for_a_burst_of_long_prompts():
     for num_others in (1, 100):
         served = Served(max_step_tokens=1000)
         served.add(*[asked("hog", 1000) for _ in range(num_others)])
@@ -131,7 +131,7 @@ def test_a_newcomer_waits_for_no_burst_of_long_prompts():
         assert first_step(served, late) <= 2
 
 
-def test_a_newcomer_has_a_place_although_a_burst_has_them_all():
+def test_a_new_tenant_is_admitted_although_a_burst_fills_the_scheduler():
     served = Served(max_running=8, max_step_tokens=1000)
     prompt = Prompt(tuple(range(100)))
     for _ in range(8):
@@ -146,7 +146,7 @@ def test_a_newcomer_has_a_place_although_a_burst_has_them_all():
             assert first_step(served, job) <= 8
 
 
-def test_who_had_much_before_does_not_wait_for_who_comes_now():
+def test_a_tenant_with_much_past_usage_does_not_wait_for_a_new_one():
     served = Served(max_step_tokens=1000)
     served.add(long := asked("old", 50_000, num_outputs=1000))
     first_step(served, long)
@@ -158,7 +158,7 @@ def test_who_had_much_before_does_not_wait_for_who_comes_now():
         assert first_step(served, late) <= 1 + WINDOW_TOKENS // 500
 
 
-def test_inside_an_account_priority_goes_first():
+def test_priority_orders_the_requests_of_one_tenant():
     served = Served(max_running=1)
     served.add(*[asked("one", ALONE_WINDOW_TOKENS // 4, priority=5) for _ in range(9)])
     served.step()
@@ -166,7 +166,7 @@ def test_inside_an_account_priority_goes_first():
     assert first_step(served, urgent) <= 2
 
 
-def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
+def test_priorities_changed_by_the_scheduler_do_not_admit_more_jobs():
     queue = FairQueue()
     queue.add([asked("one", 1000) for _ in range(100)])
     num_handed = 0
@@ -176,7 +176,7 @@ def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
     assert num_handed == 1 + ALONE_WINDOW_TOKENS // 1000
 
 
-def test_what_nobody_waits_for_comes_after_others_although_its_account_used_least():
+def test_background_requests_run_last_although_their_tenant_used_least():
     served = Served(max_running=2)
     served.add(*[asked("heavy", 100, num_outputs=50) for _ in range(4)])
     for _ in range(20):
@@ -187,7 +187,7 @@ def test_what_nobody_waits_for_comes_after_others_although_its_account_used_leas
     assert [job.account for job in served.done] == ["heavy"] * 8 + ["light"] * 4
 
 
-def test_what_somebody_waits_for_takes_the_place_of_what_nobody_does():
+def test_an_interactive_request_preempts_a_background_one():
     served = Served(max_running=2)
     served.add(*[asked("light", 10, priority=BACKGROUND, num_outputs=1000) for _ in range(4)])
     for _ in range(20):
@@ -196,7 +196,7 @@ def test_what_somebody_waits_for_takes_the_place_of_what_nobody_does():
     assert first_step(served, late) <= 2
 
 
-def test_what_nobody_waits_for_is_done_beside_what_somebody_waits_for():
+def test_background_requests_fill_only_what_interactive_ones_leave():
     served = Served(max_running=2, max_step_tokens=100)
     served.add(*[asked("live", 100, num_outputs=5) for _ in range(20)])
     served.step()
@@ -208,7 +208,7 @@ def test_what_nobody_waits_for_is_done_beside_what_somebody_waits_for():
     served.run()
 
 
-def test_a_tenant_who_is_alone_is_served_as_without_a_fair_queue():
+def test_a_single_tenant_is_scheduled_as_without_a_fair_queue():
     served = Served(max_running=256, max_step_tokens=1024)
     served.add(*[asked("one", 16, num_outputs=5) for _ in range(64)])
     served.step()
@@ -216,7 +216,7 @@ def test_a_tenant_who_is_alone_is_served_as_without_a_fair_queue():
     assert {each.priority for each in served.jobs} == {0}
 
 
-def test_nothing_is_remembered_of_who_is_gone():
+def test_state_of_absent_tenants_is_forgotten():
     served = Served()
     for number in range(5000):
         served.add(asked(f"{number}", 3))
@@ -241,7 +241,7 @@ WISHES = st.lists(
 
 @given(WISHES, st.integers(1, 6), st.integers(16, 400))
 @settings(max_examples=40)
-def test_everybody_is_served_and_nothing_is_left(wishes, max_running, max_step_tokens):
+def test_every_request_is_served_and_nothing_is_left(wishes, max_running, max_step_tokens):
     served, expected = Served(max_running, max_step_tokens), 0
     for account, num_tokens, num_outputs, priority, num, move in wishes:
         if move == "go" and served.jobs:
@@ -264,7 +264,7 @@ def test_everybody_is_served_and_nothing_is_left(wishes, max_running, max_step_t
     st.integers(2, 8),
 )
 @settings(max_examples=15)
-def test_who_always_has_more_to_ask_gets_the_same_as_others(kinds, max_running):
+def test_tenants_that_always_have_requests_get_equal_shares(kinds, max_running):
     """Accounts with requests of any size get as much of what is computed, within a bound."""
     served = Served(max_running, max_step_tokens=256)
     for number, (num_tokens, num_outputs) in enumerate(kinds):
@@ -282,7 +282,7 @@ def test_who_always_has_more_to_ask_gets_the_same_as_others(kinds, max_running):
     assert max(got) - min(got) <= 2 * WINDOW_TOKENS + max_running * largest
 
 
-def test_the_queue_has_places_left_for_others():
+def test_one_tenant_cannot_fill_the_whole_queue():
     def request(text, account):
         return Request(messages=[Message("user", (TextPart(text),))], account=account)
 

@@ -276,7 +276,7 @@ LOGGED = {
 
 
 @pytest.mark.parametrize("case", LOGGED)
-def test_faults_that_change_no_answer_are_logged(
+def test_faults_that_do_not_change_an_answer_are_logged(
     case: str, load: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind, source, problem = LOGGED[case]
@@ -286,7 +286,7 @@ def test_faults_that_change_no_answer_are_logged(
 
 
 @pytest.mark.parametrize(("method", "problem"), [("load", "failed:"), ("recognises", "failed at")])
-def test_a_loader_that_raises_is_logged_and_the_client_gets_an_error_about_its_file(
+def test_a_media_loader_that_raises_is_logged_and_the_client_gets_an_error_about_its_file(
     method: str, problem: str, load: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = f"""
@@ -307,7 +307,7 @@ def test_a_loader_that_raises_is_logged_and_the_client_gets_an_error_about_its_f
     assert "words of a library" not in caplog.text
 
 
-def test_components_without_a_name_are_called_by_their_kind() -> None:
+def test_components_without_a_name_are_named_by_their_kind() -> None:
     component_names = ComponentNames(
         {"engine": "engine 'x' from 'y'", "observer.log": "observer 'log' from 'z'"}
     )

@@ -93,7 +93,7 @@ class BreakingReader:
 
 
 @pytest.mark.parametrize("text", ["ab!c", "why?"])
-def test_a_detokenizer_that_breaks_fails_only_its_own_request(text):
+def test_a_detokenizer_that_fails_only_fails_its_own_request(text):
     with running(tokenizer=BreakingTokenizer()) as model:
         good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
         bad = model.submit(model.request(script(text=text, latency_s=0.002), n=3))
@@ -119,7 +119,7 @@ class WrongRows(MockEngine):
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows[1:], lambda rows: np.repeat(rows, 2, axis=0)])
-def test_wrong_numbers_of_rows_are_an_error_of_that_request(change):
+def test_a_wrong_number_of_rows_only_fails_its_own_request(change):
     engine = WrongRows()
     engine.change = change
     with running(engine=engine) as model:
@@ -154,7 +154,7 @@ class BrokenPicks(ArraySampler):
         lambda picked: picked + 0.5,
     ],
 )
-def test_a_sampler_that_returns_no_token_for_each_row_is_an_error(change):
+def test_a_sampler_that_returns_invalid_tokens_fails_its_requests(change):
     with running(sampler=BrokenPicks(change)) as model, pytest.raises(EngineError):
         model.generate("x")
 
@@ -166,7 +166,7 @@ class Unprepared(ArraySampler):
         return super().prepare(rows)
 
 
-def test_a_sampler_that_breaks_before_the_engine_ran_fails_only_its_own_request():
+def test_a_sampler_that_fails_in_prepare_only_fails_its_own_request():
     with running(sampler=Unprepared()) as model:
         good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
         bad = model.submit(model.request(script(text="bad", latency_s=0.002), top_k=7))
@@ -187,7 +187,7 @@ class NotANumber(MockEngine):
         return rows
 
 
-def test_a_row_that_is_not_a_number_fails_only_its_own_request():
+def test_a_row_that_is_not_finite_only_fails_its_own_request():
     with running(engine=NotANumber()) as model:
         good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
         bad = model.submit(model.request(script(text="bad", latency_s=0.002), temperature=1.0))
@@ -207,7 +207,7 @@ class PanickingEngine(MockEngine):
         raise Panic("told to")
 
 
-def test_a_panic_ends_every_request_and_readiness():
+def test_a_panic_of_the_engine_fails_every_request_and_ends_readiness():
     with running(engine=PanickingEngine()) as model:
         streams = [model.submit(model.request("x")) for _ in range(3)]
         for stream in streams:
@@ -217,7 +217,7 @@ def test_a_panic_ends_every_request_and_readiness():
         assert model.stats().counters["num_failed"] == 3
 
 
-def test_whoever_watches_for_a_failure_may_fail_or_close_the_pipeline():
+def test_a_failure_callback_may_raise_or_close_the_pipeline():
     told = []
 
     def fail(failure):
@@ -236,7 +236,7 @@ def test_whoever_watches_for_a_failure_may_fail_or_close_the_pipeline():
     assert isinstance(told[0], Panic)
 
 
-def test_refusals_after_a_failure_do_not_pile_up():
+def test_tracebacks_of_refusals_after_a_failure_do_not_grow():
     with running(engine=PanickingEngine()) as model:
         with pytest.raises(EngineError):
             model.generate("x")
@@ -257,7 +257,7 @@ class BadRelease(MockEngine):
         raise RuntimeError("told to")
 
 
-def test_an_engine_that_cannot_release_leaves_nobody_waiting_at_the_end():
+def test_requests_end_at_close_although_the_engine_cannot_release():
     with running(engine=BadRelease()) as model:
         streams = [
             model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
@@ -288,7 +288,7 @@ class NoFeatures(MockVisionEncoder):
 
 
 @pytest.mark.parametrize("encoder", [WrongCount, WrongTokens, NoFeatures])
-def test_an_encoder_that_breaks_its_contract_fails_only_requests_with_images(encoder):
+def test_an_encoder_that_breaks_its_contract_only_fails_requests_with_images(encoder):
     with running(encoder=encoder()) as model:
         good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
         with pytest.raises(EngineError, match="the media encoder"):
@@ -297,14 +297,14 @@ def test_an_encoder_that_breaks_its_contract_fails_only_requests_with_images(enc
         assert_serves(model)
 
 
-def test_features_of_unknown_size_are_not_kept():
+def test_features_of_unknown_size_are_not_cached():
     cache = FeatureCache(100)
     for number in range(1000):
         cache.put("", number.to_bytes(2, "big"), MediaFeatures(1, np.zeros((1, 1))))
     assert len(cache._entries) == 0
 
 
-def test_features_take_no_more_memory_than_the_bound_however_small_they_are():
+def test_small_features_stay_within_the_memory_bound_of_the_cache():
     cache = FeatureCache(2**20)
     tracemalloc.start()
     try:
@@ -344,12 +344,12 @@ class OutsideVocabulary(MockTokenizer):
         return super().eos_ids | {1000}
 
 
-def test_special_tokens_outside_the_vocabulary_harm_nobody():
+def test_special_tokens_outside_the_vocabulary_are_harmless():
     with running(tokenizer=OutsideVocabulary()) as model:
         assert model.generate(script(text="fine"), min_tokens=2).text == "fine"
 
 
-def test_a_tenant_is_any_string():
+def test_a_tenant_can_be_any_string():
     with running() as model:
         request = model.request(script(text="fine"))
         odd = Request(messages=request.messages, params=request.params, tenant="\ud800")
@@ -364,7 +364,7 @@ def test_a_priority_that_is_no_number_is_refused():
         assert_serves(model)
 
 
-def test_more_choices_than_the_queue_will_ever_take_are_refused_for_good():
+def test_more_choices_than_the_queue_can_hold_are_a_request_error():
     with running(scheduler={"max_waiting": 4}) as model:
         with pytest.raises(RequestError) as caught:
             model.generate("x", n=5)
@@ -374,7 +374,7 @@ def test_more_choices_than_the_queue_will_ever_take_are_refused_for_good():
 # Endings.
 
 
-def test_closing_wakes_those_who_wait_to_be_accepted():
+def test_close_ends_requests_that_wait_to_be_accepted():
     async def main():
         with running() as model:
             first = model.submit(model.request(script(text="x", prefill_latency_s=0.3)))
@@ -399,7 +399,7 @@ class SlowTokenizer(MockTokenizer):
         return super().prompt(messages, tools=tools, options=options)
 
 
-def test_requests_that_wait_for_a_worker_when_the_pipeline_closes_get_an_error():
+def test_requests_waiting_for_a_worker_when_the_pipeline_closes_get_an_error():
     async def main():
         tokenizer = SlowTokenizer()
         with running(tokenizer=tokenizer, num_workers=1) as model:
@@ -417,7 +417,7 @@ def test_requests_that_wait_for_a_worker_when_the_pipeline_closes_get_an_error()
     asyncio.run(main())
 
 
-def test_a_cancelled_task_that_waits_for_a_worker_is_cancelled():
+def test_a_cancelled_task_waiting_for_a_worker_is_cancelled():
     async def main():
         tokenizer = SlowTokenizer()
         with running(tokenizer=tokenizer, num_workers=1) as model:
@@ -468,7 +468,7 @@ def test_an_encoder_that_cannot_close_does_not_keep_the_engine_open():
     assert engine.num_closed == 1
 
 
-def test_a_failure_ends_a_drain_at_once():
+def test_a_failure_ends_a_drain_immediately():
     engine = PanickingEngine()
     with running(engine=engine) as model:
         stream = model.submit(model.request("x"))
@@ -476,7 +476,7 @@ def test_a_failure_ends_a_drain_at_once():
         assert stream.is_done
 
 
-def test_closing_ends_a_drain_at_once():
+def test_close_ends_a_drain_immediately():
     with running() as model:
         stream = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
         threading.Timer(0.05, model.close).start()
@@ -488,7 +488,7 @@ def test_closing_ends_a_drain_at_once():
 
 
 @pytest.mark.parametrize("room", [{"scheduler": {"max_running": 1}}, {"capacity": 512}])
-def test_a_reader_who_never_reads_keeps_nobody_waiting(room):
+def test_a_client_that_never_reads_does_not_block_others(room):
     settings = MockEngineSettings(
         capacity_tokens=room.get("capacity", 2**14), max_sequence_tokens=512
     )
@@ -503,7 +503,7 @@ def test_a_reader_who_never_reads_keeps_nobody_waiting(room):
         assert_serves(model)
 
 
-def test_a_stream_that_was_dropped_unread_gives_its_place_up():
+def test_a_stream_that_is_dropped_unread_releases_its_room():
     with running(max_unread_tokens=10) as model:
         stream = model.submit(model.request(script(text="s", tokens=3000)))
         wait_until(lambda: model.runner._loop._jobs._held)
@@ -513,7 +513,7 @@ def test_a_stream_that_was_dropped_unread_gives_its_place_up():
         assert_serves(model)
 
 
-def test_a_task_that_nobody_else_keeps_still_gets_its_answer():
+def test_a_task_without_other_references_gets_its_answer():
     async def main():
         with running() as model:
             answers = asyncio.Queue()
@@ -536,14 +536,14 @@ def count_objects():
     return sum(type(thing) in kinds for thing in gc.get_objects())
 
 
-def test_an_idle_pipeline_holds_nothing_of_the_last_request():
+def test_an_idle_pipeline_holds_no_object_of_the_last_request():
     with running(feature_cache_bytes=0) as model:
         before = count_objects()
         assert "8x6" in model.generate("x", images=[picture()]).text
         wait_until(lambda: count_objects() == before)
 
 
-def test_a_thousand_cancelled_requests_leave_no_object_behind():
+def test_a_thousand_aborted_requests_leave_no_object_behind():
     with running(scheduler={"max_waiting": 4000}, feature_cache_bytes=0) as model:
         message = [Message.of("user", script(text="x", tokens=3000), [Image.open(picture())])]
         before = count_objects()

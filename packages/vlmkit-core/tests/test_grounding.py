@@ -60,7 +60,7 @@ WHOLE = GroundedRegion("", box=(0.0, 0.0, 400.0, 200.0))
         ),
     ],
 )
-def test_places_are_found_as_the_family_writes_them(
+def test_regions_are_parsed_in_the_format_of_each_family(
     form: GroundingFormat, text: str, places: tuple[GroundedRegion, ...]
 ) -> None:
     assert find_regions(text, form, SHOWN) == places
@@ -79,11 +79,11 @@ def test_places_are_found_as_the_family_writes_them(
         '{"point_2d": {}}',
     ],
 )
-def test_what_is_no_place_is_passed_over(text: str) -> None:
+def test_text_that_is_no_region_is_skipped(text: str) -> None:
     assert find_regions(text, forms.QWEN3_VL, SHOWN) == ()
 
 
-def test_what_lies_outside_is_brought_to_the_edge_and_corners_are_put_in_order() -> None:
+def test_coordinates_are_clipped_to_the_image_and_corners_ordered() -> None:
     text = '{"bbox_2d": [2000, 900, -5, 100], "label": 7}'
 
     assert find_regions(text, forms.QWEN3_VL, SHOWN) == (
@@ -91,7 +91,7 @@ def test_what_lies_outside_is_brought_to_the_edge_and_corners_are_put_in_order()
     )
 
 
-def test_there_are_bounds_of_how_much_is_looked_at() -> None:
+def test_the_text_searched_and_the_number_of_regions_are_bounded() -> None:
     one = '{"point_2d": [1, 1]}'
 
     assert len(find_regions(one * (MAX_REGIONS + 1), forms.QWEN3_VL, SHOWN)) == MAX_REGIONS
@@ -119,7 +119,7 @@ WORDS += ["<|box_start|>", "<|box_end|>", "<|object_ref_start|>", '"bbox_2d": [1
     form=st.sampled_from(sorted(forms.BY_FAMILY)),
 )
 @example(text='{"bbox_2d": [1' + "0" * 400 + ", 2, 3, 4]}", form="qwen3_vl")
-def test_whatever_is_said_places_lie_on_the_picture(text: str, form: str) -> None:
+def test_regions_of_any_text_lie_inside_the_image(text: str, form: str) -> None:
     for place in find_regions(text, forms.BY_FAMILY[form], SHOWN):
         assert (place.box is None) != (place.point is None)
         left, top, right, bottom = place.box or (*(place.point or ()), 400, 200)
@@ -127,6 +127,6 @@ def test_whatever_is_said_places_lie_on_the_picture(text: str, form: str) -> Non
         assert 0 <= top <= bottom <= 200
 
 
-def test_patterns_have_the_groups_that_are_looked_up() -> None:
+def test_every_pattern_has_the_groups_that_are_read() -> None:
     marked = [form for form in forms.BY_FAMILY.values() if isinstance(form, MarkedGrounding)]
     assert all("places" in re.compile(form.pattern).groupindex for form in marked)

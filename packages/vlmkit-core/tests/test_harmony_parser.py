@@ -80,7 +80,7 @@ def heads(form, name):
 
 @pytest.mark.parametrize("name", CHANNELS)
 @given(places=st.lists(st.integers(0, 99), max_size=12), data=st.data())
-def test_any_cut_of_an_answer_tells_the_same(name, places, data):
+def test_deltas_do_not_depend_on_how_an_answer_is_cut(name, places, data):
     form = in_tokens(CHANNELS[name])
     again = "{start}" + form.role
     end = data.draw(st.sampled_from([*ENDS, ""]))
@@ -167,7 +167,7 @@ def test_delimiters_are_tokens_not_text():
 
 
 @pytest.mark.parametrize("begun", [" to=", " ", "\n"])
-def test_what_never_becomes_a_head_is_text_and_not_held_for_ever(begun):
+def test_text_that_never_becomes_a_header_is_not_held_back(begun):
     long = begun + "x" * 9 * begun.count("=") + begun * MAX_HEAD_CHARS
     reader = HarmonyParser(Words, in_tokens(HARMONY), TOOLS)
     assert text_of([delta for letter in long for delta in reader.push(letter)]) == long
@@ -177,13 +177,13 @@ def test_what_never_becomes_a_head_is_text_and_not_held_for_ever(begun):
     ("opens", "expected"),
     [("", ("", "hm", 0)), ("analysis", ("hm", "", 2)), ("final", ("", "hm", 0))],
 )
-def test_an_answer_goes_on_with_the_channel_that_its_prompt_opened(opens, expected):
+def test_an_answer_continues_the_channel_that_its_prompt_opened(opens, expected):
     form = replace(in_tokens(HARMONY), opens=opens)
     thought, said, _, num_tokens = read(tokens_of(form, "hm{end}"), form)
     assert (thought, said, num_tokens) == expected
 
 
-def test_tokens_of_thoughts_are_counted_heads_and_marks_included():
+def test_reasoning_tokens_are_counted_with_headers_and_delimiters():
     form = in_tokens(HARMONY)
     reader = HarmonyParser(Words, form, TOOLS)
     counts = []
@@ -213,7 +213,7 @@ def test_any_tokens_are_read_to_their_end_however_they_are_cut(pieces, places):
 
 
 @pytest.mark.parametrize("name", CHANNELS)
-def test_a_call_that_is_cut_off_in_its_head_says_nothing(name):
+def test_a_call_truncated_in_its_header_is_dropped(name):
     form = in_tokens(CHANNELS[name])
     for head in heads(form, "weather"):
         tokens = tokens_of(form, head, range(99))[:-1]

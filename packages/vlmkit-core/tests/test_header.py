@@ -71,7 +71,7 @@ def sizes(image):
     height=st.integers(2, 40),
     is_late=st.booleans(),
 )
-def test_a_header_says_what_the_decoder_says(kind, tag, width, height, is_late):
+def test_the_header_of_a_file_states_what_its_decoder_returns(kind, tag, width, height, is_late):
     content = encoded(width, height, kind, tag if kind in WITH_TAGS else None)
     if is_late and kind == "PNG" and tag is not None:
         content = late_tag(content)
@@ -81,7 +81,7 @@ def test_a_header_says_what_the_decoder_says(kind, tag, width, height, is_late):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_no_pixel_is_decoded(without_pixels, kind, is_late):
+def test_reading_a_header_decodes_no_pixel(without_pixels, kind, is_late):
     content = encoded(30, 20, kind, 6)
     if is_late and kind == "PNG":
         content = late_tag(content)
@@ -89,7 +89,7 @@ def test_no_pixel_is_decoded(without_pixels, kind, is_late):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP"])
-def test_the_beginning_of_a_file_is_enough(kind):
+def test_the_beginning_of_a_file_is_enough_to_read_its_header(kind):
     content = encoded(300, 200, kind, 6 if kind != "BMP" else None)
     image = Image.of_header(content[:2000])
     assert (image.width, image.height) == ((200, 300) if kind != "BMP" else (300, 200))
@@ -98,14 +98,14 @@ def test_the_beginning_of_a_file_is_enough(kind):
 
 
 @given(content=st.binary(max_size=200), begin=st.sampled_from([b"", PNG_BEGIN, b"\xff\xd8\xff"]))
-def test_whatever_is_no_picture_is_refused_without_its_words(content, begin):
+def test_a_file_that_is_no_image_is_refused_without_quoting_it(content, begin):
     with pytest.raises(ImageError) as caught:
         Image.of_header(begin + content)
     assert REFUSED.fullmatch(str(caught.value))
 
 
 @given(data=st.data())
-def test_a_file_that_breaks_off_or_is_changed_never_raises_anything_else(data):
+def test_a_truncated_or_changed_file_raises_only_image_errors(data):
     content = bytearray(encoded(9, 7, data.draw(st.sampled_from(KINDS))))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
         content[place] = data.draw(st.integers(0, 255))
@@ -116,7 +116,7 @@ def test_a_file_that_breaks_off_or_is_changed_never_raises_anything_else(data):
     assert image.width * image.height <= ImageLimits().max_pixels
 
 
-def test_a_url_is_read_as_a_file_and_bounds_hold():
+def test_a_data_url_is_read_like_a_file_within_the_same_limits():
     content = encoded(30, 20)
     url = "data:image/png;base64," + base64.b64encode(content).decode()
     assert Image.of_header(url).width == 30
@@ -131,7 +131,7 @@ def test_a_url_is_read_as_a_file_and_bounds_hold():
             assert caught.value.code == code
 
 
-def test_more_pieces_than_pictures_have_are_refused():
+def test_a_png_file_with_too_many_chunks_is_refused():
     content = late_tag(encoded(30, 20, "PNG", 6), MAX_CHUNKS)
     with pytest.raises(ImageError) as caught:
         Image.of_header(content)

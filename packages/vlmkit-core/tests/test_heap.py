@@ -26,7 +26,7 @@ def resident_bytes():
 
 
 @pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
-def test_what_was_freed_goes_back_to_the_system():
+def test_freed_memory_returns_to_the_system():
     blocks = [b"x" * 2**16 for _ in range(2000)]
     last = blocks.pop()  # the end of the heap stays in use, so nothing goes back by itself
     del blocks
@@ -103,7 +103,7 @@ done.wait()
 
 
 @pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
-def test_what_many_threads_freed_goes_back_where_they_share_heaps():
+def test_memory_freed_by_many_threads_returns_if_they_share_heaps():
     left = {
         kind: int(subprocess.check_output([sys.executable, "-c", LEFT, kind]))
         for kind in ("unlimited", "limited")
@@ -112,7 +112,7 @@ def test_what_many_threads_freed_goes_back_where_they_share_heaps():
 
 
 @pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
-def test_large_blocks_go_back_as_they_are_freed_where_that_is_wanted():
+def test_large_blocks_return_when_freed_if_requested():
     assert resident_after_freeing(20) > 40 * MIB  # the control: left alone, they are kept
     heap.trim()
     with heap.returning_large_blocks():
@@ -120,7 +120,7 @@ def test_large_blocks_go_back_as_they_are_freed_where_that_is_wanted():
     assert resident_after_freeing(20) > 40 * MIB
 
 
-def test_the_heap_of_macos_is_asked_by_its_own_name(monkeypatch):
+def test_trim_calls_the_heap_function_of_macos(monkeypatch):
     library = Mock()
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
@@ -129,7 +129,7 @@ def test_the_heap_of_macos_is_asked_by_its_own_name(monkeypatch):
     library.malloc_zone_pressure_relief.assert_called_once_with(None, 0)
 
 
-def test_a_loop_gives_back_once_for_every_time_that_it_has_nothing_to_do(monkeypatch):
+def test_a_loop_trims_the_heap_once_each_time_it_becomes_idle(monkeypatch):
     calls = []
     monkeypatch.setattr(heap, "trim", lambda: calls.append(None))
     monkeypatch.setattr(loop, "IDLE_S", 0.05)
@@ -151,7 +151,7 @@ class Cycle:
         self.itself = self
 
 
-def test_what_is_settled_is_freed_when_that_is_asked_for_and_stays_settled_otherwise():
+def test_frozen_garbage_is_freed_only_by_collect():
     before, cycle = Cycle(), Cycle()
     was_garbage, is_garbage = weakref.ref(before), weakref.ref(cycle)
     del before
@@ -174,7 +174,7 @@ def test_what_is_settled_is_freed_when_that_is_asked_for_and_stays_settled_other
     assert gc.get_freeze_count() == 0
 
 
-def test_collecting_settles_nothing_that_was_not():
+def test_collect_does_not_freeze_an_unfrozen_heap():
     cycle = Cycle()
     is_garbage = weakref.ref(cycle)
     del cycle
@@ -184,7 +184,7 @@ def test_collecting_settles_nothing_that_was_not():
     assert gc.get_freeze_count() == 0
 
 
-def test_lists_are_emptied_a_little_at_a_time(monkeypatch):
+def test_lists_are_emptied_in_small_pieces(monkeypatch):
     lists, seen = [[*range(3000)], [], [*range(5)]], []
     monkeypatch.setattr(heap.time, "sleep", lambda _: seen.append([len(items) for items in lists]))
     heap.release(lists)

@@ -31,7 +31,7 @@ def picture(width=4, height=3, color="red"):
     return PIL.Image.new("RGB", (width, height), color)
 
 
-def test_a_file_bytes_a_data_url_a_pil_image_and_an_array_give_the_same_image(tmp_path):
+def test_a_file_bytes_data_url_pil_image_and_array_give_the_same_image(tmp_path):
     original = picture()
     content = encoded(original)
     path = tmp_path / "a.png"
@@ -41,7 +41,7 @@ def test_a_file_bytes_a_data_url_a_pil_image_and_an_array_give_the_same_image(tm
     assert len({Image.open(source).digest for source in sources}) == 1
 
 
-def test_an_orientation_tag_turns_the_picture():
+def test_an_orientation_tag_rotates_the_image():
     sideways = PIL.Image.new("RGB", (6, 2), "white")
     sideways.putpixel((0, 0), (255, 0, 0))
     exif = PIL.Image.Exif()
@@ -53,7 +53,7 @@ def test_an_orientation_tag_turns_the_picture():
 
 
 @pytest.mark.parametrize("tag", range(1, 9))
-def test_every_orientation_is_turned_as_pillow_turns_it(tag):
+def test_every_orientation_is_applied_as_pillow_applies_it(tag):
     original = PIL.Image.effect_noise((7, 4), 60).convert("RGB")
     exif = PIL.Image.Exif()
     exif[0x0112] = tag
@@ -83,12 +83,12 @@ def exif_of(kind, value):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_broken_orientation_turns_nothing_and_hides_no_picture(exif):
+def test_an_invalid_orientation_is_ignored(exif):
     image = Image.open(encoded(picture(6, 2), "JPEG", exif=exif))
     assert (image.width, image.height, image.turned) == (6, 2, False)
 
 
-def test_tags_that_cannot_be_read_hide_no_picture(monkeypatch):
+def test_unreadable_tags_are_ignored(monkeypatch):
     def fail(self):
         raise SyntaxError("not a TIFF file")
 
@@ -97,13 +97,13 @@ def test_tags_that_cannot_be_read_hide_no_picture(monkeypatch):
     assert Image.open(content).turned is False
 
 
-def test_a_transparent_sixteen_bit_grey_hides_no_other_grey():
+def test_a_transparent_sixteen_bit_grey_changes_no_other_grey():
     values = np.array([[0, 32768], [256, 65535]], dtype=np.uint16)
     image = Image.open(encoded(PIL.Image.fromarray(values), transparency=32768))
     assert image.to_pil().getpixel((0, 0)) == (0, 0, 0)
 
 
-def test_opening_pictures_leaves_the_process_warnings_alone(monkeypatch):
+def test_opening_images_does_not_change_the_warning_filters_of_the_process(monkeypatch):
     content, before = encoded(picture()), list(warnings.filters)
     really_open, is_inside, is_last = PIL.Image.open, threading.Event(), threading.Event()
     other = threading.Thread(target=Image.open, args=(content,))
@@ -124,7 +124,7 @@ def test_opening_pictures_leaves_the_process_warnings_alone(monkeypatch):
     assert warnings.filters == before
 
 
-def test_a_bomb_is_called_too_large():
+def test_a_decompression_bomb_is_reported_as_too_large():
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     content = b"\x89PNG\r\n\x1a\n"
     for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
@@ -141,7 +141,7 @@ def test_equal_bytes_of_another_size_have_another_digest():
     assert Image.open(wide).digest != Image.open(tall).digest
 
 
-def test_transparency_is_laid_on_white():
+def test_transparent_pixels_are_blended_with_white():
     image = Image.open(encoded(PIL.Image.new("RGBA", (2, 2), (255, 0, 0, 0))))
     assert image.to_pil().getpixel((0, 0)) == (255, 255, 255)
 
@@ -182,13 +182,13 @@ def test_an_animation_gives_its_first_frame():
         (7, "must be a path, bytes"),
     ],
 )
-def test_what_is_not_a_picture_is_refused(source, message):
+def test_a_file_that_is_no_image_is_refused(source, message):
     with pytest.raises(ImageError) as caught:
         Image.open(source)
     assert message in str(caught.value)
 
 
-def test_a_truncated_file_is_refused_without_the_decoders_words():
+def test_a_truncated_file_is_refused_without_the_text_of_the_decoder():
     content = encoded(PIL.Image.effect_noise((64, 64), 50).convert("RGB"))
     image = Image.open(content[: len(content) // 2])
     for want in ("to_pil", "width", "turned", "digest"):
@@ -201,7 +201,7 @@ def test_formats_outside_the_list_are_refused():
         Image.open(encoded(picture(), "JPEG2000"))
 
 
-def test_size_is_refused_before_a_pixel_is_decoded(monkeypatch):
+def test_size_is_checked_before_a_pixel_is_decoded(monkeypatch):
     content = encoded(picture(100, 100))
     monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(ImageError, match="image of 100x100 is over 9999 pixels") as caught:
@@ -217,7 +217,7 @@ def test_size_is_refused_before_a_pixel_is_decoded(monkeypatch):
         ((9, 9), ImageLimits(max_bytes=10), "over 10 bytes"),
     ],
 )
-def test_limits_are_kept(size, limits, message):
+def test_limits_are_enforced(size, limits, message):
     with pytest.raises(ImageError, match=message):
         Image.open(encoded(picture(*size)), limits)
 
@@ -233,7 +233,7 @@ def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):
     st.binary(max_size=300),
     st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"RIFF"]),
 )
-def test_noise_is_refused_or_opened_and_never_anything_else(noise, magic):
+def test_random_bytes_are_opened_or_refused_with_an_image_error(noise, magic):
     with contextlib.suppress(ImageError):
         Image.open(magic + noise).to_pil()
 
@@ -242,7 +242,7 @@ BASE64 = st.binary(max_size=60).map(lambda content: base64.b64encode(content).de
 
 
 @given(BASE64 | st.text(alphabet="AB09+/-_=é@\n ", max_size=24))
-def test_base64_in_pieces_is_read_as_the_standard_library_reads_its_plain_form(text):
+def test_base64_in_pieces_is_read_like_the_whole_text(text):
     def read(decode):
         try:
             return decode()
@@ -257,7 +257,7 @@ def test_base64_in_pieces_is_read_as_the_standard_library_reads_its_plain_form(t
     assert pieces == read(lambda: base64.b64decode(plain, validate=True))
 
 
-def test_the_digest_is_that_of_every_pixel_however_tall_the_picture():
+def test_the_digest_covers_every_pixel_of_tall_images():
     noise = PIL.Image.effect_noise((9, 700), 50).convert("RGB")
     expected = hashlib.sha256(b"RGB 9x700\0" + noise.tobytes()).digest()
     assert Image.open(noise).digest == expected

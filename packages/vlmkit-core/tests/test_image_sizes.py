@@ -36,7 +36,7 @@ def image(width: int = 8, height: int = 6) -> Image:
     return Image.open(PIL.Image.new("RGB", (width, height), "teal"))
 
 
-def test_an_image_may_say_how_large_it_is_shown() -> None:
+def test_an_image_can_limit_its_tokens() -> None:
     small = ImagePart(image(), ImageOptions(max_tokens=2))
     with model() as mock:
         done = mock.generate("?", images=[image(), small])
@@ -45,7 +45,7 @@ def test_an_image_may_say_how_large_it_is_shown() -> None:
     assert [line.split()[2] for line in done.text.splitlines()[:2]] == ["8x6", "4x3"]
 
 
-def test_only_what_differs_is_encoded_anew() -> None:
+def test_only_images_of_different_sizes_are_encoded_again() -> None:
     small = ImagePart(image(), ImageOptions(detail="low"))
     enough = ImagePart(image(), ImageOptions(max_tokens=9))
     with model(low=1) as mock:
@@ -56,7 +56,7 @@ def test_only_what_differs_is_encoded_anew() -> None:
     assert counters["num_media_encoded"] == 2
 
 
-def test_an_answer_tells_how_each_image_was_shown() -> None:
+def test_usage_states_how_each_image_was_shown() -> None:
     small = ImagePart(image(40, 20), ImageOptions(max_tokens=2))
     with model() as mock:
         mock.generate("?", images=[image()])
@@ -84,7 +84,7 @@ def test_an_answer_tells_how_each_image_was_shown() -> None:
         (ImageOptions(max_tokens=50), ImageTokens(auto=9), 9),
     ],
 )
-def test_a_tokenizer_gets_a_number_for_a_detail(
+def test_a_detail_is_resolved_to_a_number_of_tokens(
     asked: ImageOptions, tokens: ImageTokens, most: int | None
 ) -> None:
     ((part, _),) = (
@@ -110,7 +110,7 @@ def pair(options: ImageOptions) -> ImagePart:
         ({"processor": {str(n): n for n in range(MAX_PROCESSOR_OPTIONS + 1)}}, "processor"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_an_invalid_image_option_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         ImageOptions(**fields)
     assert caught.value.param == param
@@ -122,7 +122,7 @@ class KnowsNoSizes(MockTokenizer):
         return frozenset()
 
 
-def test_a_tokenizer_that_knows_no_sizes_is_never_asked_for_one() -> None:
+def test_size_options_are_refused_for_a_tokenizer_without_them() -> None:
     with model(KnowsNoSizes(), low=1) as mock:
         for options in (ImageOptions(max_tokens=9), ImageOptions(processor={"max_pixels": 1})):
             with pytest.raises(RequestError, match="not supported by this model's tokenizer"):
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_knows_no_sizes_is_never_asked_for_one() -> None:
         assert mock.generate("?", images=[pair(ImageOptions(detail="low"))]).text
 
 
-def test_what_the_contract_asks_is_asked_of_every_option() -> None:
+def test_the_contract_covers_every_image_option() -> None:
     asked = inspect.getsource(TokenizerImageSizesContract)
     for option in ("image_detail", "max_image_tokens", "mm_processor_kwargs", "return_places"):
         assert f'self._needs("{option}")' in asked

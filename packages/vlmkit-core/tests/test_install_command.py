@@ -62,24 +62,26 @@ def source_tree(root: Path) -> Path:
     return root
 
 
-def test_from_an_index_names_are_enough(environment: Path) -> None:
+def test_an_install_from_an_index_needs_only_names(environment: Path) -> None:
     assert install_command("vlmkit-demo") == "pip install vlmkit-demo"
     assert install_command("vlmkit-onnx[cpu]", "a>=2") == 'pip install "vlmkit-onnx[cpu]" "a>=2"'
 
 
-def test_an_environment_that_the_shell_does_not_know_is_named_by_its_python(
+def test_an_environment_outside_the_path_is_named_by_its_python(
     environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert install_command("a") == f"{environment}/bin/python -m pip install a"
 
 
-def test_from_a_wheel_its_folder_is_searched(environment: Path, tmp_path: Path) -> None:
+def test_an_install_from_a_wheel_searches_its_folder(environment: Path, tmp_path: Path) -> None:
     came_from(tmp_path, "file:///the%20wheels/vlmkit_core-0.1.0-py3-none-any.whl", archive_info={})
     assert install_command("vlmkit-demo") == ('pip install --find-links "/the wheels" vlmkit-demo')
 
 
-def test_from_sources_what_is_lacking_comes_from_them(environment: Path, tmp_path: Path) -> None:
+def test_an_install_from_sources_takes_missing_distributions_from_them(
+    environment: Path, tmp_path: Path
+) -> None:
     root = source_tree(tmp_path / "src")
     came_from(tmp_path, (root / "packages/vlmkit-core").as_uri(), dir_info={"editable": True})
     new, other, third = (root / "plugins" / f"vlmkit-{n}" for n in ("new", "other", "third"))
@@ -91,14 +93,12 @@ def test_from_sources_what_is_lacking_comes_from_them(environment: Path, tmp_pat
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"url": 7}', '{"url": "file:///nowhere"}'])
-def test_a_record_that_cannot_be_read_is_none(
-    broken: str, environment: Path, tmp_path: Path
-) -> None:
+def test_an_unreadable_record_is_ignored(broken: str, environment: Path, tmp_path: Path) -> None:
     (tmp_path / "vlmkit_core-0.1.0.dist-info/direct_url.json").write_text(broken)
     assert install_command("a") == "pip install a"
 
 
-def test_uv_and_pipx_are_told_by_what_they_leave_in_their_environments(environment: Path) -> None:
+def test_uv_and_pipx_are_recognised_by_files_in_their_environments(environment: Path) -> None:
     (environment / "pipx_metadata.json").write_text("{}")
     assert install_command("a[b]", "c") == 'pipx inject environment "a[b]" c'
     (environment / "uv-receipt.toml").write_text(RECEIPT)
@@ -107,7 +107,7 @@ def test_uv_and_pipx_are_told_by_what_they_leave_in_their_environments(environme
     )
 
 
-def test_an_environment_without_pip_is_uvs(
+def test_an_environment_without_pip_gets_a_uv_command(
     environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

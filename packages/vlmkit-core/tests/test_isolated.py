@@ -101,14 +101,14 @@ def shown(name):
     return Image.of_decoder(f"{HERE}:{name}", b"file", header, DecodeCost(2**20, 16))
 
 
-def test_pixels_are_those_that_pillow_decodes():
+def test_pixels_equal_those_that_pillow_decodes():
     for mode in ("RGB", "L"):
         content = avif(mode=mode)
         expected = PIL.Image.open(io.BytesIO(content)).convert("RGB")
         assert Image.open(content).to_pil().tobytes() == expected.tobytes()
 
 
-def test_what_is_transparent_is_laid_on_white():
+def test_transparent_pixels_are_blended_with_white():
     file = io.BytesIO()
     PIL.Image.new("RGBA", (16, 16), (255, 0, 0, 0)).save(file, "AVIF")
     assert Image.open(file.getvalue()).to_pil().getpixel((8, 8)) == (255, 255, 255)
@@ -127,7 +127,7 @@ def test_an_animation_gives_its_first_frame():
 @pytest.mark.parametrize(
     "turn", [(None, None), (1, None), (2, None), (3, None), (None, 0), (None, 1), (1, 0), (3, 1)]
 )
-def test_turns_are_read_from_the_header_as_the_decoder_reads_them(turn):
+def test_rotations_of_the_header_equal_those_of_the_decoder(turn):
     content = with_turn(avif(), *turn)
     expected = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(content))).convert("RGB")
     image = Image.open(content)
@@ -155,12 +155,12 @@ def test_a_payload_larger_than_stated_gets_no_more_memory(monkeypatch):
         Image.open(bytes(content)).to_pil()
 
 
-def test_a_picture_of_another_size_than_stated_is_refused(here):
+def test_an_image_of_another_size_than_stated_is_refused(here):
     with pytest.raises(ImageError, match="is broken"):
         shown("wide").to_pil()
 
 
-def test_boxes_are_counted():
+def test_the_number_of_boxes_is_bounded():
     content = avif()
     at = content.index(b"meta") - 4
     many = content[:at] + b"\0\0\0\x08free" * MAX_BOXES + content[at:]
@@ -168,12 +168,12 @@ def test_boxes_are_counted():
         read_iso_header(many, "an AVIF file")
 
 
-def test_what_a_decoder_prints_is_no_pixel(here):
+def test_output_of_a_decoder_is_not_read_as_pixels(here):
     assert shown("quiet").to_pil().getpixel((0, 0)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["crash", "nowhere", "greedy"])
-def test_a_decoder_that_fails_costs_one_image(here, name):
+def test_a_decoder_that_fails_only_fails_its_image(here, name):
     with pytest.raises(ImageError, match="image is"):
         shown(name).to_pil()
 
@@ -185,7 +185,7 @@ def test_a_decoder_that_never_ends_is_killed(here, monkeypatch):
     assert caught.value.code == "image_too_complex"
 
 
-def test_a_cancelled_request_kills_the_decoder(here):
+def test_a_cancelled_request_kills_its_decoder(here):
     workers = FairExecutor(1, "test", 1)
     place = DecodeMemoryLimiter(2**30, 2**30).lease("", 2**20)
     threading.Timer(1.0, place.cancellation.cancel).start()
@@ -199,7 +199,7 @@ def test_a_cancelled_request_kills_the_decoder(here):
         workers.shutdown()
 
 
-def test_an_image_of_a_plugin_has_limits_and_is_decoded_when_it_is_wanted():
+def test_an_image_of_a_plugin_has_limits_and_is_decoded_on_demand():
     header = Header((9000, 9000), (9000, 9000), turned=False)
     with pytest.raises(ImageError, match="over 50000000 pixels"):
         Image.of_decoder("none:none", b"", header, NO_COST)

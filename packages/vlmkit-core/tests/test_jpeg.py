@@ -79,13 +79,13 @@ def test_ordinary_files_are_opened(options, mode):
     assert Image.open(content, ImageLimits(max_scans=20)).height == 48
 
 
-def test_the_bound_is_exact(monkeypatch):
+def test_the_limit_of_scans_is_exact(monkeypatch):
     limits = ImageLimits(max_scans=30)
     assert Image.open(with_scans(30), limits).width == 64
     assert refused(monkeypatch, with_scans(31), limits) == "image is a JPEG file of over 30 scans"
 
 
-def test_thousands_of_scans_are_refused_before_the_first(monkeypatch):
+def test_thousands_of_scans_are_refused_before_the_first_is_decoded(monkeypatch):
     assert "over 100 scans" in refused(monkeypatch, with_scans(2500))
 
 
@@ -103,12 +103,12 @@ def test_thousands_of_scans_are_refused_before_the_first(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("restart", [{}, {"restart_marker_blocks": 1}])
-def test_what_stands_between_scans_hides_none(monkeypatch, between, restart):
+def test_bytes_between_scans_hide_no_scan(monkeypatch, between, restart):
     content = with_scans(31, between, **restart)
     assert "over 30 scans" in refused(monkeypatch, content, ImageLimits(max_scans=30))
 
 
-def test_scans_are_found_wherever_the_pieces_of_a_search_end(monkeypatch):
+def test_scans_are_found_at_any_boundary_of_the_search(monkeypatch):
     whole = with_scans(31)
     for num_bytes in range(1, 40):
         monkeypatch.setattr(jpeg, "PIECE_BYTES", num_bytes)
@@ -121,7 +121,7 @@ def test_scans_are_found_wherever_the_pieces_of_a_search_end(monkeypatch):
     ("rubbish", "most"),
     [(b"\xff", jpeg.MAX_IDLE_BYTES), (b"\0", jpeg.MAX_IDLE_BYTES), (SEGMENT, jpeg.MAX_SEGMENTS)],
 )
-def test_what_pillow_would_step_through_is_bounded(monkeypatch, rubbish, most):
+def test_the_segments_that_pillow_reads_are_bounded(monkeypatch, rubbish, most):
     content = saved()
     head, rest = content[:20], content[20:]
     assert Image.open(head + rubbish * 999 + rest).width == 64
@@ -131,7 +131,7 @@ def test_what_pillow_would_step_through_is_bounded(monkeypatch, rubbish, most):
 
 
 @given(st.integers(2, 4000), st.binary(max_size=40), st.binary(max_size=40))
-def test_a_file_that_is_cut_off_or_damaged_raises_nothing_else(cut, noise, more):
+def test_a_truncated_or_damaged_file_raises_only_image_errors(cut, noise, more):
     content = with_scans(20)
     for damaged in (content[:cut], content[:cut] + noise, content[:cut] + noise + content[cut:]):
         try:

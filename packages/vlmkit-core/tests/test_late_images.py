@@ -84,7 +84,7 @@ def decoder(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_a_file_is_not_decoded_before_its_pixels_are_wanted(decoder, kind):
+def test_a_file_is_decoded_only_when_its_pixels_are_needed(decoder, kind):
     image = Image.open(saved(9, 7, kind))
     assert (image.source_size, repr(image)) == ((9, 7), "Image(9x7)")
     assert not decoder.threads
@@ -92,7 +92,7 @@ def test_a_file_is_not_decoded_before_its_pixels_are_wanted(decoder, kind):
     assert len(decoder.threads) == 1
 
 
-def test_pixels_live_as_long_as_somebody_holds_them_and_what_they_told_stays(decoder):
+def test_pixels_are_freed_with_their_last_holder_but_facts_stay(decoder):
     image = Image.open(saved(6, 2, exif=TURNED))
     held = image.to_pil()
     assert image.to_pil() is held
@@ -105,7 +105,7 @@ def test_pixels_live_as_long_as_somebody_holds_them_and_what_they_told_stays(dec
     assert image.to_pil().size == (2, 6)
 
 
-def test_what_was_no_file_is_copied_at_once():
+def test_an_array_is_copied_immediately():
     pixels = np.zeros((6, 8, 3), np.uint8)
     image = Image.open(pixels)
     before = image.to_pil().tobytes()
@@ -122,7 +122,7 @@ for part in request.messages[0].parts[:-1]:
 """
 
 
-def test_a_request_travels_and_its_images_are_the_same_elsewhere(tmp_path):
+def test_a_pickled_request_has_the_same_images(tmp_path):
     file = tmp_path / "a.jpg"
     file.write_bytes(saved(40, 30, "JPEG"))
     url = "data:image/png;base64," + base64.b64encode(saved(6, 2, exif=TURNED)).decode()
@@ -138,7 +138,7 @@ def test_a_request_travels_and_its_images_are_the_same_elsewhere(tmp_path):
     assert done.stdout.decode().split("\n")[:-1] == here
 
 
-def test_a_file_travels_as_it_was_also_after_it_was_decoded():
+def test_a_pickled_image_is_its_file_even_after_decoding():
     content = saved(400, 300, "JPEG")
     image = Image.open(content)
     held = image.to_pil()
@@ -157,7 +157,7 @@ class Blind(MockTokenizer):
 
 
 @pytest.mark.parametrize("tokenizer", [MockTokenizer, Blind])
-def test_a_picture_that_cannot_be_decoded_is_refused_whoever_looks_at_it(tokenizer):
+def test_an_undecodable_image_is_refused_although_the_tokenizer_ignores_images(tokenizer):
     shown = [saved(), BROKEN, saved(), BROKEN]
 
     async def ask(model):
@@ -199,9 +199,7 @@ def verdict(ask):
     num_lost=st.sampled_from([0, 0, 1, 30, 200]),
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_damaged_picture_is_refused_in_the_words_of_who_decodes_it_at_once(
-    model, kind, damage, num_lost
-):
+def test_a_damaged_image_has_the_same_error_late_and_at_once(model, kind, damage, num_lost):
     content = bytearray(saved(40, 30, kind))
     for place, value in damage:
         content[place % len(content)] = value
@@ -211,7 +209,7 @@ def test_a_damaged_picture_is_refused_in_the_words_of_who_decodes_it_at_once(
     assert verdict(lambda: model.generate("what?", images=[content])) == at_once
 
 
-def test_each_picture_is_decoded_once_for_a_prompt_and_in_no_thread_that_others_wait_for(decoder):
+def test_each_image_of_a_prompt_is_decoded_once_in_a_prompt_worker(decoder):
     image = Image.open(saved(9, 7))
 
     async def ask(model):
@@ -223,7 +221,7 @@ def test_each_picture_is_decoded_once_for_a_prompt_and_in_no_thread_that_others_
     assert {name.rpartition("-")[0] for name in decoder.threads} == {"vlmkit-prompt"}
 
 
-def test_while_a_picture_is_answered_neither_its_pixels_nor_its_file_are_held(decoder):
+def test_neither_pixels_nor_file_of_an_image_are_held_while_it_is_answered(decoder):
     content = saved(9, 7)
     with running() as model:
         num_holders = sys.getrefcount(content)
@@ -246,7 +244,7 @@ def test_a_refused_request_holds_no_pixels(decoder):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
-def test_workers_that_all_ask_for_help_do_not_wait_for_each_other(num_workers):
+def test_workers_that_share_images_do_not_deadlock(num_workers):
     shown = [saved(60 + n, 50) for n in range(6)]
 
     async def ask(model):
@@ -257,7 +255,7 @@ def test_workers_that_all_ask_for_help_do_not_wait_for_each_other(num_workers):
         assert len(asyncio.run(ask(model))) == 20
 
 
-def test_pictures_for_a_model_that_is_closed_are_refused_as_any_request():
+def test_a_request_with_images_for_a_closed_model_is_refused():
     model = running()
     request = model.request("what?", images=[saved(), saved(9, 7)])
     model.close()

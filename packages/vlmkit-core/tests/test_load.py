@@ -172,7 +172,7 @@ def test_a_packaged_model_answers() -> None:
     assert not model.runner.is_ready
 
 
-def test_sections_win_over_file_and_environment(
+def test_sections_override_file_and_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.toml"
@@ -185,7 +185,7 @@ def test_sections_win_over_file_and_environment(
         assert model.facts.limits.max_sequence_tokens == 64
 
 
-def test_a_config_object_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_object_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMKIT_ENGINE__MAX_SEQUENCES", "2")
     config = Config(engine=Component(settings={"max_sequences": 5}))
     with vlmkit.load("mock", config=config, pipeline={"max_images": 1}) as model:
@@ -193,13 +193,13 @@ def test_a_config_object_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         assert model.facts.bounds.max_images == 1
 
 
-def test_a_misspelt_section_is_answered_with_the_nearest() -> None:
+def test_a_misspelt_section_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as caught:
         vlmkit.load("mock", engin={"use": "mock"})
     assert caught.value.hint == "did you mean 'engine.use'?"
 
 
-def test_the_stages_of_loading_are_told_in_order() -> None:
+def test_stages_of_loading_are_reported_in_order() -> None:
     stages: list[str] = []
     vlmkit.load("mock", on_stage=stages.append).close()
     assert stages == [
@@ -213,7 +213,7 @@ def test_the_stages_of_loading_are_told_in_order() -> None:
     ]
 
 
-def test_two_pipelines_of_one_model_share_nothing() -> None:
+def test_two_pipelines_of_one_model_share_no_component() -> None:
     with vlmkit.load("mock") as one, vlmkit.load("mock") as two:
         one.close()
         assert two.generate("still here").text == "still here"
@@ -234,25 +234,25 @@ def noted(folder: Path, **sections: str) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_an_engine_that_fails_to_build_leaves_no_encoder_behind(tmp_path: Path) -> None:
+def test_the_encoder_is_closed_if_the_engine_fails_to_build(tmp_path: Path) -> None:
     assert noted(tmp_path, media_encoder="noted", engine="failing") == [
         "encoder built",
         "encoder closed",
     ]
 
 
-def test_an_engine_without_a_method_is_refused_and_leaves_no_encoder_behind(tmp_path: Path) -> None:
+def test_the_encoder_is_closed_if_the_engine_lacks_a_method(tmp_path: Path) -> None:
     assert noted(tmp_path, media_encoder="noted", engine="half") == [
         "encoder built",
         "encoder closed",
     ]
 
 
-def test_an_interrupted_load_leaves_no_encoder_behind(tmp_path: Path) -> None:
+def test_the_encoder_is_closed_if_loading_is_interrupted(tmp_path: Path) -> None:
     assert "encoder closed" in noted(tmp_path, media_encoder="noted", engine="interrupted")
 
 
-def test_parts_that_do_not_fit_together_are_closed_last_built_first(tmp_path: Path) -> None:
+def test_components_that_do_not_fit_together_are_closed_in_reverse_order(tmp_path: Path) -> None:
     assert noted(tmp_path, media_encoder="noted", engine="small") == [
         "encoder built",
         "engine closed",
@@ -260,7 +260,7 @@ def test_parts_that_do_not_fit_together_are_closed_last_built_first(tmp_path: Pa
     ]
 
 
-def test_a_wrong_setting_of_the_last_component_costs_no_building(tmp_path: Path) -> None:
+def test_a_wrong_setting_of_the_last_component_is_found_before_any_is_built(tmp_path: Path) -> None:
     plugin = plugin_file(tmp_path, NOTED)
     config = Config(
         plugins=PluginSettings(files=(str(plugin),)),
@@ -275,7 +275,7 @@ def test_a_wrong_setting_of_the_last_component_costs_no_building(tmp_path: Path)
 # Finding the model.
 
 
-def test_a_folder_is_a_model_under_its_own_name(
+def test_a_folder_is_a_model_with_the_name_of_the_folder(
     tmp_path: Path, mock_entry: importlib.metadata.EntryPoint
 ) -> None:
     folder = model_folder(tmp_path)
@@ -297,12 +297,12 @@ def test_a_folder_without_a_config_is_no_model(
         *("C:\\models\\x", "C:/x", "models\\x", "\\\\server\\x"),
     ],
 )
-def test_a_path_that_is_not_there_is_said_to_be_no_folder(reference: str) -> None:
+def test_an_absent_path_is_reported_as_no_folder(reference: str) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         resolve(reference, loader.load(entry_points=[]))
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(
+def test_an_unknown_name_is_reported_with_the_nearest_or_with_all(
     mock_entry: importlib.metadata.EntryPoint,
 ) -> None:
     plugins = loader.load(entry_points=[mock_entry])
@@ -316,13 +316,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(
     )
 
 
-def test_a_hub_gets_the_reference_and_the_revision(tmp_path: Path) -> None:
+def test_a_hub_provider_gets_the_reference_and_the_revision(tmp_path: Path) -> None:
     plugins = loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
     checkpoint = resolve("own/model", plugins, "v2")
     assert (checkpoint.name, checkpoint.revision) == ("own/model", "v2")
 
 
-def test_only_what_is_on_this_disk_is_found_without_fetching(tmp_path: Path) -> None:
+def test_local_lookup_finds_only_models_on_this_disk(tmp_path: Path) -> None:
     plugins = loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
     assert resolve_local("own/fetched", plugins).name == "own/fetched"
     with pytest.raises(CheckpointError) as caught:
@@ -343,7 +343,7 @@ def test_only_what_is_on_this_disk_is_found_without_fetching(tmp_path: Path) -> 
         ("/data/./models/mine", "other", "other"),
     ],
 )
-def test_a_model_is_called_by_its_name_or_by_what_was_asked_for(
+def test_a_model_is_named_by_its_name_or_by_its_reference(
     model: str, name: str | None, called: str
 ) -> None:
     assert name_of(ModelEntry(model=model, name=name)) == called
@@ -360,7 +360,7 @@ def test_a_model_without_a_vision_tower_becomes_a_text_pipeline(tmp_path: Path) 
         assert model.generate("text").text == "text"
 
 
-def test_a_model_that_sees_is_not_served_blind(tmp_path: Path) -> None:
+def test_a_model_with_a_vision_tower_is_not_loaded_without_an_encoder(tmp_path: Path) -> None:
     plugins = loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
     entry = ModelEntry(model=str(model_folder(tmp_path, config={"vision_config": {}})))
     with pytest.raises(PluginUnavailable, match="no installed media encoder can serve"):
@@ -408,7 +408,7 @@ def vlmkit_register_media_encoders(registry):
         (True, {"media_encoder": "plain"}, "graph", "plain"),
     ],
 )
-def test_an_encoder_that_is_left_to_auto_follows_the_engine(
+def test_an_encoder_set_to_auto_follows_the_engine(
     has_graphs: bool,
     sets: dict[str, str],
     engine: str,
@@ -435,13 +435,17 @@ def test_an_encoder_that_is_left_to_auto_follows_the_engine(
         assert rest["plain"] == "able, but the engine's own is taken"
 
 
-def test_whoever_can_encode_makes_a_model_see(mock_entry: importlib.metadata.EntryPoint) -> None:
+def test_a_model_takes_images_if_a_provider_can_encode_them(
+    mock_entry: importlib.metadata.EntryPoint,
+) -> None:
     plugins = loader.load(entry_points=[mock_entry])
     assert sees(resolve("mock", plugins), plugins)
     assert not sees(Checkpoint("x", Path("/nowhere")), plugins)
 
 
-def test_a_missing_provider_is_explained_by_the_plugins_that_broke(tmp_path: Path) -> None:
+def test_a_missing_provider_is_reported_with_the_plugins_that_failed_to_load(
+    tmp_path: Path,
+) -> None:
     broken = plugin_file(tmp_path, "raise ImportError('libfast.so is missing')")
     plugins = loader.load(files=[broken], entry_points=[])
     entry = ModelEntry(model=str(model_folder(tmp_path)))
@@ -450,7 +454,7 @@ def test_a_missing_provider_is_explained_by_the_plugins_that_broke(tmp_path: Pat
         assemble(entry, config, plugins)
 
 
-def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
+def test_a_broken_plugin_file_of_the_config_is_an_error(tmp_path: Path) -> None:
     broken = plugin_file(tmp_path, "1 / 0")
     with pytest.raises(PluginError) as caught:
         load_plugins(PluginSettings(files=(str(broken),)))
@@ -460,14 +464,14 @@ def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
     assert caught.value.hint == "fix it, or remove it from plugins"
 
 
-def test_a_plugin_file_that_is_refused_says_what_to_do(tmp_path: Path) -> None:
+def test_a_refused_plugin_file_is_reported_with_a_remedy(tmp_path: Path) -> None:
     unmarked = plugin_file(tmp_path, "VLMKIT_API = 1\ndef vlmkit_register_samplers(registry): ...")
     with pytest.raises(PluginError) as caught:
         load_plugins(PluginSettings(files=(str(unmarked),)))
     assert caught.value.hint == "put @hookimpl above it"
 
 
-def test_blocked_plugins_offer_nothing() -> None:
+def test_blocked_plugins_register_nothing() -> None:
     plugins = load_plugins(PluginSettings(), environ={"VLMKIT_BLOCK": "nobody, VLMKIT_MOCK"})
     assert "mock" not in packaged_models(plugins)
     assert {p.name for p in plugins.found if p.blocked} == {"mock"}
@@ -480,23 +484,23 @@ def params_of(folder: Path, **stated: Any) -> SamplingParams:
     return default_params(Checkpoint("m", model_folder(folder, generation_config=stated)))
 
 
-def test_without_do_sample_the_likeliest_token_is_taken(tmp_path: Path) -> None:
+def test_sampling_is_greedy_by_default_without_do_sample(tmp_path: Path) -> None:
     assert default_params(Checkpoint("m", tmp_path)) == SamplingParams()
     assert params_of(tmp_path, temperature=0.7, top_p=0.5) == SamplingParams()
     assert params_of(tmp_path, do_sample=False, top_k=3) == SamplingParams()
 
 
-def test_with_do_sample_the_stated_values_hold(tmp_path: Path) -> None:
+def test_stated_sampling_values_apply_with_do_sample(tmp_path: Path) -> None:
     assert params_of(tmp_path, do_sample=True) == SamplingParams(temperature=1.0)
     stated: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1}
     assert params_of(tmp_path, do_sample=True, **stated) == SamplingParams(**stated)
 
 
-def test_a_repetition_penalty_holds_for_the_likeliest_token_too(tmp_path: Path) -> None:
+def test_a_repetition_penalty_also_applies_to_greedy_sampling(tmp_path: Path) -> None:
     assert params_of(tmp_path, repetition_penalty=1.05).repetition_penalty == 1.05
 
 
-def test_a_value_out_of_bounds_is_left_out_with_a_warning(
+def test_a_value_out_of_bounds_is_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     params = params_of(tmp_path, do_sample=True, temperature=9.0, top_p="x", top_k=5)
@@ -505,7 +509,7 @@ def test_a_value_out_of_bounds_is_left_out_with_a_warning(
     assert "top_p" in caplog.text
 
 
-def test_what_its_authors_say_of_tokens_is_followed(tmp_path: Path) -> None:
+def test_sampling_defaults_of_the_checkpoint_are_applied(tmp_path: Path) -> None:
     stated: dict[str, Any] = {
         "no_repeat_ngram_size": 3,
         "sequence_bias": [[[5, 6], 1.5]],
@@ -532,7 +536,7 @@ def test_what_its_authors_say_of_tokens_is_followed(tmp_path: Path) -> None:
     assert params_of(tmp_path, min_length=9).min_length == 9
 
 
-def test_what_is_not_followed_is_reported_once_and_only_if_it_says_something(
+def test_an_ignored_value_is_reported_once_and_only_if_it_has_an_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     neutral = {field.name: next(iter(field.neutral)) for field in FIELDS if field.neutral}
@@ -546,7 +550,7 @@ def test_what_is_not_followed_is_reported_once_and_only_if_it_says_something(
         assert sum(f": {name} = {value} is ignored: " in line for line in lines) == 1
 
 
-def test_a_default_minimum_gives_way_to_a_smaller_maximum() -> None:
+def test_a_default_minimum_is_lowered_to_a_smaller_maximum() -> None:
     defaults = SamplingParams(min_tokens=20)
     assert defaults.replaced({"max_tokens": 5}).min_tokens == 5
     assert defaults.replaced({"max_tokens": 50}).min_tokens == 20
@@ -563,7 +567,7 @@ def test_a_default_minimum_gives_way_to_a_smaller_maximum() -> None:
         ),
     )
 )
-def test_no_generation_config_breaks_a_model(stated: dict[str, Any]) -> None:
+def test_any_generation_config_can_be_read(stated: dict[str, Any]) -> None:
     class Stated(Checkpoint):
         def read_json(self, file: str) -> dict[str, Any]:
             return stated
@@ -574,7 +578,7 @@ def test_no_generation_config_breaks_a_model(stated: dict[str, Any]) -> None:
 # The package's own face.
 
 
-def test_the_public_names_are_few_sorted_and_there() -> None:
+def test_the_public_names_are_few_sorted_and_present() -> None:
     assert vlmkit.__all__ == sorted(vlmkit.__all__)
     assert len(vlmkit.__all__) <= 18
     assert set(vlmkit.__all__) <= set(dir(vlmkit))
@@ -584,12 +588,12 @@ def test_the_public_names_are_few_sorted_and_there() -> None:
         _ = vlmkit.nothing
 
 
-def test_the_loader_of_the_package_is_never_shadowed_by_a_module() -> None:
+def test_the_load_function_is_never_shadowed_by_a_module() -> None:
     code = "import vlmkit, vlmkit.assembly.load, vlmkit.cli; vlmkit.load('mock').close()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_importing_the_package_imports_no_heavy_library() -> None:
     code = (
         "import sys, vlmkit; heavy = {'numpy', 'PIL', 'pluggy', 'msgspec', 'asyncio', 'litestar'};"
         "print(sorted(heavy & set(sys.modules)))"
@@ -598,7 +602,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_readmes_program_runs_as_it_stands() -> None:
+def test_the_program_of_the_readme_runs() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     program = readme.partition("```python\n")[2].partition("```")[0]
     done = subprocess.run(
@@ -607,7 +611,7 @@ def test_the_readmes_program_runs_as_it_stands() -> None:
     assert done.stdout == "Say this back to me.\nAnd this, as it comes."
 
 
-def test_the_files_of_a_model_are_fetched_without_building_it(
+def test_fetch_returns_the_files_of_a_model_without_building_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLMKIT_ENGINE__USE", "never-asked-for")
@@ -619,7 +623,7 @@ def test_the_files_of_a_model_are_fetched_without_building_it(
 # A component that a pipeline can do without.
 
 
-def test_a_proposer_is_used_once_the_config_names_one() -> None:
+def test_a_proposer_is_used_if_the_config_names_one() -> None:
     with vlmkit.load("mock") as plain, vlmkit.load("mock", proposer={"use": "ngram"}) as guessing:
         question = '{"mock": {"text": "again and again and again ", "tokens": 60}}'
         answers = [m.generate(question, max_tokens=60).text for m in (plain, guessing)]
@@ -639,7 +643,7 @@ def test_a_proposer_is_used_once_the_config_names_one() -> None:
         ),
     ],
 )
-def test_only_what_is_optional_can_be_left_out(
+def test_only_optional_components_can_be_disabled(
     section: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -647,7 +651,7 @@ def test_only_what_is_optional_can_be_left_out(
     assert (str(error.value), error.value.hint) == (message, hint)
 
 
-def test_a_mapping_as_a_config_is_refused_with_what_to_write_instead():
+def test_a_mapping_as_config_is_refused_with_a_hint():
     with pytest.raises(ConfigError, match="was a mapping") as error:
         vlmkit.load("mock", config={"engine": {"text": "hello"}})
     assert "by their names" in error.value.hint
@@ -661,14 +665,14 @@ def test_a_mapping_as_a_config_is_refused_with_what_to_write_instead():
         ({"on_stage": 5}, "on_stage is a function, and was int"),
     ],
 )
-def test_an_argument_of_another_type_is_refused_by_its_name(arguments, message):
+def test_an_argument_of_another_type_is_refused_by_name(arguments, message):
     with pytest.raises(ConfigError) as error:
         vlmkit.load("mock", **arguments)
     assert str(error.value) == message
     assert error.value.hint
 
 
-def test_a_closed_model_says_that_it_is_closed() -> None:
+def test_a_closed_model_reports_that_it_is_closed() -> None:
     with vlmkit.load("mock") as model:
         assert model.generate("hello").text == "hello"
     for ask in (

@@ -23,7 +23,9 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return write
 
 
-def test_without_limits_it_is_what_the_machine_has_available(system: Callable[..., None]) -> None:
+def test_memory_is_what_the_machine_has_available_without_limits(
+    system: Callable[..., None],
+) -> None:
     system("proc/meminfo", "MemTotal:  900 kB\nMemAvailable:   700 kB\n")
     assert memory.available_bytes() == 700 * KIB
     assert memory.limit_bytes() is None
@@ -38,7 +40,7 @@ def test_without_limits_it_is_what_the_machine_has_available(system: Callable[..
         ("1000", "max", 0, 1000),
     ],
 )
-def test_a_limit_of_any_group_around_the_process_counts(
+def test_a_limit_of_any_parent_control_group_counts(
     system: Callable[..., None], outer: str, inner: str, available: int, limit: int | None
 ) -> None:
     system("proc/meminfo", "MemAvailable:   700 kB\n")
@@ -51,12 +53,12 @@ def test_a_limit_of_any_group_around_the_process_counts(
     assert memory.limit_bytes() == limit
 
 
-def test_a_system_without_these_files_tells_nothing(system: Callable[..., None]) -> None:
+def test_memory_is_unknown_on_a_system_without_these_files(system: Callable[..., None]) -> None:
     assert memory.available_bytes() is None
     assert memory.limit_bytes() is None
 
 
-def test_features_are_those_of_the_first_processor(
+def test_processor_features_are_those_of_the_first_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")

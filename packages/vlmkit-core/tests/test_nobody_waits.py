@@ -49,7 +49,7 @@ def prompt(number, num_tokens=600):
 
 
 @pytest.mark.parametrize("limits", [LIMITS, FLAT])
-def test_an_answer_goes_on_while_two_prompts_come_in(limits):
+def test_a_running_answer_continues_while_two_prompts_are_prefilled(limits):
     played = simulation(limits)
     played.add(new_sequence(prompt(0, 30), max_tokens=100))
     for _ in range(5):
@@ -72,7 +72,7 @@ def test_an_answer_goes_on_while_two_prompts_come_in(limits):
     token_us=st.integers(50, 4000),
     seed=st.integers(0, 1000),
 )
-def test_no_answer_stands_still_for_three_steps(work, mixes, fixed_ms, token_us, seed):
+def test_no_gap_in_an_answer_exceeds_three_step_budgets(work, mixes, fixed_ms, token_us, seed):
     """Whoever comes when, on engines fast and slow, though a step takes a fifth more or less."""
     chance = random.Random(seed)
     noise = lambda: chance.uniform(0.8, 1.2)  # noqa: E731
@@ -93,9 +93,7 @@ def test_no_answer_stands_still_for_three_steps(work, mixes, fixed_ms, token_us,
     ("limits", "num_tokens"),
     [(LIMITS, 40), (LIMITS, 600), (LIMITS, 1500), (FLAT, 600), (FLAT, 1500)],
 )
-def test_of_eight_who_come_at_once_the_mean_waits_little_more_than_half_of_the_last(
-    limits, num_tokens
-):
+def test_mean_wait_of_eight_simultaneous_requests_is_about_half_the_longest(limits, num_tokens):
     played = simulation(limits)
     asked = [new_sequence(prompt(number, num_tokens), max_tokens=8) for number in range(8)]
     for sequence in asked:
@@ -106,7 +104,7 @@ def test_of_eight_who_come_at_once_the_mean_waits_little_more_than_half_of_the_l
     assert mean(waits) <= 0.65 * max(waits)
 
 
-def test_a_short_prompt_behind_a_long_one_comes_next():
+def test_a_short_prompt_behind_a_long_one_runs_next():
     played = simulation()
     long, short, later = (new_sequence(prompt(n, k)) for n, k in ((0, 1500), (3, 20), (4, 1500)))
     for sequence in (long, short, later):
@@ -128,14 +126,14 @@ def test_an_urgent_prompt_does_not_wait_for_the_rest_of_another():
     assert calm.num_computed_tokens == 256
 
 
-def test_prompts_are_read_as_fast_as_the_engine_can_while_nobody_answers():
+def test_prompts_run_in_full_chunks_while_no_answer_is_decoded():
     played = simulation(step_budget_ms=1)
     played.add(new_sequence(prompt(0, 1000)))
     assert [played.step().num_tokens for _ in range(4)] == [256, 256, 256, 232]
 
 
 @pytest.mark.parametrize("limits", [LIMITS, FLAT])
-def test_a_prompt_is_not_cut_for_the_sake_of_a_few_tokens(limits):
+def test_a_prompt_is_not_split_for_a_few_tokens(limits):
     played = simulation(replace(limits, max_chunk_tokens=2048), StepCost(0.0, 0.0, 0.001))
     played.add(new_sequence(prompt(0, 30), max_tokens=500))
     chunks = []
@@ -148,7 +146,7 @@ def test_a_prompt_is_not_cut_for_the_sake_of_a_few_tokens(limits):
     assert chunks[1:] == [[240], [200, 60]]
 
 
-def test_an_engine_that_gains_nothing_by_mixing_is_never_given_two_chunks():
+def test_an_engine_that_does_not_mix_gets_at_most_one_chunk_a_step():
     played = simulation()
     for number in range(6):
         played.add(new_sequence(prompt(number, 20 + 300 * (number % 2)), max_tokens=9))
@@ -160,7 +158,7 @@ def test_an_engine_that_gains_nothing_by_mixing_is_never_given_two_chunks():
 
 
 @pytest.mark.parametrize("limits", [LIMITS, FLAT, replace(LIMITS, prefix_block_tokens=1)])
-def test_eight_with_one_cold_prefix_cost_little_more_than_one(limits):
+def test_eight_prompts_with_one_cold_prefix_cost_little_more_than_one(limits):
     played = simulation(limits)
     for number in range(8):
         played.add(new_sequence([*range(1000), *prompt(2 + number, 20)], max_tokens=1))
@@ -168,7 +166,7 @@ def test_eight_with_one_cold_prefix_cost_little_more_than_one(limits):
     assert played.num_computed_tokens <= 1.3 * 1020
 
 
-def test_many_who_wait_for_a_picture_keep_nobody_else_waiting():
+def test_requests_that_wait_for_an_image_do_not_block_others():
     played = simulation(FLAT)
     played.encoder_steps = 50
     shown = Prompt(tuple(range(100)), (image(4, 10, b"a"),))
@@ -180,14 +178,14 @@ def test_many_who_wait_for_a_picture_keep_nobody_else_waiting():
     assert len(other.output_ids) == 3
 
 
-def test_an_engine_that_shares_nothing_keeps_nobody_waiting_for_a_beginning():
+def test_sequences_do_not_wait_for_prefixes_on_an_engine_without_sharing():
     played = simulation(replace(FLAT, prefix_block_tokens=0), max_step_tokens=2048)
     for _ in range(4):
         played.add(new_sequence(range(100)))
     assert len(played.step().items) == 4
 
 
-def test_nobody_waits_for_more_than_is_shared():
+def test_a_sequence_waits_only_for_the_blocks_that_it_shares():
     played = simulation(replace(FLAT, max_chunk_tokens=100))
     first = new_sequence(range(900))
     second = new_sequence([*range(250), *prompt(3, 50)])
@@ -216,7 +214,7 @@ def image(start, stop, name):
     ],
     ids=["scope", "picture", "no picture", "span", "token"],
 )
-def test_what_the_cache_tells_apart_is_not_waited_for(other):
+def test_sequences_that_cannot_share_blocks_do_not_wait_for_each_other(other):
     played = simulation(FLAT)
     played.add(new_sequence(Prompt(tuple(range(100)), (image(4, 10, b"a"),))))
     played.add(other)
@@ -251,7 +249,7 @@ def test_choices_of_one_request_share_their_prompt():
     capacity=st.sampled_from([160, 640]),
     max_sequences=st.integers(1, 4),
 )
-def test_whoever_shares_with_whom_everybody_ends(
+def test_every_request_ends_whatever_prefixes_it_shares(
     work, mixes, block_tokens, capacity, max_sequences
 ):
     limits = replace(
@@ -284,7 +282,7 @@ def test_whoever_shares_with_whom_everybody_ends(
 
 
 @pytest.mark.parametrize("num_common", [0, 40])
-def test_ten_thousand_who_wait_cost_a_plan_little(num_common):
+def test_planning_cost_does_not_grow_with_ten_thousand_waiting_requests(num_common):
     """What a plan looks at is counted, not timed: those who run, and a few who wait."""
     limits = replace(FLAT, max_sequences=100, capacity_tokens=2**16)
     played = simulation(limits, max_running=100, max_waiting=20_000)
@@ -306,7 +304,7 @@ def test_ten_thousand_who_wait_cost_a_plan_little(num_common):
 
 
 @pytest.mark.parametrize("mixes", [True, False])
-def test_an_answer_goes_on_through_the_whole_pipeline_while_prompts_are_read(mixes):
+def test_an_answer_of_a_real_pipeline_continues_during_prefill(mixes):
     """Tokens of prompts are counted that stand between two of the answer's."""
 
     steps = []

@@ -88,7 +88,7 @@ def test_observers_get_all_events_of_a_request_in_order():
     assert (notes.end.usage, notes.end.timings) == (done.usage, done.timings)
 
 
-def test_the_steps_add_up_to_what_the_loop_did():
+def test_step_events_add_up_to_the_counters_of_the_loop():
     notes = Notes()
     with served({"notes": notes}) as model:
         model.submit(ask()).result()
@@ -100,7 +100,7 @@ def test_the_steps_add_up_to_what_the_loop_did():
     assert sum(step[2] for step in steps) == counters["num_tokens_sampled"]
 
 
-def test_all_choices_of_a_request_are_one_request_and_end_once():
+def test_a_request_with_several_choices_has_one_end_event():
     notes = Notes()
     with served({"notes": notes}) as model:
         model.submit(ask(n=3, seed=1)).result()
@@ -109,7 +109,7 @@ def test_all_choices_of_a_request_are_one_request_and_end_once():
     assert notes.of("one")[-1] == ("finished", "one", ("stop",) * 3)
 
 
-def test_an_aborted_request_is_finished_and_one_that_breaks_has_failed():
+def test_an_aborted_request_is_finished_and_a_broken_one_failed():
     class Breaking(MockEngine):
         def forward(self, items):
             if any(len(item.sequence) > 200 for item in items):
@@ -165,7 +165,7 @@ def test_without_observers_no_event_is_queued():
         assert model.stats().observed == {}
 
 
-def test_an_observer_that_raises_is_switched_off_and_logged_once(caplog):
+def test_an_observer_that_raises_is_disabled_and_logged_once(caplog):
     class Raises(Notes):
         def tokens(self, request, chunk, at_s):
             super().tokens(request, chunk, at_s)
@@ -189,7 +189,7 @@ def test_an_observer_that_raises_is_switched_off_and_logged_once(caplog):
     ]
 
 
-def test_a_stuck_observer_drops_events_and_delays_no_request(monkeypatch, caplog):
+def test_a_blocked_observer_drops_events_and_delays_no_request(monkeypatch, caplog):
     monkeypatch.setattr(running_observers, "MAX_QUEUED_EVENTS", 60)
     go_on = threading.Event()
 
@@ -214,7 +214,7 @@ def test_a_stuck_observer_drops_events_and_delays_no_request(monkeypatch, caplog
     assert sum("is too slow" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_an_observer_that_never_returns_does_not_keep_a_pipeline_from_closing(monkeypatch, caplog):
+def test_an_observer_that_never_returns_does_not_block_close(monkeypatch, caplog):
     monkeypatch.setattr(running_observers, "CLOSE_S", 0.01)
     go_on = threading.Event()
 
@@ -240,7 +240,7 @@ def test_an_observer_gets_its_last_events_before_it_is_closed():
 # The built-in ones.
 
 
-def test_the_log_has_a_line_of_json_for_each_event_and_no_text(tmp_path):
+def test_the_log_has_one_json_line_per_event_and_no_text_of_requests(tmp_path):
     file = tmp_path / "requests.jsonl"
     log = RequestLog(RequestLogSettings(file=str(file), steps=True))
     with served({"log": log}, name="m") as model:
@@ -255,7 +255,7 @@ def test_the_log_has_a_line_of_json_for_each_event_and_no_text(tmp_path):
     assert "secret" not in file.read_text()
 
 
-def test_without_a_file_the_log_goes_to_its_logger(caplog):
+def test_the_log_without_a_file_goes_to_its_logger(caplog):
     caplog.set_level(logging.INFO, "vlmkit.requests")
     with served({"log": RequestLog()}) as model:
         model.submit(ask()).result()
@@ -263,13 +263,13 @@ def test_without_a_file_the_log_goes_to_its_logger(caplog):
     assert [line["event"] for line in lines] == ["accepted", "first_token", "finished"]
 
 
-def test_a_log_file_that_cannot_be_written_stops_the_start(tmp_path):
+def test_a_log_file_that_cannot_be_written_is_an_error_at_start(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written") as error:
         RequestLog(RequestLogSettings(file=str(tmp_path / "no" / "log")))
     assert error.value.hint == "name another one in observers.log.file"
 
 
-def test_the_counters_are_sums_that_the_statistics_show():
+def test_counters_are_sums_shown_in_the_statistics():
     with served({"counters": Counters()}) as model:
         done = [model.submit(ask(name=name, n=2, seed=1)).result() for name in ("one", "two")]
         wait_until(lambda: model.stats().observed["counters"].get("num_finished") == 2)
@@ -333,7 +333,7 @@ def test_each_pipeline_has_the_observers_that_the_config_names(tmp_path):
         ),
     ],
 )
-def test_a_mistake_in_the_section_is_named(assignments, kind, message, hint):
+def test_a_mistake_in_the_section_is_reported(assignments, kind, message, hint):
     plugins = load_plugins(PluginSettings(), environ={})
     with pytest.raises(kind) as error:
         check_components(settings_of(*assignments).config, plugins)

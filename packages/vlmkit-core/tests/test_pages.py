@@ -8,13 +8,13 @@ from vlmkit.types.pages import MAX_CHARS, Pages
 
 
 @given(st.sets(st.integers(1, 60), min_size=1))
-def test_pages_are_those_that_are_named(numbers):
+def test_named_pages_are_selected(numbers):
     text = ",".join(map(str, sorted(numbers)))
     pages = Pages.of(text)
     assert (list(pages), len(pages), str(pages)) == (sorted(numbers), len(numbers), text)
 
 
-def test_a_run_of_pages_is_named_by_its_ends():
+def test_a_range_of_pages_is_named_by_its_ends():
     pages = Pages.of("1-3,7,10-999999")
     assert pages.runs == ((1, 3), (7, 7), (10, 999_999))
     assert len(pages) == 4 + 999_990
@@ -29,14 +29,14 @@ def test_a_run_of_pages_is_named_by_its_ends():
         ",".join(str(n) for n in range(1, 200)),
     ],
 )
-def test_what_names_no_pages_or_a_page_twice_is_refused(text):
+def test_invalid_or_repeated_pages_are_refused(text):
     with pytest.raises(RequestError) as caught:
         Pages.of(text)
     assert caught.value.param == "pages"
 
 
 @given(st.text("0123456789-,", max_size=2 * MAX_CHARS))
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_parsed_or_refused(text):
     try:
         assert str(Pages.of(Pages.of(text).__str__())) == str(Pages.of(text))
     except RequestError:

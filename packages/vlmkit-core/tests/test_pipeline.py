@@ -77,24 +77,24 @@ def assert_empty(model):
     assert pool.num_free_blocks == pool.num_blocks
 
 
-def test_an_answer_comes_whole(model):
+def test_generate_returns_the_whole_answer(model):
     done = model.generate(script(text="hello"))
     assert done.text == "hello"
     assert done.choices[0].finish_reason == "stop"
     assert done.usage.completion_tokens == len("hello") + 1
 
 
-def test_an_answer_comes_in_pieces(model):
+def test_stream_returns_an_answer_in_pieces(model):
     assert list(model.stream(script(text="abc"))) == ["a", "b", "c"]
 
 
-def test_the_model_is_shown_the_picture(model):
+def test_the_model_receives_the_image(model):
     image = Image.open(picture())
     text = model.generate("what?", images=[image]).text
     assert text.startswith(f"image 1: 8x6 sha256:{image.digest.hex()[:16]}")
 
 
-def test_pictures_stand_where_they_were_put(model):
+def test_images_keep_their_position_in_a_message(model):
     first, second = Image.open(picture(8, 6)), Image.open(picture(4, 9))
     message = Message("user", (ImagePart(second), TextPart("and"), ImagePart(first)))
     lines = model.generate([message]).text.splitlines()
@@ -112,30 +112,30 @@ def test_an_answer_stops_before_a_stop_string(model):
     assert done.choices[0].stop_string == "STOP"
 
 
-def test_a_stop_string_that_only_the_end_completes_still_stops(model):
+def test_a_stop_string_completed_only_by_the_end_still_stops(model):
     done = model.generate(script(text="é"), max_tokens=1, stop=("\ufffd",))
     assert (done.text, done.choices[0].finish_reason) == ("", "stop")
 
 
-def test_the_end_releases_text_that_looked_like_a_stop_string(model):
+def test_text_held_back_for_a_stop_string_is_released_at_the_end(model):
     done = model.generate(script(text="one STO"), stop=("STOP",))
     assert (done.text, done.choices[0].finish_reason) == ("one STO", "stop")
     assert done.choices[0].stop_string is None
 
 
-def test_a_stop_token_ends_an_answer_also_where_the_end_is_ignored(model):
+def test_a_stop_token_ends_an_answer_even_with_ignore_eos(model):
     for asked in ({}, {"ignore_eos": True}):
         done = model.generate(script(text="abcdef"), stop_token_ids=(ord("d"),), **asked)
         assert (done.text, done.choices[0].finish_reason) == ("abc", "stop")
         assert done.choices[0].token_ids == list(b"abcd")
 
 
-def test_no_stop_token_is_chosen_before_the_least_length(model):
+def test_no_stop_token_is_sampled_before_min_tokens(model):
     done = model.generate(script(text="abcdef"), stop_token_ids=(ord("b"),), min_tokens=3)
     assert ord("b") not in done.choices[0].token_ids[:3]
 
 
-def test_what_ended_an_answer_shows_if_that_is_wanted(model):
+def test_the_stop_string_is_included_on_request(model):
     wanted = {"include_stop_str_in_output": True}
     assert model.generate(script(text="abcdef"), stop=("cd",), **wanted).text == "abcd"
     assert model.generate(script(text="abcdef"), stop_token_ids=(99,), **wanted).text == "abc"
@@ -143,25 +143,25 @@ def test_what_ended_an_answer_shows_if_that_is_wanted(model):
     assert shown.text == "ab<|end|>"
 
 
-def test_a_completion_has_the_tokens_of_its_prompt(model):
+def test_a_completion_includes_the_tokens_of_its_prompt(model):
     done = model.generate("hello", images=[picture()])
     assert len(done.prompt_token_ids) == done.usage.prompt_tokens
     assert bytes(i for i in done.prompt_token_ids if i < 256) == b"hello"
 
 
-def test_requests_of_another_salt_share_nothing(model):
+def test_requests_with_different_cache_salts_share_no_prefix(model):
     asked = model.request(script(text="hi") + " " * 200)
     salted = [dataclasses.replace(asked, cache_salt=salt) for salt in ("a", "a", "b", "")]
     cached = [model.submit(one).result().usage.cached_tokens for one in salted]
     assert [num > 0 for num in cached] == [False, True, False, False]
 
 
-def test_ignoring_the_end_goes_on_to_max_tokens(model):
+def test_ignore_eos_continues_to_max_tokens(model):
     done = model.generate(script(text="ab"), ignore_eos=True, max_tokens=7)
     assert done.usage.completion_tokens == 7
 
 
-def test_several_choices_share_their_prompt_and_differ_by_seed(model):
+def test_choices_share_their_prompt_and_differ_by_seed(model):
     question = script(text="x" * 40) + " " * 100
     done = model.generate(question, n=3, temperature=2.0, seed=1, max_tokens=30)
     assert len(done.choices) == 3
@@ -169,7 +169,7 @@ def test_several_choices_share_their_prompt_and_differ_by_seed(model):
     assert model.stats().counters["num_tokens_computed"] < 2 * done.usage.prompt_tokens + 90
 
 
-def test_choices_draw_independently_of_those_of_neighbouring_seeds(model):
+def test_choices_of_neighbouring_seeds_are_independent(model):
     """The first choice is the answer of the seed alone; no other is a choice of another seed."""
     question = script(text="abc", tokens=400)
     flat = dict.fromkeys(range(100, 108), 100.0)
@@ -195,13 +195,13 @@ def test_a_seed_repeats_an_answer(model):
     assert ask(5) != ask(6)
 
 
-def test_a_question_asked_again_finds_its_prompt_in_the_cache(model):
+def test_a_repeated_prompt_is_found_in_the_cache(model):
     question = script(text="hi") + " " * 200
     assert model.generate(question).usage.cached_tokens == 0
     assert model.generate(question).usage.cached_tokens > 150
 
 
-def test_a_picture_seen_before_is_not_encoded_again():
+def test_an_image_used_before_is_not_encoded_again():
     encoder = Counting()
     with pipeline(encoder=encoder, engine={"shares_prefixes": False}) as model:
         for question in ("one", "two", "three"):
@@ -220,7 +220,7 @@ def test_tenants_do_not_share_features():
         assert done.usage.cached_tokens > 0
 
 
-def test_one_picture_several_times_is_encoded_once():
+def test_an_image_used_several_times_is_encoded_once():
     encoder = Counting()
     with pipeline(encoder=encoder) as model:
         done = model.generate("same?", images=[picture()] * 5)
@@ -228,7 +228,7 @@ def test_one_picture_several_times_is_encoded_once():
         assert done.usage.image_tokens == (4,) * 5
 
 
-def test_a_failing_member_does_not_harm_its_neighbours(model):
+def test_a_failing_request_does_not_affect_others_of_its_step(model):
     good = [model.submit(model.request(script(text="fine", latency_s=0.002))) for _ in range(4)]
     bad = model.submit(model.request(script(text="doomed", fail_at_token=2, latency_s=0.002)))
     assert [stream.result().text for stream in good] == ["fine"] * 4
@@ -237,14 +237,14 @@ def test_a_failing_member_does_not_harm_its_neighbours(model):
     assert_empty(model)
 
 
-def test_what_came_before_a_failure_is_delivered(model):
+def test_text_before_a_failure_is_delivered(model):
     pieces = model.stream(script(text="abcdef", fail_at_token=3))
     assert [next(pieces), next(pieces), next(pieces)] == ["a", "b", "c"]
     with pytest.raises(EngineError):
         next(pieces)
 
 
-def test_a_picture_that_breaks_the_encoder_fails_only_its_own_request():
+def test_an_image_that_breaks_the_encoder_only_fails_its_own_request():
     encoder = MockVisionEncoder(MockEncoderSettings(fail_size=(6, 8)))
     with pipeline(encoder=encoder) as model:
         bad = model.submit(model.request("x", images=[picture(8, 6), picture(8, 6, "blue")], n=2))
@@ -255,7 +255,7 @@ def test_a_picture_that_breaks_the_encoder_fails_only_its_own_request():
         assert_empty(model)
 
 
-def test_a_crashed_engine_is_given_up_and_says_no_more_than_that(model):
+def test_a_crashed_engine_fails_all_requests_without_details(model):
     with pytest.raises(EngineError) as caught:
         model.generate(script(text="abc", crash_at_token=1))
     assert "told to crash" not in str(caught.value)
@@ -264,7 +264,7 @@ def test_a_crashed_engine_is_given_up_and_says_no_more_than_that(model):
         model.generate("anyone")
 
 
-def test_requests_that_crash_a_library_do_not_take_the_engine_down():
+def test_requests_that_raise_inside_a_library_do_not_stop_the_engine():
     class Fragile(MockEngine):
         def forward(self, items):
             if any(item.sequence.num_prompt_tokens > 100 for item in items):
@@ -279,7 +279,7 @@ def test_requests_that_crash_a_library_do_not_take_the_engine_down():
         assert model.generate(script(text="fine")).text == "fine"
 
 
-def test_an_abort_frees_everything_and_says_so(model):
+def test_an_abort_frees_everything_and_is_reported(model):
     stream = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
     chunks = iter(stream)
     next(chunks)
@@ -288,13 +288,13 @@ def test_an_abort_frees_everything_and_says_so(model):
     assert_empty(model)
 
 
-def test_leaving_an_iteration_aborts_the_request(model):
+def test_leaving_an_iteration_aborts_its_request(model):
     for _ in model.stream(script(text="x", tokens=4000, latency_s=0.001)):
         break
     assert_empty(model)
 
 
-def test_a_slow_reader_is_held_and_others_go_on():
+def test_a_slow_reader_pauses_its_answer_while_others_continue():
     with pipeline(max_unread_tokens=10) as model:
         slow = model.submit(model.request(script(text="s", tokens=500)))
         assert model.generate(script(text="f", tokens=300)).text == "f" * 300
@@ -304,7 +304,7 @@ def test_a_slow_reader_is_held_and_others_go_on():
         assert_empty(model)
 
 
-def test_a_full_queue_refuses_and_serves_those_it_took():
+def test_a_full_queue_refuses_requests_and_serves_the_accepted_ones():
     with pipeline(scheduler={"max_running": 1, "max_waiting": 2}) as model:
         question = script(text="ab", tokens=50, latency_s=0.001)
         streams, refused = [], 0
@@ -338,7 +338,7 @@ def test_a_full_queue_refuses_and_serves_those_it_took():
         ({"prompt": script(wrong=1)}, RequestError, "mock directive is not valid"),
     ],
 )
-def test_a_wrong_request_is_refused_by_name(arguments, error, message):
+def test_an_invalid_request_is_refused_with_the_field(arguments, error, message):
     with pipeline(
         engine={"max_sequence_tokens": 256}, max_images=2, max_output_tokens=500
     ) as model:
@@ -348,13 +348,13 @@ def test_a_wrong_request_is_refused_by_name(arguments, error, message):
         assert_empty(model)
 
 
-def test_a_misspelt_sampling_parameter_is_answered_with_the_nearest():
+def test_a_misspelt_sampling_parameter_is_reported_with_the_nearest_name():
     with pytest.raises(RequestError) as caught:
         SamplingParams().replaced({"max_token": 3})
     assert (caught.value.param, caught.value.hint) == ("max_token", "did you mean 'max_tokens'?")
 
 
-def test_a_text_model_refuses_pictures():
+def test_a_text_model_refuses_images():
     with pipeline(images=False) as model, pytest.raises(RequestError, match="takes no images"):
         model.generate("x", images=[picture()])
 
@@ -375,12 +375,12 @@ def test_a_cache_smaller_than_one_sequence_is_refused():
         Pipeline(tokenizer=MockTokenizer(), engine=Small())
 
 
-def test_two_pipelines_live_side_by_side():
+def test_two_pipelines_run_side_by_side():
     with pipeline() as one, pipeline(engine={"text": "two"}) as two:
         assert (one.generate("one").text, two.generate("x").text) == ("one", "two")
 
 
-def test_closing_ends_what_runs_as_aborted():
+def test_close_ends_running_requests_as_aborted():
     model = pipeline()
     stream = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
     model.close()
@@ -390,7 +390,7 @@ def test_closing_ends_what_runs_as_aborted():
         model.runner._loop.submit([])
 
 
-def test_draining_serves_what_runs_and_refuses_what_comes(model):
+def test_drain_serves_running_requests_and_refuses_new_ones(model):
     stream = model.submit(model.request(script(text="ab", tokens=60, latency_s=0.002)))
     drained = []
     waiter = threading.Thread(target=lambda: drained.append(model.drain(5.0)))
@@ -409,7 +409,7 @@ def test_timings_add_up(model):
     assert done.timings.decode_s >= 0.03
 
 
-def test_many_questions_at_once_without_blocking_the_event_loop(model):
+def test_many_concurrent_requests_do_not_block_the_event_loop(model):
     async def ask(i):
         text = ""
         async for piece in model.astream(script(text=f"answer {i}")):
@@ -466,7 +466,7 @@ ACTIONS = st.lists(
     atomic=st.booleans(),
     encoder_s=st.sampled_from([0.0, 0.002]),
 )
-def test_whatever_is_asked_and_cancelled_nothing_is_left(
+def test_nothing_is_left_whatever_is_requested_and_cancelled(
     actions, capacity, step, mixes, atomic, encoder_s
 ):
     engine = {
@@ -506,7 +506,7 @@ def test_whatever_is_asked_and_cancelled_nothing_is_left(
         assert ended == sum(action[1] for action in actions)
 
 
-def test_a_token_without_a_logit_has_a_text_and_one_of_no_vocabulary_has_none(monkeypatch):
+def test_a_token_without_a_logit_has_a_text_and_one_outside_the_vocabulary_has_none(monkeypatch):
     model = pipeline()
     monkeypatch.setattr(MockTokenizer, "vocab_size", 1000)  # of which the engine has fewer
     try:

@@ -120,7 +120,7 @@ def refusal(found: loader.Plugins, source: str) -> tuple[str, str]:
 # Plugins that work.
 
 
-def test_a_plugin_offers_what_it_registers(site: Site) -> None:
+def test_a_plugin_provides_what_it_registers(site: Site) -> None:
     site.install("vlmkit-good", sampler("good"), version="2.3", entry="good")
     found = site.load()
     assert found.broken == {}
@@ -137,13 +137,13 @@ def test_every_plugin_is_listed_with_its_distribution_and_version(site: Site) ->
     ]
 
 
-def test_the_built_in_components_enter_by_the_same_door(site: Site) -> None:
+def test_the_built_in_components_are_registered_by_the_same_hooks(site: Site) -> None:
     found = site.load()
     assert [p.name for p in found.schedulers] == ["continuous"]
     assert [p.name for p in found.samplers] == ["array"]
 
 
-def test_installing_a_plugin_that_states_no_priority_changes_no_choice(site: Site) -> None:
+def test_installing_a_plugin_without_a_priority_changes_no_choice(site: Site) -> None:
     site.install("samples", sampler("aaa"))
     site.install("schedules", sampler("aaa").replace("samplers", "schedulers"))
     found = site.load()
@@ -152,7 +152,7 @@ def test_installing_a_plugin_that_states_no_priority_changes_no_choice(site: Sit
     assert found.schedulers.choose("auto", None).name == "continuous"
 
 
-def test_one_plugin_may_offer_every_kind(site: Site) -> None:
+def test_one_plugin_can_provide_every_kind(site: Site) -> None:
     hooks = "".join(
         f"@hookimpl\ndef {kind.hook}(registry):\n    registry.add('x', print)\n" for kind in KINDS
     )
@@ -164,7 +164,7 @@ def test_one_plugin_may_offer_every_kind(site: Site) -> None:
     assert all(getattr(found, kind.plural) is found.of(kind) for kind in KINDS)
 
 
-def test_plugins_come_in_the_same_order_whatever_the_order_on_disk(site: Site) -> None:
+def test_plugins_are_loaded_in_the_same_order_whatever_the_order_on_disk(site: Site) -> None:
     for name in ("b", "a", "c"):
         site.install(name, sampler(name))
     entries = site.entry_points
@@ -230,7 +230,7 @@ def in_use(found: loader.Plugins) -> object:
     return found.models.get("zeros").build(context).read
 
 
-def test_a_plugin_owns_a_kind_and_gets_what_others_offer_of_it(site: Site) -> None:
+def test_a_plugin_that_owns_a_kind_gets_its_providers_from_other_plugins(site: Site) -> None:
     site.install("a-guest", GUEST)  # before its owner
     site.install("owner", OWNER)
     found = site.load()
@@ -239,14 +239,14 @@ def test_a_plugin_owns_a_kind_and_gets_what_others_offer_of_it(site: Site) -> No
     assert in_use(found) == [bytes(2)]
 
 
-def test_what_is_offered_of_a_plugins_kind_must_fit_its_protocol(site: Site) -> None:
+def test_providers_of_a_plugins_kind_must_match_its_protocol(site: Site) -> None:
     site.install("owner", OWNER)
     site.install("guest", GUEST.replace("read(self, file)", "read(self)"))
     with pytest.raises(PluginError, match=r"WeightFormat: 'read' takes \(\), but is called with"):
         in_use(site.load())
 
 
-def test_a_hook_of_a_kind_whose_owner_is_not_there_is_unknown_unless_it_is_optional(
+def test_a_hook_of_an_absent_kind_is_unknown_unless_it_is_optional(
     site: Site,
 ) -> None:
     site.install("guest", GUEST)
@@ -267,7 +267,7 @@ def test_a_hook_of_a_kind_whose_owner_is_not_there_is_unknown_unless_it_is_optio
         (("(WEIGHT_FORMAT,)", "7"), "VLMKIT_KINDS is of type 'int'"),
     ],
 )
-def test_a_kind_that_cannot_be_one_is_refused_with_its_plugin(
+def test_an_invalid_kind_is_refused_with_its_plugin(
     site: Site, change: tuple[str, str], problem: str
 ) -> None:
     site.install("owner", OWNER.replace(*change))
@@ -277,7 +277,7 @@ def test_a_kind_that_cannot_be_one_is_refused_with_its_plugin(
     assert found.kinds == KINDS
 
 
-def test_a_kind_that_nobody_owns_is_told_to_be_named() -> None:
+def test_a_kind_without_an_owner_is_refused_with_a_hint() -> None:
     with pytest.raises(PluginError, match="owns the kind 'codec'") as error:
         BuildContext().providers(Kind("codec", None, "by name", "what decodes"))
     assert error.value.hint == "name it in VLMKIT_KINDS of the plugin's module"
@@ -295,7 +295,7 @@ def test_a_plugin_that_fails_to_import_does_not_stop_the_others(site: Site) -> N
     assert [p.source for p in found.found if p.error] == ["bad"]
 
 
-def test_a_plugin_that_ends_the_process_does_not(site: Site) -> None:
+def test_a_plugin_that_exits_at_import_does_not_end_the_process(site: Site) -> None:
     site.install("bad", "raise SystemExit(3)")
     site.install("good", sampler("good"))
     found = site.load()
@@ -311,13 +311,13 @@ def test_a_plugin_with_a_syntax_error_does_not_stop_the_others(site: Site) -> No
     assert isinstance(found.broken["bad"], SyntaxError)
 
 
-def test_a_module_that_is_gone_is_reported(site: Site) -> None:
+def test_a_missing_module_is_reported(site: Site) -> None:
     site.install("bad", sampler("x"))
     (site.folder / f"{site.folder.name}_bad.py").unlink()
     assert isinstance(site.load().broken["bad"], ModuleNotFoundError)
 
 
-def test_a_distribution_without_metadata_goes_by_its_entry_point(
+def test_a_distribution_without_metadata_is_named_by_its_entry_point(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Strict(_adapters.Message):
@@ -344,14 +344,14 @@ def test_a_misspelt_hook_is_refused_with_the_nearest_name(site: Site) -> None:
     )
 
 
-def test_a_hook_of_another_world_is_refused_with_all_names(site: Site) -> None:
+def test_a_hook_of_another_project_is_refused_with_all_names(site: Site) -> None:
     site.install("odd", sampler("x").replace("vlmkit_register_samplers", "pytest_configure"))
     text, hint = refusal(site.load(), "odd")
     assert text == "there is no hook 'pytest_configure'"
     assert hint.startswith("known: vlmkit_register_tokenizers, vlmkit_register_media_encoders,")
 
 
-def test_a_default_in_a_hook_is_refused(site: Site) -> None:
+def test_a_hook_with_a_default_is_refused(site: Site) -> None:
     site.install("default", sampler("x").replace("(registry)", "(registry=None)"))
     assert refusal(site.load(), "default") == (
         (
@@ -363,7 +363,7 @@ def test_a_default_in_a_hook_is_refused(site: Site) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["registry, settings", "reg", ""])
-def test_other_arguments_than_a_hook_is_given_are_refused(site: Site, arguments: str) -> None:
+def test_a_hook_with_wrong_arguments_is_refused(site: Site, arguments: str) -> None:
     site.install("args", sampler("x").replace("(registry)", f"({arguments})"))
     found = site.load()
     assert names(found) == []
@@ -389,7 +389,7 @@ def test_one_unmarked_hook_among_marked_ones_is_refused(site: Site) -> None:
     assert names(found) == []
 
 
-def test_a_hook_may_have_another_name_if_it_says_which_it_is(site: Site) -> None:
+def test_a_hook_can_have_another_name_if_its_marker_states_the_hook(site: Site) -> None:
     source = sampler("x").replace("@hookimpl", '@hookimpl(specname="vlmkit_register_samplers")')
     site.install("named", source.replace("def vlmkit_register_samplers", "def register"))
     assert names(site.load()) == ["x"]
@@ -433,7 +433,7 @@ VLMKIT_TABLES = {tables}
         ("{'pipeline': Own}", "there is a table 'pipeline' in the config already"),
     ],
 )
-def test_a_table_that_cannot_be_a_plugins_is_refused(site: Site, tables: str, message: str) -> None:
+def test_an_invalid_table_of_a_plugin_is_refused(site: Site, tables: str, message: str) -> None:
     site.install("tables", TABLES.replace("{tables}", tables))
     assert refusal(site.load(), "tables")[0].startswith(message)
 
@@ -453,13 +453,15 @@ def test_two_plugins_cannot_own_one_table(site: Site) -> None:
         "VLMKIT_KINDS = (Kind('monitor', None, 'all', 'what looks on'),)",
     ],
 )
-def test_a_table_or_kind_of_a_part_of_vlmkit_is_no_other_plugins(owned: str, site: Site) -> None:
+def test_a_plugin_cannot_own_a_table_or_kind_of_a_vlmkit_distribution(
+    owned: str, site: Site
+) -> None:
     site.install("taker", TABLES.replace("VLMKIT_TABLES = {tables}", owned))
     message, _ = refusal(site.load(), "taker")
     assert re.fullmatch("'(server|monitors)' belongs to vlmkit-server", message)
 
 
-def test_parts_of_vlmkit_may_be_listed_where_they_are_not_installed(site: Site) -> None:
+def test_absent_vlmkit_distributions_can_be_listed(site: Site) -> None:
     site.install("fine", sampler("x"))
     assert not site.load(only=["fine", "vlmkit-server", "vlmkit-testing"]).errors
 
@@ -475,7 +477,7 @@ def series() -> str:
 
 @pytest.mark.parametrize("version", ["0.0.9", "0.2.0", "1.0"])
 @pytest.mark.parametrize("part", ["vlmkit-server", "vlmkit-testing"])
-def test_a_part_of_vlmkit_of_another_version_is_refused_with_both(
+def test_a_vlmkit_distribution_of_another_version_is_refused_with_both_versions(
     part: str, version: str, site: Site
 ) -> None:
     site.install(part, sampler("x"), version=version)
@@ -484,12 +486,12 @@ def test_a_part_of_vlmkit_of_another_version_is_refused_with_both(
     assert hint == f"install {part} {series()}, or another core"
 
 
-def test_patches_of_parts_go_together(site: Site) -> None:
+def test_patch_versions_of_vlmkit_distributions_are_compatible(site: Site) -> None:
     site.install("vlmkit-server", sampler("x"), version=f"{series()}.99")
     assert not site.load().broken
 
 
-def test_a_hook_for_a_kind_of_the_server_says_what_to_install_without_it(site: Site) -> None:
+def test_a_hook_for_a_kind_of_the_server_says_what_to_install(site: Site) -> None:
     site.install("watch", sampler("x").replace("_samplers", "_monitors"))
     message, hint = refusal(site.load(), "watch")
     assert message == (
@@ -498,7 +500,7 @@ def test_a_hook_for_a_kind_of_the_server_says_what_to_install_without_it(site: S
     assert "vlmkit-server" in hint
 
 
-def test_a_hook_that_returns_what_it_should_register_is_refused(site: Site) -> None:
+def test_a_hook_that_returns_a_value_is_refused(site: Site) -> None:
     site.install("returns", sampler("x").replace("registry.add", "return dict.fromkeys"))
     assert refusal(site.load(), "returns") == (
         "hook 'vlmkit_register_samplers' returned a value, which is ignored",
@@ -506,14 +508,14 @@ def test_a_hook_that_returns_what_it_should_register_is_refused(site: Site) -> N
     )
 
 
-def test_a_plugin_that_raises_half_way_offers_nothing(site: Site) -> None:
+def test_a_plugin_that_raises_half_way_registers_nothing(site: Site) -> None:
     site.install("half", sampler("x") + "        raise RuntimeError('boom')\n")
     found = site.load()
     assert names(found) == []
     assert str(found.broken["half"]) == "boom"
 
 
-def test_a_plugin_whose_second_hook_fails_offers_nothing_of_its_first(site: Site) -> None:
+def test_a_plugin_whose_second_hook_fails_registers_nothing_of_its_first(site: Site) -> None:
     more = "\n    @hookimpl\n    def vlmkit_register_models(registry):\n        raise KeyError\n"
     site.install("half", sampler("x") + more)
     found = site.load()
@@ -548,7 +550,7 @@ def test_a_plugin_for_another_api_version_is_refused(site: Site, line: str, stat
 @pytest.mark.parametrize(
     ("offered", "stated"), [((1, 0), "1"), ((1, 0), "(1, 0)"), ((1, 3), "(1, 2)"), ((1, 3), "1")]
 )
-def test_a_plugin_for_an_older_minor_version_is_taken(
+def test_a_plugin_for_an_older_minor_version_is_loaded(
     site: Site, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int], stated: str
 ) -> None:
     monkeypatch.setattr(loader, "API_VERSION", offered)
@@ -559,7 +561,7 @@ def test_a_plugin_for_an_older_minor_version_is_taken(
 # Plugins that want the same name.
 
 
-def test_of_two_plugins_that_offer_a_name_the_distribution_chooses(site: Site) -> None:
+def test_the_distribution_chooses_between_two_plugins_with_the_same_name(site: Site) -> None:
     site.install("vlmkit-one", sampler("x"))
     site.install("vlmkit-two", sampler("x"))
     found = site.load()
@@ -579,7 +581,9 @@ def test_of_two_plugins_that_offer_a_name_the_distribution_chooses(site: Site) -
     assert set(found.samplers.objections(None)) == {"array", "vlmkit-one:x", "vlmkit-two:x"}
 
 
-def test_the_distribution_may_be_named_where_nobody_else_has_the_name(site: Site) -> None:
+def test_a_provider_can_be_named_with_its_distribution_even_if_the_name_is_unique(
+    site: Site,
+) -> None:
     site.install("vlmkit-one", sampler("x"))
     found = site.load()
     assert found.samplers.get("vlmkit-one:x") is found.samplers.get("x")
@@ -588,7 +592,7 @@ def test_the_distribution_may_be_named_where_nobody_else_has_the_name(site: Site
     assert error.value.hint == "installed: array, x"
 
 
-def test_two_files_that_offer_a_name_are_told_apart_by_their_own(
+def test_two_files_with_the_same_provider_are_distinguished_by_file_name(
     site: Site, tmp_path: Path
 ) -> None:
     files = [write(tmp_path / f"{name}.py", sampler("x")) for name in ("one", "two")]
@@ -606,14 +610,14 @@ def test_no_plugin_replaces_a_built_in_component(site: Site) -> None:
     assert found.samplers.get("usurper:array").plugin == "usurper"
 
 
-def test_two_distributions_may_have_one_entry_point_name(site: Site) -> None:
+def test_two_distributions_can_use_the_same_entry_point_name(site: Site) -> None:
     site.install("vlmkit-one", sampler("x"), entry="torch")
     site.install("vlmkit-two", sampler("y"), entry="torch")
     found = site.load()
     assert (names(found), found.broken) == (["x", "y"], {})
 
 
-def test_blocking_one_of_two_namesakes_leaves_the_other_in(site: Site) -> None:
+def test_blocking_a_distribution_keeps_another_with_the_same_entry_point(site: Site) -> None:
     site.install("vlmkit-one", sampler("x"), entry="torch")
     site.install("vlmkit-two", sampler("y"), entry="torch")
     found = site.load(block=["vlmkit-one"])
@@ -621,7 +625,7 @@ def test_blocking_one_of_two_namesakes_leaves_the_other_in(site: Site) -> None:
     assert found.broken == {}
 
 
-def test_a_plugin_called_builtin_does_not_harm_the_built_in_ones(site: Site) -> None:
+def test_a_plugin_called_builtin_does_not_replace_the_built_in_one(site: Site) -> None:
     site.install("third-party", sampler("x"), entry="builtin")
     found = site.load()
     assert [p.name for p in found.samplers] == ["array", "x"]
@@ -631,7 +635,7 @@ def test_a_plugin_called_builtin_does_not_harm_the_built_in_ones(site: Site) -> 
 
 
 @pytest.mark.parametrize("word", ["short", "vlmkit-long", "Vlmkit_Long", " vlmkit.long "])
-def test_a_plugin_is_blocked_by_either_name_however_it_is_written(site: Site, word: str) -> None:
+def test_a_plugin_is_blocked_by_either_name_in_any_spelling(site: Site, word: str) -> None:
     site.install("vlmkit-long", "raise RuntimeError('imported')", entry="short")
     found = site.load(block=[word])
     assert found.broken == {}
@@ -653,7 +657,7 @@ def test_the_built_in_components_can_be_blocked(site: Site) -> None:
 
 
 @pytest.mark.parametrize("word", ["vlmkit-wanted", "Vlmkit_Wanted"])
-def test_what_is_not_listed_is_not_even_imported(site: Site, word: str) -> None:
+def test_a_plugin_outside_the_list_is_not_imported(site: Site, word: str) -> None:
     site.install("vlmkit-wanted", sampler("wanted"), entry="one")
     site.install("vlmkit-other", "import os\nos.environ['IMPORTED'] = 'other'", entry="two")
     found = site.load(only=[word])
@@ -667,13 +671,15 @@ def test_what_is_not_listed_is_not_even_imported(site: Site, word: str) -> None:
     assert names(site.load(only=[])) == []
 
 
-def test_a_distribution_is_not_listed_by_the_name_that_it_gives_its_plugin(site: Site) -> None:
+def test_a_distribution_is_not_listed_by_the_name_of_its_entry_point(site: Site) -> None:
     site.install("vlmkit-bad", sampler("bad"), entry="vlmkit-good")
     site.install("vlmkit-good", sampler("good"))
     assert names(site.load(only=["vlmkit-good"])) == ["good"]
 
 
-def test_a_listed_distribution_that_is_not_there_is_told_with_what_is(site: Site) -> None:
+def test_a_listed_distribution_that_is_absent_is_reported_with_the_installed_ones(
+    site: Site,
+) -> None:
     site.install("vlmkit-good", sampler("good"))
     with pytest.raises(ConfigError, match=r"plugins\.only names 'vlmkit-god'") as caught:
         site.load(only=["vlmkit-god"])
@@ -683,7 +689,7 @@ def test_a_listed_distribution_that_is_not_there_is_told_with_what_is(site: Site
     assert caught.value.hint == "there are: vlmkit-good"
 
 
-def test_a_plugin_is_told_by_the_hash_of_its_files(site: Site, tmp_path: Path) -> None:
+def test_a_plugin_is_identified_by_the_hash_of_its_files(site: Site, tmp_path: Path) -> None:
     site.install("vlmkit-good", sampler("good"))
     (info,) = site.folder.glob("*.dist-info")
     assert site.load().found[1].digest() == ""
@@ -711,7 +717,7 @@ def test_a_file_is_a_plugin(site: Site, tmp_path: Path) -> None:
     assert found.samplers.get("mine").plugin == str(file)
 
 
-def test_a_file_may_hold_dataclasses(site: Site, tmp_path: Path) -> None:
+def test_a_file_can_define_dataclasses(site: Site, tmp_path: Path) -> None:
     source = """
     import dataclasses
 
@@ -731,7 +737,7 @@ def test_a_file_that_does_not_exist_is_reported(site: Site, tmp_path: Path) -> N
     )
 
 
-def test_a_file_that_is_not_python_is_reported(site: Site, tmp_path: Path) -> None:
+def test_a_file_that_is_no_python_is_reported(site: Site, tmp_path: Path) -> None:
     file = write(tmp_path / "notes.txt", "hello")
     assert refusal(site.load(files=[file]), str(file)) == (
         f"plugin file {str(file)!r} is not a Python file",
@@ -745,7 +751,7 @@ def test_a_file_that_fails_leaves_no_module_behind(site: Site, tmp_path: Path) -
     assert not [name for name in sys.modules if "half_way" in name]
 
 
-def test_two_files_of_one_name_in_two_folders_both_load(site: Site, tmp_path: Path) -> None:
+def test_two_files_with_the_same_name_in_two_folders_both_load(site: Site, tmp_path: Path) -> None:
     files = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -753,7 +759,7 @@ def test_two_files_of_one_name_in_two_folders_both_load(site: Site, tmp_path: Pa
     assert names(site.load(files=files)) == ["one", "two"]
 
 
-def test_a_file_may_have_the_name_of_an_installed_plugin(site: Site, tmp_path: Path) -> None:
+def test_a_file_can_have_the_name_of_an_installed_plugin(site: Site, tmp_path: Path) -> None:
     site.install("torch", sampler("installed"))
     file = write(tmp_path / "torch.py", sampler("mine"))
     assert names(site.load(files=[file])) == ["installed", "mine"]
@@ -783,7 +789,7 @@ LATER = """
 """
 
 
-def test_a_file_may_import_what_lies_beside_it_at_once_or_later(site: Site, tmp_path: Path) -> None:
+def test_a_file_can_import_modules_of_its_folder_early_or_late(site: Site, tmp_path: Path) -> None:
     for name in ("one", "two"):  # each has neighbours of the same names
         folder = tmp_path / name
         (folder / "helper_of_mine").mkdir(parents=True)
@@ -802,15 +808,15 @@ def test_a_file_may_import_what_lies_beside_it_at_once_or_later(site: Site, tmp_
         importlib.import_module("name_of_mine")
 
 
-def test_what_is_installed_comes_before_a_neighbour_of_its_name(site: Site, tmp_path: Path) -> None:
+def test_installed_modules_take_precedence_over_modules_of_the_folder(
+    site: Site, tmp_path: Path
+) -> None:
     write(tmp_path / "json.py", "raise RuntimeError('not this one')")
     file = write(tmp_path / "plain.py", "import json\nassert json.dumps\n" + sampler_text("mine"))
     assert names(site.load(files=[file])) == ["mine"]
 
 
-def test_a_neighbour_that_lacks_something_itself_is_told_by_what_it_lacks(
-    site: Site, tmp_path: Path
-) -> None:
+def test_a_missing_import_of_a_module_of_the_folder_is_named(site: Site, tmp_path: Path) -> None:
     write(tmp_path / "helper_of_mine.py", "import no_such_library")
     file = write(tmp_path / "plain.py", "import helper_of_mine\n" + sampler_text("mine"))
     assert "'no_such_library'" in str(site.load(files=[file]).broken[str(file)])
@@ -846,7 +852,7 @@ def test_a_folder_that_is_no_package_is_reported(site: Site, tmp_path: Path) -> 
 
 
 @pytest.mark.posix
-def test_ctrl_c_while_a_plugin_is_imported_is_no_fault_of_the_plugin(site: Site) -> None:
+def test_ctrl_c_during_an_import_does_not_count_as_a_failure_of_the_plugin(site: Site) -> None:
     site.install("slow", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n1 // 0")
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -858,7 +864,7 @@ def test_ctrl_c_while_a_plugin_is_imported_is_no_fault_of_the_plugin(site: Site)
         signal.signal(signal.SIGINT, before)
 
 
-def test_others_print_while_plugins_are_loaded(
+def test_other_threads_can_print_while_plugins_are_loaded(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.install(
@@ -924,17 +930,17 @@ def loaded_by(code: str) -> set[str]:
     return {name.split(".")[0] for name in out.stdout.split()}
 
 
-def test_loading_every_installed_plugin_imports_nothing_heavy() -> None:
+def test_loading_every_installed_plugin_imports_no_heavy_library() -> None:
     code = "from vlmkit.plugins import loader\nassert loader.load().found"
     assert not loaded_by(code) & HEAVY
 
 
-def test_loading_plugins_needs_neither_arrays_nor_pictures_nor_a_server() -> None:
+def test_loading_plugins_imports_no_numpy_pillow_or_server() -> None:
     code = "from vlmkit.plugins import loader\nloader.load(entry_points=[])"
     assert not loaded_by(code) & {"numpy", "PIL", "litestar", "uvicorn", "rich", "httpx2"}
 
 
-def test_importing_the_whole_core_imports_nothing_heavy() -> None:
+def test_importing_the_whole_core_imports_no_heavy_library() -> None:
     code = """
 import pkgutil, vlmkit
 for module in pkgutil.walk_packages(vlmkit.__path__, "vlmkit."):

@@ -35,7 +35,7 @@ def flags(**chosen):
     return {f"pooling_mode_{name}": chosen.get(name, False) for name in names}
 
 
-def test_a_model_that_says_nothing_gives_the_last_state_at_length_one(checkpoint):
+def test_a_model_without_a_pooling_config_uses_the_normalised_last_state(checkpoint):
     assert read_pooling(checkpoint) == Pooling("last", normalises=True)
 
 
@@ -49,7 +49,7 @@ def test_a_model_that_says_nothing_gives_the_last_state_at_length_one(checkpoint
         ({"pooling_mode": ["lasttoken"]}, "last"),
     ],
 )
-def test_the_folder_of_the_pooling_module_says_which_rows_count(checkpoint, stated, mode):
+def test_the_folder_of_the_pooling_module_states_the_rows(checkpoint, stated, mode):
     write(checkpoint, "1_Pooling/config.json", stated)
     assert read_pooling(checkpoint).mode == mode
     write_modules(checkpoint, MODULES)
@@ -68,20 +68,20 @@ def test_the_folder_of_the_pooling_module_says_which_rows_count(checkpoint, stat
         {"pooling_mode": ["mean", "cls"]},
     ],
 )
-def test_a_way_of_pooling_that_is_not_supported_is_refused(checkpoint, stated):
+def test_an_unsupported_pooling_mode_is_refused(checkpoint, stated):
     write(checkpoint, "1_Pooling/config.json", stated)
     with pytest.raises(CheckpointError, match="model 'some' pools by"):
         read_pooling(checkpoint)
 
 
 @pytest.mark.parametrize("kinds", [[*MODULES[:2], "Dense"], ["Transformer"]])
-def test_a_module_that_would_change_the_vector_is_not_passed_over(checkpoint, kinds):
+def test_a_module_that_changes_the_vector_is_refused(checkpoint, kinds):
     write_modules(checkpoint, kinds)
     with pytest.raises(CheckpointError, match=r"modules\.json of model 'some' has"):
         read_pooling(checkpoint)
 
 
-def test_a_pooling_module_whose_file_was_left_behind_is_no_default(checkpoint):
+def test_a_pooling_module_without_its_file_is_refused(checkpoint):
     write_modules(checkpoint, MODULES)
     with pytest.raises(CheckpointError, match="says nothing in"):
         read_pooling(checkpoint)
@@ -108,7 +108,7 @@ def test_modules_that_are_no_list_are_refused(checkpoint, content):
 
 @pytest.mark.parametrize("mode", ["last", "mean", "cls"])
 @pytest.mark.parametrize("cuts", [[7], [1, 1, 5], [3, 4]])
-def test_rows_that_come_in_pieces_make_the_vector_that_they_make_at_once(mode, cuts):
+def test_rows_pooled_in_pieces_give_the_same_vector(mode, cuts):
     states = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
     expected = {"last": states[-1], "mean": states.astype(np.float64).mean(0), "cls": states[0]}
     pooling = Pooling(mode, normalises=False)
@@ -120,7 +120,7 @@ def test_rows_that_come_in_pieces_make_the_vector_that_they_make_at_once(mode, c
     np.testing.assert_allclose(pooled.vector(), expected[mode], atol=1e-6)
 
 
-def test_a_vector_of_zeros_stays_one():
+def test_a_zero_vector_is_not_normalised():
     pooled = Pooled(Pooling())
     pooled.add(np.zeros((1, 3), np.float32))
     assert pooled.vector().tolist() == [0, 0, 0]

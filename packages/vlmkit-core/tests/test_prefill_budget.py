@@ -89,7 +89,7 @@ def test_a_step_takes_less_than_three_decode_steps_or_three_budgets(answers_s):
     assert run(budget, lambda n: answers_s + 0.001 * n)[-1] == pytest.approx(budget.max_s, rel=0.05)
 
 
-def test_time_that_answers_have_waited_is_subtracted():
+def test_waiting_time_of_running_answers_is_subtracted():
     budget = new_budget()
     budget.record(100, 0.1)
     assert budget.num_prompt_tokens(0.05) == pytest.approx(150, abs=1)

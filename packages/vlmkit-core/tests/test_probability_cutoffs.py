@@ -122,7 +122,7 @@ PARAMS = st.fixed_dictionaries(
     masked=st.sampled_from([0.0, 0.5, 0.999]),
     seed=st.integers(0, 2**31),
 )
-def test_a_draw_is_that_of_the_sorted_row(kind, params, vocab, masked, seed):
+def test_a_sampled_token_equals_that_of_the_sorted_row(kind, params, vocab, masked, seed):
     logits = rows_of(kind, 8, vocab, seed)
     is_masked = np.random.default_rng(seed).random(logits.shape) < masked
     is_masked[:, seed % vocab] = False
@@ -140,7 +140,7 @@ def test_a_draw_is_that_of_the_sorted_row(kind, params, vocab, masked, seed):
     mass=st.sampled_from([0.2, 0.9, 0.99]),
     seed=st.integers(0, 2**31),
 )
-def test_typical_p_keeps_what_the_warper_of_transformers_keeps(kind, temperature, mass, seed):
+def test_typical_p_keeps_the_tokens_of_the_transformers_warper(kind, temperature, mass, seed):
     torch = pytest.importorskip("torch")
     warpers = pytest.importorskip("transformers.generation.logits_process")
     logits = rows_of(kind, 1, 2000, seed)
@@ -189,9 +189,7 @@ def test_a_large_flat_vocabulary_is_not_sorted(kind, filters, monkeypatch):
     seed=st.integers(0, 2**31),
 )
 @example(numbers=[0.0, 1e-46], copies=3000, share=0.75, seed=0)
-def test_the_distance_where_a_sum_is_reached_is_that_of_the_sorted_row(
-    numbers, copies, share, seed
-):
+def test_the_distance_at_a_cumulative_weight_equals_that_of_sorting(numbers, copies, share, seed):
     random = np.random.default_rng(seed)
     distances = np.repeat(np.array(numbers), copies)
     distances *= random.choice([1.0, 1.0, 0.5, 0.25], len(distances))

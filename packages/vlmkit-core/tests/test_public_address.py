@@ -27,7 +27,7 @@ IN_IPV6 = ["::", "::ffff:0:0", "64:ff9b::", "64:ff9b:1::", "64:ff9b:1:fffe::", "
 
 
 @pytest.mark.parametrize("row", REGISTRIES)
-def test_no_address_of_a_registry_of_special_purposes_is_public(row):
+def test_no_address_of_a_special_purpose_registry_is_public(row):
     network = ipaddress.ip_network(row)
     middle = network[network.num_addresses // 2]
     assert not any(map(is_public, (network[0], middle, network[-1])))
@@ -43,12 +43,12 @@ def test_no_address_of_a_registry_of_special_purposes_is_public(row):
         *("2003::", "2001:db9::", "2620:4f:8001::", "3ffe:ffff:ffff:ffff::"),
     ],
 )
-def test_what_is_beside_them_is(text):
+def test_addresses_next_to_special_networks_are_public(text):
     assert is_public(ipaddress.ip_address(text))
 
 
 @given(st.ip_addresses(v=4), st.sampled_from(IN_IPV6))
-def test_an_address_of_ipv4_that_is_written_as_one_of_ipv6_is_not(address, prefix):
+def test_an_ipv6_address_with_a_private_ipv4_address_is_not_public(address, prefix):
     assert not is_public(ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) + int(address)))
     assert not is_public(ipaddress.IPv6Address((0x2002 << 112) + (int(address) << 80)))  # 6to4
     assert not is_public(ipaddress.IPv6Address((0x20010000 << 96) + int(address)))  # Teredo

@@ -72,14 +72,14 @@ def web():
     ],
     ids=lambda image: type(image).__name__,
 )
-def test_one_image_of_any_type_is_shown_as_a_list_of_it_is(model, image):
+def test_a_single_image_of_any_type_equals_a_list_of_it(model, image):
     expected = model.generate("what?", images=[PICTURE]).text
     assert "9x7" in expected
     assert model.generate("what?", images=image).text == expected
     assert model.generate("what?", images=[image]).text == expected
 
 
-def test_a_path_may_be_a_path_or_a_text(model, tmp_path):
+def test_a_path_can_be_a_path_or_text(model, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(encoded())
     assert (
@@ -87,7 +87,7 @@ def test_a_path_may_be_a_path_or_a_text(model, tmp_path):
     )
 
 
-def test_a_file_may_be_named_by_its_url(model, tmp_path):
+def test_a_file_can_be_named_by_its_url(model, tmp_path):
     path = tmp_path / "a b.png"
     path.write_bytes(encoded())
     expected = model.generate("what?", images=path).text
@@ -107,7 +107,7 @@ def test_a_file_may_be_named_by_its_url(model, tmp_path):
         model.generate([turn])
 
 
-def test_what_keeps_to_constraints_is_named_with_the_command_that_installs_it():
+def test_a_missing_constraint_plugin_is_named_with_its_install_command():
     with (
         vlmkit.load("mock", constraint={"use": "none"}) as model,
         pytest.raises(ConstraintError, match="no plugin is in use here") as caught,
@@ -117,7 +117,7 @@ def test_what_keeps_to_constraints_is_named_with_the_command_that_installs_it():
     assert caught.value.hint == f"{command}; and leave constraint.use as it is"
 
 
-def test_no_image_is_none(model):
+def test_none_and_empty_lists_mean_no_images(model):
     for nothing in (None, [], ()):
         assert model.generate("hello", images=nothing, media=nothing).text == "hello"
 
@@ -132,13 +132,13 @@ def test_no_image_is_none(model):
         [PICTURE, "what?"],
     ],
 )
-def test_messages_may_be_dictionaries(model, content):
+def test_messages_can_be_dictionaries(model, content):
     turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]
     assert "9x7" in model.generate(turns).text
     assert "9x7" in model.generate(turns[1]).text
 
 
-def test_calls_of_tools_are_read_from_dictionaries(model):
+def test_tool_calls_are_read_from_dictionaries(model):
     call = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
     request = model.request(
         [
@@ -152,11 +152,11 @@ def test_calls_of_tools_are_read_from_dictionaries(model):
     assert request.messages[2].call_id == "a"
 
 
-def test_a_stop_text_need_not_be_in_a_list(model):
+def test_a_single_stop_string_needs_no_list(model):
     assert model.generate("one two three", stop="two").text == "one "
 
 
-def test_a_url_is_fetched_where_that_is_allowed_and_nowhere_else(model, web):
+def test_a_url_is_fetched_only_if_fetching_is_enabled(model, web):
     with pytest.raises(ImageError, match="not fetched by URL here") as caught:
         model.generate("what?", images=web)
     assert "fetch" in caught.value.hint
@@ -209,7 +209,7 @@ def test_a_url_is_fetched_where_that_is_allowed_and_nowhere_else(model, web):
         ({"prompt": "x", "temprature": 1}, "temprature"),
     ],
 )
-def test_a_wrong_argument_is_an_error_of_vlmkit_that_names_it(model, arguments, message):
+def test_an_invalid_argument_is_an_error_of_vlmkit_that_names_it(model, arguments, message):
     with pytest.raises(RequestError, match=message):
         model.generate(**arguments)
 
@@ -234,7 +234,7 @@ def test_an_argument_of_another_type_is_an_error_of_vlmkit(model, call, message)
         call(model)
 
 
-def test_an_error_names_the_file_that_it_is_about(model, tmp_path):
+def test_an_error_names_its_file(model, tmp_path):
     paths = [tmp_path / name for name in ("a.png", "b.jpg", "c.png", "d.svg")]
     whole = encoded(picture=PIL.Image.effect_noise((64, 64), 50))
     contents = [encoded(), whole[: len(whole) // 2], b"", b"<svg/>"]
@@ -257,7 +257,7 @@ def test_several_pages_are_several_images(model):
     assert all(f"{9 + n}x7" in done.text for n in range(3))
 
 
-def test_what_is_shown_of_a_model_and_an_answer_is_short(model):
+def test_the_repr_of_a_model_and_of_an_answer_is_short(model):
     done = model.generate("hello " * 100)
     assert isinstance(done, Completion)
     assert (
@@ -300,7 +300,7 @@ def test_a_notebook_shows_the_stages_of_loading(monkeypatch):
         (b"\0\0\0\x18ftypmif1", "vlmkit-heif", "save it as JPEG"),
     ],
 )
-def test_the_command_that_installs_what_opens_a_file_is_for_the_owner_of_the_machine(
+def test_the_install_command_for_a_file_type_is_shown_only_to_the_operator(
     content, distribution, other, tmp_path, capsys
 ):
     path = tmp_path / "file"
@@ -325,7 +325,7 @@ def test_the_command_that_installs_what_opens_a_file_is_for_the_owner_of_the_mac
     assert capsys.readouterr().err.endswith(f"hint: {expected}\n")
 
 
-def test_a_folder_is_no_picture(model, tmp_path):
+def test_a_folder_is_no_image(model, tmp_path):
     with pytest.raises(MediaError, match="cannot be read") as caught:
         model.generate("what?", images=tmp_path)
     assert caught.value.hint == "it is a folder: name the files in it"

@@ -96,7 +96,7 @@ TIGHT = {"capacity_tokens": 96, "max_sequence_tokens": 96, "max_chunk_tokens": 1
 
 @pytest.mark.parametrize("pooling", [LAST, MEAN, CLS])
 @pytest.mark.parametrize("options", [{}, TIGHT, {"shares_prefixes": False, "max_chunk_tokens": 5}])
-def test_vectors_are_those_of_each_text_computed_alone_and_at_once(pooling, options):
+def test_vectors_do_not_depend_on_batching_chunks_and_cache(pooling, options):
     with pipeline(pooling, **options) as model:
         for _ in range(2):  # the second time all of them stand in the cache
             vectors = model.embed(TEXTS * 2)
@@ -108,7 +108,7 @@ def test_vectors_are_those_of_each_text_computed_alone_and_at_once(pooling, opti
 
 @pytest.mark.parametrize("pooling", [LAST, MEAN, CLS])
 @pytest.mark.parametrize("is_atomic", [False, True])
-def test_texts_with_pictures_go_through_the_template_and_the_encoder(pooling, is_atomic):
+def test_texts_with_images_use_the_template_and_the_encoder(pooling, is_atomic):
     pictures = [[picture()], [], [picture(4, 9), picture(8, 6, "blue")]]
     with pipeline(pooling, images_are_atomic=is_atomic, max_step_tokens=9) as model:
         vectors = model.embed(TEXTS, images=pictures)
@@ -139,7 +139,7 @@ def test_scores_are_the_log_probabilities_of_the_given_tokens(engine, options):
 
 @pytest.mark.parametrize("engine", [MockEngine, FewRows])
 @pytest.mark.parametrize("options", [{}, TIGHT, {"images_are_atomic": True}])
-def test_texts_of_a_prompt_are_scored_behind_all_that_is_before_them(engine, options):
+def test_continuations_are_scored_behind_the_whole_prompt(engine, options):
     shown = [Image.open(picture()), Image.open(picture(4, 9))]
     parts = (TextPart("see"), ImagePart(shown[0]), ImagePart(shown[1]), TextPart("well?"))
     messages = [Message("user", parts), Message.of("assistant", "a tree")]
@@ -164,7 +164,7 @@ def test_a_prompt_without_text_to_score_is_refused():
         model.submit(Request(token_ids=[1], task="score"))
 
 
-def test_continuations_share_the_reading_of_their_prompt():
+def test_continuations_share_the_prefill_of_their_prompt():
     question = "a question that is read once, " * 4
     with pipeline() as model:
         model.score(question, ["one", "two", "three"])
@@ -172,7 +172,7 @@ def test_continuations_share_the_reading_of_their_prompt():
     assert num_computed < 2 * len(asked(question))
 
 
-def test_the_rows_of_a_mean_are_computed_though_the_text_is_known():
+def test_cached_texts_are_computed_again_for_a_mean():
     with pipeline(MEAN) as model:
         model.embed([TEXTS[2]])
         before = model.stats().counters["num_tokens_computed"]
@@ -180,7 +180,7 @@ def test_the_rows_of_a_mean_are_computed_though_the_text_is_known():
         assert model.stats().counters["num_tokens_computed"] == 2 * before
 
 
-def test_a_vector_of_the_first_token_needs_no_other():
+def test_cls_pooling_computes_only_the_first_token():
     with pipeline(CLS) as model:
         model.embed([TEXTS[2]])
         assert model.stats().counters["num_tokens_computed"] == 1
@@ -194,7 +194,7 @@ class CachesPassRowsOver(MockEngine):
         return admission
 
 
-def test_a_cache_that_passes_wanted_rows_over_is_told_from_a_right_vector():
+def test_a_cache_that_skips_wanted_rows_is_an_error():
     with pipeline(MEAN, CachesPassRowsOver) as model:
         model.embed([TEXTS[2]])
         with pytest.raises(EngineError, match="passed over a token whose row is wanted"):
@@ -203,7 +203,7 @@ def test_a_cache_that_passes_wanted_rows_over_is_told_from_a_right_vector():
         assert_empty(model)
 
 
-def test_an_engine_without_hidden_states_refuses_to_embed_and_answers():
+def test_an_engine_without_hidden_states_refuses_to_embed_and_still_answers():
     class NoStates(MockEngine):
         @property
         def limits(self):
@@ -216,7 +216,7 @@ def test_an_engine_without_hidden_states_refuses_to_embed_and_answers():
         assert model.score("?", ["a"])[0].logprob < 0
 
 
-def test_what_is_too_long_is_refused():
+def test_texts_over_the_length_limit_are_refused():
     with pipeline(max_sequence_tokens=32) as model:
         assert model.embed(["x" * 30])[0].shape == (8,)
         with pytest.raises(PromptTooLong, match="your text resulted in 32 tokens"):
@@ -244,17 +244,17 @@ def test_what_is_too_long_is_refused():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_words(call, problem):
+def test_an_invalid_request_is_refused_with_a_reason(call, problem):
     with pipeline() as model, pytest.raises(RequestError, match=problem):
         call(model)
 
 
-def test_nothing_is_wrong_with_no_texts():
+def test_an_empty_list_of_texts_gives_an_empty_list():
     with pipeline() as model:
         assert model.embed([]) == []
 
 
-def test_closing_ends_an_embedding_with_an_error_and_not_with_half_a_vector():
+def test_close_ends_an_embedding_with_an_error():
     class Slow(MockEngine):
         begun, go_on = threading.Event(), threading.Event()
 
@@ -283,7 +283,7 @@ def test_closing_ends_an_embedding_with_an_error_and_not_with_half_a_vector():
     assert [str(error) for error in errors] == ["the request was cut off"]
 
 
-def test_a_text_that_fails_harms_no_other():
+def test_a_text_that_fails_does_not_affect_others():
     class Picky(MockEngine):
         def forward(self, items):
             if any(len(item.sequence) > 40 for item in items):
@@ -300,7 +300,7 @@ def test_a_text_that_fails_harms_no_other():
         assert_empty(model)
 
 
-def test_states_that_are_not_finite_fail_their_text_alone():
+def test_states_that_are_not_finite_fail_only_their_text():
     class Broken(MockEngine):
         def _hidden(self, wanted):
             rows = super()._hidden(wanted)
@@ -316,7 +316,7 @@ def test_states_that_are_not_finite_fail_their_text_alone():
             streams[2].result()
 
 
-def test_the_event_loop_is_free_meanwhile():
+def test_aembed_and_ascore_equal_embed_and_score():
     async def both(model):
         return await asyncio.gather(model.aembed(TEXTS * 3), model.ascore("?", ["a", "bc"]))
 
@@ -360,7 +360,7 @@ def told(done):
     is_atomic=st.booleans(),
 )
 @settings(max_examples=60)
-def test_mixed_traffic_gives_what_each_gives_alone_and_leaves_nothing(
+def test_mixed_requests_equal_requests_alone_and_leave_nothing(
     work, pooling, is_tight, few, is_atomic
 ):
     room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
@@ -390,7 +390,7 @@ def test_mixed_traffic_gives_what_each_gives_alone_and_leaves_nothing(
 # A text that is tokens already.
 
 
-def test_tokens_are_answered_embedded_and_scored_like_the_text_they_spell():
+def test_token_ids_are_answered_embedded_and_scored_like_their_text():
     with pipeline() as model:
         runner = model.runner
         ids = asyncio.run(runner.atokenize(Request(text="an old house"))).token_ids
@@ -408,13 +408,13 @@ def test_tokens_are_answered_embedded_and_scored_like_the_text_they_spell():
             np.testing.assert_array_equal(one.choices[0].embedding, two.choices[0].embedding)
 
 
-def test_a_text_may_be_read_without_what_is_put_around_it():
+def test_a_text_can_be_tokenized_without_special_tokens():
     with pipeline() as model:
         request = Request(text="old", adds_special=False)
         assert asyncio.run(model.runner.atokenize(request)).token_ids == tuple(b"old")
 
 
-def test_a_scored_token_says_what_else_was_likely():
+def test_a_scored_token_includes_its_top_alternatives():
     with pipeline() as model:
         asked = Request(
             token_ids=b"an",
@@ -426,7 +426,7 @@ def test_a_scored_token_says_what_else_was_likely():
         assert [len(sample.top) for sample in samples] == [3] * 4
 
 
-def test_a_prompt_that_cannot_be_answered_is_counted():
+def test_tokens_of_a_prompt_over_the_limit_are_counted():
     with pipeline() as model:
         text = "x" * (model.facts.limits.max_sequence_tokens + 5)
         assert len(asyncio.run(model.runner.atokenize(Request(text=text))).token_ids) > len(text)
@@ -444,13 +444,13 @@ def test_a_prompt_that_cannot_be_answered_is_counted():
         ({"token_ids": [1], "task": "score", "continuations": [[]]}, "continuations[0]"),
     ],
 )
-def test_tokens_that_are_no_text_of_this_model_are_refused(fields, param):
+def test_invalid_token_ids_are_refused(fields, param):
     with pipeline() as model, pytest.raises(RequestError) as caught:
         model.submit(Request(**fields))
     assert caught.value.param == param
 
 
-def test_what_follows_a_plain_text_is_text_also_between_marks_of_reasoning():
+def test_an_answer_to_a_plain_text_has_no_reasoning():
     with pipeline() as model:
         thinks = script(text="four", reasoning="two and two")
         said = model.submit(Request(text=thinks)).result().choices[0]

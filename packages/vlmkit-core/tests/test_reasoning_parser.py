@@ -52,7 +52,7 @@ def read(tokens, marks=SPELLED, *, is_open=False):
         ([], False, ("", "", 0)),
     ],
 )
-def test_marks_that_are_tokens_stand_between_reasoning_and_text(tokens, is_open, expected):
+def test_delimiter_tokens_separate_reasoning_from_text(tokens, is_open, expected):
     assert read(tokens, AS_TOKENS, is_open=is_open) == expected
 
 
@@ -70,7 +70,7 @@ def test_marks_that_are_tokens_stand_between_reasoning_and_text(tokens, is_open,
         ("</think>so", False, ("", "</think>so")),
     ],
 )
-def test_marks_that_are_spelled_do_the_same(text, is_open, expected):
+def test_spelled_delimiters_separate_reasoning_from_text(text, is_open, expected):
     assert read([text], is_open=is_open)[:2] == expected
 
 
@@ -81,14 +81,14 @@ def test_a_delimiter_token_is_not_matched_by_its_text():
 
 @given(text=pieces, is_open=st.booleans(), data=st.data())
 @example(text="<think>a</think>b", is_open=False, data=None)
-def test_any_cut_of_an_answer_gives_the_same(text, is_open, data):
+def test_parsing_does_not_depend_on_how_an_answer_is_cut(text, is_open, data):
     cuts = data.draw(st.sets(st.integers(0, len(text)))) if data else range(len(text))
     tokens = [text[start:stop] for start, stop in pairwise(sorted({0, *cuts, len(text)}))]
     assert read(tokens, is_open=is_open)[:2] == read([text], is_open=is_open)[:2]
 
 
 @given(text=pieces, is_open=st.booleans())
-def test_nothing_but_marks_and_white_space_around_them_is_lost(text, is_open):
+def test_only_delimiters_and_surrounding_white_space_are_removed(text, is_open):
     reasoning, said, _ = read([text], is_open=is_open)
     place = 0
     for letter in (reasoning + said).replace(" ", "").replace("\n", ""):

@@ -45,20 +45,20 @@ def context(tmp_path: Path) -> BuildContext:
 @pytest.mark.parametrize(
     "name", ["", "-", "a b", "a/b", "a.b", "a:b", "a\x1b[31m", "auto", "none", 7, b"a", None]
 )
-def test_a_name_is_a_plain_word(registry: Registry[Any], name: Any) -> None:
+def test_a_name_must_be_a_plain_word(registry: Registry[Any], name: Any) -> None:
     with pytest.raises(PluginError) as error:
         registry.add(name, built)
     assert str(error.value) == f"engine name {name!r} must be letters, digits, '-' or '_'"
 
 
-def test_a_name_is_given_once(registry: Registry[Any]) -> None:
+def test_a_name_cannot_be_registered_twice(registry: Registry[Any]) -> None:
     with pytest.raises(PluginError) as error:
         registry.add("torch", built)
     assert str(error.value) == "engine 'torch' is registered twice by 'my-plugin'"
     assert error.value.hint == "give one of them another name"
 
 
-def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
+def test_a_build_that_is_no_function_is_refused(registry: Registry[Any]) -> None:
     with pytest.raises(PluginError) as error:
         registry.add("x", None)  # type: ignore[arg-type]
     assert str(error.value) == (
@@ -79,7 +79,7 @@ def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
         ("description", None, "a text"),
     ],
 )
-def test_what_would_break_the_choice_for_everyone_is_refused(
+def test_an_argument_of_the_wrong_type_is_refused_at_registration(
     registry: Registry[Any], field: str, value: Any, expected: str
 ) -> None:
     before = [provider.name for provider in registry]
@@ -89,7 +89,9 @@ def test_what_would_break_the_choice_for_everyone_is_refused(
     assert [provider.name for provider in registry] == before
 
 
-def test_a_build_that_fails_is_named_and_its_cause_is_kept(registry: Registry[Any]) -> None:
+def test_an_error_of_a_build_names_the_provider_and_keeps_its_cause(
+    registry: Registry[Any],
+) -> None:
     registry.add("bad", lambda _: 1 // 0)
     with pytest.raises(PluginError) as error:
         registry.build("bad", {}, BuildContext())
@@ -100,7 +102,7 @@ def test_a_build_that_fails_is_named_and_its_cause_is_kept(registry: Registry[An
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
-def test_a_build_that_explains_itself_is_not_talked_over(registry: Registry[Any]) -> None:
+def test_a_vlmkit_error_of_a_build_is_passed_on_unchanged(registry: Registry[Any]) -> None:
     def refuse(_: BuildContext) -> Any:
         raise ConfigError("this machine has no GPU")
 
@@ -109,7 +111,7 @@ def test_a_build_that_explains_itself_is_not_talked_over(registry: Registry[Any]
         registry.build("choosy", {}, BuildContext())
 
 
-def test_a_build_that_forgets_to_return_is_named(registry: Registry[Any]) -> None:
+def test_a_build_that_returns_none_is_reported(registry: Registry[Any]) -> None:
     registry.add("forgetful", lambda _: None)
     with pytest.raises(PluginError) as error:
         registry.build("forgetful", {}, BuildContext())
@@ -117,7 +119,7 @@ def test_a_build_that_forgets_to_return_is_named(registry: Registry[Any]) -> Non
     assert error.value.hint == "its build function must return the component"
 
 
-def test_a_provider_says_how_it_would_run_a_model(
+def test_a_provider_can_describe_how_it_would_run_a_model(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     registry.add(
@@ -133,7 +135,9 @@ def test_a_provider_says_how_it_would_run_a_model(
             registry.examine(name, {"width": 0}, context)
 
 
-def test_an_examination_must_return_text(registry: Registry[Any], context: BuildContext) -> None:
+def test_an_examination_that_returns_no_text_is_refused(
+    registry: Registry[Any], context: BuildContext
+) -> None:
     registry.add("mute", built, examine=lambda _: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(
         PluginError, match="engine 'mute' from 'my-plugin' was examined, and returned"
@@ -196,7 +200,7 @@ def part(kind: str, **changes: Any) -> Any:
     return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
 
 
-def test_every_member_of_each_protocol_is_needed() -> None:
+def test_every_member_of_each_protocol_is_required() -> None:
     assert {("engines", "forward"), ("engines", "admit"), ("tokenizers", "vocab_size")} <= NEEDED
     assert {kind for kind, _ in NEEDED} == {
         "tokenizers",
@@ -212,7 +216,7 @@ def test_every_member_of_each_protocol_is_needed() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), sorted(NEEDED))
-def test_a_component_that_lacks_a_member_is_refused_by_name(kind: str, name: str) -> None:
+def test_a_component_without_a_required_member_is_refused_by_name(kind: str, name: str) -> None:
     registry = getattr(Registries("my-plugin"), kind)
     registry.add("whole", lambda _: part(kind))
     registry.add("partial", lambda _: part(kind, **{name: "absent"}))
@@ -226,14 +230,14 @@ def test_a_component_that_lacks_a_member_is_refused_by_name(kind: str, name: str
     assert error.value.hint == "vlmkit.interfaces says what each of its members does"
 
 
-def test_a_method_that_is_no_function_is_lacking_and_all_that_lack_are_named() -> None:
+def test_all_missing_members_are_named_including_methods_that_are_no_functions() -> None:
     registry = Registries("my-plugin").media_encoders
     registry.add("partial", lambda _: part("media_encoders", encode=None, close="absent"))
     with pytest.raises(PluginError, match="lacks 'encode', 'close' of the protocol MediaEncoder"):
         registry.build("partial", {}, BuildContext())
 
 
-def test_a_method_that_takes_other_arguments_is_refused_with_both() -> None:
+def test_a_method_with_other_arguments_is_refused_with_both_signatures() -> None:
     registry = Registries("my-plugin").tokenizers
     odd = part("tokenizers", encode=lambda: [1], prompt=lambda messages: None)
     registry.add("odd", lambda _: odd)
@@ -246,7 +250,7 @@ def test_a_method_that_takes_other_arguments_is_refused_with_both() -> None:
     )
 
 
-def test_a_method_may_take_more_and_call_its_arguments_what_it_likes() -> None:
+def test_a_method_can_rename_positional_arguments_and_take_optional_ones() -> None:
     def encode(what: str, adds_special: bool = False, hint: str = "") -> list[int]:
         return []
 
@@ -272,7 +276,7 @@ def test_a_property_that_is_a_method_is_refused() -> None:
         registry.build("odd", {}, BuildContext())
 
 
-def test_a_component_may_hand_its_members_on() -> None:
+def test_a_component_can_delegate_its_members() -> None:
     class Wrapper:
         def __init__(self, inner: Any) -> None:
             self._inner = inner
@@ -323,9 +327,7 @@ class Awaited(Encoder):
         (Awaited, "'encode' is an async function, but it is not awaited"),
     ],
 )
-def test_a_member_that_is_not_what_the_protocol_says_is_refused(
-    make: type[Encoder], problem: str
-) -> None:
+def test_a_member_of_the_wrong_type_is_refused(make: type[Encoder], problem: str) -> None:
     registry = Registries("my-plugin").media_encoders
     registry.add("whole", lambda _: Encoder())
     registry.add("odd", lambda _: make())
@@ -346,7 +348,7 @@ def built_in_steps(context: BuildContext) -> Any:
 
 
 @pytest.mark.parametrize("build", [built_later, built_in_steps])
-def test_a_build_that_is_not_plain_is_refused_when_it_is_registered(
+def test_an_async_or_generator_build_is_refused_at_registration(
     registry: Registry[Any], build: Any
 ) -> None:
     with pytest.raises(PluginError, match="the build of engine 'x' is an async function or one"):
@@ -361,7 +363,7 @@ def test_a_build_that_is_not_plain_is_refused_when_it_is_registered(
         (lambda _: Encoder, "the class 'Encoder', not as an instance of one"),
     ],
 )
-def test_what_is_not_the_component_itself_is_refused(build: Any, problem: str) -> None:
+def test_a_build_that_does_not_return_an_instance_is_refused(build: Any, problem: str) -> None:
     registry = Registries("my-plugin").media_encoders
     registry.add("odd", build)
     with pytest.raises(PluginError) as error:
@@ -370,7 +372,7 @@ def test_what_is_not_the_component_itself_is_refused(build: Any, problem: str) -
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), GeneratorExit(), BaseException("panic")])
-def test_a_build_that_ends_the_process_does_not(
+def test_a_build_that_exits_does_not_end_the_process(
     registry: Registry[Any], end: BaseException
 ) -> None:
     def build(_: BuildContext) -> Any:
@@ -429,7 +431,7 @@ class Lost(msgspec.Struct):
         (Lost, "cannot be read from a config: NameError: name 'NoSuchType' is not defined"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_when_they_are_registered(
+def test_unusable_settings_types_are_refused_at_registration(
     registry: Registry[Any], struct: type[msgspec.Struct], problem: str
 ) -> None:
     with pytest.raises(PluginError) as error:
@@ -457,20 +459,20 @@ def test_providers_are_listed_by_name(registry: Registry[Any]) -> None:
     ]
 
 
-def test_an_unknown_name_suggests_the_near_one(registry: Registry[Any]) -> None:
+def test_an_unknown_name_is_reported_with_a_near_one(registry: Registry[Any]) -> None:
     with pytest.raises(UnknownPlugin) as error:
         registry.get("torhc")
     assert str(error.value) == "no installed plugin provides engine 'torhc'"
     assert error.value.hint == "did you mean 'torch'?"
 
 
-def test_an_unknown_name_far_from_all_lists_all(registry: Registry[Any]) -> None:
+def test_an_unknown_name_without_a_near_one_is_reported_with_all(registry: Registry[Any]) -> None:
     with pytest.raises(UnknownPlugin) as error:
         registry.get("zzz")
     assert error.value.hint == "installed: onnx, torch"
 
 
-def test_an_unknown_name_where_nothing_is_installed_says_so() -> None:
+def test_an_unknown_name_without_installed_providers_says_so() -> None:
     with pytest.raises(UnknownPlugin) as error:
         Registry[Any]("sampler").get("x")
     assert error.value.hint == "installed: none"
@@ -479,7 +481,7 @@ def test_an_unknown_name_where_nothing_is_installed_says_so() -> None:
 # Merging.
 
 
-def test_merging_takes_all_or_nothing(registry: Registry[Any]) -> None:
+def test_a_merge_that_fails_changes_nothing(registry: Registry[Any]) -> None:
     other: Registry[Any] = Registry("engine", "my-plugin")
     other.add("fresh", built)
     other.add("torch", built)
@@ -491,7 +493,7 @@ def test_merging_takes_all_or_nothing(registry: Registry[Any]) -> None:
 # Choosing.
 
 
-def test_the_chosen_provider_is_asked_whether_it_can() -> None:
+def test_choosing_a_provider_that_cannot_run_is_an_error() -> None:
     registry: Registry[Any] = Registry("engine", "p")
     registry.add("gpu", built, why_not=lambda: "no CUDA device")
     with pytest.raises(PluginUnavailable) as error:
@@ -499,7 +501,7 @@ def test_the_chosen_provider_is_asked_whether_it_can() -> None:
     assert str(error.value) == "engine 'gpu' from 'p' cannot be used: no CUDA device"
 
 
-def test_auto_takes_the_highest_priority_that_can_serve() -> None:
+def test_auto_chooses_the_highest_priority_that_can_serve() -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("best", built, priority=9, why_not=lambda: "no CUDA device")
     registry.add("good", built, priority=5, cannot_serve=lambda model: f"not {model}")
@@ -513,7 +515,7 @@ def test_auto_breaks_ties_by_name(registry: Registry[Any]) -> None:
 
 
 @pytest.mark.parametrize(("model", "best"), [("graphs", "onnx"), ("weights", "torch")])
-def test_a_priority_may_depend_on_the_model(model: str, best: str) -> None:
+def test_a_priority_can_depend_on_the_model(model: str, best: str) -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("onnx", built, priority=lambda model: 20 if model == "graphs" else 5)
     registry.add("torch", built, priority=10)
@@ -521,7 +523,7 @@ def test_a_priority_may_depend_on_the_model(model: str, best: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, "9", 9.5, [9]])
-def test_a_priority_that_is_no_whole_number_counts_as_none(answer: Any) -> None:
+def test_a_priority_that_is_no_integer_counts_as_zero(answer: Any) -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("odd", built, priority=lambda _: answer)
     registry.add("sound", built, priority=1)
@@ -529,7 +531,7 @@ def test_a_priority_that_is_no_whole_number_counts_as_none(answer: Any) -> None:
     assert registry.get("odd").priority_for("model") == 0
 
 
-def test_a_priority_that_raises_counts_as_none() -> None:
+def test_a_priority_that_raises_counts_as_zero() -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("broken", built, priority=lambda model: model.no_such_thing)
     registry.add("poor", built, priority=-1)
@@ -538,7 +540,7 @@ def test_a_priority_that_raises_counts_as_none() -> None:
     assert registry.choose("auto", "model").name == "sound"
 
 
-def test_who_cannot_serve_is_not_asked_for_its_priority() -> None:
+def test_priority_is_not_queried_from_a_provider_that_cannot_serve() -> None:
     def fail(_: object) -> int:
         raise AssertionError("asked")
 
@@ -548,7 +550,7 @@ def test_who_cannot_serve_is_not_asked_for_its_priority() -> None:
     assert registry.choose("auto", "model").name == "yes"
 
 
-def test_auto_says_of_each_why_it_was_passed_over() -> None:
+def test_auto_reports_why_each_provider_was_not_chosen() -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("gpu", built, why_not=lambda: "no CUDA device")
     registry.add("cpu", built, cannot_serve=lambda _: "too large")
@@ -560,12 +562,12 @@ def test_auto_says_of_each_why_it_was_passed_over() -> None:
     assert "pip install" in error.value.hint
 
 
-def test_auto_of_nothing_says_that_nothing_is_installed() -> None:
+def test_auto_without_providers_reports_that_none_is_installed() -> None:
     with pytest.raises(PluginUnavailable, match=r"can serve this model \(none is installed\)"):
         Registry[Any]("engine").choose("auto", "model")
 
 
-def test_a_check_that_raises_passes_over_its_own_provider_only() -> None:
+def test_a_check_that_raises_excludes_only_its_own_provider() -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("broken", built, priority=9, cannot_serve=lambda model: model.no_such_thing)
     registry.add("good", built)
@@ -576,14 +578,14 @@ def test_a_check_that_raises_passes_over_its_own_provider_only() -> None:
     }
 
 
-def test_an_empty_objection_is_none() -> None:
+def test_an_empty_objection_counts_as_none() -> None:
     registry: Registry[Any] = Registry("engine")
     registry.add("x", built, why_not=lambda: "", cannot_serve=lambda _: "")
     assert registry.choose("auto", "model").name == "x"
     assert registry.choose("x", "model").name == "x"
 
 
-def test_why_not_is_asked_before_the_model_is_looked_at() -> None:
+def test_why_not_is_called_before_cannot_serve() -> None:
     def fail(_: object) -> str:
         raise AssertionError
 
@@ -595,20 +597,20 @@ def test_why_not_is_asked_before_the_model_is_looked_at() -> None:
 # Settings.
 
 
-def test_settings_arrive_as_the_providers_struct(
+def test_settings_are_passed_as_the_struct_of_the_provider(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     assert registry.build("torch", {"width": 3}, context).settings == Settings(width=3)
 
 
-def test_settings_from_the_command_line_may_be_strings(
+def test_settings_of_the_command_line_can_be_strings(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     arrived = registry.build("torch", {"width": "3", "speed": "0.5"}, context).settings
     assert arrived == Settings(width=3, speed=0.5)
 
 
-def test_an_unknown_setting_suggests_the_near_one(
+def test_an_unknown_setting_is_reported_with_a_near_one(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -617,7 +619,7 @@ def test_an_unknown_setting_suggests_the_near_one(
     assert error.value.hint == "did you mean 'width'?"
 
 
-def test_an_unknown_setting_far_from_all_lists_all(
+def test_an_unknown_setting_without_a_near_one_is_reported_with_all(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -625,7 +627,7 @@ def test_an_unknown_setting_far_from_all_lists_all(
     assert error.value.hint == "known: width, speed"
 
 
-def test_a_setting_out_of_range_is_refused_with_its_place(
+def test_a_setting_out_of_range_is_refused_with_its_path(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -634,7 +636,7 @@ def test_a_setting_out_of_range_is_refused_with_its_place(
     assert error.value.hint == "take 1 or more"
 
 
-def test_all_wrong_settings_are_told_at_once(
+def test_all_wrong_settings_are_reported_together(
     registry: Registry[Any], context: BuildContext
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -668,19 +670,19 @@ def test_settings_are_checked_before_anything_is_built(context: BuildContext) ->
 # The context.
 
 
-def test_components_share_what_is_costly(registry: Registry[Any], context: BuildContext) -> None:
+def test_components_share_expensive_objects(registry: Registry[Any], context: BuildContext) -> None:
     first = registry.build("torch", {}, context).share("weights", lambda: [1])
     second = registry.build("onnx", {}, context).share("weights", lambda: [2])
     assert first is second
     assert BuildContext().share("weights", lambda: [3]) == [3]
 
 
-def test_a_component_that_needs_a_model_says_so() -> None:
+def test_a_component_that_needs_a_model_is_refused_without_one() -> None:
     with pytest.raises(ConfigError, match="this component needs a model, and none was given"):
         _ = BuildContext("x").files
 
 
-def test_a_model_source_is_asked_about_the_reference() -> None:
+def test_cannot_serve_of_a_model_source_gets_the_reference() -> None:
     registry: Registry[Any] = Registry("model")
     registry.add("hub", built, cannot_serve=lambda reference: f"{reference!r} has no slash")
     with pytest.raises(PluginUnavailable, match="'demo' has no slash"):

@@ -53,7 +53,7 @@ def replicas():
         yield model
 
 
-def test_a_model_does_all_it_does_with_several_pipelines_as_with_one(replicas):
+def test_a_model_behaves_the_same_with_several_pipelines(replicas):
     texts, shown = ["A red house.", "Trains run late."], [picture()]
 
     async def all_of_it(model):
@@ -74,7 +74,7 @@ def test_a_model_does_all_it_does_with_several_pipelines_as_with_one(replicas):
         assert replicas.generate("what?", images=shown).text == said[0]
 
 
-def test_requests_go_to_whoever_has_least_to_do(replicas):
+def test_requests_go_to_the_replica_with_the_least_work(replicas):
     one, other = replicas.runner.runners
     first = replicas.submit(replicas.request(script(text="x", tokens=4000, latency_s=0.01)))
     wait_until(lambda: one.stats().num_running == 1)
@@ -83,7 +83,7 @@ def test_requests_go_to_whoever_has_least_to_do(replicas):
     first.abort()
 
 
-def test_one_that_fails_is_left_out_and_the_other_answers(replicas):
+def test_a_failed_replica_gets_no_requests(replicas):
     told = []
     replicas.runner.on_failure(told.append)
     crash(replicas.runner)

@@ -36,7 +36,7 @@ def test_log_probabilities_are_the_models_own_whatever_the_sampling_parameters()
     assert [top.logprob for top in sample.top] == pytest.approx(np.sort(expected)[:-4:-1], abs=1e-5)
 
 
-def test_only_rows_that_ask_get_log_probabilities():
+def test_only_rows_that_request_log_probabilities_get_them():
     logits = logits_of(4, 3)
     first, second, third = samples(logits, np.array([1, 2, 3]), [asking(), SILENT, asking(2)])
     assert first.logprob == pytest.approx(log_softmax(logits[0])[1], abs=1e-5)
@@ -61,7 +61,7 @@ def test_the_rank_of_a_given_token_does_not_depend_on_other_rows():
     assert [sample.rank for sample in beside] == told
 
 
-def test_the_first_of_equal_tokens_are_reported_whatever_other_rows_ask():
+def test_the_first_of_equal_tokens_are_reported_whatever_other_rows_request():
     logits = np.round(logits_of(5, 4, vocab=500) / 3)
     tokens = np.zeros(4, int)
     alone = [samples(logits[i : i + 1], tokens[:1], [asking(4)])[0] for i in range(4)]
@@ -76,7 +76,7 @@ def test_the_first_of_equal_tokens_are_reported_whatever_other_rows_ask():
         )
 
 
-def test_a_row_may_ask_for_more_likeliest_tokens_than_the_vocabulary_has():
+def test_a_row_can_request_more_top_tokens_than_the_vocabulary_has():
     sample = samples(logits_of(6, vocab=5), np.array([0]), [asking(20)])[0]
     assert sorted(top.token_id for top in sample.top) == [0, 1, 2, 3, 4]
 
@@ -104,7 +104,7 @@ def test_a_token_outside_the_vocabulary_is_an_error(token_id):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64", "float32"])
-def test_logits_of_another_library_in_host_memory_are_read_where_they_are(kind):
+def test_logits_in_host_memory_of_another_library_are_not_copied(kind):
     torch = pytest.importorskip("torch")
     logits = torch.from_numpy(logits_of(10, 2)).to(getattr(torch, kind))
     found = readable(logits)

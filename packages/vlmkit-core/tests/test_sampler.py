@@ -64,7 +64,7 @@ def softmax(values):
     return weights / weights.sum()
 
 
-def test_temperature_zero_takes_the_likeliest():
+def test_temperature_zero_samples_the_likeliest_token():
     assert choose(rows([0, 3, 1], [2, 0, 1]), sequence(), sequence()) == [1, 0]
 
 
@@ -74,7 +74,7 @@ def test_draws_follow_the_softmax_of_logits_over_temperature():
     assert np.abs(drawn - softmax(logits[0] / 1.5)).max() < 0.03
 
 
-def test_top_k_draws_from_the_k_likeliest_in_their_proportions():
+def test_top_k_samples_from_the_k_likeliest_in_their_proportions():
     logits = random_logits(2, vocab=8)
     drawn = frequencies(logits, temperature=1.0, top_k=3)
     expected = np.where(logits[0] >= np.sort(logits[0])[-3], softmax(logits[0]), 0)
@@ -114,7 +114,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
     assert choose(only_negative, sequence(output=[0], prompt=[2], repetition_penalty=1.5)) == [1]
 
 
-def test_frequency_and_presence_penalties_count_the_answer_and_not_the_prompt():
+def test_frequency_and_presence_penalties_count_only_the_answer():
     logits = rows([3.0, 2.0, 0.0])
     assert choose(logits, sequence(prompt=[0, 0, 0], frequency_penalty=2.0)) == [0]
     assert choose(logits, sequence(output=[0], frequency_penalty=0.9)) == [0]
@@ -123,7 +123,7 @@ def test_frequency_and_presence_penalties_count_the_answer_and_not_the_prompt():
     assert choose(logits, sequence(output=[0], presence_penalty=1.1)) == [1]
 
 
-def test_penalties_keep_count_as_the_answer_grows():
+def test_penalties_follow_the_growing_answer():
     logits, seq = rows([3.0, 2.0, 1.0]), sequence(frequency_penalty=0.6)
     for _ in range(6):
         seq.output_ids += choose(logits, seq)
@@ -135,24 +135,24 @@ def test_logit_bias_moves_a_token():
     assert choose(rows([3.0, 0.0]), sequence(logit_bias={0: -100.0})) == [1]
 
 
-def test_banned_tokens_are_never_chosen_whatever_the_bias():
+def test_banned_tokens_are_never_sampled_whatever_the_bias():
     seq = sequence(banned=[0, 2], logit_bias={0: 100.0})
     assert choose(rows([3.0, 0.0, 9.0]), seq) == [1]
 
 
-def test_an_answer_does_not_end_before_its_minimum():
+def test_an_answer_does_not_end_before_min_tokens():
     logits = rows([9.0, 1.0])
     assert choose(logits, sequence(eos=[0], min_tokens=2, output=[1])) == [1]
     assert choose(logits, sequence(eos=[0], min_tokens=2, output=[1, 1])) == [0]
 
 
-def test_a_banned_token_gives_way_to_the_next_whoever_stands_beside_it():
+def test_a_row_with_a_banned_token_samples_the_next_likeliest_beside_any_rows():
     logits = np.repeat(rows([3.0, 2.0, 1.0]), 4, axis=0)
     bans = [(0,), (), (0, 1), (2,)]
     assert choose(logits, *(sequence(banned=ban) for ban in bans)) == [1, 0, 2, 0]
 
 
-def test_what_a_row_asks_for_does_not_depend_on_the_other_rows():
+def test_a_row_does_not_depend_on_the_parameters_of_other_rows():
     asked = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.9}, {"banned": [3]}, {"seed": 4}]
     sequences = [sequence(prompt=range(9), **fields) for fields in asked]
     logits = random_logits(11, len(asked))
@@ -161,7 +161,7 @@ def test_what_a_row_asks_for_does_not_depend_on_the_other_rows():
     assert choose(logits[::-1], *sequences[::-1]) == alone[::-1]
 
 
-def test_the_logits_that_were_passed_in_stay_as_they_were():
+def test_the_given_logits_are_not_changed():
     logits = random_logits(5)
     before = logits.copy()
     choose(logits, sequence(banned=[1], repetition_penalty=2.0, temperature=1.0))
@@ -170,7 +170,7 @@ def test_the_logits_that_were_passed_in_stay_as_they_were():
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-50, 1e-40, 1e-9])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 2}])
-def test_the_smallest_temperatures_take_the_likeliest(temperature, filters):
+def test_the_smallest_temperatures_sample_the_likeliest_token(temperature, filters):
     logits = rows([0.0, 3.0, 2.0, 1.0])
     assert choose(logits, sequence(temperature=temperature, **filters)) == [1]
 
@@ -194,7 +194,7 @@ def hugging_face(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
-def test_what_is_drawn_is_the_noisiest_of_what_transformers_leaves(
+def test_sampling_adds_gumbel_noise_to_the_tokens_that_transformers_keeps(
     vocab, top_k, top_p, min_p, temperature
 ):
     logits = random_logits(7, vocab=vocab)[0] / 8
@@ -219,7 +219,7 @@ def noise(own, vocab):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
-def test_logits_of_any_width_give_the_token_of_their_float32_values(kind):
+def test_logits_of_any_precision_give_the_token_of_their_float32_values(kind):
     torch = pytest.importorskip("torch")
     logits = torch.from_numpy(random_logits(8, 30)).to(getattr(torch, kind))
     make = [
@@ -230,7 +230,7 @@ def test_logits_of_any_width_give_the_token_of_their_float32_values(kind):
 
 
 @pytest.mark.torch
-def test_repetition_penalty_is_that_of_transformers():
+def test_repetition_penalty_equals_that_of_transformers():
     torch = pytest.importorskip("torch")
     processors = pytest.importorskip("transformers.generation.logits_process")
     logits = random_logits(9, 1)
@@ -267,7 +267,7 @@ TRUNCATIONS = [
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
 @pytest.mark.parametrize("filters", TRUNCATIONS, ids="-".join)
-def test_what_is_kept_by_probability_is_what_transformers_keeps(array, scale, temperature, filters):
+def test_filters_keep_the_tokens_that_transformers_keeps(array, scale, temperature, filters):
     torch = pytest.importorskip("torch")
     warpers = pytest.importorskip("transformers.generation.logits_process")
     logits, vocab = random_logits(21, vocab=300) / 3 * np.float32(scale), 300
@@ -351,7 +351,7 @@ def make_rows(members):
 @pytest.mark.parametrize("array", LIBRARIES)
 @settings(max_examples=40)
 @given(members=MEMBERS, seed=st.integers(0, 2**31), random=st.randoms())
-def test_a_row_is_chosen_the_same_alone_and_among_others(array, vocab, members, seed, random):
+def test_a_row_samples_the_same_token_alone_and_among_others(array, vocab, members, seed, random):
     logits = array(random_logits(seed, len(members), vocab))
     order = random.sample(range(len(members)), len(members))
     alone = [pick(logits[i : i + 1], make_rows(members[i : i + 1]))[0] for i in order]
@@ -376,7 +376,7 @@ def test_torch_rows_give_the_same_tokens_as_numpy_rows(vocab, members, seed, is_
 @pytest.mark.parametrize("array", LIBRARIES)
 @settings(max_examples=60)
 @given(members=MEMBERS, seed=st.integers(0, 2**31))
-def test_drafts_that_are_ahead_count_as_if_the_answer_held_them(array, members, seed):
+def test_rows_after_drafts_sample_as_if_the_answer_held_the_drafts(array, members, seed):
     params, own_seed, output, ahead = members[0]
     drafting = make_rows([(params, own_seed, output, ())])[0].sequence
     rows = [Row(drafting, tuple(ahead[:num])) for num in range(len(ahead) + 1)]
@@ -431,7 +431,7 @@ def test_draws_pass_a_chi_square_test(vocab, temperature, filters):
     assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) < 5
 
 
-def test_neighbouring_tokens_positions_and_seeds_have_noise_of_their_own():
+def test_neighbouring_tokens_positions_and_seeds_have_independent_noise():
     own = np.stack(
         [noise(sequence(seed=s, output=[0] * n), 256) for s in range(20) for n in range(20)]
     )
@@ -499,7 +499,7 @@ NUCLEUS_PARAMS = st.fixed_dictionaries(
     masked=st.sampled_from([0.0, 0.5, 0.999]),
     seed=st.integers(0, 2**31),
 )
-def test_a_draw_is_that_of_the_sorted_row(kind, params, vocab, masked, seed):
+def test_a_sampled_token_equals_that_of_the_sorted_row(kind, params, vocab, masked, seed):
     logits = nucleus_rows(kind, 12, vocab, seed)
     is_masked = np.random.default_rng(seed).random(logits.shape) < masked
     is_masked[:, seed % vocab] = False
@@ -518,7 +518,7 @@ def test_a_draw_is_that_of_the_sorted_row(kind, params, vocab, masked, seed):
     nudge=st.sampled_from([-1, 0, 1]),
     seed=st.integers(0, 2**31),
 )
-def test_a_top_p_at_the_sum_of_some_tokens_cuts_where_sorting_does(
+def test_a_top_p_equal_to_a_partial_sum_cuts_where_sorting_does(
     kind, temperature, top_k, place, nudge, seed
 ):
     """The sums are those of the definition, to the last bit, or one bit beside it."""
@@ -568,7 +568,7 @@ FLAT = np.zeros((2, 152_000), np.float32)
 @pytest.mark.parametrize(
     "filters", [{}, {"top_p": 0.9}, {"top_k": 10}, {"top_p": 1e-6}, {"min_p": 1.0}]
 )
-def test_tokens_that_are_all_equally_likely_are_all_drawn(array, filters):
+def test_equally_likely_tokens_are_chosen_by_the_seed(array, filters):
     """None is less likely than the last that a filter keeps; it is the seed that decides."""
     make = [sequence(seed=seed, temperature=1.0, **filters) for seed in (1, 2)]
     expected = [int(noise(own, FLAT.shape[1]).argmax()) for own in make]
@@ -578,7 +578,7 @@ def test_tokens_that_are_all_equally_likely_are_all_drawn(array, filters):
 @pytest.mark.torch
 @pytest.mark.parametrize("array", LIBRARIES)
 @pytest.mark.parametrize("params", [{}, {"top_k": 1, "temperature": 2.0}])
-def test_of_equals_the_likeliest_is_the_first(array, params):
+def test_greedy_sampling_takes_the_first_of_equal_tokens(array, params):
     assert choose(array(FLAT), *(sequence(seed=seed, **params) for seed in (1, 2))) == [0, 0]
 
 
@@ -586,7 +586,7 @@ def test_of_equals_the_likeliest_is_the_first(array, params):
 @pytest.mark.parametrize("array", LIBRARIES)
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
 @pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
-def test_logits_of_any_size_are_told_apart(array, filters, scale):
+def test_logits_of_any_magnitude_are_distinguished(array, filters, scale):
     logits = rows([0.0, 1.0, 3.0, 2.0], [3.0, -3.0, 1.0, 0.0]) * np.float32(scale)
     greedy, cold = sequence(), sequence(temperature=2e-5, **filters)
     expected = [2, 0] if scale >= 1 else [2, choose(logits[1:], cold)[0]]
@@ -597,7 +597,7 @@ def test_logits_of_any_size_are_told_apart(array, filters, scale):
 @pytest.mark.parametrize("array", LIBRARIES)
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
-def test_what_is_no_number_comes_up_and_harms_no_other_row(array, value, params):
+def test_logits_that_are_not_finite_do_not_affect_other_rows(array, value, params):
     """The pipeline fails a request whose token has no finite logit."""
     logits = random_logits(13, 3, vocab=3000)
     make = [sequence(seed=seed, **params) for seed in range(3)]
@@ -612,14 +612,14 @@ def test_what_is_no_number_comes_up_and_harms_no_other_row(array, value, params)
     assert 0 <= found[1] < 3000
 
 
-def test_top_p_near_nothing_takes_the_likeliest():
+def test_the_smallest_top_p_samples_the_likeliest_token():
     logits = random_logits(14, 4, vocab=4000)
     make = [sequence(seed=seed, temperature=2.0, top_p=1e-6) for seed in range(4)]
     assert choose(logits, *make) == logits.argmax(axis=-1).tolist()
 
 
 @pytest.mark.parametrize("keep", [Row, lambda seq: WorkItem(seq, 0, 1)])
-def test_what_a_plugin_keeps_in_the_sequence_that_it_holds_is_let_go(keep):
+def test_a_sequence_that_holds_a_reference_to_itself_is_freed(keep):
     class Guide:
         pass
 
@@ -632,5 +632,5 @@ def test_what_a_plugin_keeps_in_the_sequence_that_it_holds_is_let_go(keep):
     assert held() is None
 
 
-def test_the_contract_tries_every_parameter_that_a_sampler_may_ignore():
+def test_the_contract_covers_every_parameter_that_a_sampler_may_ignore():
     assert set(sampler_subject.FOLLOWED) == FOLLOWED

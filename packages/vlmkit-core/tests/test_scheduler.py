@@ -153,7 +153,7 @@ def test_decodes_come_before_prefill_chunks_in_one_step():
 
 
 @pytest.mark.parametrize(("mixes", "num_answers", "num_drafts"), [(1, 2, 3), (0, 2, 0), (0, 1, 3)])
-def test_drafts_run_where_they_cost_less_than_a_step(mixes, num_answers, num_drafts):
+def test_drafts_run_only_if_they_cost_less_than_a_step(mixes, num_answers, num_drafts):
     limits = replace(LIMITS, mixes_prefill_and_decode=bool(mixes), max_draft_tokens=3)
     w = world(limits)
     answers = [sequence(4, 9) for _ in range(num_answers)]
@@ -168,7 +168,7 @@ def test_drafts_run_where_they_cost_less_than_a_step(mixes, num_answers, num_dra
     assert all(item.num_rows == item.num_tokens == 1 + num_drafts for item in step.items)
 
 
-def test_a_long_prompt_is_read_in_chunks_and_wants_a_row_only_at_its_end():
+def test_a_long_prompt_runs_in_chunks_with_a_row_only_at_its_end():
     w = world(max_step_tokens=8, cache_options={"shares_prefixes": False})
     w.add(sequence(20, 1))
     steps = [w.step() for _ in range(3)]
@@ -188,7 +188,7 @@ def test_a_span_over_the_budget_runs_whole():
     assert w.step().items[0].num_tokens == 20
 
 
-def test_a_span_over_what_is_left_waits_for_the_next_step():
+def test_a_span_over_the_remaining_budget_waits_for_the_next_step():
     w = world(max_step_tokens=8)
     w.add(sequence(4, 1))
     w.add(sequence(6, 1, plan=PromptPlan((Span(0, 6),))))
@@ -196,7 +196,7 @@ def test_a_span_over_what_is_left_waits_for_the_next_step():
     assert w.step().items[0].num_tokens == 6
 
 
-def test_images_over_the_encoder_budget_wait_but_one_always_goes():
+def test_images_over_the_encoder_budget_wait_but_one_is_always_encoded():
     w = world(encoder_budget_tokens=5, max_step_tokens=64)
     seq = sequence(15, 1, images=[slot(1, 7), slot(8, 12)])
     w.add(seq)
@@ -206,7 +206,7 @@ def test_images_over_the_encoder_budget_wait_but_one_always_goes():
     assert [e.index for e in second.encodes] == [1]
 
 
-def test_an_image_that_a_decoder_looks_at_beside_the_text_counts_as_what_is_encoded_of_it():
+def test_an_image_for_cross_attention_counts_by_its_encoded_tokens():
     w = world(encoder_budget_tokens=5)
     for n in range(2):
         w.add(sequence(5, 1, images=[MediaSlot(0, 1, bytes([n]) * 32, {}, 1, num_encoded=3)]))
@@ -221,7 +221,7 @@ def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
     assert not w.step().encodes
 
 
-def test_a_chunk_waits_while_its_image_is_being_encoded_and_others_run():
+def test_a_chunk_waits_while_its_image_is_encoded_and_others_run():
     w = world(max_step_tokens=8, encoder_steps=3)
     shows, other = sequence(12, 1, images=[slot(2, 6)]), sequence(8, 9)
     w.add(shows)
@@ -233,7 +233,7 @@ def test_a_chunk_waits_while_its_image_is_being_encoded_and_others_run():
     assert [(i.sequence, i.num_tokens) for i in w.step().items] == [(other, 1), (shows, 7)]
 
 
-def test_an_image_behind_a_chunk_does_not_keep_it_waiting():
+def test_a_chunk_does_not_wait_for_an_image_behind_it():
     w = world(max_step_tokens=8, encoder_steps=9)
     seq = sequence(12, 1, images=[slot(6, 10)])
     w.add(seq)
@@ -243,7 +243,7 @@ def test_an_image_behind_a_chunk_does_not_keep_it_waiting():
     assert not w.step().items
 
 
-def test_what_is_being_encoded_counts_against_the_encoder_budget():
+def test_images_being_encoded_count_against_the_encoder_budget():
     w = world(encoder_budget_tokens=6, encoder_steps=2)
     seqs = [sequence(5, 1, images=[MediaSlot(0, 4, bytes([n]) * 32, {}, 4)]) for n in range(3)]
     for seq in seqs:
@@ -252,7 +252,7 @@ def test_what_is_being_encoded_counts_against_the_encoder_budget():
     assert named == [[0], [], [], [1], [], [], [2]]
 
 
-def test_an_image_over_the_encoder_budget_goes_when_the_encoder_is_idle():
+def test_an_image_over_the_encoder_budget_is_encoded_when_the_encoder_is_idle():
     w = world(encoder_budget_tokens=2, encoder_steps=1)
     for n in range(2):
         w.add(sequence(5, 1, images=[MediaSlot(0, 4, bytes([n]) * 32, {}, 4)]))
@@ -260,7 +260,7 @@ def test_an_image_over_the_encoder_budget_goes_when_the_encoder_is_idle():
     w.run()
 
 
-def test_the_last_comer_gives_up_its_room_when_the_cache_is_full():
+def test_the_newest_sequence_is_preempted_when_the_cache_is_full():
     limits = replace(LIMITS, capacity_tokens=16, max_sequence_tokens=16)
     w = world(limits)
     first, second = sequence(6, 8, name="1"), sequence(6, 8, name="2")
@@ -283,7 +283,7 @@ def test_more_urgent_requests_run_first():
     assert w.step().items[0].sequence is urgent
 
 
-def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one():
+def test_a_more_urgent_request_preempts_a_less_urgent_one():
     w = world(max_running=1)
     calm, urgent = sequence(5, 9, name="calm"), sequence(name="urgent", priority=-1)
     w.add(calm)
@@ -295,7 +295,7 @@ def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one():
     assert len(calm.output_ids) == 9
 
 
-def test_equals_are_served_in_the_order_in_which_they_came():
+def test_requests_of_equal_priority_run_in_order_of_arrival():
     w = world(max_running=1)
     sequences = [sequence(5, 1, name=str(i)) for i in range(5)]
     for seq in sequences:
@@ -303,7 +303,7 @@ def test_equals_are_served_in_the_order_in_which_they_came():
     assert [w.step().items[0].sequence for _ in sequences] == sequences
 
 
-def test_a_full_queue_refuses():
+def test_a_full_queue_refuses_a_request():
     w = world(max_waiting=2)
     w.add(sequence())
     w.add(sequence())
@@ -311,7 +311,7 @@ def test_a_full_queue_refuses():
         w.scheduler.add(sequence())
 
 
-def test_a_held_sequence_keeps_its_place_and_does_not_run():
+def test_a_held_sequence_stays_running_but_is_not_planned():
     w = world()
     seq = sequence(4, 5)
     w.add(seq)
@@ -335,7 +335,7 @@ def test_cancelled_waiting_requests_leave_nothing_behind():
     assert len(w.scheduler._queue) < 200
 
 
-def test_an_engine_that_cannot_mix_gets_prefills_and_decodes_in_turn():
+def test_prefills_and_decodes_alternate_for_an_engine_that_cannot_mix():
     w = world(replace(LIMITS, mixes_prefill_and_decode=False), max_step_tokens=4)
     first = sequence(4, 6)
     w.add(first)
@@ -375,7 +375,7 @@ def prompts(draw):
     encoder_steps=st.sampled_from([0, 0, 1, 7]),
     aborts=st.sets(st.integers(0, 40), max_size=6),
 )
-def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
+def test_every_sequence_ends_and_the_cache_is_empty_whatever_is_requested(
     requests, budget, encoder_budget, capacity, mixes, shares, encoder_steps, aborts
 ):
     limits = replace(LIMITS, capacity_tokens=capacity, mixes_prefill_and_decode=mixes)
@@ -403,7 +403,7 @@ def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
     assert w.cache.pool.num_free_blocks == capacity // 4
 
 
-def test_a_held_sequence_gives_its_place_to_a_newcomer_and_gets_it_back():
+def test_a_held_sequence_is_preempted_by_a_new_one_and_resumes_later():
     w = world(max_running=1)
     held, newcomer = sequence(4, 5), sequence(6, 3)
     w.add(held)
@@ -431,7 +431,7 @@ def test_a_held_sequence_gives_its_place_to_a_newcomer_and_gets_it_back():
     mixes=st.booleans(),
     aborts=st.sets(st.integers(0, 40), max_size=4),
 )
-def test_held_sequences_keep_nobody_waiting_and_finish_when_let_go(
+def test_held_sequences_block_no_others_and_finish_after_release(
     requests, budget, max_running, mixes, aborts
 ):
     limits = replace(LIMITS, capacity_tokens=40, mixes_prefill_and_decode=mixes)
@@ -459,7 +459,7 @@ def test_held_sequences_keep_nobody_waiting_and_finish_when_let_go(
     assert w.cache.pool.num_free_blocks == 10
 
 
-def test_planning_grows_with_what_runs_and_not_with_what_waits():
+def test_planning_time_depends_on_running_and_not_on_waiting_requests():
     """Prints the time of one plan with 1,000 running and 10,000 waiting; asserts only the shape."""
     limits = replace(LIMITS, max_sequences=1000, capacity_tokens=1000 * 64)
     w = world(limits, max_running=1000, max_waiting=20_000, max_step_tokens=20_000)

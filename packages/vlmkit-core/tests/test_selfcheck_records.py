@@ -21,7 +21,7 @@ def noted(folder: Path, fact: str = "one") -> str | None:
     return selfcheck_records.read(selfcheck_records.record_path(folder, "trials", [fact]))
 
 
-def test_a_record_is_found_only_by_the_same_files_kind_and_facts(folder: Path) -> None:
+def test_a_record_is_found_only_for_the_same_files_kind_and_facts(folder: Path) -> None:
     assert noted(folder) is None
     selfcheck_records.write(selfcheck_records.record_path(folder, "trials", ["one"]), "passed")
 
@@ -31,7 +31,7 @@ def test_a_record_is_found_only_by_the_same_files_kind_and_facts(folder: Path) -
     assert noted(folder) is None
 
 
-def test_a_folder_that_changed_just_now_has_no_record(
+def test_a_folder_that_just_changed_has_no_record(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 10**12)

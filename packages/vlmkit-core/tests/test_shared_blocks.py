@@ -52,7 +52,7 @@ def told(proposer=None, **options):
         return model.runner._engine.told, len(done.prompt_token_ids), done.choices[0].token_ids
 
 
-def test_an_answer_is_shared_whenever_a_block_of_it_is_whole():
+def test_an_answer_is_committed_whenever_a_block_is_full():
     found, num_prompt, output_ids = told()
     num_computed = num_prompt + len(output_ids) - 1
     ends = [n for n in range(num_prompt + 1, num_computed + 1) if n % BLOCK_TOKENS == 0]
@@ -61,7 +61,7 @@ def test_an_answer_is_shared_whenever_a_block_of_it_is_whole():
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 2, 3, 5, 7])
-def test_no_block_is_forgotten_for_drafts_that_end_it(num_right):
+def test_no_full_block_is_missed_when_drafts_cross_its_end(num_right):
     _, num_prompt, output_ids = told()
     found, _, with_drafts = told(Oracle(output_ids, num_right))
     last = found[-1] // BLOCK_TOKENS
@@ -72,5 +72,5 @@ def test_no_block_is_forgotten_for_drafts_that_end_it(num_right):
     assert last >= (num_prompt + len(output_ids) - 2 - num_right) // BLOCK_TOKENS
 
 
-def test_an_engine_that_shares_nothing_is_told_nothing():
+def test_an_engine_without_prefix_sharing_gets_no_commits():
     assert told(shares_prefixes=False)[0] == []

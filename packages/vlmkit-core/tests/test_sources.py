@@ -75,7 +75,7 @@ def with_store(folder: Path, **replaced: str) -> loader.Plugins:
 
 
 @pytest.mark.parametrize("reference", ["store://team/tiny", "STORE://team/tiny", "s3://b/a/c/tiny"])
-def test_the_owner_of_a_scheme_is_asked_before_folders(
+def test_the_owner_of_a_scheme_takes_precedence_over_folders(
     reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,7 +94,7 @@ def test_two_owners_of_one_scheme_are_both_named(tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_scheme_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_scheme_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     plugins = with_store(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         resolve("shop://team/tiny", plugins)
@@ -106,7 +106,7 @@ def test_an_unknown_scheme_is_answered_with_those_that_there_are(tmp_path: Path)
     assert caught.value.hint == "none has models of any scheme"
 
 
-def test_a_source_of_schemes_has_nothing_else(tmp_path: Path) -> None:
+def test_a_source_of_schemes_provides_no_other_names(tmp_path: Path) -> None:
     plugins = with_store(tmp_path)
     assert packaged_models(plugins) == []
     for reference in ("store", "team/tiny"):
@@ -114,7 +114,7 @@ def test_a_source_of_schemes_has_nothing_else(tmp_path: Path) -> None:
             find(reference, plugins)
 
 
-def test_a_source_may_take_ids_besides_its_schemes(tmp_path: Path) -> None:
+def test_a_source_can_provide_hub_ids_besides_its_schemes(tmp_path: Path) -> None:
     added = {'schemes=("store", "s3")': 'schemes=("store",), cannot_serve=lambda r: None'}
     plugins = with_store(tmp_path, **added)
     assert resolve("team/tiny", plugins).name == "tiny"
@@ -126,7 +126,7 @@ def test_a_source_may_take_ids_besides_its_schemes(tmp_path: Path) -> None:
     "schemes",
     ["('Store',)", "('s',)", "('s:',)", "('',)", "'store'", "('st ore',)", "(7,)", "None"],
 )
-def test_a_scheme_is_two_letters_or_more_in_lower_case(schemes: str, tmp_path: Path) -> None:
+def test_a_scheme_has_at_least_two_lower_case_letters(schemes: str, tmp_path: Path) -> None:
     file = store(tmp_path, **{'schemes=("store", "s3")': f"schemes={schemes}"})
     (error,) = loader.load(entry_points=[], files=[file]).broken.values()
     assert str(error).startswith("model 'store' must be given a tuple of schemes in lower case")
@@ -138,7 +138,7 @@ def test_only_models_have_schemes(tmp_path: Path) -> None:
     assert str(error) == "engine 'store' cannot own schemes, which models have"
 
 
-def test_what_a_source_refuses_is_its_reason(tmp_path: Path) -> None:
+def test_a_refusal_of_a_source_is_reported_with_its_reason(tmp_path: Path) -> None:
     plugins = with_store(
         tmp_path,
         **{'schemes=("store", "s3")': 'schemes=("s3",), cannot_serve=lambda r: "shut: "+r'},
@@ -151,7 +151,7 @@ def test_what_a_source_refuses_is_its_reason(tmp_path: Path) -> None:
     )
 
 
-def test_only_what_a_source_lists_is_on_this_disk(tmp_path: Path) -> None:
+def test_local_lookup_finds_only_models_that_a_source_lists(tmp_path: Path) -> None:
     plugins = with_store(tmp_path)
     assert resolve_local("store://team/tiny", plugins).name == "tiny"
     with pytest.raises(CheckpointError) as caught:
@@ -160,7 +160,7 @@ def test_only_what_a_source_lists_is_on_this_disk(tmp_path: Path) -> None:
     assert caught.value.hint == "vlmkit models pull store://***@team/other"
 
 
-def test_a_source_whose_list_fails_stands_in_nobodys_way(
+def test_a_source_whose_list_fails_is_logged_and_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugins = with_store(tmp_path, **{'lambda: ["store://team/tiny"]': "lambda: 1 // 0"})
@@ -170,7 +170,7 @@ def test_a_source_whose_list_fails_stands_in_nobodys_way(
 
 
 @pytest.mark.parametrize("what", ["broken", "lost"])
-def test_no_secret_of_a_reference_is_told_or_logged(
+def test_no_secret_of_a_reference_is_reported_or_logged(
     what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -203,7 +203,7 @@ def test_secrets_of_configured_models_are_not_shown() -> None:
         ("s3://me@b/models/caf%C3%A9%20au%20lait?x=1#y", "café au lait"),
     ],
 )
-def test_a_model_is_called_by_the_last_part_of_its_uri(reference: str, name: str) -> None:
+def test_a_model_is_named_by_the_last_part_of_its_uri(reference: str, name: str) -> None:
     assert name_of(ModelEntry(model=reference)) == name
     assert name_of(ModelEntry(model=reference, name="other")) == "other"
 
@@ -231,7 +231,7 @@ def test_a_model_is_called_by_the_last_part_of_its_uri(reference: str, name: str
         "store://" + "a" * 2100,
     ],
 )
-def test_what_could_lead_elsewhere_is_no_uri(reference: str, tmp_path: Path) -> None:
+def test_unsafe_references_are_no_uris(reference: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve(reference, with_store(tmp_path))
     assert str(caught.value).startswith("the reference of a model that begins with 'store://' ")
@@ -246,13 +246,13 @@ def test_paths_and_ids_are_no_uris(path: str) -> None:
 
 @given(user=st.text("ab:%", max_size=5), query=st.text("xyz=&?#/", max_size=8))
 @example(user="", query="")
-def test_what_is_shown_holds_neither_user_nor_query(user: str, query: str) -> None:
+def test_a_shown_reference_has_neither_user_nor_query(user: str, query: str) -> None:
     reference = f"s3://{user}@host/path?{query}"
     assert shown(reference) == f"s3://{'***' if user else ''}@host/path"
     assert without_secrets(f"no {reference}!", reference).endswith("!")
 
 
-def test_a_model_of_a_scheme_answers_by_its_name(tmp_path: Path) -> None:
+def test_a_model_of_a_scheme_answers_under_its_name(tmp_path: Path) -> None:
     file = store(tmp_path)
     with vlmkit.load("store://team/tiny", plugins={"files": [str(file)]}) as model:
         assert model.generate("hello").text == "hello"
@@ -273,7 +273,7 @@ def offered(registry: Registry[Checkpoint]) -> loader.Plugins:
 
 
 @pytest.mark.parametrize("as_", [Path, str])
-def test_a_packaged_model_is_one_line(as_: Any, tmp_path: Path) -> None:
+def test_a_packaged_model_needs_one_line(as_: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "x"}')
     registry = registry_of_models()
     registry.add_packaged("small", as_(tmp_path), description="a small one")
@@ -284,13 +284,13 @@ def test_a_packaged_model_is_one_line(as_: Any, tmp_path: Path) -> None:
         resolve("large", plugins)
 
 
-def test_a_packaged_model_may_be_a_resource_of_its_package() -> None:
+def test_a_packaged_model_can_be_a_resource_of_its_package() -> None:
     registry = registry_of_models()
     registry.add_packaged("small", importlib.resources.files("vlmkit_mock") / "model")
     assert resolve("small", offered(registry)).model_type == "mock"
 
 
-def test_a_packaged_model_that_was_not_packed_is_told(tmp_path: Path) -> None:
+def test_a_packaged_model_without_its_files_is_reported(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("model/config.json", "{}")
     registry = registry_of_models()
@@ -321,7 +321,7 @@ def test_a_packaged_model_has_an_absolute_folder() -> None:
 # Whoever does not say what it serves.
 
 
-def test_a_model_provider_that_says_nothing_has_its_own_name_alone(tmp_path: Path) -> None:
+def test_a_model_provider_without_cannot_serve_provides_only_its_own_name(tmp_path: Path) -> None:
     registry = registry_of_models()
     registry.add("mine", lambda _: Checkpoint("mine", tmp_path))
     plugins = offered(registry)
@@ -334,7 +334,9 @@ NAMED = ("tokenizer", "media_encoder", "engine")
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.mode == "one"], ids=lambda k: str(k.name))
-def test_only_where_anybody_will_do_is_one_taken_that_does_not_say(kind: Kind[Any]) -> None:
+def test_auto_skips_providers_without_cannot_serve_only_for_kinds_that_need_it(
+    kind: Kind[Any],
+) -> None:
     registry = Registries("dist").of(kind)
     registry.add("quiet", lambda _: None)
     assert registry.choose("quiet", "model").name == "quiet"
@@ -347,7 +349,7 @@ def test_only_where_anybody_will_do_is_one_taken_that_does_not_say(kind: Kind[An
     assert caught.value.hint == 'use = "quiet" names it; its author can state cannot_serve'
 
 
-def test_a_quiet_engine_brings_its_encoder_where_it_is_named(tmp_path: Path) -> None:
+def test_an_engine_named_in_the_config_also_selects_its_encoder(tmp_path: Path) -> None:
     file = tmp_path / "quiet.py"
     file.write_text(
         "from vlmkit.plugins.hookspecs import hookimpl\nVLMKIT_API = 1\n"
@@ -426,9 +428,7 @@ def refusing(family: str, seen: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("family", "expected"), [("first", ["first"]), ("last", ["first", "last"])]
 )
-def test_a_model_that_is_refused_is_not_fetched(
-    family: str, expected: list[str], tmp_path: Path
-) -> None:
+def test_a_refused_model_is_not_fetched(family: str, expected: list[str], tmp_path: Path) -> None:
     seen: list[str] = []
     with pytest.raises(PluginUnavailable, match=f"no engine for {family}"):
         resolve("shown://m", with_previews(tmp_path), check=refusing(family, seen))
@@ -438,7 +438,7 @@ def test_a_model_that_is_refused_is_not_fetched(
     assert folders - {"__pycache__"} == set()  # Python writes that beside the plugin
 
 
-def test_a_model_is_checked_before_it_is_fetched_and_not_again(tmp_path: Path) -> None:
+def test_a_model_is_checked_once_before_it_is_fetched(tmp_path: Path) -> None:
     plugins, seen = with_previews(tmp_path), list[str]()
     assert resolve("shown://m", plugins, check=refusing("", seen)).model_type == "whole"
     assert seen == ["first", "last"]
@@ -449,7 +449,7 @@ def test_a_model_is_checked_before_it_is_fetched_and_not_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("family", "shown"), [("first", "first"), ("", "last")])
-def test_a_model_is_inspected_by_what_shows_of_it(family: str, shown: str, tmp_path: Path) -> None:
+def test_a_model_is_inspected_by_its_previews(family: str, shown: str, tmp_path: Path) -> None:
     plugins = with_previews(tmp_path)
     folders: list[Path] = []
 
@@ -475,19 +475,19 @@ def test_a_model_is_inspected_by_what_shows_of_it(family: str, shown: str, tmp_p
         ("shown://odd", "was built as 'str'"),
     ],
 )
-def test_previews_that_fail_are_their_plugins(reference: str, problem: str, tmp_path: Path) -> None:
+def test_errors_of_previews_name_their_plugin(reference: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(PluginError) as caught:
         resolve(reference, with_previews(tmp_path), check=refusing("", []))
     assert problem in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_preview_that_says_what_no_model_can_be_is_refused(tmp_path: Path) -> None:
+def test_a_preview_with_impossible_values_is_refused(tmp_path: Path) -> None:
     wrong = {'"model_type": "first"': '"vocab_size": -4'}
     with pytest.raises(CheckpointError, match="'vocab_size' is -4"):
         resolve("shown://m", with_previews(tmp_path, **wrong), check=refusing("", []))
 
 
-def test_a_source_that_cannot_remove_says_so(tmp_path: Path) -> None:
+def test_a_source_that_cannot_remove_models_says_so(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"model 'shown' from .* cannot remove models"):
         remove("shown://m", with_previews(tmp_path))

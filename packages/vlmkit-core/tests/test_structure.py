@@ -87,7 +87,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_by_name_and_no_decoder_sees_it(monkeypatch, name):
+def test_a_bomb_is_refused_with_a_code_before_a_decoder_sees_it(monkeypatch, name):
     monkeypatch.setattr(PIL.Image, "open", lambda *_, **__: pytest.fail("Pillow was asked"))
     content = BOMBS[name]()
     for opened in (Image.open, Image.of_header):
@@ -141,12 +141,12 @@ def in_chunks(num_bytes):
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_what_cameras_and_editors_write_is_opened(name):
+def test_files_of_cameras_and_editors_are_opened(name):
     image = Image.open(HONEST[name]())
     assert image.to_pil().size == image.source_size
 
 
-def test_many_scans_are_for_pictures_that_are_not_the_largest(monkeypatch):
+def test_the_limit_of_scans_depends_on_the_image_size(monkeypatch):
     """A picture of 20 million pixels may have 100 scans, a larger one fewer."""
     scan = b"\xff\xda\0\x08\1\1\0\0\0\0"
 
@@ -166,7 +166,7 @@ def test_many_scans_are_for_pictures_that_are_not_the_largest(monkeypatch):
     st.integers(0, 400),
     st.binary(max_size=60),
 )
-def test_what_is_cut_off_or_damaged_is_walked_to_its_end(kind, cut, noise):
+def test_a_truncated_or_damaged_file_raises_only_image_errors(kind, cut, noise):
     content = saved(kind)
     for damaged in (content[:cut], content[:cut] + noise, content[:cut] + noise + content[cut:]):
         webp.size(damaged)
@@ -175,7 +175,7 @@ def test_what_is_cut_off_or_damaged_is_walked_to_its_end(kind, cut, noise):
 
 
 @given(st.integers(1, 16_383), st.integers(1, 3), st.sampled_from([{}, {"lossless": True}]))
-def test_the_size_of_a_webp_file_is_what_its_decoder_says(width, height, options):
+def test_the_size_of_a_webp_file_equals_that_of_its_decoder(width, height, options):
     for size in ((width, height), (height, width)):
         for more in ({}, {"exif": b"Exif\0\0MM"}):
             file = io.BytesIO()
@@ -183,7 +183,7 @@ def test_the_size_of_a_webp_file_is_what_its_decoder_says(width, height, options
             assert webp.size(file.getvalue()) == size
 
 
-def test_a_large_webp_file_is_refused_before_its_decoder_takes_memory(monkeypatch):
+def test_a_large_webp_file_is_refused_before_its_decoder_allocates_memory(monkeypatch):
     monkeypatch.setattr(PIL.Image, "open", lambda *_, **__: pytest.fail("Pillow was asked"))
     canvas = (16_382).to_bytes(3, "little") * 2
     content = b"RIFF\x40\0\0\0WEBPVP8X\x0a\0\0\0\x12\0\0\0" + canvas + bytes(40)
@@ -228,7 +228,7 @@ print(*sorted(set(told)))
         ("WEBP", "RGB", {"lossless": True, "method": 0}),
     ],
 )
-def test_want_of_memory_is_never_the_pictures_fault(kind, mode, options):
+def test_lack_of_memory_is_not_reported_as_an_error_of_the_image(kind, mode, options):
     """Whatever the amount that is missing: no ImageError, which would have ended the process."""
     done = subprocess.run(
         [sys.executable, "-c", STARVED, kind, mode, repr(options)],

@@ -29,15 +29,15 @@ def show(text, stop=(), min_tokens=0, **how):
     return pieces
 
 
-def test_without_stop_strings_every_letter_shows_at_once():
+def test_text_without_stop_strings_is_shown_immediately():
     assert show("abc") == ["a", "b", "c", ""]
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_part_of_it():
+def test_a_stop_string_ends_the_answer_and_is_not_included():
     assert "".join(show("hello END more", ["END"])) == "hello "
 
 
-def test_a_stop_string_shows_if_that_is_wanted():
+def test_a_stop_string_is_included_on_request():
     assert "".join(show("hello END more", ["END", "D"], shows_stop=True)) == "hello END"
 
 
@@ -45,11 +45,11 @@ def test_text_that_may_become_a_stop_string_is_held_back():
     assert show("xENx", ["END"]) == ["x", "", "", "ENx", ""]
 
 
-def test_held_text_shows_when_the_answer_ends():
+def test_held_text_is_released_when_the_answer_ends():
     assert show("xEN", ["END"]) == ["x", "", "", "EN"]
 
 
-def test_a_stop_string_does_not_count_before_the_minimum():
+def test_a_stop_string_is_ignored_before_the_minimum():
     assert "".join(show("ENDxENDy", ["END"], min_tokens=5)) == "ENDx"
 
 
@@ -57,7 +57,7 @@ def test_a_stop_string_does_not_count_before_the_minimum():
     text=st.text("ab", max_size=30),
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
-def test_what_shows_is_the_text_before_the_stop_string_that_completes_first(text, stop):
+def test_the_stop_string_that_completes_first_ends_the_answer(text, stop):
     shown = "".join(show(text, stop))
     ends = [text.index(s) + len(s) for s in stop if s in text]
     if not ends:

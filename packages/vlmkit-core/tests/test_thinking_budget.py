@@ -108,7 +108,7 @@ def in_channels_behind(budget, *names):
 @pytest.mark.parametrize("kind", MODELS)
 @settings(max_examples=150)
 @given(budget=st.integers(0, 4), choices=st.lists(st.integers(0, 99), max_size=30))
-def test_no_answer_reasons_longer_than_its_budget(kind, budget, choices):
+def test_reasoning_never_exceeds_its_budget(kind, budget, choices):
     prompt, texts, reader = MODELS[kind]()
     vocab_size = len(texts._texts)
     guide = guide_of(prompt, texts, budget, vocab_size)
@@ -136,7 +136,7 @@ def test_no_answer_reasons_longer_than_its_budget(kind, budget, choices):
     choices=st.lists(st.integers(0, 99), max_size=12),
     num_drafts=st.integers(1, 6),
 )
-def test_drafts_are_judged_as_the_tokens_that_they_become(kind, budget, choices, num_drafts):
+def test_drafts_are_masked_like_tokens_of_the_answer(kind, budget, choices, num_drafts):
     prompt, texts, _ = MODELS[kind]()
     vocab_size = len(texts._texts)
     one_by_one = guide_of(prompt, texts, budget, vocab_size)
@@ -162,7 +162,7 @@ def test_drafts_are_judged_as_the_tokens_that_they_become(kind, budget, choices,
         sequence.output_ids.append(token_id)
 
 
-def test_a_closing_mark_of_several_tokens_is_forced_whole():
+def test_a_closing_delimiter_of_several_tokens_is_forced_whole():
     prompt, texts, _ = marked(are_tokens=False)
     guide = guide_of(prompt, texts, 1, len(TEXTS))
     sequence = new_sequence((1,), max_tokens=99)
@@ -173,7 +173,7 @@ def test_a_closing_mark_of_several_tokens_is_forced_whole():
     assert allowed(guide, sequence) == [set(range(len(TEXTS)))]
 
 
-def test_an_exhausted_channel_is_not_begun_again():
+def test_an_exhausted_channel_is_not_opened_again():
     guide, sequence = in_channels_behind(1, "channel", "analysis", "body", "x")
     name = CHANNEL_TEXTS.index
     assert allowed(guide, sequence) == [{name("end")}]
@@ -183,14 +183,14 @@ def test_an_exhausted_channel_is_not_begun_again():
     assert allowed(guide, sequence) == [set(range(len(CHANNEL_TEXTS)))]
 
 
-def test_a_call_in_the_channel_of_reasoning_is_no_reasoning():
+def test_a_call_in_the_reasoning_channel_does_not_count_as_reasoning():
     head = (" to=functions.x", "channel", "analysis", "body")
     guide, sequence = in_channels_behind(0, *head, "x")
     assert len(allowed(guide, sequence)[0]) == len(CHANNEL_TEXTS)
 
 
 @pytest.mark.parametrize("kind", [Prompt((1,), is_plain=True), Prompt((1,))], ids=["plain", "none"])
-def test_reasoning_without_marks_is_not_bounded(kind):
+def test_reasoning_without_delimiters_is_not_bounded(kind):
     assert thinking_budget(0, kind, Spelled(TEXTS)) is None
 
 
@@ -211,7 +211,7 @@ def said(model, **params):
     ("budget", "thought"),
     [(None, "one and one and one"), (99, "one and one and one"), (5, "one a"), (0, "")],
 )
-def test_the_answer_follows_what_was_thought_so_far(budget, thought, proposer):
+def test_the_answer_follows_reasoning_cut_at_its_budget(budget, thought, proposer):
     with hesitant(engine=MockEngine, proposer=proposer) as model:
         assert said(model, thinking_token_budget=budget) == (thought, "three")
 
@@ -232,7 +232,7 @@ def test_every_choice_has_its_own_budget():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_change_no_answer_with_a_budget(temperature):
+def test_drafts_do_not_change_answers_with_a_budget(temperature):
     params = SamplingParams(thinking_token_budget=4, temperature=temperature, seed=5, max_tokens=14)
     request = Request(messages=[Message.of("user", ASKED)], params=params)
     found = []
@@ -242,7 +242,7 @@ def test_drafts_change_no_answer_with_a_budget(temperature):
     assert found[0] == found[1]
 
 
-def test_a_budget_needs_nothing_of_the_sampler():
+def test_a_budget_works_with_any_sampler():
     class Likeliest:
         ignores = FOLLOWED
 

@@ -55,7 +55,7 @@ class TestTiffLoader(MediaLoaderContract):
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "RGB", "I;16", "I", "F"])
 @pytest.mark.parametrize("is_big", [False, True])
-def test_every_mode_looks_as_it_does_in_a_png_file(mode, is_big):
+def test_every_mode_decodes_as_in_a_png_file(mode, is_big):
     source = NOISE.convert("L") if mode in ("I;16", "LA") else NOISE
     picture = source.convert(mode)
     content = saved(picture, big_tiff=is_big, compression="tiff_lzw")
@@ -68,12 +68,12 @@ def test_every_mode_looks_as_it_does_in_a_png_file(mode, is_big):
 @pytest.mark.parametrize(
     "kind", ["raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "lzma", "zstd"]
 )
-def test_every_lossless_compression_gives_the_pixels(kind):
+def test_every_lossless_compression_gives_the_same_pixels(kind):
     assert Image.open(saved(compression=kind)).to_pil().tobytes() == NOISE.tobytes()
 
 
 @pytest.mark.parametrize("tag", range(1, 9))
-def test_an_orientation_turns_a_page_once(tag):
+def test_an_orientation_rotates_a_page_once(tag):
     content = saved(tiffinfo={274: tag})
     image = Image.open(content)
     expected = PIL.Image.open(io.BytesIO(content))
@@ -83,7 +83,7 @@ def test_an_orientation_turns_a_page_once(tag):
     assert image.to_pil().tobytes() == expected.tobytes()
 
 
-def test_every_page_is_an_image_and_chosen_ones_are():
+def test_every_page_is_an_image_and_pages_can_be_selected():
     loader = TiffLoader()
     parts = loader.load(several(), BOUNDS)
     assert [(part.page, part.image.width) for part in parts] == [(1, 30), (2, 31), (3, 32)]
@@ -94,7 +94,7 @@ def test_every_page_is_an_image_and_chosen_ones_are():
     assert part.page == 1
 
 
-def test_pages_are_bounded_as_those_of_documents_are():
+def test_pages_are_bounded_like_those_of_documents():
     few = msgspec.structs.replace(BOUNDS, max_images=2)
     with pytest.raises(MediaError, match="3 pages are over the limit of 2 images"):
         TiffLoader().load(several(), few)
@@ -102,7 +102,7 @@ def test_pages_are_bounded_as_those_of_documents_are():
         TiffLoader().load_pages(several(), Pages.of("4"), BOUNDS)
 
 
-def test_thumbnails_are_no_pages_and_a_file_of_nothing_else_is_refused():
+def test_thumbnails_are_no_pages_and_a_file_of_only_thumbnails_is_refused():
     content = saved(NOISE, save_all=True, append_images=[NOISE.resize((6, 4))], tiffinfo={254: 0})
     assert tiff.has_pages(content)
     reduced = saved(tiffinfo={254: 1})
@@ -110,7 +110,7 @@ def test_thumbnails_are_no_pages_and_a_file_of_nothing_else_is_refused():
         Image.open(reduced)
 
 
-def test_pages_that_go_round_in_a_circle_end():
+def test_a_cycle_of_pages_ends():
     content = bytearray(several(1))
     (at,) = struct.unpack_from("<L", content, 4)
     (num,) = struct.unpack_from("<H", content, at)
@@ -140,13 +140,13 @@ def test_pages_that_go_round_in_a_circle_end():
         (saved()[:-200], "is broken", "invalid_image"),
     ],
 )
-def test_what_would_cost_too_much_or_is_not_decoded_is_refused(content, message, code):
+def test_expensive_or_unsupported_files_are_refused(content, message, code):
     with pytest.raises(ImageError, match=message) as caught:
         Image.open(content).to_pil()
     assert caught.value.code == code
 
 
-def test_strips_that_overlap_take_no_memory():
+def test_overlapping_strips_allocate_no_memory():
     """A few bytes may be named by 65,536 strips."""
     content = bytearray(saved(PIL.Image.new("L", (40, 40)), compression="raw", strip_size=40))
     page = tiff.first_page(bytes(content))
@@ -155,7 +155,7 @@ def test_strips_that_overlap_take_no_memory():
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_file_that_was_changed_is_read_or_refused(data):
+def test_a_changed_file_is_decoded_or_refused(data):
     content = bytearray(several(2, compression="tiff_lzw"))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=8)):
         content[place] = data.draw(st.integers(0, 255))

@@ -79,7 +79,7 @@ def test_rules_combine_with_bans_and_min_tokens():
         masks([AllowedTokens((4,), VOCAB), BadWords([(4,)])], sequence)
 
 
-def test_a_word_is_spelled_alone_and_after_a_space():
+def test_a_bad_word_is_tokenized_alone_and_after_a_space():
     made = {"New York": [1, 2], " New York": [3, 2], "a": [4], " a": [9, 4], "b": [5], " b": [5]}
     assert spellings(["New York", " a", "b"], made.__getitem__) == [[1, 2], [3, 2], [4], [5]]
     with pytest.raises(RequestError, match=r"bad_words\[0\] has 0 tokens, not 1 to 64"):
@@ -100,7 +100,7 @@ def test_bad_words_remove_only_the_bad_word():
         assert "c" not in text_of(model, "a red circle", bad_words=("c",))
 
 
-def test_an_answer_is_of_allowed_tokens_only():
+def test_an_answer_has_only_allowed_tokens():
     letters = {ord(letter) for letter in "abc"}
     with hesitant(engine=MockEngine) as model:
         for kind in ({}, {"temperature": 1.0, "seed": 3}):
@@ -126,7 +126,7 @@ def test_rules_hold_for_a_sampler_that_ignores_them(field):
             assert set(answer.text) <= set("ab")
 
 
-def test_rules_that_allow_no_token_are_refused_at_once():
+def test_rules_that_allow_no_token_are_refused_at_submission():
     with hesitant(engine=MockEngine) as model:
         ends = tuple(model.facts.eos_ids)
         with pytest.raises(RequestError, match="none of allowed_token_ids may be chosen") as caught:
@@ -164,7 +164,7 @@ class Guesser:
     ],
     ids=str,
 )
-def test_drafts_change_no_answer(params):
+def test_drafts_do_not_change_answers(params):
     request = Request(
         messages=[Message.of("user", script(text="a red circle"))],
         params=SamplingParams(max_tokens=14, **params),
@@ -180,7 +180,7 @@ def test_drafts_change_no_answer(params):
     ("word", "expected"),
     [("a r", "a blue circle"), ("a", "two"), ("two", "a red circle"), ("red", None)],
 )
-def test_a_constraint_and_a_rule_hold_together(word, expected):
+def test_a_constraint_and_a_token_rule_hold_together(word, expected):
     """A word's last token is forbidden, so an answer may find that nothing else can follow."""
     request = Request(
         messages=[Message.of("user", script(text="a red circle and"))],

@@ -112,7 +112,7 @@ def cut(text, places):
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(places=st.lists(st.integers(0, 2000), max_size=12))
-def test_any_cut_of_an_answer_tells_the_same_calls(name, places):
+def test_tool_calls_do_not_depend_on_how_an_answer_is_cut(name, places):
     before = "" if name == "llama" else "I look.\n\n"
     expected = ("", before.strip(), [("weather", ARGUMENTS)] * 2)
     thought, said, calls = read(plain(FORMATS[name]), cut(before + WRITTEN[name], places))
@@ -136,7 +136,7 @@ def test_any_cut_of_an_answer_tells_the_same_calls(name, places):
     ],
 )
 @pytest.mark.parametrize("places", [(), (3, 9, 14), range(60)])
-def test_what_is_no_call_in_the_end_is_text(name, text, places):
+def test_text_that_does_not_become_a_call_stays_text(name, text, places):
     _, said, calls = read(plain(FORMATS[name]), cut(text, places))
     assert calls == []
     assert "".join(said.split()) == "".join(text.split())
@@ -145,7 +145,7 @@ def test_what_is_no_call_in_the_end_is_text(name, text, places):
 @pytest.mark.parametrize("name", FORMATS)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), places=st.lists(st.integers(0, 99)))
 @example(pieces=["[", "[TOOL_CALLS]"], places=[2])
-def test_any_words_are_read_to_their_end_however_they_are_cut(name, pieces, places):
+def test_any_text_is_parsed_to_its_end_however_it_is_cut(name, pieces, places):
     text = "".join(pieces)
     assert read(plain(FORMATS[name]), cut(text, places)) == read(plain(FORMATS[name]), [text])
 

@@ -98,7 +98,7 @@ def test_the_engine_checks_three_images_with_a_few_tokens_around(folder):
         assert prompt.token_ids[:NUM_AROUND] == whole.token_ids[: there.start][-NUM_AROUND:]
 
 
-def test_one_image_is_enough_if_the_model_sees_all_in_one_size(folder):
+def test_a_model_with_one_image_size_gets_one_image(folder):
     engine, tokenizer = Trying(), Wordy()
     tokenizer.has_one_size = True
     look(folder, engine, tokenizer)
@@ -134,7 +134,7 @@ def test_an_engine_without_a_self_check_gets_no_images(folder):
     assert unwilling.shown == []
 
 
-def test_the_check_is_repeated_when_something_changed(folder):
+def test_the_check_is_repeated_after_a_change(folder):
     def shown(built_with="", name="a trial"):
         engine = Trying()
         engine.trial_name = name
@@ -198,7 +198,7 @@ def test_without_a_writable_cache_the_check_runs_at_each_load(folder, tmp_path):
     assert not user_cache.folder().exists()
 
 
-def test_a_folder_that_changed_just_now_is_checked_at_each_load(folder, monkeypatch):
+def test_a_folder_that_just_changed_is_checked_at_each_load(folder, monkeypatch):
     monkeypatch.setattr(content, "SETTLED_NS", 10**15)
     assert content.changes(folder) is None
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_a_folder_that_changed_just_now_is_checked_at_each_load(folder, monkeypa
         assert engine.shown
 
 
-def test_a_full_cache_gives_no_answer_and_keeps_no_sequence():
+def test_a_full_cache_gives_no_result_and_keeps_no_sequence():
     engine, encoder = Trying(capacity_tokens=64), MockVisionEncoder()
     shown = picture(96, 96)
     prompt = MockTokenizer().prompt([vlmkit.Message.of("user", "word " * 80, [shown])])
@@ -224,7 +224,7 @@ def test_a_full_cache_gives_no_answer_and_keeps_no_sequence():
     rest=st.integers(1, 9),
     most=st.integers(1, 20),
 )
-def test_chunks_cut_no_span_and_are_no_longer_than_they_must(sizes, rest, most):
+def test_chunks_split_no_span_and_exceed_the_limit_only_for_a_span(sizes, rest, most):
     spans, end = [], 0
     for gap, length in sizes:
         spans.append(Span(end + gap, end + gap + length))

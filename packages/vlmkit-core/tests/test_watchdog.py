@@ -113,7 +113,7 @@ def test_limits_grow_with_the_longest_duration_so_far():
     assert monitored([0.01, 3.5])[1] > 0
 
 
-def test_work_that_ended_is_not_slow():
+def test_finished_work_is_not_slow():
     assert monitored([0.9] * 20) == (0, 0)
 
 

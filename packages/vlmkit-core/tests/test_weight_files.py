@@ -29,7 +29,7 @@ def objection(folder: Path, **files: bytes) -> str | None:
     return weight_files.objection(Checkpoint("m", folder))
 
 
-def test_whole_files_have_nothing_against_them(tmp_path: Path) -> None:
+def test_complete_files_have_no_objection(tmp_path: Path) -> None:
     assert objection(tmp_path, model_safetensors=file_of(9)) is None
 
 
@@ -41,20 +41,20 @@ def test_a_file_of_another_format_is_an_objection(content: bytes, tmp_path: Path
 
 
 @pytest.mark.parametrize("missing", [1, 9, -1])
-def test_a_file_must_be_as_long_as_it_says(missing: int, tmp_path: Path) -> None:
+def test_a_file_must_have_the_length_that_its_header_states(missing: int, tmp_path: Path) -> None:
     whole = len(file_of(9))
     assert objection(tmp_path, model_safetensors=file_of(9, missing=missing)) == (
         f"'model.safetensors' has {whole - missing} bytes, and should have {whole}"
     )
 
 
-def test_headers_may_be_of_any_length_and_no_more_is_read_than_there_is(tmp_path: Path) -> None:
+def test_no_more_of_a_header_is_read_than_the_file_has(tmp_path: Path) -> None:
     content = (99_000_000).to_bytes(8, "little") + b"{}"
     assert "is not a safetensors file" in str(objection(tmp_path, model_safetensors=content))
 
 
 @pytest.mark.parametrize("file", ["../a.safetensors", "/a.safetensors", "b\\a.safetensors"])
-def test_an_index_names_files_of_its_folder_alone(file: str, tmp_path: Path) -> None:
+def test_an_index_can_name_only_files_of_its_folder(file: str, tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": file}}).encode()
     reason = objection(tmp_path, model_safetensors_index_json=index)
 
@@ -62,7 +62,7 @@ def test_an_index_names_files_of_its_folder_alone(file: str, tmp_path: Path) -> 
     assert "which is not a file of its folder" in reason
 
 
-def test_hints_of_objections_are_told_once_and_with_those_who_say_the_same() -> None:
+def test_a_hint_of_equal_objections_is_reported_once() -> None:
     registry: Registry[object] = Registry("engine")
     same = Objection("too large", hint="take another")
     for name in ("one", "two"):
@@ -80,7 +80,7 @@ def test_hints_of_objections_are_told_once_and_with_those_who_say_the_same() -> 
     assert caught.value.hint == "take another"
 
 
-def test_an_objection_is_the_text_of_its_reason() -> None:
+def test_an_objection_is_a_string_with_a_hint() -> None:
     reason = Objection("it is late", hint="come earlier")
 
     assert (reason, hint_of(reason), with_hint(reason)) == (
