@@ -132,7 +132,7 @@ def test_fields_of_the_server_request_bodies_are_reserved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "param", "said"),
+    ("value", "param", "problem"),
     [
         ({"much": 2}, "odd.much", "Expected `float` <= 1.0"),
         ({"way": "UP"}, "odd.way", "Expected `str` matching regex '^[a-z]+$'"),
@@ -141,10 +141,10 @@ def test_fields_of_the_server_request_bodies_are_reserved() -> None:
         (None, "odd", "Expected `object`, got `null`"),
     ],
 )
-def test_a_wrong_value_names_its_path_and_bound(value: Any, param: str, said: str) -> None:
+def test_a_wrong_value_names_its_path_and_bound(value: Any, param: str, problem: str) -> None:
     with pytest.raises(RequestError) as caught:
         checked_fields({"odd": value}, {"odd": FIELD})
-    assert (caught.value.param, str(caught.value)) == (param, f"{param}: {said}")
+    assert (caught.value.param, str(caught.value)) == (param, f"{param}: {problem}")
 
 
 def test_values_of_a_field_can_be_sent_to_another_process() -> None:
@@ -154,12 +154,12 @@ def test_values_of_a_field_can_be_sent_to_another_process() -> None:
 
 
 def test_only_fields_that_change_states_separate_the_prefix_cache() -> None:
-    fields = [RequestField("states", Shape, "states"), RequestField("choices", Shape)]
-    with mock_model(request_fields=fields) as model:
+    declared = [RequestField("states", Shape, "states"), RequestField("choices", Shape)]
+    with mock_model(request_fields=declared) as model:
         prompt = "a prompt that fills some blocks of the cache, so that it is found again" * 2
 
-        def cached(**said: Any) -> int:
-            return model.generate(prompt, fields=said).usage.cached_tokens
+        def cached(**fields: Any) -> int:
+            return model.generate(prompt, fields=fields).usage.cached_tokens
 
         assert cached() == 0
         assert cached(choices={"much": 0.1}) > 0
@@ -242,8 +242,8 @@ def test_a_component_can_be_built_from_the_tokenizer_of_a_model(tmp_path: Path) 
 
 
 class Claims:
-    def __init__(self, **said: Any) -> None:
-        vars(self).update(said)
+    def __init__(self, **claims: Any) -> None:
+        vars(self).update(claims)
 
     prepare = vlmkit.ArraySampler.prepare
 
@@ -255,7 +255,7 @@ def test_a_sampler_without_claims_claims_to_follow_every_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("claims", "problem"),
     [
         ({"ignores": "top_k"}, "has ignores of type 'str', not a frozenset"),
         ({"ignores": frozenset({1})}, "has ignores of type 'frozenset', not a frozenset"),
@@ -263,9 +263,9 @@ def test_a_sampler_without_claims_claims_to_follow_every_parameter() -> None:
         ({"is_exact": "no"}, "has is_exact of type 'str', not a bool"),
     ],
 )
-def test_an_invalid_claim_of_a_sampler_is_refused(said: dict[str, Any], problem: str) -> None:
+def test_an_invalid_claim_of_a_sampler_is_refused(claims: dict[str, Any], problem: str) -> None:
     with pytest.raises(PluginError, match=problem):
-        mock_model(sampler=Claims(**said))
+        mock_model(sampler=Claims(**claims))
 
 
 def test_every_parameter_that_can_be_ignored_is_a_sampling_parameter() -> None:

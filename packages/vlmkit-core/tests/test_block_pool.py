@@ -23,158 +23,158 @@ def slot(start, stop, digest=b"a"):
     return MediaSlot(start, stop, digest * 32, {}, stop - start)
 
 
-def num_cached(pool, seq):
+def admitted_cached_tokens(pool, seq):
     """Admit a sequence; return how much of it was there, None without room."""
     admission = pool.admit(seq)
     return None if admission is None else admission.num_cached
 
 
-def computed(pool, seq):
+def admit_and_compute(pool, seq):
     """Admit a sequence and compute all of it."""
-    cached = num_cached(pool, seq)
+    cached = admitted_cached_tokens(pool, seq)
     pool.commit(seq, len(seq))
     return cached
 
 
 def test_an_equal_prompt_reuses_the_full_blocks_of_the_first():
     pool = BlockPool(32, 4)
-    assert computed(pool, sequence(range(11))) == 0
-    assert num_cached(pool, sequence(range(11))) == 8
+    assert admit_and_compute(pool, sequence(range(11))) == 0
+    assert admitted_cached_tokens(pool, sequence(range(11))) == 8
 
 
 def test_the_last_token_of_a_cached_prompt_is_always_computed():
     pool = BlockPool(32, 4)
-    computed(pool, sequence(range(8)))
-    assert num_cached(pool, sequence(range(8))) == 4
+    admit_and_compute(pool, sequence(range(8)))
+    assert admitted_cached_tokens(pool, sequence(range(8))) == 4
 
 
 def test_an_engine_may_use_fewer_cached_tokens_rounded_down_to_whole_blocks():
     pool = BlockPool(32, 4)
-    computed(pool, sequence(range(19)))
-    asked = []
+    admit_and_compute(pool, sequence(range(19)))
+    requested = []
 
     def usable(num_tokens):
-        asked.append(num_tokens)
+        requested.append(num_tokens)
         return {16: 14, 12: 5, 4: 4}[num_tokens]
 
     assert pool.admit(sequence(range(19)), usable).num_cached == 4
-    assert asked == [16, 12, 4]
+    assert requested == [16, 12, 4]
     assert pool.admit(sequence(range(19)), lambda num: num).num_cached == 16
 
 
 def test_blocks_without_computed_tokens_are_not_shared():
     pool = BlockPool(32, 4)
     first = sequence(range(11))
-    num_cached(pool, first)
+    admitted_cached_tokens(pool, first)
     pool.commit(first, 4)
-    assert num_cached(pool, sequence(range(11))) == 4
+    assert admitted_cached_tokens(pool, sequence(range(11))) == 4
 
 
 def test_a_block_is_reused_only_behind_an_equal_prefix():
     pool = BlockPool(32, 4)
-    computed(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))
-    assert num_cached(pool, sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
+    admit_and_compute(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))
+    assert admitted_cached_tokens(pool, sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
 
 
 def test_a_sequence_that_waits_for_blocks_is_hashed_once(monkeypatch):
     hashed, really_hash = [], hashlib.sha256
     pool = BlockPool(32, 4)
     first = sequence(range(100))
-    computed(pool, first)
+    admit_and_compute(pool, first)
     waiting = sequence(range(124))
 
-    def counting(*arguments):
+    def counting_keys(*arguments):
         hashed.append(1)
         return really_hash(*arguments)
 
-    monkeypatch.setattr(hashlib, "sha256", counting)
+    monkeypatch.setattr(hashlib, "sha256", counting_keys)
     for _ in range(5):
-        assert num_cached(pool, waiting) is None
+        assert admitted_cached_tokens(pool, waiting) is None
     assert len(hashed) < 40
     pool.release(first)
-    assert num_cached(pool, waiting) == 100
+    assert admitted_cached_tokens(pool, waiting) == 100
     assert pool._refused is None
 
 
 def test_a_sequence_that_grew_after_a_refused_admission_finds_its_own_blocks():
     pool = BlockPool(4, 4)
     hog = sequence([7])
-    num_cached(pool, hog)
+    admitted_cached_tokens(pool, hog)
     pool.reserve(hog, 12)
     growing = sequence(range(6))
-    assert num_cached(pool, growing) is None
+    assert admitted_cached_tokens(pool, growing) is None
     growing.output_ids += [6, 7, 8]
-    assert num_cached(pool, growing) is None
+    assert admitted_cached_tokens(pool, growing) is None
     pool.release(hog)
-    computed(pool, growing)
-    assert num_cached(pool, sequence(range(7))) == 4
+    admit_and_compute(pool, growing)
+    assert admitted_cached_tokens(pool, sequence(range(7))) == 4
     pool.release(growing)
-    assert num_cached(pool, sequence(range(9))) == 8
+    assert admitted_cached_tokens(pool, sequence(range(9))) == 8
 
 
 def test_sequences_of_different_scopes_share_no_blocks():
     pool = BlockPool(32, 4)
-    computed(pool, sequence(range(11), scope=b"alice"))
-    assert num_cached(pool, sequence(range(11), scope=b"bob")) == 0
+    admit_and_compute(pool, sequence(range(11), scope=b"alice"))
+    assert admitted_cached_tokens(pool, sequence(range(11), scope=b"bob")) == 0
 
 
 def test_equal_placeholders_of_different_images_are_different_prefixes():
     pool = BlockPool(32, 4)
-    computed(pool, sequence([7] * 11, images=[slot(0, 6, b"a")]))
-    assert num_cached(pool, sequence([7] * 11, images=[slot(0, 6, b"b")])) == 0
-    assert num_cached(pool, sequence([7] * 11, images=[slot(0, 6, b"a")])) == 8
+    admit_and_compute(pool, sequence([7] * 11, images=[slot(0, 6, b"a")]))
+    assert admitted_cached_tokens(pool, sequence([7] * 11, images=[slot(0, 6, b"b")])) == 0
+    assert admitted_cached_tokens(pool, sequence([7] * 11, images=[slot(0, 6, b"a")])) == 8
 
 
 def test_a_cached_prefix_never_ends_inside_an_atomic_span():
     pool = BlockPool(32, 4)
     span = PromptPlan((Span(6, 14),))
-    computed(pool, sequence(range(16), plan=span))
+    admit_and_compute(pool, sequence(range(16), plan=span))
     # The second prompt differs from the first inside the span.
     other = sequence([*range(12), 99, 98, 97, 96], plan=span)
-    assert num_cached(pool, other) == 4
+    assert admitted_cached_tokens(pool, other) == 4
 
 
 def test_tokens_computed_within_another_atomic_span_are_not_shared():
     pool = BlockPool(32, 4)
-    computed(pool, sequence(range(16), plan=PromptPlan((Span(0, 16),))))
+    admit_and_compute(pool, sequence(range(16), plan=PromptPlan((Span(0, 16),))))
     # The second prompt ends within the first, and its answer goes on in the same words.
     other = sequence(range(8), plan=PromptPlan((Span(0, 8),)))
     other.output_ids += range(8, 14)
-    assert num_cached(pool, other) == 0
+    assert admitted_cached_tokens(pool, other) == 0
 
 
 def test_prompts_with_different_atomic_spans_share_no_blocks_of_their_answers():
     pool = BlockPool(32, 4)
     span, answer = PromptPlan((Span(0, 8),)), range(40, 46)
     first = sequence([*range(4), 1, 2, 3, 4, *answer], plan=span)
-    computed(pool, first)
+    admit_and_compute(pool, first)
     # Its span begins alike and ends otherwise. The answer goes on behind it, so nothing is cut.
     other = sequence([*range(4), 5, 6, 7, 8, *answer], plan=span)
-    computed(pool, other)
+    admit_and_compute(pool, other)
     pool.release(other)
-    assert num_cached(pool, other) == 12
+    assert admitted_cached_tokens(pool, other) == 12
     assert not set(pool.blocks(other)) & set(pool.blocks(first))
 
 
 def test_a_released_block_keeps_its_content_until_its_room_is_needed():
     pool = BlockPool(4, 4)
     first = sequence(range(11))
-    computed(pool, first)
+    admit_and_compute(pool, first)
     pool.release(first)
     assert pool.num_free_blocks == 4
     again = sequence(range(11))
-    assert num_cached(pool, again) == 8
+    assert admitted_cached_tokens(pool, again) == 8
     pool.release(again)
     crowd = sequence(range(100, 115))
-    assert num_cached(pool, crowd) == 0
+    assert admitted_cached_tokens(pool, crowd) == 0
     pool.release(crowd)
-    assert num_cached(pool, sequence(range(11))) == 0
+    assert admitted_cached_tokens(pool, sequence(range(11))) == 0
 
 
 def test_committed_tokens_cannot_be_truncated():
     pool = BlockPool(32, 4)
     seq = sequence(range(11))
-    computed(pool, seq)
+    admit_and_compute(pool, seq)
     with pytest.raises(ValueError, match="more committed than 6"):
         pool.truncate(seq, 6)
     pool.check_integrity()
@@ -183,7 +183,7 @@ def test_committed_tokens_cannot_be_truncated():
 def test_rejected_drafts_release_their_blocks():
     pool = BlockPool(32, 4)
     seq = sequence(range(10))
-    computed(pool, seq)
+    admit_and_compute(pool, seq)
     pool.reserve(seq, 18)
     assert len(pool.blocks(seq)) == 5
     pool.truncate(seq, 11)
@@ -191,7 +191,7 @@ def test_rejected_drafts_release_their_blocks():
     pool.check_integrity()
 
 
-class Traffic(RuleBasedStateMachine):
+class PoolMachine(RuleBasedStateMachine):
     """Random admissions, growth and releases."""
 
     admitted = Bundle("admitted")
@@ -209,7 +209,7 @@ class Traffic(RuleBasedStateMachine):
     def admit(self, tokens, scope):
         seq = sequence(tokens, scope=scope)
         free = self.pool.num_free_blocks
-        cached = num_cached(self.pool, seq)
+        cached = admitted_cached_tokens(self.pool, seq)
         if cached is None:
             assert -(-(len(seq) + 1) // 4) > free - 12 or self.pool.num_free_blocks == free
         else:
@@ -252,7 +252,7 @@ class Traffic(RuleBasedStateMachine):
         assert self.pool.num_free_blocks == 12
 
 
-TestTraffic = Traffic.TestCase
+TestTraffic = PoolMachine.TestCase
 TestTraffic.settings = settings(max_examples=60, stateful_step_count=40)
 
 
@@ -262,9 +262,9 @@ TestTraffic.settings = settings(max_examples=60, stateful_step_count=40)
 )
 def test_two_sequences_share_exactly_their_common_full_blocks(first, second):
     pool = BlockPool(64, 4)
-    computed(pool, sequence(first))
+    admit_and_compute(pool, sequence(first))
     common = 0
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
     full = min(common // 4 * 4, len(first) // 4 * 4, (len(second) - 1) // 4 * 4)
-    assert num_cached(pool, sequence(second)) == full
+    assert admitted_cached_tokens(pool, sequence(second)) == full

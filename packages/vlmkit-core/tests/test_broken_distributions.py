@@ -59,11 +59,11 @@ def in_hook(name: str, code: str, cause: str) -> Kind:
     return Kind(name, f"{HEAD}import msgspec\n{HOOK}    {code}\n", cause)
 
 
-def stating(name: str, statement: str, cause: str) -> Kind:
+def with_attributes(name: str, statement: str, cause: str) -> Kind:
     return Kind(name, HARMLESS.replace("VLMKIT_API = (1, 0)", statement), cause)
 
 
-def told(name: str, code: str, cause: str) -> Kind:
+def working(name: str, code: str, cause: str) -> Kind:
     """It works, and does to the process what no plugin should."""
     return Kind(name, f"{HARMLESS}{textwrap.dedent(code)}\n", cause, works=True)
 
@@ -97,11 +97,13 @@ KINDS = (
         "mute", "class E(Exception):\n    def __str__(self): raise OSError\nraise E", "E: its text"
     ),
     # It was written for something else.
-    stating("api-none", "", "does not say VLMKIT_API" + DOES_NOT_OFFER),
-    stating("api-old", "VLMKIT_API = (0, 9)", "has VLMKIT_API = (0, 9)" + DOES_NOT_OFFER),
-    stating("api-new", "VLMKIT_API = (2, 0)", "has VLMKIT_API = (2, 0)" + DOES_NOT_OFFER),
-    stating("api-minor", "VLMKIT_API = (1, 99)", "has VLMKIT_API = (1, 99)" + DOES_NOT_OFFER),
-    stating("api-odd", "VLMKIT_API = 'one'", "= 'one', which is not (major, minor)"),
+    with_attributes("api-none", "", "does not say VLMKIT_API" + DOES_NOT_OFFER),
+    with_attributes("api-old", "VLMKIT_API = (0, 9)", "has VLMKIT_API = (0, 9)" + DOES_NOT_OFFER),
+    with_attributes("api-new", "VLMKIT_API = (2, 0)", "has VLMKIT_API = (2, 0)" + DOES_NOT_OFFER),
+    with_attributes(
+        "api-minor", "VLMKIT_API = (1, 99)", "has VLMKIT_API = (1, 99)" + DOES_NOT_OFFER
+    ),
+    with_attributes("api-odd", "VLMKIT_API = 'one'", "= 'one', which is not (major, minor)"),
     # Its hooks are none.
     Kind("no-hook", "VLMKIT_API = 1\n", "the plugin implements no hook"),
     Kind(
@@ -213,26 +215,28 @@ KINDS = (
         works=True,
     ),
     # It works, but does to the process what no plugin should.
-    told("prints", "print('{')", "printed to standard output; it went to standard error"),
-    told(
+    working("prints", "print('{')", "printed to standard output; it went to standard error"),
+    working(
         "stream",
         "import sys, io\nsys.stdout = io.StringIO()",
         "replaced the standard streams",
     ),
-    told("folder", "import os\nos.chdir('/')", "changed the working folder, which was restored"),
-    told(
+    working("folder", "import os\nos.chdir('/')", "changed the working folder, which was restored"),
+    working(
         "signals",
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
         "set signal handlers, which were restored: SIGTERM",
     ),
-    told(
+    working(
         "log",
         "import logging\nlogging.basicConfig(level=10, force=True)",
         "configured the root logger",
     ),
-    told("path", "import sys\nsys.path.insert(0, '/nowhere')", "changed sys.path"),
-    told("environment", "import os\nos.environ['BROKEN'] = 'x'", "changed the environment: BROKEN"),
-    told(
+    working("path", "import sys\nsys.path.insert(0, '/nowhere')", "changed sys.path"),
+    working(
+        "environment", "import os\nos.environ['BROKEN'] = 'x'", "changed the environment: BROKEN"
+    ),
+    working(
         "threads",
         """
         import os, threading, time
@@ -257,7 +261,7 @@ LOW = Kind(
 SLOW = Kind("slow", f"{HARMLESS}import time, numpy\ntime.sleep(0.3)\n", "")
 GOOD = Kind("good", f"{HEAD}{SAMPLER}{HOOK}    registry.add('good', lambda c: Sampler())\n", "")
 
-AT_USE = {
+BROKEN_BUILDS = {
     "raises": ("lambda c: 1 // 0", "could not be built: ZeroDivisionError: integer division"),
     "exits": ("lambda c: exit(3)", "could not be built: SystemExit: 3"),
     "nothing": ("lambda c: None", "was built as None"),
@@ -294,7 +298,9 @@ USED = Kind(
     async def later(context): ...
     """)
     + HOOK
-    + "".join(f"    registry.add('{name}', {build})\n" for name, (build, _) in AT_USE.items())
+    + "".join(
+        f"    registry.add('{name}', {build})\n" for name, (build, _) in BROKEN_BUILDS.items()
+    )
     + "    registry.add('proud', lambda c: Sampler(), priority=lambda m: 1 // 0)\n",
     "",
 )
@@ -355,18 +361,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def done(site: Site) -> "subprocess.CompletedProcess[str]":
+def json_run(site: Site) -> "subprocess.CompletedProcess[str]":
     return site.vlmkit("plugins", "--json", "--check")
 
 
 @pytest.fixture(scope="module")
-def report(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(done.stdout)
+def report(json_run: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(json_run.stdout)
     return report
 
 
 @pytest.fixture(scope="module")
-def shown(site: Site) -> "subprocess.CompletedProcess[str]":
+def plugins_output(site: Site) -> "subprocess.CompletedProcess[str]":
     return site.vlmkit("plugins", "--times", "--check", VLMKIT_BLOCK="threads")  # it goes on
 
 
@@ -380,11 +386,11 @@ def test_a_broken_distribution_is_reported_with_its_cause(
     kind: Kind, report: dict[str, Any]
 ) -> None:
     sources = (f"broken-{kind.name}", kind.module)  # without metadata, its folder's name
-    own = [p for p in report["plugins"] if p["source"] in sources]
-    said = [s for p in own for s in filter(None, (p["error"], *p["remarks"]))]
-    assert any(kind.cause in sentence for sentence in said), said
-    assert all(sentence.isprintable() and len(sentence) < 700 for sentence in said)
-    assert kind.works == (not any(p["error"] for p in own))
+    plugins = [p for p in report["plugins"] if p["source"] in sources]
+    sentences = [s for p in plugins for s in filter(None, (p["error"], *p["remarks"]))]
+    assert any(kind.cause in sentence for sentence in sentences), sentences
+    assert all(sentence.isprintable() and len(sentence) < 700 for sentence in sentences)
+    assert kind.works == (not any(p["error"] for p in plugins))
     offered = {p["name"] for p in report["providers"] if p["plugin"] in sources}
     assert offered == ({"fine"} if kind.works or kind.name == "same" else set())
 
@@ -393,34 +399,34 @@ def test_a_broken_distribution_is_reported_with_its_cause(
     "kind", [kind for kind in KINDS if kind.name != "threads"], ids=lambda kind: kind.name
 )
 def test_an_error_names_the_plugin_and_its_distribution(
-    kind: Kind, shown: "subprocess.CompletedProcess[str]"
+    kind: Kind, plugins_output: "subprocess.CompletedProcess[str]"
 ) -> None:
-    lines = [line for line in shown.stdout.splitlines() if kind.cause in line]
+    lines = [line for line in plugins_output.stdout.splitlines() if kind.cause in line]
     name = f"broken-{kind.name}" if kind.name in ("no-value", "bytes") else kind.name
     names = [f"plugin '{name}' of {source}" for source in (f"broken-{kind.name}", kind.module)]
-    assert any(line.startswith(own) for line in lines for own in names), lines
+    assert any(line.startswith(plugins) for line in lines for plugins in names), lines
 
 
 def test_check_fails_and_working_plugins_stay_usable(
-    done: "subprocess.CompletedProcess[str]",
-    shown: "subprocess.CompletedProcess[str]",
+    json_run: "subprocess.CompletedProcess[str]",
+    plugins_output: "subprocess.CompletedProcess[str]",
     report: dict[str, Any],
 ) -> None:
-    assert done.returncode == shown.returncode == 1
-    sound = [p for p in report["plugins"] if not p["source"].startswith("broken")]
-    assert {"vlmkit", "vlmkit-mock"} <= {p["source"] for p in sound}
-    assert not [p for p in sound if p["error"] or p["remarks"]]
+    assert json_run.returncode == plugins_output.returncode == 1
+    working_plugins = [p for p in report["plugins"] if not p["source"].startswith("broken")]
+    assert {"vlmkit", "vlmkit-mock"} <= {p["source"] for p in working_plugins}
+    assert not [p for p in working_plugins if p["error"] or p["remarks"]]
     assert "good" in [p["name"] for p in report["providers"]]
 
 
 def test_a_slow_import_is_reported_with_the_libraries_that_it_imported(
-    report: dict[str, Any], shown: "subprocess.CompletedProcess[str]"
+    report: dict[str, Any], plugins_output: "subprocess.CompletedProcess[str]"
 ) -> None:
     (slow,) = [p for p in report["plugins"] if p["name"] == "slow"]
     assert slow["import_s"] >= 0.3
     assert slow["num_modules"] > 10
     assert slow["heavy"] == ["numpy"]
-    lines = shown.stdout.splitlines()
+    lines = plugins_output.stdout.splitlines()
     assert lines[0].split() == [
         "PLUGIN",
         "DISTRIBUTION",
@@ -434,36 +440,36 @@ def test_a_slow_import_is_reported_with_the_libraries_that_it_imported(
 
 
 def test_control_characters_of_plugins_are_not_printed(
-    shown: "subprocess.CompletedProcess[str]",
+    plugins_output: "subprocess.CompletedProcess[str]",
 ) -> None:
-    assert "\x1b" not in shown.stdout
-    assert "\u202e" not in shown.stdout
+    assert "\x1b" not in plugins_output.stdout
+    assert "\u202e" not in plugins_output.stdout
 
 
 def test_a_model_answers_beside_broken_distributions(site: Site) -> None:
     arguments = ("ask", "mock", "hi", "-m", "4", "--set", "sampler.use=good", "--json")
-    done = site.vlmkit(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["finish_reason"] in ("stop", "length")
+    json_run = site.vlmkit(*arguments)
+    assert json_run.returncode == 0, json_run.stderr
+    assert json.loads(json_run.stdout)["finish_reason"] in ("stop", "length")
 
 
 @pytest.fixture(scope="module")
-def tried(site: Site) -> dict[str, str]:
-    done = site.run("-c", TRY, *AT_USE, "good", "proud")
-    found: dict[str, str] = json.loads(done.stdout.rpartition("told: ")[2])
+def build_errors(site: Site) -> dict[str, str]:
+    json_run = site.run("-c", TRY, *BROKEN_BUILDS, "good", "proud")
+    found: dict[str, str] = json.loads(json_run.stdout.rpartition("told: ")[2])
     return found
 
 
-@pytest.mark.parametrize("name", AT_USE)
+@pytest.mark.parametrize("name", BROKEN_BUILDS)
 def test_a_provider_that_fails_to_build_is_named_with_its_distribution(
-    name: str, tried: dict[str, str]
+    name: str, build_errors: dict[str, str]
 ) -> None:
-    assert f"sampler '{name}' from 'broken-used'" in tried[name]
-    assert AT_USE[name][1] in tried[name]
+    assert f"sampler '{name}' from 'broken-used'" in build_errors[name]
+    assert BROKEN_BUILDS[name][1] in build_errors[name]
 
 
-def test_working_providers_are_built_beside_broken_ones(tried: dict[str, str]) -> None:
-    assert set(tried) == set(AT_USE), tried
+def test_working_providers_are_built_beside_broken_ones(build_errors: dict[str, str]) -> None:
+    assert set(build_errors) == set(BROKEN_BUILDS), build_errors
 
 
 # One alone, as most people meet it.
@@ -474,10 +480,12 @@ def test_tracebacks_are_shown_only_with_debug(tmp_path: Path) -> None:
     plain = site.vlmkit("plugins")
     assert plain.returncode == 0
     assert "Traceback" not in plain.stderr + plain.stdout
-    for asked in (site.vlmkit("--debug", "plugins"), site.vlmkit("plugins", VLMKIT_DEBUG="1")):
-        assert "plugin 'raises' of broken-raises 1.0 could not be loaded\nTraceback" in asked.stderr
-        assert 'broken_raises.py", line' in asked.stderr
-        assert "RuntimeError: boom" in asked.stderr
+    for debugged in (site.vlmkit("--debug", "plugins"), site.vlmkit("plugins", VLMKIT_DEBUG="1")):
+        assert (
+            "plugin 'raises' of broken-raises 1.0 could not be loaded\nTraceback" in debugged.stderr
+        )
+        assert 'broken_raises.py", line' in debugged.stderr
+        assert "RuntimeError: boom" in debugged.stderr
 
 
 def test_a_misspelt_block_is_reported_and_a_correct_one_makes_the_check_pass(

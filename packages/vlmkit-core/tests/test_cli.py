@@ -58,7 +58,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     file = tmp_path / "red.png"
     Image.new("RGB", (40, 30), "red").save(file)
     return file
@@ -107,15 +107,15 @@ def test_standard_output_holds_only_the_answer(
 
 
 def test_images_come_from_files_urls_and_standard_input(
-    capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Input(io.StringIO):
-        buffer = io.BytesIO(picture.read_bytes())
+    class BinaryInput(io.StringIO):
+        buffer = io.BytesIO(image.read_bytes())
 
-    monkeypatch.setattr(sys, "stdin", Input())
-    url = "data:image/png;base64," + __import__("base64").b64encode(picture.read_bytes()).decode()
-    sources = ["--image", str(picture), "--image", "-", "--image", url]
-    sources += ["--image", picture.as_uri(), "--image", f"FILE://localhost{picture}"]
+    monkeypatch.setattr(sys, "stdin", BinaryInput())
+    url = "data:image/png;base64," + __import__("base64").b64encode(image.read_bytes()).decode()
+    sources = ["--image", str(image), "--image", "-", "--image", url]
+    sources += ["--image", image.as_uri(), "--image", f"FILE://localhost{image}"]
     assert run(["ask", "mock", "what?", *sources]) == 0
     text = capsys.readouterr().out
     assert re.findall(r"image \d: 40x30 sha256:(\w+)", text)[:1] * 5 == re.findall(
@@ -124,18 +124,18 @@ def test_images_come_from_files_urls_and_standard_input(
 
 
 def test_an_image_is_fetched_from_a_url_that_the_user_names(
-    capsys: pytest.CaptureFixture[str], picture: Path, web: str
+    capsys: pytest.CaptureFixture[str], image: Path, image_url: str
 ) -> None:
-    assert run(["ask", "mock", "what?", "--image", f"{web}/{picture.name}"]) == 0
+    assert run(["ask", "mock", "what?", "--image", f"{image_url}/{image.name}"]) == 0
     assert "40x30" in capsys.readouterr().out
 
 
 @pytest.fixture
-def web(picture: Path) -> Iterator[str]:
+def image_url(image: Path) -> Iterator[str]:
     """Serve the picture's folder on a free loopback port."""
     command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
     server = subprocess.Popen(
-        command, cwd=picture.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=image.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     port = re.search(r"port (\d+)", read_until(server.stdout, "..."))
     assert port is not None
@@ -145,9 +145,9 @@ def web(picture: Path) -> Iterator[str]:
 
 
 def test_json_output_has_the_answer_its_usage_and_its_timings(
-    capsys: pytest.CaptureFixture[str], picture: Path
+    capsys: pytest.CaptureFixture[str], image: Path
 ) -> None:
-    arguments = ["ask", "mock", "what?", "--image", str(picture), "--json", "-m", "5"]
+    arguments = ["ask", "mock", "what?", "--image", str(image), "--json", "-m", "5"]
     assert run(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["model"] == "mock"
@@ -198,7 +198,7 @@ def test_ask_uses_the_model_of_a_config_with_its_own_settings(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "piped", "asked"),
+    ("arguments", "piped", "echoed"),
     [
         ([], "what is\nthis?\n", "what is\nthis?\n"),
         (["sum it up"], "some\nnotes\n", "some\nnotes\nsum it up\n"),
@@ -207,10 +207,10 @@ def test_ask_uses_the_model_of_a_config_with_its_own_settings(
     ],
 )
 def test_piped_text_is_the_question_or_precedes_it(
-    start: Start, arguments: list[str], piped: str, asked: str
+    start: Start, arguments: list[str], piped: str, echoed: str
 ) -> None:
     process = start("ask", "mock", *arguments, encoding="utf-8")
-    assert process.communicate(piped) == (asked, "")
+    assert process.communicate(piped) == (echoed, "")
     assert process.returncode == 0
 
 
@@ -240,21 +240,21 @@ def test_a_message_says_that_ask_waits_for_standard_input(start: Start) -> None:
     assert process.communicate("notes")[0] == "notes\nwhat is this?\n"
 
 
-def test_an_image_on_standard_input_is_no_question(start: Start, picture: Path) -> None:
-    with picture.open() as file:
+def test_an_image_on_standard_input_is_no_question(start: Start, image: Path) -> None:
+    with image.open() as file:
         process = start("ask", "mock", "what?", stdin=file)
         assert "--image - reads an image from it" in process.communicate()[1]
         assert process.returncode == 2
-    with picture.open() as file:
+    with image.open() as file:
         process = start("ask", "mock", "what?", "--image", "-", stdin=file)
         assert "40x30" in process.communicate()[0]
 
 
 def test_the_only_model_can_be_asked_without_its_name_and_is_named(
-    capsys: pytest.CaptureFixture[str], picture: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path
 ) -> None:
     only = ["--set", "plugins.only=['vlmkit-mock']"]
-    assert run(["ask", "what is this?", "--image", str(picture), *only]) == 0
+    assert run(["ask", "what is this?", "--image", str(image), *only]) == 0
     shown = capsys.readouterr()
     assert "40x30" in shown.out
     assert shown.err == "model: mock\n"
@@ -267,15 +267,15 @@ def test_the_only_model_can_be_asked_without_its_name_and_is_named(
 
 
 def test_several_files_and_patterns_follow_one_option(
-    capsys: pytest.CaptureFixture[str], picture: Path
+    capsys: pytest.CaptureFixture[str], image: Path
 ) -> None:
-    other = picture.with_name("other.tif")
+    other = image.with_name("other.tif")
     Image.new("RGB", (9, 7), "teal").save(other)
-    pattern = str(picture.with_name("*.[pt]*"))
+    pattern = str(image.with_name("*.[pt]*"))
     for arguments in (
-        ["--image", str(picture), str(other), "mock", "what?"],
-        ["mock", "what?", "--image", str(picture), str(other)],
-        ["mock", "--image", str(picture), "what?", f"--image={other}"],
+        ["--image", str(image), str(other), "mock", "what?"],
+        ["mock", "what?", "--image", str(image), str(other)],
+        ["mock", "--image", str(image), "what?", f"--image={other}"],
         ["mock", "what?", "--image", pattern],
     ):
         assert run(["ask", *arguments]) == 0
@@ -417,10 +417,10 @@ def test_help_shows_the_default_values(
 
 
 def test_a_picture_that_is_none_is_named_before_the_model_is_built(
-    capsys: pytest.CaptureFixture[str], picture: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path
 ) -> None:
-    notes = tmp_path / "notes.png"
-    notes.write_text("no picture")
+    invalid = tmp_path / "notes.png"
+    invalid.write_text("no picture")
     plugin = tmp_path / "unbuildable.py"
     plugin.write_text(
         f"{PLUGIN_API}"
@@ -428,9 +428,9 @@ def test_a_picture_that_is_none_is_named_before_the_model_is_built(
         "@hookimpl\ndef vlmkit_register_engines(registry):\n    registry.add('broken', build)\n"
     )
     settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=broken"]
-    sources = ["--image", str(picture), "--image", str(notes)]
+    sources = ["--image", str(image), "--image", str(invalid)]
     assert run(["ask", "mock", "x", *sources, *settings]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {str(notes)!r}: the file is a text, which")
+    assert capsys.readouterr().err.startswith(f"error: {str(invalid)!r}: the file is a text, which")
     assert run(["ask", "mock", "x", *sources[:2], *settings]) == 1
     assert "cannot be read" not in (shown := capsys.readouterr().err)
     assert "none" in shown
@@ -547,9 +547,9 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(start: Start) -> None:
     read_until(process.stdout, "tick")
     process.send_signal(signal.SIGINT)
     process.stdin.write("still there?\n")
-    said, _ = process.communicate(timeout=300)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0
-    assert "still there?" in said
+    assert "still there?" in printed
 
 
 @pytest.mark.posix
@@ -559,10 +559,10 @@ def test_serve_prints_an_example_request_and_stops_on_a_signal(start: Start) -> 
     process = start(
         "serve", "mock", "--set", f"server.port={port}", "--set", "server.drain_timeout_s=300"
     )
-    told = read_until(process.stderr, 'api_key="none")\n')
+    printed = read_until(process.stderr, 'api_key="none")\n')
     for stage in ("model files", "tokenizer", "media encoder", "engine", "sampler"):
-        assert re.search(rf"{stage} +\d+\.\d\d s", told)
-    assert f"http://127.0.0.1:{port}/v1" in told
+        assert re.search(rf"{stage} +\d+\.\d\d s", printed)
+    assert f"http://127.0.0.1:{port}/v1" in printed
     address = f"http://127.0.0.1:{port}/v1/models"
     with urllib.request.urlopen(address, timeout=300) as answer:
         assert [model["id"] for model in json.load(answer)["data"]] == ["mock"]
@@ -579,8 +579,8 @@ def test_the_address_of_the_command_line_overrides_all_others(start: Start, tmp_
     sets = ("--set", "server.port=3", "--config", str(file))
     address = ("--host", "localhost", "--port", "0")
     process = start("serve", "mock", *address, *sets, env=os.environ | others)
-    told = read_until(process.stderr, "'mock' is ready\n")
-    (url,) = re.findall(r"listening on (\S+)", told)
+    printed = read_until(process.stderr, "'mock' is ready\n")
+    (url,) = re.findall(r"listening on (\S+)", printed)
     with urllib.request.urlopen(f"{url}/v1/models", timeout=300) as answer:
         assert json.load(answer)["data"]
     process.send_signal(signal.SIGINT)
@@ -591,9 +591,9 @@ def test_the_address_of_the_command_line_overrides_all_others(start: Start, tmp_
 
 
 def test_a_piped_chat_answers_each_line_and_runs_its_commands(
-    capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = f"one\n\n/image {picture}\ntwo\n/reset\n/help\nthree\n/quit\nfour\n"
+    lines = f"one\n\n/image {image}\ntwo\n/reset\n/help\nthree\n/quit\nfour\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert run(["chat", "mock"]) == 0
     shown = capsys.readouterr()
@@ -606,13 +606,13 @@ def test_a_piped_chat_answers_each_line_and_runs_its_commands(
 def test_a_refused_image_also_drops_images_pending_for_the_next_message(
     refused: str,
     capsys: pytest.CaptureFixture[str],
-    picture: Path,
+    image: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "page.html").write_text("<html></html>")
     named = refused.format(folder=tmp_path)
-    lines = f"/image {picture}\n/image {named}\nwhat?\nagain?\n"
+    lines = f"/image {image}\n/image {named}\nwhat?\nagain?\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert run(["chat", "mock"]) == 0
     shown = capsys.readouterr()
@@ -637,12 +637,12 @@ def test_a_line_that_begins_with_a_path_is_a_question_and_an_unknown_command_is_
 
 @pytest.mark.posix
 def test_tab_completes_commands_and_paths(
-    chat: Callable[..., "Terminal"], tmp_path: Path, picture: Path
+    chat: Callable[..., "Terminal"], tmp_path: Path, image: Path
 ) -> None:
     pytest.importorskip("readline")
     folder = tmp_path / "holiday"
     folder.mkdir()
-    (folder / "beach.png").write_bytes(picture.read_bytes())
+    (folder / "beach.png").write_bytes(image.read_bytes())
     terminal = chat()
     terminal.type("/im\tholi\tbea\t\n")
     terminal.wait_for("[40x30, added to the next message]")
@@ -766,15 +766,15 @@ class Terminal:
             assert time.monotonic() < deadline, self._text
             if select.select([self._descriptor], [], [], 1.0)[0]:
                 self._text += os.read(self._descriptor, 4096).decode(errors="replace")
-                self._obey()
+                self._strip_paste_modes()
             else:
                 nudge()
         self._text = self._text.partition(wanted)[2]
 
-    def _obey(self) -> None:
+    def _strip_paste_modes(self) -> None:
         """Note whether pastes are to be marked, and show nothing of that."""
-        if told := re.findall(r"\x1b\[\?2004([hl])", self._text):
-            self._marks_pastes = told[-1] == "h"
+        if printed := re.findall(r"\x1b\[\?2004([hl])", self._text):
+            self._marks_pastes = printed[-1] == "h"
         self._text = re.sub(r"\x1b\[\?2004[hl]\r?", "", self._text)
 
 
@@ -846,16 +846,16 @@ def test_a_broken_plugin_file_stops_serving_commands_but_not_diagnostic_ones(
     file = tmp_path / "broken.py"
     file.write_text("1 // 0")
     sets = ["--set", f"plugins=['{file}']"]
-    told = "could not be loaded: ZeroDivisionError: integer division or modulo by zero"
+    printed = "could not be loaded: ZeroDivisionError: integer division or modulo by zero"
     for command in (["plugins"], ["doctor"], ["doctor", "mock"]):
         assert run([*command, *sets]) == 0
-        assert told in capsys.readouterr().out
+        assert printed in capsys.readouterr().out
     for command in (["config", "show"], ["config", "schema"]):
         assert run([*command, *sets]) == 0
         assert capsys.readouterr().out
     for command in (["config", "check"], ["ask", "mock", "hi"], ["serve", "mock"]):
         assert run([*command, *sets]) == 1
-        assert f"error: plugin file {str(file)!r} {told}" in capsys.readouterr().err
+        assert f"error: plugin file {str(file)!r} {printed}" in capsys.readouterr().err
 
 
 def test_plugins_lists_blocked_plugins(
@@ -1050,10 +1050,12 @@ def test_config_check_reports_all_mistakes(capsys: pytest.CaptureFixture[str]) -
     wrong = ("server.prot=1", "server.port=x", "engine.use=mock", "engine.txt=x")
     options = [word for each in wrong for word in ("--set", each)]
     assert run(["config", "check", *options, "--set", 'plugins.files=["/no.py"]']) == 2
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(told) == 4
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(printed) == 4
     for line, words in zip(
-        told, ("'server.prot'", "server.port = 'x'", "plugin file '/no.py'", "'txt'"), strict=True
+        printed,
+        ("'server.prot'", "server.port = 'x'", "plugin file '/no.py'", "'txt'"),
+        strict=True,
     ):
         assert words in line
 

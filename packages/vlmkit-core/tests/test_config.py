@@ -236,12 +236,12 @@ def test_mistakes_in_tables_of_plugins_and_of_the_core_are_reported_together(
     )
     with pytest.raises(ConfigError) as caught:
         read_layers(environ={}, assignments=wrong).read(owner.tables)
-    told = "\n".join(f"{error} {error.hint}" for error in caught.value.each())
-    assert "unknown setting 'cluster.adress'" in told
-    assert "did you mean 'cluster.address'?" in told
-    assert "unknown setting 'clusters'" in told
-    assert "pipeline.max_images = 0" in told
-    assert "codecs.use = 7" in told
+    messages = "\n".join(f"{error} {error.hint}" for error in caught.value.each())
+    assert "unknown setting 'cluster.adress'" in messages
+    assert "did you mean 'cluster.address'?" in messages
+    assert "unknown setting 'clusters'" in messages
+    assert "pipeline.max_images = 0" in messages
+    assert "codecs.use = 7" in messages
 
 
 def test_a_table_of_an_absent_plugin_is_an_error_unless_it_is_one_of_vlmkit() -> None:
@@ -338,7 +338,7 @@ def test_a_tilde_is_expanded_in_every_source(
     assert server_paths(layered.config) == paths
 
 
-def with_paths(layered: Any, plugins: loader.Plugins) -> Config:
+def resolved_paths(layered: Any, plugins: loader.Plugins) -> Config:
     return with_provider_paths(layered, plugins).config
 
 
@@ -351,12 +351,12 @@ def test_paths_of_providers_in_a_file_are_relative_to_its_folder(
         f"[engine]\nuse='{use}'\nnotes='n.txt'\ndevice='d'\n[observers]\nuse=['log']\n"
         "[observers.log]\nfile='log.jsonl'\n[[models]]\nmodel='m'\nengine.notes='own.txt'",
     )
-    config = with_paths(read(file), plugins)
-    notes, own = str(tmp_path / "n.txt"), str(tmp_path / "own.txt")
+    config = resolved_paths(read(file), plugins)
+    notes, own_file = str(tmp_path / "n.txt"), str(tmp_path / "own.txt")
     assert config.engine.settings == {"notes": notes, "device": "d"}
     assert config.observers.settings == {"log": {"file": str(tmp_path / "log.jsonl")}}
-    assert config.component("engine", config.models[0]).settings["notes"] == own
-    config = with_paths(read(file, "engine.notes=n.txt"), plugins)
+    assert config.component("engine", config.models[0]).settings["notes"] == own_file
+    config = resolved_paths(read(file, "engine.notes=n.txt"), plugins)
     assert config.engine.settings["notes"] == "n.txt"
 
 
@@ -366,7 +366,7 @@ def test_a_path_beside_a_relative_config_file_stays_relative(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     file = write(Path(), "[engine]\nnotes='n'\n[server]\nkeys_file='k'", "configs/vlmkit.toml")
-    config = with_paths(read(file), plugins)
+    config = resolved_paths(read(file), plugins)
     assert (config.engine.settings["notes"], config.server.keys_file) == ("configs/n", "configs/k")
 
 
@@ -374,7 +374,7 @@ def test_every_path_of_a_config_is_listed_with_its_setting(
     tmp_path: Path, plugins: loader.Plugins
 ) -> None:
     text = "[engine]\nuse='toy'\nnotes='n'\n[observers]\nuse=['log']\nlog.file='l'\n"
-    config = with_paths(read(write(tmp_path, f"{text}[server]\ndata.folder='d'")), plugins)
+    config = resolved_paths(read(write(tmp_path, f"{text}[server]\ndata.folder='d'")), plugins)
     assert paths_of(config, plugins) == [
         ("server.data.folder", str(tmp_path / "d"), "folder"),
         ("engine.notes", str(tmp_path / "n"), "read"),
@@ -547,8 +547,8 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     text = "[server]\nprot=1\nhost=5\nkeepalive_s=-1\n[pipeline]\nmax_images=0\nimages.colour=1"
     with pytest.raises(ConfigError) as caught:
         read(write(tmp_path, text), "engin.use=x", "server.port=web")
-    told = [str(each).partition(" (")[0] for each in (caught.value, *caught.value.others)]
-    assert told == [
+    messages = [str(each).partition(" (")[0] for each in (caught.value, *caught.value.others)]
+    assert messages == [
         "unknown setting 'server.prot'",
         "unknown setting 'pipeline.images.colour'",
         "unknown setting 'engin'",
@@ -579,19 +579,19 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_value_gets_a_hint_what_to_write(assignment: str, problem: str, hint: str) -> None:
-    told = failure(None, assignment)
-    assert problem in told[0]
-    assert hint in told[1]
-    assert "`int`" not in told[0]
-    assert "regex" not in told[0]
+    messages = failure(None, assignment)
+    assert problem in messages[0]
+    assert hint in messages[1]
+    assert "`int`" not in messages[0]
+    assert "regex" not in messages[0]
 
 
 def test_every_wrong_item_of_a_list_is_reported() -> None:
     wrong = 'server.limits.key=["tokens=9/second", "requests=1/day", "tokens=x/day", 5]'
     with pytest.raises(ConfigError) as caught:
         read(None, wrong)
-    told = [str(each).partition(" (")[0] for each in caught.value.each()]
-    assert told == [
+    messages = [str(each).partition(" (")[0] for each in caught.value.each()]
+    assert messages == [
         "server.limits.key[0] = 'tokens=9/second'",
         "server.limits.key[2] = 'tokens=x/day'",
         "server.limits.key[3] = 5",
@@ -606,8 +606,8 @@ def test_values_that_exclude_each_other_are_reported_in_a_sentence() -> None:
 def test_all_mistakes_of_models_are_reported_with_their_paths() -> None:
     wrong = 'models=[{model=5, engine=7}, {}, {model="a", aliases="b"}]'
     found = read_layers(None, environ={}, assignments=[wrong]).read(VLMKIT_TABLES, diagnoses=True)
-    told = [str(each).replace(" (--set models)", "") for each in found.errors]
-    assert told == [
+    messages = [str(each).replace(" (--set models)", "") for each in found.errors]
+    assert messages == [
         "models[0].engine = 7: expected a table",
         "models[0].model = 5: expected text",
         "models[1]: model is missing",
@@ -627,9 +627,9 @@ def test_a_provider_name_that_is_no_text_is_reported_with_its_model(
 def test_a_wrong_secret_is_not_quoted() -> None:
     with pytest.raises(ConfigError) as caught:
         read(None, "server.api_key=s3cret", "server.api_key_file=5")
-    told = "".join(f"{each}{each.hint}" for each in caught.value.each())
-    assert "s3cret" not in told
-    assert "server.api_key = *** (--set server.api_key): expected 16 to 512 letters" in told
+    messages = "".join(f"{each}{each.hint}" for each in caught.value.each())
+    assert "s3cret" not in messages
+    assert "server.api_key = *** (--set server.api_key): expected 16 to 512 letters" in messages
 
 
 def test_wrong_settings_can_be_skipped_and_reported(tmp_path: Path) -> None:
@@ -652,8 +652,8 @@ def test_wrong_settings_can_be_skipped_and_reported(tmp_path: Path) -> None:
     model = "b"
     """
     found = read_layers(write(tmp_path, text), environ={}).read(VLMKIT_TABLES, diagnoses=True)
-    told = [str(each).partition(" (")[0] for each in found.errors]
-    assert told == [
+    messages = [str(each).partition(" (")[0] for each in found.errors]
+    assert messages == [
         "unknown setting 'server.prot'",
         "'server.data' is a section, not one value",
         "server.port = 'web'",

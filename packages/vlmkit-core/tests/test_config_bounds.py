@@ -50,7 +50,7 @@ TOKENIZER = {"model_max_length": int(1e30)}
 HUGE = 10**30
 
 
-def written(folder: Path, **files: Any) -> Checkpoint:
+def write_config(folder: Path, **files: Any) -> Checkpoint:
     contents = {
         "config": CONFIG,
         "generation_config": GENERATION,
@@ -62,7 +62,7 @@ def written(folder: Path, **files: Any) -> Checkpoint:
     return Checkpoint("m", folder)
 
 
-def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+def with_value(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     copy = json.loads(json.dumps(content))
     *before, last = path.split(".")
     inner = copy
@@ -74,7 +74,7 @@ def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("images", [IMAGES, AREAS])
 def test_configs_of_real_models_are_accepted(tmp_path: Path, images: dict[str, Any]) -> None:
-    refuse_unreasonable(written(tmp_path, preprocessor_config=images))
+    refuse_unreasonable(write_config(tmp_path, preprocessor_config=images))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_configs_of_real_models_are_accepted(tmp_path: Path, images: dict[str, A
 def test_impossible_values_of_a_config_are_refused_with_their_path(
     tmp_path: Path, path: str, value: Any, expected: str
 ) -> None:
-    checkpoint = written(tmp_path, config=changed(CONFIG, path, value))
+    checkpoint = write_config(tmp_path, config=with_value(CONFIG, path, value))
 
     with pytest.raises(CheckpointError) as caught:
         refuse_unreasonable(checkpoint)
@@ -115,17 +115,25 @@ def test_impossible_values_of_a_config_are_refused_with_their_path(
 @pytest.mark.parametrize(
     ("file", "content", "path"),
     [
-        ("preprocessor_config", changed(IMAGES, "crop_size.height", 10**7), "crop_size.height"),
-        ("preprocessor_config", changed(IMAGES, "size.shortest_edge", 1e9), "size.shortest_edge"),
-        ("preprocessor_config", changed(AREAS, "size.shortest_edge", 10**9), "size.shortest_edge"),
+        ("preprocessor_config", with_value(IMAGES, "crop_size.height", 10**7), "crop_size.height"),
+        (
+            "preprocessor_config",
+            with_value(IMAGES, "size.shortest_edge", 1e9),
+            "size.shortest_edge",
+        ),
+        (
+            "preprocessor_config",
+            with_value(AREAS, "size.shortest_edge", 10**9),
+            "size.shortest_edge",
+        ),
         ("processor_config", {"num_image_tokens": 10**9}, "num_image_tokens"),
-        ("generation_config", changed(GENERATION, "eos_token_id", [HUGE]), "eos_token_id.0"),
+        ("generation_config", with_value(GENERATION, "eos_token_id", [HUGE]), "eos_token_id.0"),
     ],
 )
 def test_impossible_values_of_other_files_are_refused(
     tmp_path: Path, file: str, content: dict[str, Any], path: str
 ) -> None:
-    checkpoint = written(tmp_path, **{file: content})
+    checkpoint = write_config(tmp_path, **{file: content})
 
     with pytest.raises(CheckpointError, match=f"'{file}.json' of model 'm': '{path}' is"):
         refuse_unreasonable(checkpoint)
@@ -134,7 +142,7 @@ def test_impossible_values_of_other_files_are_refused(
 @pytest.mark.parametrize("file", ["config", "generation_config", "processor_config"])
 @pytest.mark.parametrize("text", ["[", "5", "[1]", "9" * 10_000, "[" * 100_000])
 def test_a_file_that_holds_no_object_is_named(tmp_path: Path, file: str, text: str) -> None:
-    checkpoint = written(tmp_path)
+    checkpoint = write_config(tmp_path)
     (tmp_path / f"{file}.json").write_text(text)
 
     with pytest.raises(CheckpointError, match=f"'{file}.json' of model 'm'"):
@@ -158,18 +166,18 @@ def test_any_value_is_accepted_or_refused_with_its_name(
     tmp_path_factory: pytest.TempPathFactory, path: str, value: Any
 ) -> None:
     folder = tmp_path_factory.mktemp("model")
-    checkpoint = written(folder, config=changed(CONFIG, path, value))
-    said = ""
+    checkpoint = write_config(folder, config=with_value(CONFIG, path, value))
+    message = ""
     try:
         refuse_unreasonable(checkpoint)
     except CheckpointError as error:
-        said = str(error)
+        message = str(error)
 
-    assert not said or path in said
+    assert not message or path in message
 
 
 def test_a_model_is_refused_before_a_plugin_reads_it(tmp_path: Path) -> None:
-    written(tmp_path, config=changed(CONFIG, "vision_config", 5))
+    write_config(tmp_path, config=with_value(CONFIG, "vision_config", 5))
 
     with pytest.raises(CheckpointError, match="'vision_config' is 5, expected an object"):
         resolve(str(tmp_path), load_plugins(PluginSettings(), environ={}))

@@ -35,7 +35,7 @@ TEXTS = ("a red circle", "a red square", "a blue circle", "two", "two circles an
 COLOURS = OneOf(TEXTS)
 
 
-class Guesser:
+class RandomProposer:
     """Guesses by chance: what is allowed, what is not, and the end."""
 
     def __init__(self, seed):
@@ -64,7 +64,7 @@ class ForcesNothing(Spelling):
         return ()
 
 
-class Unforced(SpellingCompiler):
+class UnforcedCompiler(SpellingCompiler):
     matcher = ForcesNothing
 
 
@@ -72,18 +72,18 @@ def pipeline(constraint=SpellingCompiler, *args, **options):
     return hesitant(*args, constraint=constraint, **options)
 
 
-def ask(number=0, show=0, constraint=COLOURS, **params):
+def make_request(number=0, show=0, constraint=COLOURS, **params):
     images = [Image.open(picture(8 + number, 6)) for _ in range(show)]
-    said = script(text=f"{number} and on and on")
+    scripted = script(text=f"{number} and on and on")
     return Request(
-        messages=[Message.of("user", said, images)],
+        messages=[Message.of("user", scripted, images)],
         params=SamplingParams(**params),
         constraint=constraint,
     )
 
 
 REQUESTS = st.builds(
-    ask,
+    make_request,
     st.integers(0, 3),
     st.integers(0, 1),
     st.sampled_from([COLOURS, COLOURS, OneOf(("yes", "no")), None]),
@@ -106,10 +106,10 @@ REQUESTS = st.builds(
 def test_drafts_and_cache_size_do_not_change_answers_and_every_answer_matches(
     requests, seed, is_tight
 ):
-    room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
-    with pipeline(Unforced) as model:
+    limits = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
+    with pipeline(UnforcedCompiler) as model:
         expected = answers(model, requests)
-    with pipeline(proposer=Guesser(seed), **room) as model:
+    with pipeline(proposer=RandomProposer(seed), **limits) as model:
         assert answers(model, requests) == expected
         pool = model.runner._engine._pool
         assert pool.num_free_blocks == pool.num_blocks
@@ -127,8 +127,8 @@ def test_drafts_and_cache_size_do_not_change_answers_and_every_answer_matches(
 
 
 def test_forced_tokens_are_drafted_and_save_steps():
-    request = ask(temperature=1.0, seed=3)
-    with pipeline(Unforced) as model:
+    request = make_request(temperature=1.0, seed=3)
+    with pipeline(UnforcedCompiler) as model:
         (expected,) = answers(model, [request])
         num_steps = model.runner.stats().counters["num_steps"]
     with pipeline() as model:
@@ -139,18 +139,18 @@ def test_forced_tokens_are_drafted_and_save_steps():
 
 
 def test_drafts_that_the_constraint_forbids_are_not_computed():
-    class Wrong(Guesser):
+    class WrongProposer(RandomProposer):
         def propose(self, sequence, num_tokens):
             self.known.add(sequence)
             return [ord("?"), ord("!")]
 
-    with pipeline(Unforced, Wrong(0)) as model:
-        answers(model, [ask(temperature=1.0)])
+    with pipeline(UnforcedCompiler, WrongProposer(0)) as model:
+        answers(model, [make_request(temperature=1.0)])
         assert model.runner.stats().counters["num_tokens_drafted"] == 0
 
 
 def test_an_engine_without_drafts_samples_forced_tokens_one_by_one():
-    request = ask(temperature=1.0, seed=3)
+    request = make_request(temperature=1.0, seed=3)
     with pipeline() as model:
         expected = answers(model, [request])
     with pipeline(max_draft_tokens=0) as model:
@@ -160,17 +160,17 @@ def test_an_engine_without_drafts_samples_forced_tokens_one_by_one():
 
 def test_each_choice_has_its_own_matcher():
     with pipeline() as model:
-        (choices,) = answers(model, [ask(temperature=2.0, n=12, seed=1)])
+        (choices,) = answers(model, [make_request(temperature=2.0, n=12, seed=1)])
     assert {text for text, _, _ in choices} <= set(TEXTS)
     assert len({text for text, _, _ in choices}) > 2
 
 
 def test_a_constraint_does_not_change_answers_of_other_requests():
     params = {"temperature": 1.0, "max_tokens": 12, "logprobs": True}
-    free = [ask(i, constraint=None, seed=i, **params) for i in range(3)]
+    free = [make_request(i, constraint=None, seed=i, **params) for i in range(3)]
     with pipeline() as model:
         alone = answers(model, free)
-    bound = [ask(i, 1, temperature=1.0, seed=i) for i in range(3)]
+    bound = [make_request(i, 1, temperature=1.0, seed=i) for i in range(3)]
     mixed = [request for pair in zip(free, bound, strict=True) for request in pair]
     with pipeline() as model:
         assert answers(model, mixed)[::2] == alone
@@ -178,24 +178,24 @@ def test_a_constraint_does_not_change_answers_of_other_requests():
 
 def test_log_probabilities_of_a_constrained_answer_are_those_of_the_model():
     with pipeline() as model:
-        done = model.submit(ask(1, logprobs=True, temperature=1.0, seed=2)).result()
+        done = model.submit(make_request(1, logprobs=True, temperature=1.0, seed=2)).result()
         samples = done.choices[0].samples
         prompt = [Message.of("user", script(text="1 and on and on"))]
         (score,) = model.score(prompt, [done.text])
-    told = [sample.logprob for sample in samples[:-1]]  # the last one is the end
-    assert told == pytest.approx([sample.logprob for sample in score.samples], abs=1e-5)
-    assert min(told) < -3.0, "what was chosen was unlikely without the constraint"
+    sample_logprobs = [sample.logprob for sample in samples[:-1]]  # the last one is the end
+    assert sample_logprobs == pytest.approx([sample.logprob for sample in score.samples], abs=1e-5)
+    assert min(sample_logprobs) < -3.0, "what was chosen was unlikely without the constraint"
 
 
 # Samplers that know nothing of constraints.
 
 
-class Greedy:
+class GreedySampler:
     def prepare(self, rows):
         return lambda logits: logits.argmax(-1)
 
 
-class Stubborn:
+class ConstantSampler:
     """Chooses the same token whatever the logits say."""
 
     def prepare(self, rows):
@@ -204,17 +204,17 @@ class Stubborn:
 
 @pytest.mark.parametrize("show", [0, 1])
 def test_a_sampler_that_knows_no_constraints_samples_within_the_constraint(show):
-    with pipeline(sampler=Greedy()) as model:
-        (((text, reason, _),),) = answers(model, [ask(show=show)])
+    with pipeline(sampler=GreedySampler()) as model:
+        (((text, reason, _),),) = answers(model, [make_request(show=show)])
     assert text in TEXTS
     assert reason == "stop"
 
 
 @pytest.mark.parametrize("show", [0, 1])
 def test_a_sampler_that_ignores_masks_fails_only_the_constrained_request(show):
-    with pipeline(sampler=Stubborn()) as model:
-        bound = model.submit(ask(show=show))
-        free = model.submit(ask(constraint=None, max_tokens=4))
+    with pipeline(sampler=ConstantSampler()) as model:
+        bound = model.submit(make_request(show=show))
+        free = model.submit(make_request(constraint=None, max_tokens=4))
         with pytest.raises(EngineError, match="a token that the constraint does not allow"):
             bound.result()
         assert free.result().text == "xxxx"
@@ -224,14 +224,14 @@ def test_a_sampler_that_ignores_masks_fails_only_the_constrained_request(show):
 # Constraints that cannot go on.
 
 
-class Tires(Spelling):
+class ForbidsEverythingLater(Spelling):
     def fill(self, mask):
         if len(self.rests) > 2:
             raise RuntimeError("it said: a red circle")
         super().fill(mask)
 
 
-class Loses(Spelling):
+class FailsLater(Spelling):
     """Finds out late that there was no way."""
 
     def fill(self, mask):
@@ -241,7 +241,7 @@ class Loses(Spelling):
     may_end = False
 
 
-class Contradicts(Spelling):
+class AcceptsNothing(Spelling):
     def accept(self, token_id):
         return False
 
@@ -257,17 +257,17 @@ def with_matcher(matcher_class):
 @pytest.mark.parametrize(
     ("broken", "error", "match"),
     [
-        (Tires, EngineError, "^the constraint failed on this request"),
-        (Loses, ConstraintError, "cannot go on"),
-        (Contradicts, EngineError, "refuses a token that it allowed"),
+        (ForbidsEverythingLater, EngineError, "^the constraint failed on this request"),
+        (FailsLater, ConstraintError, "cannot go on"),
+        (AcceptsNothing, EngineError, "refuses a token that it allowed"),
     ],
 )
 def test_a_matcher_that_fails_ends_only_its_own_request(broken, error, match, show):
-    free = ask(1, constraint=None, max_tokens=20)
+    free = make_request(1, constraint=None, max_tokens=20)
     with pipeline() as model:
         expected = answers(model, [free])
     with pipeline(with_matcher(broken)) as model:
-        streams = [model.submit(ask(show=show)), model.submit(free)]
+        streams = [model.submit(make_request(show=show)), model.submit(free)]
         with pytest.raises(error, match=match):
             streams[0].result()
         found = [(c.text, c.finish_reason, tuple(c.samples)) for c in streams[1].result().choices]
@@ -282,12 +282,12 @@ def test_a_matcher_that_fails_ends_only_its_own_request(broken, error, match, sh
 @pytest.mark.parametrize("fails", ["fill", "accept", "forced"])
 def test_a_matcher_that_fails_on_a_draft_does_not_fail_the_answer(fails, is_resettable, caplog):
     texts = tuple(map("".join, itertools.product("xyz", repeat=6)))
-    request = ask(constraint=OneOf(texts), temperature=1.0, seed=3)
+    request = make_request(constraint=OneOf(texts), temperature=1.0, seed=3)
     with pipeline() as model:
         expected = answers(model, [request])
     truth = expected[0][0][0].encode()
 
-    class FailsElsewhere(Spelling):
+    class FailsOffPath(Spelling):
         """Is of no more use once it looked where the answer never goes, as a library's may be."""
 
         def __init__(self, token_bytes, texts):
@@ -323,14 +323,14 @@ def test_a_matcher_that_fails_on_a_draft_does_not_fail_the_answer(fails, is_rese
         self.said.clear()
         self.is_broken = False
 
-    FailsElsewhere.reset = reset if is_resettable else None
+    FailsOffPath.reset = reset if is_resettable else None
 
-    class Elsewhere(Guesser):
+    class OffPathProposer(RandomProposer):
         def propose(self, sequence, num_tokens):
             self.known.add(sequence)
             return [ord(self.random.choice("xyz")) for _ in range(2)]
 
-    with pipeline(with_matcher(FailsElsewhere), Elsewhere(1)) as model:
+    with pipeline(with_matcher(FailsOffPath), OffPathProposer(1)) as model:
         assert answers(model, [request]) == expected
     assert caplog.text.count("a constraint failed on a draft") == 1
 
@@ -338,9 +338,11 @@ def test_a_matcher_that_fails_on_a_draft_does_not_fail_the_answer(fails, is_rese
 def test_a_minimum_length_that_the_constraint_cannot_reach_is_an_error():
     with pipeline() as model:
         with pytest.raises(ConstraintError, match="cannot go on") as caught:
-            model.submit(ask(constraint=OneOf(("yes", "no")), min_tokens=9)).result()
+            model.submit(make_request(constraint=OneOf(("yes", "no")), min_tokens=9)).result()
         assert "min_tokens" in caught.value.hint
-        assert model.submit(ask(min_tokens=4, max_tokens=40)).result().text in set(TEXTS) - {"two"}
+        assert model.submit(make_request(min_tokens=4, max_tokens=40)).result().text in set(
+            TEXTS
+        ) - {"two"}
 
 
 def test_a_stop_token_before_the_minimum_length_is_not_sampled():
@@ -348,13 +350,17 @@ def test_a_stop_token_before_the_minimum_length_is_not_sampled():
     with pipeline() as model:
         with pytest.raises(ConstraintError, match="no token is left") as caught:
             model.submit(
-                ask(constraint=OneOf(("yes",)), min_tokens=3, stop_token_ids=(last,))
+                make_request(constraint=OneOf(("yes",)), min_tokens=3, stop_token_ids=(last,))
             ).result()
         assert "min_tokens" in caught.value.hint
         texts = OneOf(("yes", "yellow"))
-        waits = ask(constraint=texts, min_tokens=3, stop_token_ids=(last,), logit_bias={last: 100})
+        waits = make_request(
+            constraint=texts, min_tokens=3, stop_token_ids=(last,), logit_bias={last: 100}
+        )
         assert model.submit(waits).result().text == "yellow"
-        stops = ask(constraint=texts, min_tokens=2, stop_token_ids=(last,), logit_bias={last: 100})
+        stops = make_request(
+            constraint=texts, min_tokens=2, stop_token_ids=(last,), logit_bias={last: 100}
+        )
         assert model.submit(stops).result().text == "ye"
 
 
@@ -371,14 +377,14 @@ def test_a_compiler_that_allows_every_token_allows_no_end_and_no_banned_token():
         def roll_back(self, num_tokens):
             pass
 
-    class WantsSpecial(MockEngine):
+    class PrefersSpecialTokens(MockEngine):
         def _logits(self, wanted):
             logits = super()._logits(wanted)
             logits[:, 256:] += 100.0
             return logits
 
-    with pipeline(with_matcher(AllowsAll), engine=WantsSpecial) as model:
-        done = model.submit(ask(max_tokens=30, temperature=1.0)).result()
+    with pipeline(with_matcher(AllowsAll), engine=PrefersSpecialTokens) as model:
+        done = model.submit(make_request(max_tokens=30, temperature=1.0)).result()
     assert len(done.choices[0].samples) == 30
     assert max(sample.token_id for sample in done.choices[0].samples) < 256
 
@@ -386,41 +392,43 @@ def test_a_compiler_that_allows_every_token_allows_no_end_and_no_banned_token():
 def test_an_end_before_the_minimum_length_leaves_the_longer_text():
     texts = OneOf(("two", "two circles"))
     with pipeline(engine=MockEngine) as model:
-        request = ask(constraint=texts, min_tokens=4, logit_bias={})
+        request = make_request(constraint=texts, min_tokens=4, logit_bias={})
         assert model.submit(request).result().text == "two circles"
 
 
 def test_masks_are_computed_between_forward_and_sampling():
     calls = []
 
-    class Told(Spelling):
+    class RecordingMatcher(Spelling):
         def fill(self, mask):
             calls.append("fill")
             super().fill(mask)
 
-    class Computes(MockEngine):
+    class RecordingEngine(MockEngine):
         def forward(self, items):
             calls.append("forward")
             return super().forward(items)
 
-    class Prepares(Greedy):
+    class RecordingSampler(GreedySampler):
         def prepare(self, rows):
             calls.append("prepare")
             pick = super().prepare(rows)
 
-            def told(logits):
+            def sample_logprobs(logits):
                 calls.append("pick")
                 return pick(logits)
 
-            return told
+            return sample_logprobs
 
-    with pipeline(with_matcher(Told), engine=Computes, sampler=Prepares()) as model:
-        model.submit(ask(max_tokens=1)).result()
+    with pipeline(
+        with_matcher(RecordingMatcher), engine=RecordingEngine, sampler=RecordingSampler()
+    ) as model:
+        model.submit(make_request(max_tokens=1)).result()
     assert calls[-4:] == ["prepare", "forward", "fill", "pick"]
 
 
 def test_a_constrained_answer_is_text_from_its_first_token():
-    class Thinks(MockTokenizer):
+    class ReasoningTokenizer(MockTokenizer):
         """Its prompts begin what the model thinks."""
 
         def prompt(self, messages, *, tools=None, options=PLAIN):
@@ -429,7 +437,9 @@ def test_a_constrained_answer_is_text_from_its_first_token():
             )
 
     runner = Pipeline(
-        tokenizer=Thinks(), engine=MockEngine(MockEngineSettings()), constraint=SpellingCompiler
+        tokenizer=ReasoningTokenizer(),
+        engine=MockEngine(MockEngineSettings()),
+        constraint=SpellingCompiler,
     )
     with Model(runner) as model:
         free = model.generate("hello", max_tokens=8)
@@ -517,7 +527,7 @@ def test_a_constrained_answer_can_be_cut_by_max_tokens():
 
 def test_an_aborted_answer_leaves_no_matcher_behind():
     with pipeline(latency_s=0.01) as model:
-        stream = model.submit(ask(n=2))
+        stream = model.submit(make_request(n=2))
         next(iter(stream))
         stream.abort()
         stream.result()
@@ -531,7 +541,7 @@ def test_an_aborted_answer_leaves_no_matcher_behind():
 def test_a_compiler_is_built_on_first_use_and_compiles_once_for_each_tenant():
     made, compiled = [], []
 
-    class Counting(SpellingCompiler):
+    class CountingCompiler(SpellingCompiler):
         def __init__(self, vocabulary):
             made.append(len(vocabulary.token_bytes))
             super().__init__(vocabulary)
@@ -540,7 +550,7 @@ def test_a_compiler_is_built_on_first_use_and_compiles_once_for_each_tenant():
             compiled.append(constraint)
             return super().compile(constraint)
 
-    with pipeline(Counting) as model:
+    with pipeline(CountingCompiler) as model:
         model.generate("hello", max_tokens=2)
         assert made == []
         for _ in range(3):
@@ -566,19 +576,21 @@ def test_an_error_of_a_compiler_is_reported_without_its_text():
 def test_special_tokens_have_no_bytes_in_the_vocabulary_of_a_compiler():
     seen = []
 
-    class Watching(SpellingCompiler):
+    class RecordingCompiler(SpellingCompiler):
         def __init__(self, vocabulary):
             seen.append(vocabulary)
             super().__init__(vocabulary)
 
-    class Named(MockTokenizer):
+    class NamedSpecialTokens(MockTokenizer):
         """Spells special tokens, as tokenizers do, and shows them nowhere."""
 
         def token_bytes(self, token_id):
             return super().token_bytes(token_id) or b"<|special|>"
 
     engine = MockEngine(MockEngineSettings())
-    with Model(Pipeline(tokenizer=Named(), engine=engine, constraint=Watching)) as model:
+    with Model(
+        Pipeline(tokenizer=NamedSpecialTokens(), engine=engine, constraint=RecordingCompiler)
+    ) as model:
         model.generate("hello", constraint=OneOf(("<|special|>",)))
     (vocabulary,) = seen
     assert vocabulary.token_bytes[:256] == [bytes([i]) for i in range(256)]

@@ -42,13 +42,13 @@ def folder(tmp_path):
 def read(monkeypatch):
     """Note which files are read."""
     names = []
-    whole = content.digest
+    original = content.digest
 
-    def noted(path):
+    def recording(path):
         names.append(path.name)
-        return whole(path)
+        return original(path)
 
-    monkeypatch.setattr(content, "digest", noted)
+    monkeypatch.setattr(content, "digest", recording)
     return names
 
 
@@ -109,15 +109,15 @@ def test_a_file_that_just_changed_is_not_remembered(folder, read, monkeypatch):
 
 
 def test_a_file_that_changed_while_it_was_read_is_not_remembered(folder, monkeypatch):
-    whole = content.digest
+    original = content.digest
 
-    def overtaken(path):
-        made = whole(path)
+    def digest_then_change(path):
+        made = original(path)
         rewrite(path, b"new weight")
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(content, "digest", overtaken)
+        patch.setattr(content, "digest", digest_then_change)
         before = fingerprint(folder)
     assert fingerprint(folder) != before
 
@@ -134,8 +134,8 @@ def test_small_files_are_not_remembered(folder, cache, monkeypatch):
 )
 def test_a_broken_cache_file_only_costs_time(folder, cache, read, damaged):
     before = fingerprint(folder)
-    (memory,) = cache.iterdir()
-    memory.write_bytes(damaged)
+    (record,) = cache.iterdir()
+    record.write_bytes(damaged)
     assert fingerprint(folder) == before
     assert len(read) == 4
     read.clear()
@@ -164,16 +164,16 @@ def test_concurrent_processes_agree_and_leave_a_valid_cache(folder, cache, read)
     (folder / "large.bin").write_bytes(bytes(2**23))
     command = [sys.executable, "-c", PROGRAM, str(folder)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    told = {line for process in started for line in process.communicate()[0].splitlines()}
+    output = {line for process in started for line in process.communicate()[0].splitlines()}
     assert [process.returncode for process in started] == [0, 0, 0]
-    assert told == {str(sorted(content.digests(folder).items()))}
+    assert output == {str(sorted(content.digests(folder).items()))}
     assert read == []
     assert len(list(cache.iterdir())) == 1
 
 
 @settings(max_examples=40)
-@given(data=st.binary(max_size=40), place=st.integers(0, 39), piece=st.integers(1, 41))
-def test_a_digest_depends_on_every_byte_and_its_position(tmp_path_factory, data, place, piece):
+@given(data=st.binary(max_size=40), index=st.integers(0, 39), piece=st.integers(1, 41))
+def test_a_digest_depends_on_every_byte_and_its_position(tmp_path_factory, data, index, piece):
     path = tmp_path_factory.mktemp("digest") / "file"
 
     def digest(data):
@@ -182,28 +182,28 @@ def test_a_digest_depends_on_every_byte_and_its_position(tmp_path_factory, data,
             patch.setattr(content, "PIECE_BYTES", piece)
             return content.digest(path)
 
-    whole = digest(data)
-    assert digest(data + b"\0") != whole
+    original = digest(data)
+    assert digest(data + b"\0") != original
     turned = data[piece:] + data[:piece]
-    assert (digest(turned) == whole) == (turned == data)
-    if place < len(data):
-        changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-        assert digest(changed) != whole
+    assert (digest(turned) == original) == (turned == data)
+    if index < len(data):
+        changed = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
+        assert digest(changed) != original
 
 
 def test_a_large_file_is_read_by_several_threads(folder, monkeypatch):
     monkeypatch.setattr(content, "PIECE_BYTES", 4)
     monkeypatch.setattr(content.os, "cpu_count", lambda: 2)
-    meeting = threading.Barrier(2, timeout=300)
-    one = content._piece
+    barrier = threading.Barrier(2, timeout=300)
+    read_piece = content._piece
 
-    def met(path, start):
-        meeting.wait()
-        return one(path, start)
+    def waiting_piece(path, start):
+        barrier.wait()
+        return read_piece(path, start)
 
     (folder / "pair").write_bytes(b"12345678")
     expected = content.digest(folder / "pair")
-    monkeypatch.setattr(content, "_piece", met)
+    monkeypatch.setattr(content, "_piece", waiting_piece)
     assert content.digest(folder / "pair") == expected
 
 
@@ -211,12 +211,12 @@ def test_a_large_file_is_read_by_several_threads(folder, monkeypatch):
 def test_an_unreadable_file_is_ignored(folder, monkeypatch):
     before = fingerprint(folder)
     (folder / "secret").write_text("x")
-    whole = content.digest
+    original = content.digest
 
-    def refused(path):
+    def failing(path):
         if path.name == "secret":
             raise PermissionError
-        return whole(path)
+        return original(path)
 
-    monkeypatch.setattr(content, "digest", refused)
+    monkeypatch.setattr(content, "digest", failing)
     assert fingerprint(folder) != before

@@ -36,13 +36,13 @@ def benchmark():
 image_memory = benchmark()
 
 
-def saved(kind, picture=None, **options):
+def saved(kind, pil_image=None, **options):
     file = io.BytesIO()
-    (picture or PIL.Image.fromarray(NOISE)).save(file, kind, **options)
+    (pil_image or PIL.Image.fromarray(NOISE)).save(file, kind, **options)
     return file.getvalue()
 
 
-def alive(size=(WIDTH, HEIGHT)):
+def live_images(size=(WIDTH, HEIGHT)):
     """Pillow's pictures of a size that anything still holds."""
     objects = [each for each in gc.get_objects() if issubclass(type(each), PIL.Image.Image)]
     return [each for each in objects if each.size == size]
@@ -119,17 +119,17 @@ def test_a_baseline_jpeg_with_separate_scans_is_counted_as_progressive():
 def test_decoding_is_repeated_after_a_temporary_lack_of_memory(monkeypatch):
     """libjpeg says that a file is broken when it gets no memory."""
     content, load = saved("JPEG"), PIL.ImageFile.ImageFile.load
-    asked = []
+    calls = []
 
-    def once(picture):
-        asked.append(picture.size)
-        if len(asked) == 1:
+    def failing_once(pil_image):
+        calls.append(pil_image.size)
+        if len(calls) == 1:
             raise OSError(BROKEN_STREAM)
-        return load(picture)
+        return load(pil_image)
 
-    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", once)
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", failing_once)
     assert Image.open(content).to_pil().size == (WIDTH, HEIGHT)
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 def test_a_file_is_reported_as_broken_only_if_memory_sufficed(monkeypatch):
@@ -150,13 +150,13 @@ def test_an_error_does_not_hold_decoded_pixels(kind):
     content = saved(kind)
     image = Image.open(content[: len(content) * 3 // 4])
     gc.collect()
-    before = len(alive())
+    before = len(live_images())
     gc.disable()
     try:
         with pytest.raises(ImageError) as caught:
             image.to_pil()
         assert caught.value.__cause__ is not None
-        assert len(alive()) == before
+        assert len(live_images()) == before
     finally:
         gc.enable()
 
@@ -178,10 +178,10 @@ def test_a_webp_header_is_read_without_its_decoder(monkeypatch):
 
 def test_compressed_texts_and_profiles_of_png_files_are_not_inflated():
     """Two megabytes in a profile are refused by Pillow, and texts would be kept by the dozen."""
-    notes = PIL.PngImagePlugin.PngInfo()
+    png_info = PIL.PngImagePlugin.PngInfo()
     for number in range(70):
-        notes.add_text(f"note {number}", "x" * 2**20, zip=True)
-    content = saved("PNG", pnginfo=notes, icc_profile=bytes(2**21))
+        png_info.add_text(f"note {number}", "x" * 2**20, zip=True)
+    content = saved("PNG", pnginfo=png_info, icc_profile=bytes(2**21))
     with pytest.raises(ValueError, match=r"[Tt]oo (large|much)"):
         PIL.Image.open(io.BytesIO(content)).load()
     assert len(png.without_inflated(content)) < len(content)
@@ -191,10 +191,10 @@ def test_compressed_texts_and_profiles_of_png_files_are_not_inflated():
 
 
 def test_an_orientation_in_a_compressed_text_is_applied():
-    notes = PIL.PngImagePlugin.PngInfo()
-    notes.add_itxt("XML:com.adobe.xmp", '<a tiff:Orientation="6"/>' + " " * 999, zip=True)
-    notes.add_itxt("other", "x" * 999, zip=True)
-    image = Image.open(saved("PNG", pnginfo=notes))
+    png_info = PIL.PngImagePlugin.PngInfo()
+    png_info.add_itxt("XML:com.adobe.xmp", '<a tiff:Orientation="6"/>' + " " * 999, zip=True)
+    png_info.add_itxt("other", "x" * 999, zip=True)
+    image = Image.open(saved("PNG", pnginfo=png_info))
     assert image.to_pil().size == (HEIGHT, WIDTH)
     assert image.turned
 

@@ -35,7 +35,7 @@ DELTAS = [
 ]
 
 
-class Calling(MockTokenizer):
+class CallingTokenizer(MockTokenizer):
     """Its readers take what is said for calls: each letter is one of a tool of that name."""
 
     def reader(self, prompt, *, shows_special=False):
@@ -77,18 +77,18 @@ def test_deltas_of_two_kinds_are_never_equal():
 
 @pytest.mark.parametrize("stop", [(), ("never said",)])
 def test_tool_calls_of_a_reader_are_those_of_the_choice(stop):
-    with Model(Pipeline(tokenizer=Calling(), engine=MockEngine())) as model:
+    with Model(Pipeline(tokenizer=CallingTokenizer(), engine=MockEngine())) as model:
         (choice,) = model.generate(json.dumps({"mock": {"text": "fg"}}), stop=stop).choices
     assert choice.tool_calls == [ToolCallPart("call_1", "f"), ToolCallPart("call_2", "g")]
     assert (choice.text, choice.reasoning, len(choice.samples)) == ("done", "", 3)
 
 
 def test_reasoning_and_calls_can_be_sent_back_as_a_message():
-    asked = Message.of("user", "How is the weather?")
+    question = Message.of("user", "How is the weather?")
     parts = (ReasoningPart("hm"), TextPart("I look."), *CALLS)
     result = Message("tool", (TextPart("fine"),), "1")
     with Model(Pipeline(tokenizer=MockTokenizer(), engine=MockEngine())) as model:
-        done = model.generate([asked, Message("assistant", parts), result])
+        done = model.generate([question, Message("assistant", parts), result])
     assert done.text == "fine", "the mock says what was said last"
 
 

@@ -24,30 +24,30 @@ def run(program: str) -> str:
 def test_an_old_name_imports_the_same_module_with_a_warning(old: str, new: str) -> None:
     pytest.importorskip(new.partition(".")[0])
     is_same = f"sys.modules[{old!r}] is sys.modules[{new!r}]"
-    told = run(f"import sys, {old}\nimport {new}\nprint({is_same})")
-    assert told.count(f"{old} is {new} now; vlmkit {REMOVED_IN} removes the old name") == 1
-    assert told.startswith("True\n")
+    output = run(f"import sys, {old}\nimport {new}\nprint({is_same})")
+    assert output.count(f"{old} is {new} now; vlmkit {REMOVED_IN} removes the old name") == 1
+    assert output.startswith("True\n")
 
 
 def test_a_submodule_of_an_old_name_is_loaded_once() -> None:
-    told = run(
+    output = run(
         "import vlmkit.testing.sampler_subject as old\n"
         "import vlmkit_testing.contracts.sampler_subject as new\n"
         "from vlmkit.testing import picture\n"
         "print(old is new, picture.__module__)"
     )
-    assert told.startswith("True vlmkit_testing.contracts.pictures\n")
+    assert output.startswith("True vlmkit_testing.contracts.pictures\n")
 
 
 def test_an_old_name_of_an_absent_distribution_says_what_to_install() -> None:
-    told = run(
+    output = run(
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: None if name == 'vlmkit_server' else find(name)\n"
         "import vlmkit.server"
     )
-    assert "ModuleNotFoundError: vlmkit.server is vlmkit_server now, of vlmkit-server: " in told
-    assert "install" in told.splitlines()[-1]
+    assert "ModuleNotFoundError: vlmkit.server is vlmkit_server now, of vlmkit-server: " in output
+    assert "install" in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["vlmkit", "vlmkit.running.loop", "vlmkit.serverless", "numpy"])

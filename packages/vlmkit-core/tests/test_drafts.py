@@ -16,7 +16,7 @@ from vlmkit_mock.vocabulary import END, VOCAB_SIZE
 from vlmkit_testing import ProposerContract, new_sequence
 
 
-class Adversary:
+class RandomProposer:
     """Guesses what it knows to follow, then goes wrong in every way; by chance."""
 
     def __init__(self, seed, answers=()):
@@ -28,10 +28,10 @@ class Adversary:
         self.known.add(sequence)
         done = sequence.output_ids
         right = [a[len(done) :] for a in self.answers if a[: len(done)] == done]
-        guesses = list(self.random.choice(right))[: self.random.randint(0, 9)] if right else []
+        proposed = list(self.random.choice(right))[: self.random.randint(0, 9)] if right else []
         wrong = [self.random.randint(-2, VOCAB_SIZE + 2) for _ in range(self.random.randint(0, 4))]
         end = [END] * self.random.randint(0, 1)
-        return self.random.choice([guesses + wrong, guesses + end + wrong, wrong + guesses * 3])
+        return self.random.choice([proposed + wrong, proposed + end + wrong, wrong + proposed * 3])
 
     def note(self, sequence, num_drafted, num_accepted):
         assert sequence in self.known
@@ -41,10 +41,10 @@ class Adversary:
         self.known.discard(sequence)
 
 
-def ask(number, show, **params):
-    said = script(text=f"{number} and on and on and on, {number} times")
+def make_request(number, show, **params):
+    scripted = script(text=f"{number} and on and on and on, {number} times")
     pictures = [picture(8 + number, 6)] * show
-    message = Message.of("user", said, [open_image(p) for p in pictures])
+    message = Message.of("user", scripted, [open_image(p) for p in pictures])
     return Request(messages=[message], params=SamplingParams(**params))
 
 
@@ -55,7 +55,7 @@ def open_image(picture):
 
 
 REQUESTS = st.builds(
-    ask,
+    make_request,
     st.integers(0, 5),
     st.integers(0, 1),
     max_tokens=st.integers(1, 60),
@@ -77,11 +77,11 @@ REQUESTS = st.builds(
 @given(st.lists(REQUESTS, min_size=1, max_size=5), st.integers(0, 2**16), st.booleans())
 @settings(max_examples=60)
 def test_drafts_do_not_change_answers(requests, seed, is_tight):
-    room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
-    with hesitant(**room) as model:
+    limits = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
+    with hesitant(**limits) as model:
         expected = answers(model, requests)
     known = [[s.token_id for s in samples] for a in expected for _, _, samples in a]
-    with hesitant(Adversary(seed, known), **room) as model:
+    with hesitant(RandomProposer(seed, known), **limits) as model:
         found = answers(model, requests)
         counters = model.stats().counters
         pool, drafting = model.runner._engine._pool, model.runner._loop._steps._drafting
@@ -92,18 +92,18 @@ def test_drafts_do_not_change_answers(requests, seed, is_tight):
 
 
 def test_correct_drafts_save_steps():
-    request = ask(1, 0, max_tokens=40, ignore_eos=True)
+    request = make_request(1, 0, max_tokens=40, ignore_eos=True)
     with hesitant(engine=MockEngine) as model:
         (expected,) = answers(model, [request])
         num_steps = model.stats().counters["num_steps"]
     known = [sample.token_id for sample in expected[0][2]]
 
-    class Oracle(Adversary):
+    class CorrectProposer(RandomProposer):
         def propose(self, sequence, num_tokens):
             self.known.add(sequence)
             return known[len(sequence.output_ids) :][:num_tokens]
 
-    with hesitant(Oracle(0), engine=MockEngine) as model:
+    with hesitant(CorrectProposer(0), engine=MockEngine) as model:
         assert answers(model, [request]) == [expected]
         counters = model.stats().counters
     assert counters["num_drafts_accepted"] == counters["num_tokens_drafted"] == 34
@@ -111,7 +111,7 @@ def test_correct_drafts_save_steps():
 
 
 def test_an_answer_that_repeats_the_prompt_is_drafted_from_it():
-    request = ask(2, 1, max_tokens=50, ignore_eos=True)
+    request = make_request(2, 1, max_tokens=50, ignore_eos=True)
     with hesitant(NgramProposer(), engine=MockEngine) as model:
         found = answers(model, [request])
         counters = model.stats().counters
@@ -122,40 +122,40 @@ def test_an_answer_that_repeats_the_prompt_is_drafted_from_it():
 
 
 def test_a_proposer_that_fails_only_stops_drafting(caplog):
-    class Failing(Adversary):
+    class FailingProposer(RandomProposer):
         def propose(self, sequence, num_tokens):
             if len(sequence.output_ids) > 3:
                 raise RuntimeError("no more ideas")
             return [1, 2]
 
-    requests = [ask(i, 0, max_tokens=20) for i in range(3)]
+    requests = [make_request(i, 0, max_tokens=20) for i in range(3)]
     with hesitant() as model:
         expected = answers(model, requests)
-    with hesitant(Failing(0)) as model:
+    with hesitant(FailingProposer(0)) as model:
         assert answers(model, requests) == expected
         assert model.runner.is_ready
     assert caplog.text.count("the proposer failed") == 1
 
 
 def test_a_proposer_forgets_finished_sequences():
-    adversary = Adversary(3)
-    with hesitant(adversary) as model:
-        answers(model, [ask(i, 0, max_tokens=12, n=2) for i in range(4)])
-    assert adversary.known == set()
+    random_proposer = RandomProposer(3)
+    with hesitant(random_proposer) as model:
+        answers(model, [make_request(i, 0, max_tokens=12, n=2) for i in range(4)])
+    assert random_proposer.known == set()
 
 
 def test_a_request_that_fails_only_with_drafts_is_answered_without_them():
-    class DislikesDrafts(MockEngine):
+    class FailsOnDrafts(MockEngine):
         def forward(self, items):
             if any(item.drafts for item in items):
                 raise RuntimeError("drafts!")
             return super().forward(items)
 
-    requests = [ask(i, 0, max_tokens=20) for i in range(3)]
+    requests = [make_request(i, 0, max_tokens=20) for i in range(3)]
     with hesitant(engine=MockEngine) as model:
         expected = answers(model, requests)
     known = [[s.token_id for s in samples] for a in expected for _, _, samples in a]
-    with hesitant(Adversary(1, known), engine=DislikesDrafts) as model:
+    with hesitant(RandomProposer(1, known), engine=FailsOnDrafts) as model:
         assert answers(model, requests) == expected
 
 
@@ -164,19 +164,19 @@ class TestNgramProposer(ProposerContract):
         return NgramProposer()
 
 
-def guesses(proposer, ids, num_tokens=4):
+def proposed(proposer, ids, num_tokens=4):
     sequence = new_sequence(ids[:1], output_ids=ids[1:])
     return list(proposer.propose(sequence, num_tokens))
 
 
 def test_tokens_that_followed_the_last_equal_ngram_are_drafted():
     settings = NgramSettings(match_tokens=2)
-    assert guesses(NgramProposer(settings), [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]) == [4, 9, 1]
-    assert guesses(NgramProposer(settings), [1, 2, 3, 4]) == []
-    assert guesses(NgramProposer(settings), [1]) == []
+    assert proposed(NgramProposer(settings), [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]) == [4, 9, 1]
+    assert proposed(NgramProposer(settings), [1, 2, 3, 4]) == []
+    assert proposed(NgramProposer(settings), [1]) == []
 
 
-def depths(*accepted):
+def draft_counts(*accepted):
     """Return how deep each next guess is, after so many of the last one stood."""
     proposer, sequence = NgramProposer(), new_sequence([5] * 30)
     found = [len(proposer.propose(sequence, 100))]
@@ -189,12 +189,12 @@ def depths(*accepted):
 
 
 def test_the_number_of_drafts_follows_how_many_were_accepted():
-    assert depths(3, 6, 10) == [3, 6, 10, 10]
-    assert depths(3, 2) == [3, 6, 3]
+    assert draft_counts(3, 6, 10) == [3, 6, 10, 10]
+    assert draft_counts(3, 2) == [3, 6, 3]
 
 
 def test_an_answer_without_repetition_gets_no_drafts():
-    assert depths(*[0] * 10) == [3, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert draft_counts(*[0] * 10) == [3, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("length", [2049, 5000])

@@ -31,13 +31,13 @@ def penalties_by_definition(tokens, params, breakers):
     if num <= allowed or limit < allowed:
         return {}
     longest = {}
-    for place in range(num - 1):
+    for index in range(num - 1):
         length = 0
-        while length <= place and window[place - length] == window[num - 1 - length]:
+        while length <= index and window[index - length] == window[num - 1 - length]:
             length += 1
         length = min(length, limit)
         if length >= allowed:
-            token_id = window[place + 1]
+            token_id = window[index + 1]
             longest[token_id] = max(length, longest.get(token_id, 0))
     most = int(88.7228391 / math.log(params.dry_base)) if params.dry_base > 1 else 10**9
     return {
@@ -107,7 +107,7 @@ def test_the_largest_window_of_one_token_takes_little_time():
     print(f"{1000 * (time.thread_time() - began_s) / 50:.2f} ms for each token")
 
 
-class Spelled:
+class TextVocabulary:
     """A vocabulary of given texts, read longest first."""
 
     def __init__(self, texts):
@@ -129,12 +129,12 @@ class Spelled:
 def breakers_by_definition(vocabulary, text):
     """llama.cpp's get_overlapping_token_sequences, in its own words."""
     made = {}
-    for token_id, spelled in enumerate(each.decode() for each in vocabulary.texts):
-        if text in spelled:
+    for token_id, spelling in enumerate(each.decode() for each in vocabulary.texts):
+        if text in spelling:
             made[token_id] = {()}
             continue
-        for place in range(len(spelled)):
-            begun = spelled[place:]
+        for index in range(len(spelling)):
+            begun = spelling[index:]
             if text.startswith(begun) and len(begun) < len(text):
                 made.setdefault(token_id, set()).add(tuple(vocabulary.encode(text[len(begun) :])))
     usual = vocabulary.encode(text)
@@ -149,7 +149,7 @@ def breakers_by_definition(vocabulary, text):
     breaker=st.text("ab:", min_size=1, max_size=5),
 )
 def test_sequence_breakers_match_their_definition(texts, breaker):
-    vocabulary = Spelled(["a", "b", ":", *texts])
+    vocabulary = TextVocabulary(["a", "b", ":", *texts])
     made = SequenceBreakers(vocabulary, 99).of([breaker])
     expected = breakers_by_definition(vocabulary, breaker)
     assert {token_id: set(tails) for token_id, tails in made.items()} == expected

@@ -29,7 +29,7 @@ from vlmkit_testing.contracts.strict_cache import StrictCache
 
 
 @dataclass(eq=False)
-class Asked:
+class FakeJob:
     """What the fair queue reads of a job."""
 
     account: str
@@ -41,7 +41,7 @@ class Asked:
         return self
 
 
-def asked(account, num_tokens=10, *, priority=0, num_outputs=1, prompt=None):
+def new_job(account, num_tokens=10, *, priority=0, num_outputs=1, prompt=None):
     prompt = prompt or Prompt(tuple(range(num_tokens)))
     sequence = Sequence(
         "",
@@ -51,11 +51,11 @@ def asked(account, num_tokens=10, *, priority=0, num_outputs=1, prompt=None):
         max_tokens=num_outputs,
         scope=account.encode(),
     )
-    return Asked(account, sequence, num_outputs)
+    return FakeJob(account, sequence, num_outputs)
 
 
 @dataclass
-class Served:
+class ServedQueue:
     """A loop that computes nothing: the fair queue in front of the built-in scheduler."""
 
     max_running: int = 4
@@ -114,61 +114,61 @@ class Served:
             assert self.step(), "nothing runs although somebody waits"
 
 
-def first_step(served, job):
+def first_step(simulated, job):
     """Run until a request has its first token; return the number of steps."""
-    began = served.num_steps
+    began = simulated.num_steps
     while not job.sequence.output_ids:
-        assert served.step()
-    return served.num_steps - began
+        assert simulated.step()
+    return simulated.num_steps - began
 
 
 def test_a_new_tenant_does_not_wait_for_a_burst_of_long_prompts():
     for num_others in (1, 100):
-        served = Served(max_step_tokens=1000)
-        served.add(*[asked("hog", 1000) for _ in range(num_others)])
-        served.step()
-        served.add(late := asked("late", 100))
-        assert first_step(served, late) <= 2
+        simulated = ServedQueue(max_step_tokens=1000)
+        simulated.add(*[new_job("hog", 1000) for _ in range(num_others)])
+        simulated.step()
+        simulated.add(late := new_job("late", 100))
+        assert first_step(simulated, late) <= 2
 
 
 def test_a_new_tenant_is_admitted_although_a_burst_fills_the_scheduler():
-    served = Served(max_running=8, max_step_tokens=1000)
+    simulated = ServedQueue(max_running=8, max_step_tokens=1000)
     prompt = Prompt(tuple(range(100)))
     for _ in range(8):
-        served.add(*[asked("hog", prompt=prompt, num_outputs=4000) for _ in range(128)])
+        simulated.add(*[new_job("hog", prompt=prompt, num_outputs=4000) for _ in range(128)])
     for _ in range(20):
-        served.step()
-    assert served.scheduler.num_running == 8
+        simulated.step()
+    assert simulated.scheduler.num_running == 8
     for _ in range(3):
-        late = [asked("late", 100, num_outputs=3) for _ in range(4)]
-        served.add(*late)
+        late = [new_job("late", 100, num_outputs=3) for _ in range(4)]
+        simulated.add(*late)
         for job in late:
-            assert first_step(served, job) <= 8
+            assert first_step(simulated, job) <= 8
 
 
 def test_a_tenant_with_much_past_usage_does_not_wait_for_a_new_one():
-    served = Served(max_step_tokens=1000)
-    served.add(long := asked("old", 50_000, num_outputs=1000))
-    first_step(served, long)
-    served.add(*[asked("new", 500) for _ in range(1000)])
-    served.add(late := asked("old", 500))
-    assert first_step(served, late) <= 3
+    simulated = ServedQueue(max_step_tokens=1000)
+    simulated.add(long := new_job("old", 50_000, num_outputs=1000))
+    first_step(simulated, long)
+    simulated.add(*[new_job("new", 500) for _ in range(1000)])
+    simulated.add(late := new_job("old", 500))
+    assert first_step(simulated, late) <= 3
     for _ in range(10):  # the same again: now it has used a little more
-        served.add(late := asked("old", 500))
-        assert first_step(served, late) <= 1 + WINDOW_TOKENS // 500
+        simulated.add(late := new_job("old", 500))
+        assert first_step(simulated, late) <= 1 + WINDOW_TOKENS // 500
 
 
 def test_priority_orders_the_requests_of_one_tenant():
-    served = Served(max_running=1)
-    served.add(*[asked("one", ALONE_WINDOW_TOKENS // 4, priority=5) for _ in range(9)])
-    served.step()
-    served.add(urgent := asked("one", 10, priority=1))
-    assert first_step(served, urgent) <= 2
+    simulated = ServedQueue(max_running=1)
+    simulated.add(*[new_job("one", ALONE_WINDOW_TOKENS // 4, priority=5) for _ in range(9)])
+    simulated.step()
+    simulated.add(urgent := new_job("one", 10, priority=1))
+    assert first_step(simulated, urgent) <= 2
 
 
 def test_priorities_changed_by_the_scheduler_do_not_admit_more_jobs():
     queue = FairQueue()
-    queue.add([asked("one", 1000) for _ in range(100)])
+    queue.add([new_job("one", 1000) for _ in range(100)])
     num_handed = 0
     for job in queue.next_jobs(0):
         job.sequence.priority = job.sequence.priority * 2**32 + 1000
@@ -177,56 +177,60 @@ def test_priorities_changed_by_the_scheduler_do_not_admit_more_jobs():
 
 
 def test_background_requests_run_last_although_their_tenant_used_least():
-    served = Served(max_running=2)
-    served.add(*[asked("heavy", 100, num_outputs=50) for _ in range(4)])
+    simulated = ServedQueue(max_running=2)
+    simulated.add(*[new_job("heavy", 100, num_outputs=50) for _ in range(4)])
     for _ in range(20):
-        served.step()
-    served.add(*[asked("light", 10, priority=BACKGROUND) for _ in range(4)])
-    served.add(*[asked("heavy", 10) for _ in range(4)])
-    served.run()
-    assert [job.account for job in served.done] == ["heavy"] * 8 + ["light"] * 4
+        simulated.step()
+    simulated.add(*[new_job("light", 10, priority=BACKGROUND) for _ in range(4)])
+    simulated.add(*[new_job("heavy", 10) for _ in range(4)])
+    simulated.run()
+    assert [job.account for job in simulated.done] == ["heavy"] * 8 + ["light"] * 4
 
 
 def test_an_interactive_request_preempts_a_background_one():
-    served = Served(max_running=2)
-    served.add(*[asked("light", 10, priority=BACKGROUND, num_outputs=1000) for _ in range(4)])
+    simulated = ServedQueue(max_running=2)
+    simulated.add(*[new_job("light", 10, priority=BACKGROUND, num_outputs=1000) for _ in range(4)])
     for _ in range(20):
-        served.step()
-    served.add(late := asked("heavy", 10))
-    assert first_step(served, late) <= 2
+        simulated.step()
+    simulated.add(late := new_job("heavy", 10))
+    assert first_step(simulated, late) <= 2
 
 
 def test_background_requests_fill_only_what_interactive_ones_leave():
-    served = Served(max_running=2, max_step_tokens=100)
-    served.add(*[asked("live", 100, num_outputs=5) for _ in range(20)])
-    served.step()
-    batch = [asked("batch", 100, priority=BACKGROUND) for _ in range(5)]
-    served.add(*batch)
-    while any(job.account == "live" for job in served.jobs.values()):
-        served.step()
+    simulated = ServedQueue(max_running=2, max_step_tokens=100)
+    simulated.add(*[new_job("live", 100, num_outputs=5) for _ in range(20)])
+    simulated.step()
+    batch = [new_job("batch", 100, priority=BACKGROUND) for _ in range(5)]
+    simulated.add(*batch)
+    while any(job.account == "live" for job in simulated.jobs.values()):
+        simulated.step()
     assert not any(job.sequence.output_ids for job in batch[1:])
-    served.run()
+    simulated.run()
 
 
 def test_a_single_tenant_is_scheduled_as_without_a_fair_queue():
-    served = Served(max_running=256, max_step_tokens=1024)
-    served.add(*[asked("one", 16, num_outputs=5) for _ in range(64)])
-    served.step()
-    assert served.scheduler.num_running == 64
-    assert {each.priority for each in served.jobs} == {0}
+    simulated = ServedQueue(max_running=256, max_step_tokens=1024)
+    simulated.add(*[new_job("one", 16, num_outputs=5) for _ in range(64)])
+    simulated.step()
+    assert simulated.scheduler.num_running == 64
+    assert {each.priority for each in simulated.jobs} == {0}
 
 
 def test_state_of_absent_tenants_is_forgotten():
-    served = Served()
+    simulated = ServedQueue()
     for number in range(5000):
-        served.add(asked(f"{number}", 3))
-        served.step()
-    assert len(served.queue._idle) <= 1024
-    served.run()
-    assert (served.queue._accounts, served.queue._idle, served.queue.num_waiting) == ({}, {}, 0)
+        simulated.add(new_job(f"{number}", 3))
+        simulated.step()
+    assert len(simulated.queue._idle) <= 1024
+    simulated.run()
+    assert (simulated.queue._accounts, simulated.queue._idle, simulated.queue.num_waiting) == (
+        {},
+        {},
+        0,
+    )
 
 
-WISHES = st.lists(
+ACTIONS = st.lists(
     st.tuples(
         st.sampled_from("abc"),
         st.integers(1, 300),  # tokens of the prompt
@@ -239,24 +243,28 @@ WISHES = st.lists(
 )
 
 
-@given(WISHES, st.integers(1, 6), st.integers(16, 400))
+@given(ACTIONS, st.integers(1, 6), st.integers(16, 400))
 @settings(max_examples=40)
-def test_every_request_is_served_and_nothing_is_left(wishes, max_running, max_step_tokens):
-    served, expected = Served(max_running, max_step_tokens), 0
-    for account, num_tokens, num_outputs, priority, num, move in wishes:
-        if move == "go" and served.jobs:
-            served.end(next(iter(served.jobs.values())))
-        elif move == "step" and served.jobs:
-            served.step()
+def test_every_request_is_served_and_nothing_is_left(actions, max_running, max_step_tokens):
+    simulated, expected = ServedQueue(max_running, max_step_tokens), 0
+    for account, num_tokens, num_outputs, priority, num, move in actions:
+        if move == "go" and simulated.jobs:
+            simulated.end(next(iter(simulated.jobs.values())))
+        elif move == "step" and simulated.jobs:
+            simulated.step()
         else:
             prompt = Prompt(tuple(range(num_tokens)))
-            served.add(*[asked(account, priority=priority, num_outputs=num_outputs, prompt=prompt)
-                         for _ in range(num)])  # fmt: skip
+            simulated.add(
+                *[
+                    new_job(account, priority=priority, num_outputs=num_outputs, prompt=prompt)
+                    for _ in range(num)
+                ]
+            )
             expected += num
-    served.run()
-    assert len(served.done) == expected
-    assert (served.queue._accounts, served.queue.num_waiting) == ({}, 0)
-    assert (served.scheduler.num_waiting, served.scheduler.num_running) == (0, 0)
+    simulated.run()
+    assert len(simulated.done) == expected
+    assert (simulated.queue._accounts, simulated.queue.num_waiting) == ({}, 0)
+    assert (simulated.scheduler.num_waiting, simulated.scheduler.num_running) == (0, 0)
 
 
 @given(
@@ -266,14 +274,16 @@ def test_every_request_is_served_and_nothing_is_left(wishes, max_running, max_st
 @settings(max_examples=15)
 def test_tenants_that_always_have_requests_get_equal_shares(kinds, max_running):
     """Accounts with requests of any size get as much of what is computed, within a bound."""
-    served = Served(max_running, max_step_tokens=256)
+    simulated = ServedQueue(max_running, max_step_tokens=256)
     for number, (num_tokens, num_outputs) in enumerate(kinds):
-        served.add(*[asked(f"{number}", num_tokens, num_outputs=num_outputs) for _ in range(100)])
+        simulated.add(
+            *[new_job(f"{number}", num_tokens, num_outputs=num_outputs) for _ in range(100)]
+        )
     weighed = Counter()
-    while max(Counter(job.account for job in served.done).values(), default=0) < 60:
+    while max(Counter(job.account for job in simulated.done).values(), default=0) < 60:
         for _ in range(10):
-            served.step()
-    for job in [*served.done, *served.jobs.values()]:
+            simulated.step()
+    for job in [*simulated.done, *simulated.jobs.values()]:
         num_outputs = len(job.sequence.output_ids)
         if num_outputs:
             weighed[job.account] += job.sequence.num_prompt_tokens + OUTPUT_WEIGHT * num_outputs

@@ -57,7 +57,7 @@ def load(tmp_path: Path) -> Made:
     return load
 
 
-def bad(kind: str, tmp_path: Path) -> str:
+def bad_prompt(kind: str, tmp_path: Path) -> str:
     """Return how messages call it."""
     return f"{kind.replace('_', ' ')} 'bad' from '{tmp_path / 'faulty.py'}'"
 
@@ -194,7 +194,7 @@ def test_the_error_of_a_request_names_the_faulty_component(
         options = {"constraint": OneOf(("a", "b"))} if kind == "constraint" else {}
         with pytest.raises(EngineError) as caught:
             model.generate(script(text="hi"), images=[picture()], top_k=7, **options)
-        assert str(caught.value).startswith(f"{bad(kind, tmp_path)} {problem}")
+        assert str(caught.value).startswith(f"{bad_prompt(kind, tmp_path)} {problem}")
         assert "words of a library" not in str(caught.value)
 
 
@@ -250,8 +250,8 @@ def test_the_failure_of_a_model_names_the_faulty_component(
     with load(kind, source) as model:
         with pytest.raises(EngineFailed) as caught:
             model.generate(script(text="hi"), images=[picture()])
-        assert str(caught.value) == f"{bad(kind, tmp_path)} failed"
-    assert f"no more requests are served; at fault is {bad(kind, tmp_path)}" in caplog.text
+        assert str(caught.value) == f"{bad_prompt(kind, tmp_path)} failed"
+    assert f"no more requests are served; at fault is {bad_prompt(kind, tmp_path)}" in caplog.text
 
 
 LOGGED = {
@@ -282,7 +282,7 @@ def test_faults_that_do_not_change_an_answer_are_logged(
     kind, source, problem = LOGGED[case]
     with load(kind, source) as model:
         assert model.generate(script(text="hi")).text == "hi"
-    assert f"{bad(kind, tmp_path)} {problem}" in caplog.text
+    assert f"{bad_prompt(kind, tmp_path)} {problem}" in caplog.text
 
 
 @pytest.mark.parametrize(("method", "problem"), [("load", "failed:"), ("recognises", "failed at")])
@@ -303,7 +303,7 @@ def test_a_media_loader_that_raises_is_logged_and_the_client_gets_an_error_about
     with load("media_loader", source) as model, pytest.raises(MediaError) as caught:
         model.generate("what?", media=[b"a file"])
     assert str(tmp_path) not in str(caught.value)
-    assert f"{bad('media_loader', tmp_path)} {problem}" in caplog.text
+    assert f"{bad_prompt('media_loader', tmp_path)} {problem}" in caplog.text
     assert "words of a library" not in caplog.text
 
 

@@ -131,7 +131,7 @@ def test_a_wrong_number_of_rows_only_fails_its_own_request(change):
         assert_serves(model)
 
 
-class BrokenPicks(ArraySampler):
+class BrokenTokens(ArraySampler):
     """Changes what was picked into something that is not a token id for each row."""
 
     def __init__(self, change):
@@ -155,7 +155,7 @@ class BrokenPicks(ArraySampler):
     ],
 )
 def test_a_sampler_that_returns_invalid_tokens_fails_its_requests(change):
-    with running(sampler=BrokenPicks(change)) as model, pytest.raises(EngineError):
+    with running(sampler=BrokenTokens(change)) as model, pytest.raises(EngineError):
         model.generate("x")
 
 
@@ -218,7 +218,7 @@ def test_a_panic_of_the_engine_fails_every_request_and_ends_readiness():
 
 
 def test_a_failure_callback_may_raise_or_close_the_pipeline():
-    told = []
+    failures = []
 
     def fail(failure):
         raise RuntimeError("told to")
@@ -228,12 +228,12 @@ def test_a_failure_callback_may_raise_or_close_the_pipeline():
             tokenizer=MockTokenizer(), engine=PanickingEngine(), media_encoder=MockVisionEncoder()
         )
     )
-    for watcher in (fail, lambda _: model.close(), told.append):
+    for watcher in (fail, lambda _: model.close(), failures.append):
         model.runner.on_failure(watcher)
     with pytest.raises(EngineError):
         model.generate("x", images=[picture()])  # now the encoder's thread runs, too
-    wait_until(lambda: told)
-    assert isinstance(told[0], Panic)
+    wait_until(lambda: failures)
+    assert isinstance(failures[0], Panic)
 
 
 def test_tracebacks_of_refusals_after_a_failure_do_not_grow():
@@ -322,13 +322,16 @@ def test_small_features_stay_within_the_memory_bound_of_the_cache():
 # Requests that no schema has seen.
 
 
-class Silent(MockTokenizer):
+class EmptyPromptTokenizer(MockTokenizer):
     def prompt(self, messages, *, tools=None, options=PLAIN):
         return Prompt(())
 
 
 def test_a_prompt_without_tokens_is_refused():
-    with running(tokenizer=Silent()) as model, pytest.raises(RequestError, match="no tokens"):
+    with (
+        running(tokenizer=EmptyPromptTokenizer()) as model,
+        pytest.raises(RequestError, match="no tokens"),
+    ):
         model.generate("")
 
 
@@ -487,13 +490,13 @@ def test_close_ends_a_drain_immediately():
 # Readers.
 
 
-@pytest.mark.parametrize("room", [{"scheduler": {"max_running": 1}}, {"capacity": 512}])
-def test_a_client_that_never_reads_does_not_block_others(room):
+@pytest.mark.parametrize("overrides", [{"scheduler": {"max_running": 1}}, {"capacity": 512}])
+def test_a_client_that_never_reads_does_not_block_others(overrides):
     settings = MockEngineSettings(
-        capacity_tokens=room.get("capacity", 2**14), max_sequence_tokens=512
+        capacity_tokens=overrides.get("capacity", 2**14), max_sequence_tokens=512
     )
     with running(
-        engine=MockEngine(settings), scheduler=room.get("scheduler"), max_unread_tokens=10
+        engine=MockEngine(settings), scheduler=overrides.get("scheduler"), max_unread_tokens=10
     ) as model:
         slow = model.submit(model.request(script(text="s", tokens=300), max_tokens=350))
         wait_until(lambda: model.runner._loop._jobs._held)

@@ -26,7 +26,7 @@ WHOLE = GroundedRegion("", box=(0.0, 0.0, 400.0, 200.0))
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "places"),
+    ("form", "text", "regions"),
     [
         (
             forms.QWEN2_VL,
@@ -61,9 +61,9 @@ WHOLE = GroundedRegion("", box=(0.0, 0.0, 400.0, 200.0))
     ],
 )
 def test_regions_are_parsed_in_the_format_of_each_family(
-    form: GroundingFormat, text: str, places: tuple[GroundedRegion, ...]
+    form: GroundingFormat, text: str, regions: tuple[GroundedRegion, ...]
 ) -> None:
-    assert find_regions(text, form, SHOWN) == places
+    assert find_regions(text, form, SHOWN) == regions
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ WORDS += ["<|box_start|>", "<|box_end|>", "<|object_ref_start|>", '"bbox_2d": [1
 )
 @example(text='{"bbox_2d": [1' + "0" * 400 + ", 2, 3, 4]}", form="qwen3_vl")
 def test_regions_of_any_text_lie_inside_the_image(text: str, form: str) -> None:
-    for place in find_regions(text, forms.BY_FAMILY[form], SHOWN):
-        assert (place.box is None) != (place.point is None)
-        left, top, right, bottom = place.box or (*(place.point or ()), 400, 200)
+    for region in find_regions(text, forms.BY_FAMILY[form], SHOWN):
+        assert (region.box is None) != (region.point is None)
+        left, top, right, bottom = region.box or (*(region.point or ()), 400, 200)
         assert 0 <= left <= right <= 400
         assert 0 <= top <= bottom <= 200
 

@@ -32,7 +32,7 @@ def in_tokens(form):
     )
 
 
-def tokens_of(form, written, places=()):
+def tokens_of(form, written, cuts=()):
     """Return an answer's tokens: marks, named in braces, by their ids, and texts cut at places."""
     found = []
     for piece in re.split(r"(\{[a-z]+\})", written):
@@ -40,12 +40,12 @@ def tokens_of(form, written, places=()):
         if isinstance(mark, Mark):
             found.append(mark.token_id)
             continue
-        bounds = sorted({0, len(piece), *(place % (len(piece) + 1) for place in places)})
+        bounds = sorted({0, len(piece), *(cut % (len(piece) + 1) for cut in cuts)})
         found += [piece[start:stop] for start, stop in pairwise(bounds)]
     return found
 
 
-class Words:
+class TextDetokenizer:
     """A detokenizer whose tokens are texts; marks show nothing."""
 
     def push(self, token):
@@ -57,20 +57,20 @@ class Words:
 
 def read(tokens, form=None, tools=TOOLS):
     """Return what is thought, said and called, and how many tokens were thought."""
-    reader = HarmonyParser(Words, form or in_tokens(HARMONY), tools)
+    reader = HarmonyParser(TextDetokenizer, form or in_tokens(HARMONY), tools)
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     calls = tool_calls_of(deltas)
     assert len({call.id for call in calls}) == len(calls)
-    told = [(call.name, call.arguments) for call in calls]
-    return reasoning_of(deltas), text_of(deltas), told, reader.num_reasoning_tokens
+    parsed = [(call.name, call.arguments) for call in calls]
+    return reasoning_of(deltas), text_of(deltas), parsed, reader.num_reasoning_tokens
 
 
-def told(written, **options):
+def parsed(written, **options):
     form = in_tokens(HARMONY)
     return read(tokens_of(form, written), form, **options)[:3]
 
 
-def heads(form, name):
+def headers(form, name):
     """Every way to write the head of a call, behind the role that begins it."""
     who = form.recipient + form.namespace + name
     for kind in ("", f" {form.json}", f"{{kind}}{form.json}", f" {{kind}}{form.json}"):
@@ -79,21 +79,21 @@ def heads(form, name):
 
 
 @pytest.mark.parametrize("name", CHANNELS)
-@given(places=st.lists(st.integers(0, 99), max_size=12), data=st.data())
-def test_deltas_do_not_depend_on_how_an_answer_is_cut(name, places, data):
+@given(cuts=st.lists(st.integers(0, 99), max_size=12), data=st.data())
+def test_deltas_do_not_depend_on_how_an_answer_is_cut(name, cuts, data):
     form = in_tokens(CHANNELS[name])
     again = "{start}" + form.role
     end = data.draw(st.sampled_from([*ENDS, ""]))
-    head = data.draw(st.sampled_from(list(heads(form, "clock"))))
+    head = data.draw(st.sampled_from(list(headers(form, "clock"))))
     before = (
         f"{{channel}}{form.reasoning}{{body}}hm\n{{end}}{again}"
         f"{{channel}}{form.calls}{{body}} I look. {{end}}{again}"
     )
-    called = read(tokens_of(form, f"{before}{head}{JSON}{end}", places), form)[:3]
+    called = read(tokens_of(form, f"{before}{head}{JSON}{end}", cuts), form)[:3]
     assert called == ("hm\n", " I look. ", [("clock", JSON)])
     last = f"{before}{{channel}}{form.said}{{body}}It is.{end}"
-    said = read(tokens_of(form, last, places), form)[:3]
-    assert said == ("hm\n", " I look. \n\nIt is.", [])
+    answer_text = read(tokens_of(form, last, cuts), form)[:3]
+    assert answer_text == ("hm\n", " I look. \n\nIt is.", [])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_deltas_do_not_depend_on_how_an_answer_is_cut(name, places, data):
     ],
 )
 def test_malformed_messages_are_parsed_leniently(written, expected):
-    assert told(written) == (expected or ("", "so", [("clock", "{}")]))
+    assert parsed(written) == (expected or ("", "so", [("clock", "{}")]))
 
 
 @pytest.mark.parametrize(
@@ -134,19 +134,19 @@ def test_malformed_messages_are_parsed_leniently(written, expected):
     ],
 )
 def test_a_call_is_accepted_in_any_channel(head, name):
-    assert told(head + JSON) == ("", "", [(name, JSON)])
+    assert parsed(head + JSON) == ("", "", [(name, JSON)])
 
 
 def test_a_message_to_an_unknown_recipient_is_no_call():
-    assert told(" to=python{channel}analysis code{body}1+1") == ("1+1", "", [])
-    assert told(" to=python{channel}commentary{body}1+1") == ("", "1+1", [])
+    assert parsed(" to=python{channel}analysis code{body}1+1") == ("1+1", "", [])
+    assert parsed(" to=python{channel}commentary{body}1+1") == ("", "1+1", [])
     called = " to=functions.clock{channel}commentary{body}[1]{call}"
-    assert told(called, tools=()) == ("", "[1]", [])
+    assert parsed(called, tools=()) == ("", "[1]", [])
 
 
 def test_arguments_of_calls_are_streamed():
     form = in_tokens(HARMONY)
-    reader = HarmonyParser(Words, form, TOOLS)
+    reader = HarmonyParser(TextDetokenizer, form, TOOLS)
     written = '{channel}commentary to=functions.clock{body}{"city": "Kö'
     deltas = [d for token in tokens_of(form, written) for d in reader.push(token)]
     (call,) = tool_calls_of(deltas)
@@ -156,20 +156,20 @@ def test_arguments_of_calls_are_streamed():
 def test_a_call_without_arguments_has_an_empty_object():
     head = " to=functions.clock{channel}commentary{body}"
     for written in (head, f"{head} {{call}}", f"{head}{{call}}{{start}}assistant"):
-        assert told(written) == ("", "", [("clock", "{}")])
-    twice = told(f"{head}{{call}}{{start}}assistant{head}[]{{call}}")
+        assert parsed(written) == ("", "", [("clock", "{}")])
+    twice = parsed(f"{head}{{call}}{{start}}assistant{head}[]{{call}}")
     assert twice == ("", "", [("clock", "{}"), ("clock", "[]")])
 
 
 def test_delimiters_are_tokens_not_text():
-    said = "<|end|><|start|>assistant to=functions.clock<|channel|>commentary<|message|>{}"
-    assert told("{channel}final{body}" + said) == ("", said, [])
+    answer_text = "<|end|><|start|>assistant to=functions.clock<|channel|>commentary<|message|>{}"
+    assert parsed("{channel}final{body}" + answer_text) == ("", answer_text, [])
 
 
 @pytest.mark.parametrize("begun", [" to=", " ", "\n"])
 def test_text_that_never_becomes_a_header_is_not_held_back(begun):
     long = begun + "x" * 9 * begun.count("=") + begun * MAX_HEAD_CHARS
-    reader = HarmonyParser(Words, in_tokens(HARMONY), TOOLS)
+    reader = HarmonyParser(TextDetokenizer, in_tokens(HARMONY), TOOLS)
     assert text_of([delta for letter in long for delta in reader.push(letter)]) == long
 
 
@@ -179,13 +179,13 @@ def test_text_that_never_becomes_a_header_is_not_held_back(begun):
 )
 def test_an_answer_continues_the_channel_that_its_prompt_opened(opens, expected):
     form = replace(in_tokens(HARMONY), opens=opens)
-    thought, said, _, num_tokens = read(tokens_of(form, "hm{end}"), form)
-    assert (thought, said, num_tokens) == expected
+    reasoning, answer_text, _, num_tokens = read(tokens_of(form, "hm{end}"), form)
+    assert (reasoning, answer_text, num_tokens) == expected
 
 
 def test_reasoning_tokens_are_counted_with_headers_and_delimiters():
     form = in_tokens(HARMONY)
-    reader = HarmonyParser(Words, form, TOOLS)
+    reader = HarmonyParser(TextDetokenizer, form, TOOLS)
     counts = []
     written = "{channel}analysis{body}hm{end}{start}assistant{channel}final{body}so{last}"
     for token in tokens_of(form, written):
@@ -200,22 +200,22 @@ TEXTS = (" to=", "functions.", "clock", "final", "analysis", "assistant", "{", "
 
 @given(
     pieces=st.lists(st.sampled_from(PIECES + TEXTS), max_size=14),
-    places=st.lists(st.integers(0, 99), max_size=5),
+    cuts=st.lists(st.integers(0, 99), max_size=5),
 )
-@example(pieces=[" to=", "{end}"], places=[])
-def test_any_tokens_are_read_to_their_end_however_they_are_cut(pieces, places):
+@example(pieces=[" to=", "{end}"], cuts=[])
+def test_any_tokens_are_read_to_their_end_however_they_are_cut(pieces, cuts):
     form = in_tokens(HARMONY)
     written = "".join(pieces)
     whole = read(tokens_of(form, written), form)
-    again = read(tokens_of(form, written, places), form)
+    again = read(tokens_of(form, written, cuts), form)
     assert again[:3] == whole[:3]
-    assert again[3] <= len(tokens_of(form, written, places))
+    assert again[3] <= len(tokens_of(form, written, cuts))
 
 
 @pytest.mark.parametrize("name", CHANNELS)
 def test_a_call_truncated_in_its_header_is_dropped(name):
     form = in_tokens(CHANNELS[name])
-    for head in heads(form, "weather"):
+    for head in headers(form, "weather"):
         tokens = tokens_of(form, head, range(99))[:-1]
         for stop in range(1, len(tokens) + 1):
             _, text, calls, _ = read(tokens[:stop], form)

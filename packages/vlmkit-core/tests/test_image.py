@@ -21,18 +21,18 @@ from vlmkit.types import base64_text
 from vlmkit.types.image import Image
 
 
-def encoded(picture, kind="PNG", **options):
+def encoded(pil_image, kind="PNG", **options):
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    pil_image.save(file, kind, **options)
     return file.getvalue()
 
 
-def picture(width=4, height=3, color="red"):
+def pil_image(width=4, height=3, color="red"):
     return PIL.Image.new("RGB", (width, height), color)
 
 
 def test_a_file_bytes_data_url_pil_image_and_array_give_the_same_image(tmp_path):
-    original = picture()
+    original = pil_image()
     content = encoded(original)
     path = tmp_path / "a.png"
     path.write_bytes(content)
@@ -84,7 +84,7 @@ def exif_of(kind, value):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_an_invalid_orientation_is_ignored(exif):
-    image = Image.open(encoded(picture(6, 2), "JPEG", exif=exif))
+    image = Image.open(encoded(pil_image(6, 2), "JPEG", exif=exif))
     assert (image.width, image.height, image.turned) == (6, 2, False)
 
 
@@ -92,7 +92,7 @@ def test_unreadable_tags_are_ignored(monkeypatch):
     def fail(self):
         raise SyntaxError("not a TIFF file")
 
-    content = encoded(picture(6, 2), "JPEG")
+    content = encoded(pil_image(6, 2), "JPEG")
     monkeypatch.setattr(PIL.Image.Image, "getexif", fail)
     assert Image.open(content).turned is False
 
@@ -104,7 +104,7 @@ def test_a_transparent_sixteen_bit_grey_changes_no_other_grey():
 
 
 def test_opening_images_does_not_change_the_warning_filters_of_the_process(monkeypatch):
-    content, before = encoded(picture()), list(warnings.filters)
+    content, before = encoded(pil_image()), list(warnings.filters)
     really_open, is_inside, is_last = PIL.Image.open, threading.Event(), threading.Event()
     other = threading.Thread(target=Image.open, args=(content,))
 
@@ -136,7 +136,7 @@ def test_a_decompression_bomb_is_reported_as_too_large():
 
 
 def test_equal_bytes_of_another_size_have_another_digest():
-    wide, tall = picture(6, 2), picture(2, 6)
+    wide, tall = pil_image(6, 2), pil_image(2, 6)
     assert wide.tobytes() == tall.tobytes()
     assert Image.open(wide).digest != Image.open(tall).digest
 
@@ -158,12 +158,12 @@ def test_sixteen_bit_grey_keeps_its_range():
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "RGB"])
 def test_every_mode_becomes_rgb(mode):
     kind = "JPEG" if mode == "CMYK" else "PNG"
-    image = Image.open(encoded(picture(8, 8).convert(mode), kind))
+    image = Image.open(encoded(pil_image(8, 8).convert(mode), kind))
     assert image.to_pil().mode == "RGB"
 
 
 def test_an_animation_gives_its_first_frame():
-    frames = [picture(color="red"), picture(color="blue")]
+    frames = [pil_image(color="red"), pil_image(color="blue")]
     content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     red, _, blue = Image.open(content).to_pil().getpixel((0, 0))
     assert red > 200 > blue
@@ -198,11 +198,11 @@ def test_a_truncated_file_is_refused_without_the_text_of_the_decoder():
 
 def test_formats_outside_the_list_are_refused():
     with pytest.raises(ImageError, match="a JPEG 2000 image: it is not decoded"):
-        Image.open(encoded(picture(), "JPEG2000"))
+        Image.open(encoded(pil_image(), "JPEG2000"))
 
 
 def test_size_is_checked_before_a_pixel_is_decoded(monkeypatch):
-    content = encoded(picture(100, 100))
+    content = encoded(pil_image(100, 100))
     monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(ImageError, match="image of 100x100 is over 9999 pixels") as caught:
         Image.open(content, ImageLimits(max_pixels=9999))
@@ -219,7 +219,7 @@ def test_size_is_checked_before_a_pixel_is_decoded(monkeypatch):
 )
 def test_limits_are_enforced(size, limits, message):
     with pytest.raises(ImageError, match=message):
-        Image.open(encoded(picture(*size)), limits)
+        Image.open(encoded(pil_image(*size)), limits)
 
 
 def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):

@@ -71,7 +71,7 @@ def test_usage_states_how_each_image_was_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "tokens", "most"),
+    ("requested", "tokens", "most"),
     [
         (ImageOptions(), ImageTokens(), None),
         (ImageOptions(), ImageTokens(auto=9), 9),
@@ -85,18 +85,18 @@ def test_usage_states_how_each_image_was_shown() -> None:
     ],
 )
 def test_a_detail_is_resolved_to_a_number_of_tokens(
-    asked: ImageOptions, tokens: ImageTokens, most: int | None
+    requested: ImageOptions, tokens: ImageTokens, most: int | None
 ) -> None:
     ((part, _),) = (
-        m.parts for m in resolve_detail([Message.of("user", "?", [pair(asked)])], tokens)
+        m.parts for m in resolve_detail([Message.of("user", "?", [image_part(requested)])], tokens)
     )
 
     assert isinstance(part, ImagePart)
     assert (part.options.detail, part.options.most_tokens) == ("auto", most)
-    assert part.options.max_tokens == asked.max_tokens
+    assert part.options.max_tokens == requested.max_tokens
 
 
-def pair(options: ImageOptions) -> ImagePart:
+def image_part(options: ImageOptions) -> ImagePart:
     return ImagePart(image(), options)
 
 
@@ -116,21 +116,21 @@ def test_an_invalid_image_option_is_refused_by_name(fields: dict[str, Any], para
     assert caught.value.param == param
 
 
-class KnowsNoSizes(MockTokenizer):
+class TokenizerWithoutSizes(MockTokenizer):
     @property
     def honours(self) -> frozenset[Any]:
         return frozenset()
 
 
 def test_size_options_are_refused_for_a_tokenizer_without_them() -> None:
-    with model(KnowsNoSizes(), low=1) as mock:
+    with model(TokenizerWithoutSizes(), low=1) as mock:
         for options in (ImageOptions(max_tokens=9), ImageOptions(processor={"max_pixels": 1})):
             with pytest.raises(RequestError, match="not supported by this model's tokenizer"):
                 mock.generate("?", images=[ImagePart(image(), options)])
-        assert mock.generate("?", images=[pair(ImageOptions(detail="low"))]).text
+        assert mock.generate("?", images=[image_part(ImageOptions(detail="low"))]).text
 
 
 def test_the_contract_covers_every_image_option() -> None:
-    asked = inspect.getsource(TokenizerImageSizesContract)
+    requested = inspect.getsource(TokenizerImageSizesContract)
     for option in ("image_detail", "max_image_tokens", "mm_processor_kwargs", "return_places"):
-        assert f'self._needs("{option}")' in asked
+        assert f'self._needs("{option}")' in requested

@@ -25,24 +25,24 @@ requirements = [
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Play an environment of pip's, which the shell knows, with a vlmkit from an index."""
-    place = tmp_path / "environment"
-    (place / "bin").mkdir(parents=True)
+    prefix = tmp_path / "environment"
+    (prefix / "bin").mkdir(parents=True)
     for name in ("python", "pip"):
-        (place / "bin" / name).write_text("")
-        (place / "bin" / name).chmod(0o755)
-    monkeypatch.setattr(sys, "prefix", str(place))
-    monkeypatch.setattr(sys, "executable", str(place / "bin/python"))
-    monkeypatch.setenv("PATH", str(place / "bin"))
+        (prefix / "bin" / name).write_text("")
+        (prefix / "bin" / name).chmod(0o755)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin/python"))
+    monkeypatch.setenv("PATH", str(prefix / "bin"))
     for name in ("vlmkit", "vlmkit-core"):
         folder = tmp_path / f"{name.replace('-', '_')}-0.1.0.dist-info"
         folder.mkdir()
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
         (folder / "METADATA").write_text(metadata)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return place
+    return prefix
 
 
-def came_from(folder: Path, url: str, **more: Any) -> None:
+def record_origin(folder: Path, url: str, **more: Any) -> None:
     stated = json.dumps({"url": url, **more})
     (folder / "vlmkit_core-0.1.0.dist-info/direct_url.json").write_text(stated)
 
@@ -75,7 +75,9 @@ def test_an_environment_outside_the_path_is_named_by_its_python(
 
 
 def test_an_install_from_a_wheel_searches_its_folder(environment: Path, tmp_path: Path) -> None:
-    came_from(tmp_path, "file:///the%20wheels/vlmkit_core-0.1.0-py3-none-any.whl", archive_info={})
+    record_origin(
+        tmp_path, "file:///the%20wheels/vlmkit_core-0.1.0-py3-none-any.whl", archive_info={}
+    )
     assert install_command("vlmkit-demo") == ('pip install --find-links "/the wheels" vlmkit-demo')
 
 
@@ -83,11 +85,11 @@ def test_an_install_from_sources_takes_missing_distributions_from_them(
     environment: Path, tmp_path: Path
 ) -> None:
     root = source_tree(tmp_path / "src")
-    came_from(tmp_path, (root / "packages/vlmkit-core").as_uri(), dir_info={"editable": True})
+    record_origin(tmp_path, (root / "packages/vlmkit-core").as_uri(), dir_info={"editable": True})
     new, other, third = (root / "plugins" / f"vlmkit-{n}" for n in ("new", "other", "third"))
-    told = install_command("vlmkit-new", "timm")
-    assert told == f'pip install -e {new} timm -e "{other}[fast]" -e {third}'
-    came_from(tmp_path, (root / "packages/vlmkit-core").as_uri(), dir_info={})
+    command = install_command("vlmkit-new", "timm")
+    assert command == f'pip install -e {new} timm -e "{other}[fast]" -e {third}'
+    record_origin(tmp_path, (root / "packages/vlmkit-core").as_uri(), dir_info={})
     assert install_command("vlmkit-third") == f"pip install {third}"
     assert install_command("vlmkit-testing") == f"pip install {root}/packages/vlmkit-testing"
 

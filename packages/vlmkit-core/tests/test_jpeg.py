@@ -27,15 +27,15 @@ def saved(picture=None, **options):
 def scans_of(content):
     """Cut a file that is as Pillow writes it into what stands before, each scan, and the end."""
     after = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-    place, starts = 2, []
-    while content[place + 1] != 0xD9:
-        length = int.from_bytes(content[place + 2 : place + 4], "big")
-        is_scan = content[place + 1] == 0xDA
-        starts += [place] * is_scan
-        place += 2 + length
+    position, starts = 2, []
+    while content[position + 1] != 0xD9:
+        length = int.from_bytes(content[position + 2 : position + 4], "big")
+        is_scan = content[position + 1] == 0xDA
+        starts += [position] * is_scan
+        position += 2 + length
         if is_scan:
-            place = after.search(content, place).start()
-            starts.append(place)
+            position = after.search(content, position).start()
+            starts.append(position)
     bounds = [0, *starts, len(content)]
     return [content[start:stop] for start, stop in pairwise(bounds)]
 
@@ -47,7 +47,7 @@ def with_scans(num_scans, between=b"", **options):
     return b"".join(pieces) + (between + scan) * (num_scans - present) + end
 
 
-def refused(monkeypatch, content, limits=None):
+def refusal(monkeypatch, content, limits=None):
     """Return why a file is refused; it is an error if Pillow sees it first."""
     monkeypatch.setattr(PIL.Image, "open", lambda *_, **__: pytest.fail("Pillow was asked"))
     with pytest.raises(ImageError) as caught:
@@ -82,11 +82,11 @@ def test_ordinary_files_are_opened(options, mode):
 def test_the_limit_of_scans_is_exact(monkeypatch):
     limits = ImageLimits(max_scans=30)
     assert Image.open(with_scans(30), limits).width == 64
-    assert refused(monkeypatch, with_scans(31), limits) == "image is a JPEG file of over 30 scans"
+    assert refusal(monkeypatch, with_scans(31), limits) == "image is a JPEG file of over 30 scans"
 
 
 def test_thousands_of_scans_are_refused_before_the_first_is_decoded(monkeypatch):
-    assert "over 100 scans" in refused(monkeypatch, with_scans(2500))
+    assert "over 100 scans" in refusal(monkeypatch, with_scans(2500))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_thousands_of_scans_are_refused_before_the_first_is_decoded(monkeypatch)
 @pytest.mark.parametrize("restart", [{}, {"restart_marker_blocks": 1}])
 def test_bytes_between_scans_hide_no_scan(monkeypatch, between, restart):
     content = with_scans(31, between, **restart)
-    assert "over 30 scans" in refused(monkeypatch, content, ImageLimits(max_scans=30))
+    assert "over 30 scans" in refusal(monkeypatch, content, ImageLimits(max_scans=30))
 
 
 def test_scans_are_found_at_any_boundary_of_the_search(monkeypatch):
@@ -125,9 +125,9 @@ def test_the_segments_that_pillow_reads_are_bounded(monkeypatch, rubbish, most):
     content = saved()
     head, rest = content[:20], content[20:]
     assert Image.open(head + rubbish * 999 + rest).width == 64
-    message = refused(monkeypatch, head + rubbish * (most + 1) + rest)
+    message = refusal(monkeypatch, head + rubbish * (most + 1) + rest)
     assert message == "image is a JPEG file of more segments than a picture has"
-    assert refused(monkeypatch, head + rubbish * (most + 1)) == message
+    assert refusal(monkeypatch, head + rubbish * (most + 1)) == message
 
 
 @given(st.integers(2, 4000), st.binary(max_size=40), st.binary(max_size=40))

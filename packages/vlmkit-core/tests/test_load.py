@@ -222,7 +222,7 @@ def test_two_pipelines_of_one_model_share_no_component() -> None:
 # What is taken down again.
 
 
-def noted(folder: Path, **sections: str) -> list[str]:
+def failed_load_events(folder: Path, **sections: str) -> list[str]:
     """Load with the noting plugin, which fails; return what was built and closed."""
     plugin = plugin_file(folder, NOTED)
     chosen = {name: Component(use=use) for name, use in sections.items()}
@@ -235,25 +235,27 @@ def noted(folder: Path, **sections: str) -> list[str]:
 
 
 def test_the_encoder_is_closed_if_the_engine_fails_to_build(tmp_path: Path) -> None:
-    assert noted(tmp_path, media_encoder="noted", engine="failing") == [
+    assert failed_load_events(tmp_path, media_encoder="noted", engine="failing") == [
         "encoder built",
         "encoder closed",
     ]
 
 
 def test_the_encoder_is_closed_if_the_engine_lacks_a_method(tmp_path: Path) -> None:
-    assert noted(tmp_path, media_encoder="noted", engine="half") == [
+    assert failed_load_events(tmp_path, media_encoder="noted", engine="half") == [
         "encoder built",
         "encoder closed",
     ]
 
 
 def test_the_encoder_is_closed_if_loading_is_interrupted(tmp_path: Path) -> None:
-    assert "encoder closed" in noted(tmp_path, media_encoder="noted", engine="interrupted")
+    assert "encoder closed" in failed_load_events(
+        tmp_path, media_encoder="noted", engine="interrupted"
+    )
 
 
 def test_components_that_do_not_fit_together_are_closed_in_reverse_order(tmp_path: Path) -> None:
-    assert noted(tmp_path, media_encoder="noted", engine="small") == [
+    assert failed_load_events(tmp_path, media_encoder="noted", engine="small") == [
         "encoder built",
         "engine closed",
         "encoder closed",
@@ -427,11 +429,11 @@ def test_an_encoder_set_to_auto_follows_the_engine(
     sections = ("engine", "media_encoder")
     names = [chosen(section, config, plugins, checkpoint).name for section in sections]
     assert names == [engine, encoder]
-    told = [v for v in verdicts(checkpoint, config, plugins) if v["component"] in sections]
-    taken = {v["component"]: v["provider"] for v in told if v["is_chosen"]}
+    rows = [v for v in verdicts(checkpoint, config, plugins) if v["component"] in sections]
+    taken = {v["component"]: v["provider"] for v in rows if v["is_chosen"]}
     assert taken == {"engine": engine, "media_encoder": encoder}
     if encoder == "graph":
-        rest = {v["provider"]: v["reason"] for v in told if v["component"] == "media_encoder"}
+        rest = {v["provider"]: v["reason"] for v in rows if v["component"] == "media_encoder"}
         assert rest["plain"] == "able, but the engine's own is taken"
 
 
@@ -542,11 +544,16 @@ def test_an_ignored_value_is_reported_once_and_only_if_it_has_an_effect(
     neutral = {field.name: next(iter(field.neutral)) for field in FIELDS if field.neutral}
     assert params_of(tmp_path, **neutral, use_cache=True, pad_token_id=0) == SamplingParams()
     assert caplog.text == ""
-    said = {"num_beams": 4, "forced_eos_token_id": 2, "penalty_alpha": 0.6, "max_length": 512}
-    assert params_of(tmp_path, **neutral | said) == SamplingParams()
+    stated_values = {
+        "num_beams": 4,
+        "forced_eos_token_id": 2,
+        "penalty_alpha": 0.6,
+        "max_length": 512,
+    }
+    assert params_of(tmp_path, **neutral | stated_values) == SamplingParams()
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == len(said)
-    for name, value in said.items():
+    assert len(lines) == len(stated_values)
+    for name, value in stated_values.items():
         assert sum(f": {name} = {value} is ignored: " in line for line in lines) == 1
 
 
@@ -568,11 +575,11 @@ def test_a_default_minimum_is_lowered_to_a_smaller_maximum() -> None:
     )
 )
 def test_any_generation_config_can_be_read(stated: dict[str, Any]) -> None:
-    class Stated(Checkpoint):
+    class StatedCheckpoint(Checkpoint):
         def read_json(self, file: str) -> dict[str, Any]:
             return stated
 
-    default_params(Stated("m", Path())).checked()
+    default_params(StatedCheckpoint("m", Path())).checked()
 
 
 # The package's own face.

@@ -29,40 +29,40 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 
 
-class Notes(Observer):
+class RecordingObserver(Observer):
     """Keeps everything that it is told."""
 
     def __init__(self):
-        self.told = []
+        self.recorded = []
         self.is_closed = False
 
     def accepted(self, request, at_s):
-        self.told.append(("accepted", request.id))
+        self.recorded.append(("accepted", request.id))
 
     def first_token(self, request, at_s):
-        self.told.append(("first_token", request.id))
+        self.recorded.append(("first_token", request.id))
 
     def tokens(self, request, chunk, at_s):
-        self.told.append(("tokens", request.id, chunk.text))
+        self.recorded.append(("tokens", request.id, chunk.text))
 
     def finished(self, request, end, at_s):
-        self.told.append(("finished", request.id, end.reasons))
+        self.recorded.append(("finished", request.id, end.reasons))
         self.end = end
 
     def failed(self, request, error, at_s):
-        self.told.append(("failed", request.id, str(error)))
+        self.recorded.append(("failed", request.id, str(error)))
 
     def step(self, step, at_s):
-        self.told.append(("step", step.num_tokens, step.num_sampled))
+        self.recorded.append(("step", step.num_tokens, step.num_sampled))
 
     def close(self):
         self.is_closed = True
 
     def of(self, name):
-        return [event for event in self.told if event[1] == name]
+        return [event for event in self.recorded if event[1] == name]
 
 
-def served(observers, engine=None, **options):
+def serving(observers, engine=None, **options):
     return Model(
         Pipeline(
             tokenizer=MockTokenizer(), engine=engine or MockEngine(), observers=observers, **options
@@ -70,7 +70,7 @@ def served(observers, engine=None, **options):
     )
 
 
-def ask(text="abc", name="one", tokens=None, latency_s=0.0, **params):
+def make_request(text="abc", name="one", tokens=None, latency_s=0.0, **params):
     fields = {"text": text, "latency_s": latency_s}
     fields |= {} if tokens is None else {"tokens": tokens}
     messages = [Message.of("user", script(**fields))]
@@ -78,52 +78,54 @@ def ask(text="abc", name="one", tokens=None, latency_s=0.0, **params):
 
 
 def test_observers_get_all_events_of_a_request_in_order():
-    notes = Notes()
-    with served({"notes": notes}) as model:
-        done = model.submit(ask(text="abc")).result()
-    first, second, *pieces, last = notes.of("one")
+    recorder = RecordingObserver()
+    with serving({"notes": recorder}) as model:
+        done = model.submit(make_request(text="abc")).result()
+    first, second, *pieces, last = recorder.of("one")
     assert (first, second) == (("accepted", "one"), ("first_token", "one"))
     assert "".join(piece[2] for piece in pieces) == done.text == "abc"
     assert last == ("finished", "one", ("stop",))
-    assert (notes.end.usage, notes.end.timings) == (done.usage, done.timings)
+    assert (recorder.end.usage, recorder.end.timings) == (done.usage, done.timings)
 
 
 def test_step_events_add_up_to_the_counters_of_the_loop():
-    notes = Notes()
-    with served({"notes": notes}) as model:
-        model.submit(ask()).result()
+    recorder = RecordingObserver()
+    with serving({"notes": recorder}) as model:
+        model.submit(make_request()).result()
         wait_until(lambda: model.runner._loop.num_jobs == 0)
         counters = model.stats().counters
-    steps = [event for event in notes.told if event[0] == "step"]
+    steps = [event for event in recorder.recorded if event[0] == "step"]
     assert len(steps) == counters["num_steps"]
     assert sum(step[1] for step in steps) == counters["num_tokens_computed"]
     assert sum(step[2] for step in steps) == counters["num_tokens_sampled"]
 
 
 def test_a_request_with_several_choices_has_one_end_event():
-    notes = Notes()
-    with served({"notes": notes}) as model:
-        model.submit(ask(n=3, seed=1)).result()
-    kinds = [event[0] for event in notes.of("one")]
+    recorder = RecordingObserver()
+    with serving({"notes": recorder}) as model:
+        model.submit(make_request(n=3, seed=1)).result()
+    kinds = [event[0] for event in recorder.of("one")]
     assert [kinds.count(kind) for kind in ("accepted", "first_token", "finished")] == [1, 1, 1]
-    assert notes.of("one")[-1] == ("finished", "one", ("stop",) * 3)
+    assert recorder.of("one")[-1] == ("finished", "one", ("stop",) * 3)
 
 
 def test_an_aborted_request_is_finished_and_a_broken_one_failed():
-    class Breaking(MockEngine):
+    class FailsOnLongRequests(MockEngine):
         def forward(self, items):
             if any(len(item.sequence) > 200 for item in items):
                 raise RuntimeError("of this one")
             return super().forward(items)
 
-    notes = Notes()
-    with served({"notes": notes}, engine=Breaking()) as model:
-        stream = model.submit(ask(name="aborted", tokens=5000, max_tokens=100, latency_s=0.05))
+    recorder = RecordingObserver()
+    with serving({"notes": recorder}, engine=FailsOnLongRequests()) as model:
+        stream = model.submit(
+            make_request(name="aborted", tokens=5000, max_tokens=100, latency_s=0.05)
+        )
         next(iter(stream))
         stream.abort()
         with pytest.raises(EngineError):
-            model.submit(ask("x" * 300, name="broken")).result()
-    ends = [event[0::2] for event in notes.told if event[0] in ("finished", "failed")]
+            model.submit(make_request("x" * 300, name="broken")).result()
+    ends = [event[0::2] for event in recorder.recorded if event[0] in ("finished", "failed")]
     assert sorted(ends) == [
         ("failed", "the engine failed on this request"),
         ("finished", ("abort",)),
@@ -131,28 +133,28 @@ def test_an_aborted_request_is_finished_and_a_broken_one_failed():
 
 
 def test_a_request_that_the_scheduler_refuses_fails_without_being_accepted():
-    class Full(ContinuousScheduler):
+    class FullScheduler(ContinuousScheduler):
         def add(self, sequence):
             raise QueueFull("no room")
 
-    notes = Notes()
-    with served({"notes": notes}, scheduler=Full()) as model, pytest.raises(QueueFull):
-        model.submit(ask()).result()
-    assert notes.told == [("failed", "one", "no room")]
+    recorder = RecordingObserver()
+    with serving({"notes": recorder}, scheduler=FullScheduler()) as model, pytest.raises(QueueFull):
+        model.submit(make_request()).result()
+    assert recorder.recorded == [("failed", "one", "no room")]
 
 
 def test_only_events_that_an_observer_handles_are_queued(monkeypatch):
-    noted = []
+    queued = []
     note = running_observers._ObserverThread.enqueue
 
-    def noting(self, event, facts):
-        noted.append(event)
+    def recording(self, event, facts):
+        queued.append(event)
         note(self, event, facts)
 
-    monkeypatch.setattr(running_observers._ObserverThread, "enqueue", noting)
-    with served({"counters": Counters()}) as model:
-        model.submit(ask()).result()
-    assert noted == ["accepted", "finished"]
+    monkeypatch.setattr(running_observers._ObserverThread, "enqueue", recording)
+    with serving({"counters": Counters()}) as model:
+        model.submit(make_request()).result()
+    assert queued == ["accepted", "finished"]
 
 
 def test_without_observers_no_event_is_queued():
@@ -160,13 +162,13 @@ def test_without_observers_no_event_is_queued():
     observers = ObserverDispatch({})
     assert not any(map(observers.handles, running_observers.EVENTS))
     assert threading.active_count() == before
-    with served({}) as model:
+    with serving({}) as model:
         assert model.runner._observers is None
         assert model.stats().observed == {}
 
 
 def test_an_observer_that_raises_is_disabled_and_logged_once(caplog):
-    class Raises(Notes):
+    class RaisingObserver(RecordingObserver):
         def tokens(self, request, chunk, at_s):
             super().tokens(request, chunk, at_s)
             raise RuntimeError("a bug")
@@ -174,14 +176,14 @@ def test_an_observer_that_raises_is_disabled_and_logged_once(caplog):
         def stats(self):
             raise RuntimeError("another bug")
 
-    bad, good = Raises(), Notes()
-    with served({"bad": bad, "good": good}) as model:
+    bad, good = RaisingObserver(), RecordingObserver()
+    with serving({"bad": bad, "good": good}) as model:
         for name in ("one", "two"):
-            assert model.submit(ask(name=name)).result().text == "abc"
+            assert model.submit(make_request(name=name)).result().text == "abc"
         wait_until(lambda: bad.is_closed)
-        assert model.submit(ask(name="three")).result().text == "abc"
+        assert model.submit(make_request(name="three")).result().text == "abc"
         assert model.stats().observed["bad"] == {"num_events_lost": 0}
-    assert [event[0] for event in bad.told].count("tokens") == 1
+    assert [event[0] for event in bad.recorded].count("tokens") == 1
     assert good.of("three")[-1] == ("finished", "three", ("stop",))
     failures = [r for r in caplog.records if "switched off" in r.getMessage()]
     assert [(r.getMessage(), str(r.exc_info[1])) for r in failures] == [
@@ -193,24 +195,24 @@ def test_a_blocked_observer_drops_events_and_delays_no_request(monkeypatch, capl
     monkeypatch.setattr(running_observers, "MAX_QUEUED_EVENTS", 60)
     go_on = threading.Event()
 
-    class Stuck(Notes):
+    class BlockedObserver(RecordingObserver):
         def accepted(self, request, at_s):
             go_on.wait()
             super().accepted(request, at_s)
 
-    stuck, good = Stuck(), Counters()
-    with served({"stuck": stuck, "good": good}) as model:
+    blocked, good = BlockedObserver(), Counters()
+    with serving({"stuck": blocked, "good": good}) as model:
         for i in range(20):
-            assert model.submit(ask(name=f"{i}")).result().text == "abc"
+            assert model.submit(make_request(name=f"{i}")).result().text == "abc"
         lost = model.stats().observed["stuck"]["num_events_lost"]
         wait_until(lambda: good.stats().get("num_finished") == 20)
         go_on.set()
     assert lost > 0
-    assert len(stuck.told) <= 62  # what it is owed comes beside
-    names = [name for kind, name, *_ in stuck.told if kind == "accepted"]
+    assert len(blocked.recorded) <= 62  # what it is owed comes beside
+    names = [name for kind, name, *_ in blocked.recorded if kind == "accepted"]
     assert 1 < len(names) < 20
-    assert all(stuck.of(name)[-1][0] == "finished" for name in names)
-    assert stuck.is_closed
+    assert all(blocked.of(name)[-1][0] == "finished" for name in names)
+    assert blocked.is_closed
     assert sum("is too slow" in record.getMessage() for record in caplog.records) == 1
 
 
@@ -218,23 +220,23 @@ def test_an_observer_that_never_returns_does_not_block_close(monkeypatch, caplog
     monkeypatch.setattr(running_observers, "CLOSE_S", 0.01)
     go_on = threading.Event()
 
-    class Stuck(Observer):
+    class BlockedObserver(Observer):
         def accepted(self, request, at_s):
             go_on.wait()
 
-    with served({"stuck": Stuck()}) as model:
-        model.submit(ask()).result()
+    with serving({"stuck": BlockedObserver()}) as model:
+        model.submit(make_request()).result()
         wait_until(lambda: model.stats().observed["stuck"])
     assert "observer 'stuck' did not close in time" in caplog.text
     go_on.set()
 
 
 def test_an_observer_gets_its_last_events_before_it_is_closed():
-    notes = Notes()
-    with served({"notes": notes}) as model:
-        model.submit(ask())
-    assert notes.told[-1][0] == "finished"
-    assert notes.is_closed
+    recorder = RecordingObserver()
+    with serving({"notes": recorder}) as model:
+        model.submit(make_request())
+    assert recorder.recorded[-1][0] == "finished"
+    assert recorder.is_closed
 
 
 # The built-in ones.
@@ -243,8 +245,8 @@ def test_an_observer_gets_its_last_events_before_it_is_closed():
 def test_the_log_has_one_json_line_per_event_and_no_text_of_requests(tmp_path):
     file = tmp_path / "requests.jsonl"
     log = RequestLog(RequestLogSettings(file=str(file), steps=True))
-    with served({"log": log}, name="m") as model:
-        done = model.submit(ask(text="secret", name='a "b"\n')).result()
+    with serving({"log": log}, name="m") as model:
+        done = model.submit(make_request(text="secret", name='a "b"\n')).result()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     events = [line for line in lines if line["event"] != "step"]
     assert [line["event"] for line in events] == ["accepted", "first_token", "finished"]
@@ -257,8 +259,8 @@ def test_the_log_has_one_json_line_per_event_and_no_text_of_requests(tmp_path):
 
 def test_the_log_without_a_file_goes_to_its_logger(caplog):
     caplog.set_level(logging.INFO, "vlmkit.requests")
-    with served({"log": RequestLog()}) as model:
-        model.submit(ask()).result()
+    with serving({"log": RequestLog()}) as model:
+        model.submit(make_request()).result()
     lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "vlmkit.requests"]
     assert [line["event"] for line in lines] == ["accepted", "first_token", "finished"]
 
@@ -270,8 +272,10 @@ def test_a_log_file_that_cannot_be_written_is_an_error_at_start(tmp_path):
 
 
 def test_counters_are_sums_shown_in_the_statistics():
-    with served({"counters": Counters()}) as model:
-        done = [model.submit(ask(name=name, n=2, seed=1)).result() for name in ("one", "two")]
+    with serving({"counters": Counters()}) as model:
+        done = [
+            model.submit(make_request(name=name, n=2, seed=1)).result() for name in ("one", "two")
+        ]
         wait_until(lambda: model.stats().observed["counters"].get("num_finished") == 2)
         numbers = model.stats().observed["counters"]
     assert numbers["num_accepted"] == 2

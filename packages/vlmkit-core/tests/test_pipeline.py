@@ -33,7 +33,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
-class Counting(MockVisionEncoder):
+class CountingEncoder(MockVisionEncoder):
     """Notes how many images each call got."""
 
     def __init__(self, settings=None):
@@ -202,7 +202,7 @@ def test_a_repeated_prompt_is_found_in_the_cache(model):
 
 
 def test_an_image_used_before_is_not_encoded_again():
-    encoder = Counting()
+    encoder = CountingEncoder()
     with pipeline(encoder=encoder, engine={"shares_prefixes": False}) as model:
         for question in ("one", "two", "three"):
             model.generate(question, images=[picture()])
@@ -211,7 +211,7 @@ def test_an_image_used_before_is_not_encoded_again():
 
 
 def test_tenants_do_not_share_features():
-    encoder = Counting()
+    encoder = CountingEncoder()
     with pipeline(encoder=encoder) as model:
         messages = [Message.of("user", "hello " * 9, [Image.open(picture())])]
         for tenant in ("alice", "bob", "alice"):
@@ -221,7 +221,7 @@ def test_tenants_do_not_share_features():
 
 
 def test_an_image_used_several_times_is_encoded_once():
-    encoder = Counting()
+    encoder = CountingEncoder()
     with pipeline(encoder=encoder) as model:
         done = model.generate("same?", images=[picture()] * 5)
         assert encoder.calls == [1]
@@ -265,13 +265,13 @@ def test_a_crashed_engine_fails_all_requests_without_details(model):
 
 
 def test_requests_that_raise_inside_a_library_do_not_stop_the_engine():
-    class Fragile(MockEngine):
+    class FailsOnLongPrompts(MockEngine):
         def forward(self, items):
             if any(item.sequence.num_prompt_tokens > 100 for item in items):
                 raise RuntimeError("out of memory")
             return super().forward(items)
 
-    with Model(Pipeline(tokenizer=MockTokenizer(), engine=Fragile())) as model:
+    with Model(Pipeline(tokenizer=MockTokenizer(), engine=FailsOnLongPrompts())) as model:
         for _ in range(20):
             with pytest.raises(EngineError, match="the engine failed on this request"):
                 model.generate("x" * 200)
@@ -360,7 +360,7 @@ def test_a_text_model_refuses_images():
 
 
 def test_a_cache_smaller_than_one_sequence_is_refused():
-    class Small(MockEngine):
+    class SmallEngine(MockEngine):
         @property
         def limits(self):
             return type(super().limits)(
@@ -372,7 +372,7 @@ def test_a_cache_smaller_than_one_sequence_is_refused():
             )
 
     with pytest.raises(ConfigError, match="9 tokens does not hold one sequence of 99"):
-        Pipeline(tokenizer=MockTokenizer(), engine=Small())
+        Pipeline(tokenizer=MockTokenizer(), engine=SmallEngine())
 
 
 def test_two_pipelines_run_side_by_side():
@@ -476,7 +476,7 @@ def test_nothing_is_left_whatever_is_requested_and_cancelled(
         "mixes_prefill_and_decode": mixes,
         "images_are_atomic": atomic,
     }
-    encoder = Counting(MockEncoderSettings(latency_s=encoder_s))
+    encoder = CountingEncoder(MockEncoderSettings(latency_s=encoder_s))
     with pipeline(engine=engine, scheduler={"max_step_tokens": step}, encoder=encoder) as model:
         streams = []
         for tokens, n, num_images, priority, fate in actions:

@@ -56,8 +56,8 @@ def sorted_choice(logits, own):
             ordered = np.sort(scores)[::-1]
             sums = np.cumsum(np.exp(ordered))
             num = min(params.top_k or len(sums), len(sums))
-            place = int((sums < params.top_p * sums[num - 1]).sum())
-            scores = cut(scores, scores >= ordered[place])
+            index = int((sums < params.top_p * sums[num - 1]).sum())
+            scores = cut(scores, scores >= ordered[index])
         if params.min_p:
             least = logits.max() + params.temperature * math.log(params.min_p)
             scores = cut(scores, logits >= np.float64(least))
@@ -92,8 +92,8 @@ def typical(scores, mass):
     surprise = -np.log(probs)
     gaps = np.abs(surprise - np.where(probs > 0, probs * surprise, 0).sum())
     order = np.argsort(gaps)
-    place = min(int((np.cumsum(probs[order]) < mass).sum()), len(scores) - 1)
-    return cut(scores, gaps <= np.nextafter(gaps[order[place]] * (1 + 1e-12), math.inf))
+    index = min(int((np.cumsum(probs[order]) < mass).sum()), len(scores) - 1)
+    return cut(scores, gaps <= np.nextafter(gaps[order[index]] * (1 + 1e-12), math.inf))
 
 
 def likely(scores, least):
@@ -197,6 +197,6 @@ def test_the_distance_at_a_cumulative_weight_equals_that_of_sorting(numbers, cop
     weights = random.integers(0, 9, len(distances)).astype(float)  # whose sums are exact
     wanted = math.floor(share * weights.sum())
     order = np.argsort(distances)
-    place = int((np.cumsum(weights[order]) < wanted).sum())
-    expected = distances[order[min(place, len(order) - 1)]]
+    index = int((np.cumsum(weights[order]) < wanted).sum())
+    expected = distances[order[min(index, len(order) - 1)]]
     assert distance_reached(distances, weights, wanted) == expected

@@ -22,10 +22,10 @@ from vlmkit.types.image import Image
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart
 
-PICTURE = PIL.Image.new("RGB", (9, 7), "teal")
+IMAGE = PIL.Image.new("RGB", (9, 7), "teal")
 
 
-def encoded(kind="PNG", picture=PICTURE, **options):
+def encoded(kind="PNG", picture=IMAGE, **options):
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()
@@ -41,8 +41,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def web():
-    class Answers(BaseHTTPRequestHandler):
+def image_url():
+    class ImageHandler(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
             self.end_headers()
@@ -51,7 +51,7 @@ def web():
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ImageHandler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/a.png"
         server.shutdown()
@@ -60,20 +60,20 @@ def web():
 @pytest.mark.parametrize(
     "image",
     [
-        PICTURE,
-        np.asarray(PICTURE),
+        IMAGE,
+        np.asarray(IMAGE),
         encoded(),
         bytearray(encoded()),
         DATA_URL,
-        Image.open(PICTURE),
-        ImagePart(Image.open(PICTURE)),
+        Image.open(IMAGE),
+        ImagePart(Image.open(IMAGE)),
         FilePart(encoded()),
         encoded("TIFF"),
     ],
     ids=lambda image: type(image).__name__,
 )
 def test_a_single_image_of_any_type_equals_a_list_of_it(model, image):
-    expected = model.generate("what?", images=[PICTURE]).text
+    expected = model.generate("what?", images=[IMAGE]).text
     assert "9x7" in expected
     assert model.generate("what?", images=image).text == expected
     assert model.generate("what?", images=[image]).text == expected
@@ -127,9 +127,9 @@ def test_none_and_empty_lists_mean_no_images(model):
     [
         [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": DATA_URL}}],
         [{"type": "image_url", "image_url": DATA_URL}, "what?"],
-        [{"type": "image", "image": PICTURE}, {"type": "text", "text": "what?"}],
+        [{"type": "image", "image": IMAGE}, {"type": "text", "text": "what?"}],
         [{"type": "image", "url": DATA_URL}, {"type": "text", "text": "what?"}],
-        [PICTURE, "what?"],
+        [IMAGE, "what?"],
     ],
 )
 def test_messages_can_be_dictionaries(model, content):
@@ -156,16 +156,18 @@ def test_a_single_stop_string_needs_no_list(model):
     assert model.generate("one two three", stop="two").text == "one "
 
 
-def test_a_url_is_fetched_only_if_fetching_is_enabled(model, web):
+def test_a_url_is_fetched_only_if_fetching_is_enabled(model, image_url):
     with pytest.raises(ImageError, match="not fetched by URL here") as caught:
-        model.generate("what?", images=web)
+        model.generate("what?", images=image_url)
     assert "fetch" in caught.value.hint
     fetch = {"enabled": True, "allow_http": True}
     with (
         vlmkit.load("mock", fetch=fetch) as fetching,
         pytest.raises(ImageError) as caught,
     ):
-        fetching.generate("what?", images=web)  # a private address, as for clients of a server
+        fetching.generate(
+            "what?", images=image_url
+        )  # a private address, as for clients of a server
     assert caught.value.code == "image_url_not_allowed"
 
 
@@ -203,7 +205,7 @@ def test_a_url_is_fetched_only_if_fetching_is_enabled(model, web):
         ({"prompt": "x", "images": np.zeros((2, 2))}, r"and was ndarray of float64 \[2, 2\]"),
         ({"prompt": "x", "images": ""}, "file '' cannot be read: its path is empty"),
         ({"prompt": "x", "media": 7}, "and was int"),
-        ({"prompt": [{"role": "user", "content": "x"}], "images": [PICTURE]}, "into the messages"),
+        ({"prompt": [{"role": "user", "content": "x"}], "images": [IMAGE]}, "into the messages"),
         ({"prompt": "x", "stop": 7}, "stop"),
         ({"prompt": "x", "max_tokens": "9"}, "max_tokens"),
         ({"prompt": "x", "temprature": 1}, "temprature"),

@@ -17,7 +17,7 @@ PIECES = ("<think>", "</think>", "</th", "<", "think>", " ", "\n", "a", "é b")
 pieces = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 
 
-class Words:
+class TextDetokenizer:
     """A detokenizer whose tokens are texts; marks that are tokens show nothing."""
 
     def push(self, token):
@@ -29,7 +29,7 @@ class Words:
 
 def read(tokens, marks=SPELLED, *, is_open=False):
     """Return reasoning, text, and how many tokens were of reasoning."""
-    reader = ReasoningParser(Words, *marks, is_open=is_open)
+    reader = ReasoningParser(TextDetokenizer, *marks, is_open=is_open)
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     return reasoning_of(deltas), text_of(deltas), reader.num_reasoning_tokens
 
@@ -75,8 +75,8 @@ def test_spelled_delimiters_separate_reasoning_from_text(text, is_open, expected
 
 
 def test_a_delimiter_token_is_not_matched_by_its_text():
-    told = read([START, "it says </think>", "!", END, "so"], AS_TOKENS)
-    assert told == ("it says </think>!", "so", 4)
+    parsed = read([START, "it says </think>", "!", END, "so"], AS_TOKENS)
+    assert parsed == ("it says </think>!", "so", 4)
 
 
 @given(text=pieces, is_open=st.booleans(), data=st.data())
@@ -89,22 +89,22 @@ def test_parsing_does_not_depend_on_how_an_answer_is_cut(text, is_open, data):
 
 @given(text=pieces, is_open=st.booleans())
 def test_only_delimiters_and_surrounding_white_space_are_removed(text, is_open):
-    reasoning, said, _ = read([text], is_open=is_open)
-    place = 0
-    for letter in (reasoning + said).replace(" ", "").replace("\n", ""):
-        place = text.index(letter, place) + 1
+    reasoning, text_part, _ = read([text], is_open=is_open)
+    position = 0
+    for letter in (reasoning + text_part).replace(" ", "").replace("\n", ""):
+        position = text.index(letter, position) + 1
     if not reasoning and not is_open and not text.lstrip().startswith("<think>"):
-        assert said == text
+        assert text_part == text
 
 
 def test_reasoning_is_streamed_except_a_possible_end_delimiter():
-    reader = ReasoningParser(Words, *SPELLED, is_open=True)
-    told = [reasoning_of(reader.push(token)) for token in ("a", " ", "b", "</", "x", "</think>")]
-    assert told == ["a", "", " b", "", "</x", ""]
+    reader = ReasoningParser(TextDetokenizer, *SPELLED, is_open=True)
+    parsed = [reasoning_of(reader.push(token)) for token in ("a", " ", "b", "</", "x", "</think>")]
+    assert parsed == ["a", "", " b", "", "</x", ""]
 
 
 def test_a_stop_string_in_reasoning_does_not_end_the_answer():
-    answer = AnswerText(ReasoningParser(Words, *AS_TOKENS), stop=("END",))
+    answer = AnswerText(ReasoningParser(TextDetokenizer, *AS_TOKENS), stop=("END",))
     deltas = []
     for token in [START, "not the END", END, "said EN", "D more"]:
         assert answer.stop_string is None

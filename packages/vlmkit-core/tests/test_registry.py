@@ -172,15 +172,15 @@ def protocol(plural: str) -> Any:
     return next(kind.makes for kind in KINDS if kind.plural == plural)
 
 
-async def nothing(*args: Any, **kwargs: Any) -> None: ...
+async def do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-def fitting(protocol: Any, name: str) -> Any:
+def stub_member(protocol: Any, name: str) -> Any:
     """Return what may stand for a member of a protocol."""
     member = getattr(protocol, name)
     if not isinstance(member, property):
         is_async = inspect.iscoroutinefunction(member)
-        return nothing if is_async else lambda *args, **kwargs: None
+        return do_nothing if is_async else lambda *args, **kwargs: None
     stated = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
     kind = get_origin(stated) or stated
     if kind is EngineLimits:
@@ -194,9 +194,9 @@ def fitting(protocol: Any, name: str) -> Any:
     return kind()
 
 
-def part(kind: str, **changes: Any) -> Any:
+def stub_component(kind: str, **changes: Any) -> Any:
     """A component of a kind, whose methods and properties are attributes."""
-    whole = {name: fitting(protocol(kind), name) for name in members(protocol(kind))}
+    whole = {name: stub_member(protocol(kind), name) for name in members(protocol(kind))}
     return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
 
 
@@ -218,8 +218,8 @@ def test_every_member_of_each_protocol_is_required() -> None:
 @pytest.mark.parametrize(("kind", "name"), sorted(NEEDED))
 def test_a_component_without_a_required_member_is_refused_by_name(kind: str, name: str) -> None:
     registry = getattr(Registries("my-plugin"), kind)
-    registry.add("whole", lambda _: part(kind))
-    registry.add("partial", lambda _: part(kind, **{name: "absent"}))
+    registry.add("whole", lambda _: stub_component(kind))
+    registry.add("partial", lambda _: stub_component(kind, **{name: "absent"}))
     assert registry.build("whole", {}, BuildContext())
     with pytest.raises(PluginError) as error:
         registry.build("partial", {}, BuildContext())
@@ -232,14 +232,14 @@ def test_a_component_without_a_required_member_is_refused_by_name(kind: str, nam
 
 def test_all_missing_members_are_named_including_methods_that_are_no_functions() -> None:
     registry = Registries("my-plugin").media_encoders
-    registry.add("partial", lambda _: part("media_encoders", encode=None, close="absent"))
+    registry.add("partial", lambda _: stub_component("media_encoders", encode=None, close="absent"))
     with pytest.raises(PluginError, match="lacks 'encode', 'close' of the protocol MediaEncoder"):
         registry.build("partial", {}, BuildContext())
 
 
 def test_a_method_with_other_arguments_is_refused_with_both_signatures() -> None:
     registry = Registries("my-plugin").tokenizers
-    odd = part("tokenizers", encode=lambda: [1], prompt=lambda messages: None)
+    odd = stub_component("tokenizers", encode=lambda: [1], prompt=lambda messages: None)
     registry.add("odd", lambda _: odd)
     with pytest.raises(PluginError) as error:
         registry.build("odd", {}, BuildContext())
@@ -255,7 +255,7 @@ def test_a_method_can_rename_positional_arguments_and_take_optional_ones() -> No
         return []
 
     registry = Registries("my-plugin").tokenizers
-    registry.add("more", lambda _: part("tokenizers", encode=encode, decode=bytes))
+    registry.add("more", lambda _: stub_component("tokenizers", encode=encode, decode=bytes))
     assert registry.build("more", {}, BuildContext())
 
 
@@ -285,7 +285,7 @@ def test_a_component_can_delegate_its_members() -> None:
             return getattr(self._inner, name)
 
     registry = Registries("my-plugin").media_encoders
-    registry.add("wrapper", lambda _: Wrapper(part("media_encoders")))
+    registry.add("wrapper", lambda _: Wrapper(stub_component("media_encoders")))
     assert isinstance(registry.build("wrapper", {}, BuildContext()), Wrapper)
 
 
@@ -300,7 +300,7 @@ class Encoder:
     def close(self) -> None: ...
 
 
-class Unready(Encoder):
+class UnsetIdentity(Encoder):
     @property
     def identity(self) -> str:  # type: ignore[override]
         raise RuntimeError("not yet\nknown")
@@ -321,7 +321,7 @@ class Awaited(Encoder):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (Unready, "'identity' raises RuntimeError: not yet known"),
+        (UnsetIdentity, "'identity' raises RuntimeError: not yet known"),
         (Listing, "'media_kinds' is of type 'list', not 'frozenset'"),
         (Empty, "'identity' is of type 'NoneType', not 'str'"),
         (Awaited, "'encode' is an async function, but it is not awaited"),
@@ -386,7 +386,7 @@ def test_a_build_that_exits_does_not_end_the_process(
 # Settings that cannot work.
 
 
-class Needy(msgspec.Struct):
+class RequiredSetting(msgspec.Struct):
     width: int
 
 
@@ -421,7 +421,7 @@ class Lost(msgspec.Struct):
 @pytest.mark.parametrize(
     ("struct", "problem"),
     [
-        (Needy, "has no default for 'width'"),
+        (RequiredSetting, "has no default for 'width'"),
         (Chooser, "has a field 'use', which says in each section who the provider is"),
         (Row, "is read from an array, and a section is a table"),
         (Endless, "holds itself, and a section is a tree"),

@@ -56,7 +56,7 @@ def replicas():
 def test_a_model_behaves_the_same_with_several_pipelines(replicas):
     texts, shown = ["A red house.", "Trains run late."], [picture()]
 
-    async def all_of_it(model):
+    async def call_everything(model):
         return (
             (await model.agenerate("what?", images=shown)).text,
             [text async for text in model.astream(script(text="abc"))],
@@ -66,12 +66,12 @@ def test_a_model_behaves_the_same_with_several_pipelines(replicas):
 
     with vlmkit.load("mock") as alone:
         for model in (replicas, alone):
-            *said, vectors, scores = asyncio.run(all_of_it(model))
-            assert said == [model.generate("what?", images=shown).text, ["a", "b", "c"]]
+            *answers, vectors, scores = asyncio.run(call_everything(model))
+            assert answers == [model.generate("what?", images=shown).text, ["a", "b", "c"]]
             assert list(model.stream(script(text="abc"))) == ["a", "b", "c"]
             np.testing.assert_array_equal(vectors, model.embed(texts))
             assert scores == [s.logprob for s in model.score("Is it red?", ["yes", "no"])]
-        assert replicas.generate("what?", images=shown).text == said[0]
+        assert replicas.generate("what?", images=shown).text == answers[0]
 
 
 def test_requests_go_to_the_replica_with_the_least_work(replicas):
@@ -84,12 +84,12 @@ def test_requests_go_to_the_replica_with_the_least_work(replicas):
 
 
 def test_a_failed_replica_gets_no_requests(replicas):
-    told = []
-    replicas.runner.on_failure(told.append)
+    failures = []
+    replicas.runner.on_failure(failures.append)
     crash(replicas.runner)
     assert [replicas.generate("hello").text for _ in range(3)] == ["hello"] * 3
-    assert not told
+    assert not failures
     crash(replicas.runner)
-    wait_until(lambda: told)
+    wait_until(lambda: failures)
     with pytest.raises(EngineError, match="no replica is left"):
         replicas.generate("hello")

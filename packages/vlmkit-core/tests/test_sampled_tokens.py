@@ -21,13 +21,13 @@ def log_softmax(row):
     return shifted - np.log(np.exp(shifted).sum())
 
 
-def asking(num_top=0, **fields):
+def requesting(num_top=0, **fields):
     return SamplingParams(logprobs=True, top_logprobs=num_top, **fields)
 
 
 def test_log_probabilities_are_the_models_own_whatever_the_sampling_parameters():
     logits = logits_of(3)
-    params = asking(3, temperature=0.5, logit_bias={7: 50.0})
+    params = requesting(3, temperature=0.5, logit_bias={7: 50.0})
     sample = samples(logits, np.array([7]), [params])[0]
     expected = log_softmax(logits[0])
     assert sample.token_id == 7
@@ -38,7 +38,9 @@ def test_log_probabilities_are_the_models_own_whatever_the_sampling_parameters()
 
 def test_only_rows_that_request_log_probabilities_get_them():
     logits = logits_of(4, 3)
-    first, second, third = samples(logits, np.array([1, 2, 3]), [asking(), SILENT, asking(2)])
+    first, second, third = samples(
+        logits, np.array([1, 2, 3]), [requesting(), SILENT, requesting(2)]
+    )
     assert first.logprob == pytest.approx(log_softmax(logits[0])[1], abs=1e-5)
     assert first.top == ()
     assert (second.logprob, second.top) == (None, ())
@@ -51,22 +53,22 @@ def test_the_rank_of_a_given_token_does_not_depend_on_other_rows():
     tokens = np.array([3, 299, 0, 7, 150, 20])
     order = np.argsort(-logits, axis=-1, kind="stable")
     expected = [list(row).index(token) + 1 for row, token in zip(order, tokens, strict=True)]
-    together = samples(logits, tokens, [asking(2)] * 6, dict(enumerate(tokens.tolist())))
+    together = samples(logits, tokens, [requesting(2)] * 6, dict(enumerate(tokens.tolist())))
     assert [sample.rank for sample in together] == expected
-    alone = [samples(logits[[n]], tokens[[n]], [asking()], {0: tokens[n]})[0] for n in range(6)]
+    alone = [samples(logits[[n]], tokens[[n]], [requesting()], {0: tokens[n]})[0] for n in range(6)]
     assert [sample.rank for sample in alone] == expected
-    params = [asking(1), asking(), SILENT, SILENT, asking(), asking()]
+    params = [requesting(1), requesting(), SILENT, SILENT, requesting(), requesting()]
     beside = samples(logits, tokens, params, {0: 3, 2: 0, 4: 150, 5: 20})
-    told = [None if n in (1, 2, 3) else rank for n, rank in enumerate(expected)]
-    assert [sample.rank for sample in beside] == told
+    expected_ranks = [None if n in (1, 2, 3) else rank for n, rank in enumerate(expected)]
+    assert [sample.rank for sample in beside] == expected_ranks
 
 
 def test_the_first_of_equal_tokens_are_reported_whatever_other_rows_request():
     logits = np.round(logits_of(5, 4, vocab=500) / 3)
     tokens = np.zeros(4, int)
-    alone = [samples(logits[i : i + 1], tokens[:1], [asking(4)])[0] for i in range(4)]
-    together = samples(logits, tokens, [asking(4)] * 4)
-    beside = samples(logits, tokens, [asking(20), asking(4), SILENT, asking(1)])
+    alone = [samples(logits[i : i + 1], tokens[:1], [requesting(4)])[0] for i in range(4)]
+    together = samples(logits, tokens, [requesting(4)] * 4)
+    beside = samples(logits, tokens, [requesting(20), requesting(4), SILENT, requesting(1)])
     assert together == alone
     assert beside[1] == alone[1]
     for row, sample in zip(logits, together, strict=True):
@@ -77,7 +79,7 @@ def test_the_first_of_equal_tokens_are_reported_whatever_other_rows_request():
 
 
 def test_a_row_can_request_more_top_tokens_than_the_vocabulary_has():
-    sample = samples(logits_of(6, vocab=5), np.array([0]), [asking(20)])[0]
+    sample = samples(logits_of(6, vocab=5), np.array([0]), [requesting(20)])[0]
     assert sorted(top.token_id for top in sample.top) == [0, 1, 2, 3, 4]
 
 
@@ -99,7 +101,7 @@ def test_a_wrong_number_of_token_ids_is_an_error(token_ids):
 @pytest.mark.parametrize("token_id", [-1, 50, 10**12])
 def test_a_token_outside_the_vocabulary_is_an_error(token_id):
     with pytest.raises(EngineError, match=f"the token id {token_id} of 50"):
-        samples(logits_of(9, 2), np.array([0, token_id]), [SILENT, asking()])
+        samples(logits_of(9, 2), np.array([0, token_id]), [SILENT, requesting()])
 
 
 @pytest.mark.torch
@@ -113,5 +115,5 @@ def test_logits_in_host_memory_of_another_library_are_not_copied(kind):
     if kind == "float32":
         assert found.ctypes.data == logits.data_ptr()
     token_ids = torch.argmax(logits, dim=-1)
-    picked = [sample.token_id for sample in samples(found, token_ids, [SILENT, asking(1)])]
+    picked = [sample.token_id for sample in samples(found, token_ids, [SILENT, requesting(1)])]
     assert picked == token_ids.tolist()

@@ -45,10 +45,10 @@ def random_logits(seed, num=1, vocab=VOCAB):
 
 
 def choose(logits, *sequences):
-    return pick(logits, [Row(own) for own in sequences])
+    return sample_one(logits, [Row(own) for own in sequences])
 
 
-def pick(logits, rows):
+def sample_one(logits, rows):
     return ArraySampler().prepare(rows)(logits).tolist()
 
 
@@ -153,9 +153,9 @@ def test_a_row_with_a_banned_token_samples_the_next_likeliest_beside_any_rows():
 
 
 def test_a_row_does_not_depend_on_the_parameters_of_other_rows():
-    asked = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.9}, {"banned": [3]}, {"seed": 4}]
-    sequences = [sequence(prompt=range(9), **fields) for fields in asked]
-    logits = random_logits(11, len(asked))
+    requests = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.9}, {"banned": [3]}, {"seed": 4}]
+    sequences = [sequence(prompt=range(9), **fields) for fields in requests]
+    logits = random_logits(11, len(requests))
     alone = [choose(logits[i : i + 1], s)[0] for i, s in enumerate(sequences)]
     assert choose(logits, *sequences) == alone
     assert choose(logits[::-1], *sequences[::-1]) == alone[::-1]
@@ -175,7 +175,7 @@ def test_the_smallest_temperatures_sample_the_likeliest_token(temperature, filte
     assert choose(logits, sequence(temperature=temperature, **filters)) == [1]
 
 
-def hugging_face(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+def transformers_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Return the probabilities that transformers' warpers leave, in its order and in float64."""
     scores = logits.astype(np.float64) / temperature
     if top_k:
@@ -198,7 +198,7 @@ def test_sampling_adds_gumbel_noise_to_the_tokens_that_transformers_keeps(
     vocab, top_k, top_p, min_p, temperature
 ):
     logits = random_logits(7, vocab=vocab)[0] / 8
-    wanted = hugging_face(logits, temperature, top_k, top_p, min_p)
+    wanted = transformers_probabilities(logits, temperature, top_k, top_p, min_p)
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     make = [sequence(seed=seed, temperature=temperature, **filters) for seed in range(20)]
     sums = np.stack([logits / temperature + noise(own, vocab) for own in make])
@@ -354,9 +354,9 @@ def make_rows(members):
 def test_a_row_samples_the_same_token_alone_and_among_others(array, vocab, members, seed, random):
     logits = array(random_logits(seed, len(members), vocab))
     order = random.sample(range(len(members)), len(members))
-    alone = [pick(logits[i : i + 1], make_rows(members[i : i + 1]))[0] for i in order]
+    alone = [sample_one(logits[i : i + 1], make_rows(members[i : i + 1]))[0] for i in order]
     shuffled = array(random_logits(seed, len(members), vocab)[order])
-    assert pick(shuffled, make_rows([members[i] for i in order])) == alone
+    assert sample_one(shuffled, make_rows([members[i] for i in order])) == alone
 
 
 @pytest.mark.torch
@@ -368,8 +368,8 @@ def test_torch_rows_give_the_same_tokens_as_numpy_rows(vocab, members, seed, is_
     logits = random_logits(seed, len(members), vocab)
     if is_tied:  # as logits of eight bits are
         logits = np.round(logits)
-    found = pick(torch.from_numpy(logits), make_rows(members))
-    assert found == pick(logits, make_rows(members))
+    found = sample_one(torch.from_numpy(logits), make_rows(members))
+    assert found == sample_one(logits, make_rows(members))
 
 
 @pytest.mark.torch
@@ -382,11 +382,11 @@ def test_rows_after_drafts_sample_as_if_the_answer_held_the_drafts(array, member
     rows = [Row(drafting, tuple(ahead[:num])) for num in range(len(ahead) + 1)]
     held = [(params, own_seed, [*output, *ahead[:num]], ()) for num in range(len(rows))]
     logits = array(random_logits(seed, len(rows)))
-    assert pick(logits, rows) == pick(logits, make_rows(held))
+    assert sample_one(logits, rows) == sample_one(logits, make_rows(held))
     again = [*output, *ahead[:1]]  # the first draft was right, and the rest gave way
     drafting.output_ids[:] = again
     now = make_rows([(params, own_seed, again, ())])
-    assert pick(logits[:1], [Row(drafting)]) == pick(logits[:1], now)
+    assert sample_one(logits[:1], [Row(drafting)]) == sample_one(logits[:1], now)
 
 
 FILTERS = [
@@ -416,7 +416,7 @@ def test_draws_pass_a_chi_square_test(vocab, temperature, filters):
         [choice(Row(make[0]))],
     )
     ranks = {name: filters[name] for name in ("top_k", "top_p", "min_p") if name in filters}
-    weights = hugging_face(changed_logits[0], temperature, **ranks)
+    weights = transformers_probabilities(changed_logits[0], temperature, **ranks)
     block = np.repeat(logits, 500, axis=0)
     drawn = [token for i in range(0, num, 500) for token in choose(block, *make[i : i + 500])]
     counts = np.bincount(drawn, minlength=vocab)
@@ -454,8 +454,8 @@ def sorted_choice(logits, own):
     with np.errstate(all="ignore"):
         scaled = ordered / np.float64(params.temperature)
         sums = np.cumsum(np.exp(scaled - scaled[0]))
-        place = int((sums < params.top_p * sums[num - 1]).sum())
-        least = np.maximum(ordered[place], ordered[0] + params.temperature * log(params.min_p))
+        index = int((sums < params.top_p * sums[num - 1]).sum())
+        least = np.maximum(ordered[index], ordered[0] + params.temperature * log(params.min_p))
         keyed = bits(np.arange(len(logits)), *keys(own.seed, len(own.output_ids)))
         noisy = logits / np.float64(params.temperature) - np.log(exponentials(np, keyed))
         return int(np.where(logits < least, -math.inf, noisy).argmax())
@@ -514,18 +514,18 @@ def test_a_sampled_token_equals_that_of_the_sorted_row(kind, params, vocab, mask
     kind=st.sampled_from(["normal", "nearly flat", "steps", "two"]),
     temperature=st.sampled_from([0.7, 1.0, 2.0]),
     top_k=st.sampled_from([0, 30]),
-    place=st.integers(0, 199),
+    index=st.integers(0, 199),
     nudge=st.sampled_from([-1, 0, 1]),
     seed=st.integers(0, 2**31),
 )
 def test_a_top_p_equal_to_a_partial_sum_cuts_where_sorting_does(
-    kind, temperature, top_k, place, nudge, seed
+    kind, temperature, top_k, index, nudge, seed
 ):
     """The sums are those of the definition, to the last bit, or one bit beside it."""
     logits = nucleus_rows(kind, 1, 200, seed)
     scaled = np.sort(logits[0])[::-1] / np.float64(temperature)
     sums = np.cumsum(np.exp(scaled - scaled[0]))
-    top_p = sums[place % (top_k or 200)] / sums[(top_k or 200) - 1]
+    top_p = sums[index % (top_k or 200)] / sums[(top_k or 200) - 1]
     top_p = min(1.0, float(np.nextafter(top_p, top_p + nudge)))
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     make = [sequence(seed=seed + i, **params) for i in range(40)]
@@ -620,11 +620,11 @@ def test_the_smallest_top_p_samples_the_likeliest_token():
 
 @pytest.mark.parametrize("keep", [Row, lambda seq: WorkItem(seq, 0, 1)])
 def test_a_sequence_that_holds_a_reference_to_itself_is_freed(keep):
-    class Guide:
+    class Held:
         pass
 
     seq = sequence()
-    seq.guide = Guide()
+    seq.guide = Held()
     seq.kept["it"] = keep(seq)
     held = weakref.ref(seq.guide)
     del seq

@@ -48,7 +48,7 @@ def slot(start, stop):
     return MediaSlot(start, stop, bytes(32), {}, stop - start)
 
 
-class World:
+class SimulatedLoop:
     """Runs a scheduler as the loop does, with tokens out of thin air, and checks every step."""
 
     def __init__(self, scheduler, cache, encoder_steps=0):
@@ -137,13 +137,13 @@ class World:
         raise AssertionError(f"{len(self.live)} sequences did not finish")
 
 
-def world(limits=LIMITS, cache_options=None, encoder_steps=0, **options):
+def new_loop(limits=LIMITS, cache_options=None, encoder_steps=0, **options):
     scheduler = ContinuousScheduler(SchedulerSettings(**options))
-    return World(scheduler, PoolCache(limits, **(cache_options or {})), encoder_steps)
+    return SimulatedLoop(scheduler, PoolCache(limits, **(cache_options or {})), encoder_steps)
 
 
 def test_decodes_come_before_prefill_chunks_in_one_step():
-    w = world(max_step_tokens=8)
+    w = new_loop(max_step_tokens=8)
     first, second = sequence(4, 9), sequence(12)
     w.add(first)
     w.step()
@@ -155,7 +155,7 @@ def test_decodes_come_before_prefill_chunks_in_one_step():
 @pytest.mark.parametrize(("mixes", "num_answers", "num_drafts"), [(1, 2, 3), (0, 2, 0), (0, 1, 3)])
 def test_drafts_run_only_if_they_cost_less_than_a_step(mixes, num_answers, num_drafts):
     limits = replace(LIMITS, mixes_prefill_and_decode=bool(mixes), max_draft_tokens=3)
-    w = world(limits)
+    w = new_loop(limits)
     answers = [sequence(4, 9) for _ in range(num_answers)]
     for answer in answers:
         w.add(answer)
@@ -169,7 +169,7 @@ def test_drafts_run_only_if_they_cost_less_than_a_step(mixes, num_answers, num_d
 
 
 def test_a_long_prompt_runs_in_chunks_with_a_row_only_at_its_end():
-    w = world(max_step_tokens=8, cache_options={"shares_prefixes": False})
+    w = new_loop(max_step_tokens=8, cache_options={"shares_prefixes": False})
     w.add(sequence(20, 1))
     steps = [w.step() for _ in range(3)]
     assert [s.items[0].num_tokens for s in steps] == [8, 8, 4]
@@ -177,19 +177,19 @@ def test_a_long_prompt_runs_in_chunks_with_a_row_only_at_its_end():
 
 
 def test_a_chunk_stops_before_a_span_that_does_not_fit():
-    w = world(max_step_tokens=8)
+    w = new_loop(max_step_tokens=8)
     w.add(sequence(20, 1, plan=PromptPlan((Span(5, 12),))))
     assert [w.step().items[0].num_tokens for _ in range(3)] == [5, 8, 7]
 
 
 def test_a_span_over_the_budget_runs_whole():
-    w = world(max_step_tokens=8)
+    w = new_loop(max_step_tokens=8)
     w.add(sequence(20, 1, plan=PromptPlan((Span(0, 20),))))
     assert w.step().items[0].num_tokens == 20
 
 
 def test_a_span_over_the_remaining_budget_waits_for_the_next_step():
-    w = world(max_step_tokens=8)
+    w = new_loop(max_step_tokens=8)
     w.add(sequence(4, 1))
     w.add(sequence(6, 1, plan=PromptPlan((Span(0, 6),))))
     assert len(w.step().items) == 1
@@ -197,7 +197,7 @@ def test_a_span_over_the_remaining_budget_waits_for_the_next_step():
 
 
 def test_images_over_the_encoder_budget_wait_but_one_is_always_encoded():
-    w = world(encoder_budget_tokens=5, max_step_tokens=64)
+    w = new_loop(encoder_budget_tokens=5, max_step_tokens=64)
     seq = sequence(15, 1, images=[slot(1, 7), slot(8, 12)])
     w.add(seq)
     first, second = w.step(), w.step()
@@ -207,14 +207,14 @@ def test_images_over_the_encoder_budget_wait_but_one_is_always_encoded():
 
 
 def test_an_image_for_cross_attention_counts_by_its_encoded_tokens():
-    w = world(encoder_budget_tokens=5)
+    w = new_loop(encoder_budget_tokens=5)
     for n in range(2):
         w.add(sequence(5, 1, images=[MediaSlot(0, 1, bytes([n]) * 32, {}, 1, num_encoded=3)]))
     assert [len(w.step().encodes) for _ in range(2)] == [1, 1]
 
 
 def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
-    w = world(max_step_tokens=4)
+    w = new_loop(max_step_tokens=4)
     w.add(sequence(12, 1, images=[slot(6, 10)]))
     assert not w.step().encodes
     assert [e.index for e in w.step().encodes] == [0]
@@ -222,19 +222,19 @@ def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
 
 
 def test_a_chunk_waits_while_its_image_is_encoded_and_others_run():
-    w = world(max_step_tokens=8, encoder_steps=3)
-    shows, other = sequence(12, 1, images=[slot(2, 6)]), sequence(8, 9)
-    w.add(shows)
+    w = new_loop(max_step_tokens=8, encoder_steps=3)
+    with_image, other = sequence(12, 1, images=[slot(2, 6)]), sequence(8, 9)
+    w.add(with_image)
     w.add(other)
     first = w.step()
-    assert [e.sequence for e in first.encodes] == [i.sequence for i in first.items] == [shows]
+    assert [e.sequence for e in first.encodes] == [i.sequence for i in first.items] == [with_image]
     for _ in range(3):
         assert [i.sequence for i in w.step().items] == [other]
-    assert [(i.sequence, i.num_tokens) for i in w.step().items] == [(other, 1), (shows, 7)]
+    assert [(i.sequence, i.num_tokens) for i in w.step().items] == [(other, 1), (with_image, 7)]
 
 
 def test_a_chunk_does_not_wait_for_an_image_behind_it():
-    w = world(max_step_tokens=8, encoder_steps=9)
+    w = new_loop(max_step_tokens=8, encoder_steps=9)
     seq = sequence(12, 1, images=[slot(6, 10)])
     w.add(seq)
     w.step()
@@ -244,7 +244,7 @@ def test_a_chunk_does_not_wait_for_an_image_behind_it():
 
 
 def test_images_being_encoded_count_against_the_encoder_budget():
-    w = world(encoder_budget_tokens=6, encoder_steps=2)
+    w = new_loop(encoder_budget_tokens=6, encoder_steps=2)
     seqs = [sequence(5, 1, images=[MediaSlot(0, 4, bytes([n]) * 32, {}, 4)]) for n in range(3)]
     for seq in seqs:
         w.add(seq)
@@ -253,7 +253,7 @@ def test_images_being_encoded_count_against_the_encoder_budget():
 
 
 def test_an_image_over_the_encoder_budget_is_encoded_when_the_encoder_is_idle():
-    w = world(encoder_budget_tokens=2, encoder_steps=1)
+    w = new_loop(encoder_budget_tokens=2, encoder_steps=1)
     for n in range(2):
         w.add(sequence(5, 1, images=[MediaSlot(0, 4, bytes([n]) * 32, {}, 4)]))
     assert [len(w.step().encodes) for _ in range(4)] == [1, 0, 1, 0]
@@ -262,7 +262,7 @@ def test_an_image_over_the_encoder_budget_is_encoded_when_the_encoder_is_idle():
 
 def test_the_newest_sequence_is_preempted_when_the_cache_is_full():
     limits = replace(LIMITS, capacity_tokens=16, max_sequence_tokens=16)
-    w = world(limits)
+    w = new_loop(limits)
     first, second = sequence(6, 8, name="1"), sequence(6, 8, name="2")
     w.add(first)
     w.add(second)
@@ -276,7 +276,7 @@ def test_the_newest_sequence_is_preempted_when_the_cache_is_full():
 
 
 def test_more_urgent_requests_run_first():
-    w = world(max_running=1)
+    w = new_loop(max_running=1)
     late, urgent = sequence(name="late"), sequence(name="urgent", priority=-1)
     w.add(late)
     w.add(urgent)
@@ -284,7 +284,7 @@ def test_more_urgent_requests_run_first():
 
 
 def test_a_more_urgent_request_preempts_a_less_urgent_one():
-    w = world(max_running=1)
+    w = new_loop(max_running=1)
     calm, urgent = sequence(5, 9, name="calm"), sequence(name="urgent", priority=-1)
     w.add(calm)
     w.step()
@@ -296,7 +296,7 @@ def test_a_more_urgent_request_preempts_a_less_urgent_one():
 
 
 def test_requests_of_equal_priority_run_in_order_of_arrival():
-    w = world(max_running=1)
+    w = new_loop(max_running=1)
     sequences = [sequence(5, 1, name=str(i)) for i in range(5)]
     for seq in sequences:
         w.add(seq)
@@ -304,7 +304,7 @@ def test_requests_of_equal_priority_run_in_order_of_arrival():
 
 
 def test_a_full_queue_refuses_a_request():
-    w = world(max_waiting=2)
+    w = new_loop(max_waiting=2)
     w.add(sequence())
     w.add(sequence())
     with pytest.raises(QueueFull, match="2 requests are waiting already"):
@@ -312,7 +312,7 @@ def test_a_full_queue_refuses_a_request():
 
 
 def test_a_held_sequence_stays_running_but_is_not_planned():
-    w = world()
+    w = new_loop()
     seq = sequence(4, 5)
     w.add(seq)
     w.step()
@@ -324,7 +324,7 @@ def test_a_held_sequence_stays_running_but_is_not_planned():
 
 
 def test_cancelled_waiting_requests_leave_nothing_behind():
-    w = world(max_running=1, max_waiting=1000)
+    w = new_loop(max_running=1, max_waiting=1000)
     w.add(sequence(5, 50))
     w.step()
     for _ in range(500):
@@ -336,7 +336,7 @@ def test_cancelled_waiting_requests_leave_nothing_behind():
 
 
 def test_prefills_and_decodes_alternate_for_an_engine_that_cannot_mix():
-    w = world(replace(LIMITS, mixes_prefill_and_decode=False), max_step_tokens=4)
+    w = new_loop(replace(LIMITS, mixes_prefill_and_decode=False), max_step_tokens=4)
     first = sequence(4, 6)
     w.add(first)
     w.step()
@@ -379,7 +379,7 @@ def test_every_sequence_ends_and_the_cache_is_empty_whatever_is_requested(
     requests, budget, encoder_budget, capacity, mixes, shares, encoder_steps, aborts
 ):
     limits = replace(LIMITS, capacity_tokens=capacity, mixes_prefill_and_decode=mixes)
-    w = world(
+    w = new_loop(
         limits,
         {"shares_prefixes": shares},
         encoder_steps,
@@ -404,7 +404,7 @@ def test_every_sequence_ends_and_the_cache_is_empty_whatever_is_requested(
 
 
 def test_a_held_sequence_is_preempted_by_a_new_one_and_resumes_later():
-    w = world(max_running=1)
+    w = new_loop(max_running=1)
     held, newcomer = sequence(4, 5), sequence(6, 3)
     w.add(held)
     w.step()
@@ -435,7 +435,7 @@ def test_held_sequences_block_no_others_and_finish_after_release(
     requests, budget, max_running, mixes, aborts
 ):
     limits = replace(LIMITS, capacity_tokens=40, mixes_prefill_and_decode=mixes)
-    w = world(limits, max_step_tokens=budget, max_running=max_running)
+    w = new_loop(limits, max_step_tokens=budget, max_running=max_running)
     slow = set()
     for (num, images, spans), max_tokens, priority, is_slow in requests:
         seq = sequence(num, max_tokens, images, plan=PromptPlan(spans), priority=priority)
@@ -462,7 +462,7 @@ def test_held_sequences_block_no_others_and_finish_after_release(
 def test_planning_time_depends_on_running_and_not_on_waiting_requests():
     """Prints the time of one plan with 1,000 running and 10,000 waiting; asserts only the shape."""
     limits = replace(LIMITS, max_sequences=1000, capacity_tokens=1000 * 64)
-    w = world(limits, max_running=1000, max_waiting=20_000, max_step_tokens=20_000)
+    w = new_loop(limits, max_running=1000, max_waiting=20_000, max_step_tokens=20_000)
     for i in range(11_000):
         w.add(sequence(5, 40, name=str(i)))
     while w.scheduler.num_running < 1000:

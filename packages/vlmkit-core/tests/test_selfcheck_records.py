@@ -17,18 +17,18 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return made
 
 
-def noted(folder: Path, fact: str = "one") -> str | None:
+def found_record(folder: Path, fact: str = "one") -> str | None:
     return selfcheck_records.read(selfcheck_records.record_path(folder, "trials", [fact]))
 
 
 def test_a_record_is_found_only_for_the_same_files_kind_and_facts(folder: Path) -> None:
-    assert noted(folder) is None
+    assert found_record(folder) is None
     selfcheck_records.write(selfcheck_records.record_path(folder, "trials", ["one"]), "passed")
 
-    assert noted(folder) == "passed"
-    assert noted(folder, "another") is None
+    assert found_record(folder) == "passed"
+    assert found_record(folder, "another") is None
     (folder / "config.json").write_text("[]")
-    assert noted(folder) is None
+    assert found_record(folder) is None
 
 
 def test_a_folder_that_just_changed_has_no_record(
@@ -49,14 +49,14 @@ def test_a_record_that_cannot_be_written_or_read_raises_no_error(
     selfcheck_records.write(note, "passed")
 
     assert note is not None
-    assert noted(folder) is None
+    assert found_record(folder) is None
 
 
 def test_a_record_is_read_up_to_its_maximum_size(folder: Path) -> None:
     note = selfcheck_records.record_path(folder, "trials", ["one"])
     selfcheck_records.write(note, "x" * (selfcheck_records.MAX_BYTES + 1))
 
-    assert len(noted(folder) or "") == selfcheck_records.MAX_BYTES
+    assert len(found_record(folder) or "") == selfcheck_records.MAX_BYTES
 
 
 def test_another_processor_has_another_record(

@@ -15,19 +15,19 @@ REQUEST = Request(
 )
 
 
-class Told(MockEngine):
+class RecordingEngine(MockEngine):
     """Knows what the loop committed."""
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.told = []
+        self.commits = []
 
     def commit(self, sequence, num_tokens):
-        self.told.append(num_tokens)
+        self.commits.append(num_tokens)
         super().commit(sequence, num_tokens)
 
 
-class Oracle:
+class PartlyCorrectProposer:
     """Guesses some of what follows, and then something else."""
 
     def __init__(self, known, num_right):
@@ -45,15 +45,15 @@ class Oracle:
         pass
 
 
-def told(proposer=None, **options):
+def commits_of(proposer=None, **options):
     """Return what an engine was told, the length of the prompt, and the answer's tokens."""
-    with hesitant(proposer, Told, **options) as model:
+    with hesitant(proposer, RecordingEngine, **options) as model:
         done = model.submit(REQUEST).result()
-        return model.runner._engine.told, len(done.prompt_token_ids), done.choices[0].token_ids
+        return model.runner._engine.commits, len(done.prompt_token_ids), done.choices[0].token_ids
 
 
 def test_an_answer_is_committed_whenever_a_block_is_full():
-    found, num_prompt, output_ids = told()
+    found, num_prompt, output_ids = commits_of()
     num_computed = num_prompt + len(output_ids) - 1
     ends = [n for n in range(num_prompt + 1, num_computed + 1) if n % BLOCK_TOKENS == 0]
     assert [n for n in found if n > num_prompt] == ends
@@ -62,8 +62,8 @@ def test_an_answer_is_committed_whenever_a_block_is_full():
 
 @pytest.mark.parametrize("num_right", [0, 1, 2, 3, 5, 7])
 def test_no_full_block_is_missed_when_drafts_cross_its_end(num_right):
-    _, num_prompt, output_ids = told()
-    found, _, with_drafts = told(Oracle(output_ids, num_right))
+    _, num_prompt, output_ids = commits_of()
+    found, _, with_drafts = commits_of(PartlyCorrectProposer(output_ids, num_right))
     last = found[-1] // BLOCK_TOKENS
     assert with_drafts == output_ids
     assert [n // BLOCK_TOKENS for n in found if n > num_prompt] == list(
@@ -73,4 +73,4 @@ def test_no_full_block_is_missed_when_drafts_cross_its_end(num_right):
 
 
 def test_an_engine_without_prefix_sharing_gets_no_commits():
-    assert told(shares_prefixes=False)[0] == []
+    assert commits_of(shares_prefixes=False)[0] == []

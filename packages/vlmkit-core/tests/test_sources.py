@@ -177,9 +177,9 @@ def test_no_secret_of_a_reference_is_reported_or_logged(
     with pytest.raises((PluginError, CheckpointError)) as caught:
         resolve(f"s3://me:hush@bucket/{what}?token=hush#hush", with_store(tmp_path))
     error = caught.value
-    told = f"{error} {error.hint} {error.__notes__} {error.__cause__} {caplog.text}"
-    assert "hush" not in told
-    assert f"s3://***@bucket/{what}" in told
+    shown_text = f"{error} {error.hint} {error.__notes__} {error.__cause__} {caplog.text}"
+    assert "hush" not in shown_text
+    assert f"s3://***@bucket/{what}" in shown_text
 
 
 def test_secrets_of_configured_models_are_not_shown() -> None:
@@ -266,7 +266,7 @@ def registry_of_models() -> Registry[Checkpoint]:
     return Registries("dist").models  # type: ignore[no-any-return]
 
 
-def offered(registry: Registry[Checkpoint]) -> loader.Plugins:
+def plugins_with(registry: Registry[Checkpoint]) -> loader.Plugins:
     plugins = loader.load(entry_points=[])
     plugins.of(next(kind for kind in KINDS if kind.name == "model")).merge(registry)
     return plugins
@@ -277,7 +277,7 @@ def test_a_packaged_model_needs_one_line(as_: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "x"}')
     registry = registry_of_models()
     registry.add_packaged("small", as_(tmp_path), description="a small one")
-    plugins = offered(registry)
+    plugins = plugins_with(registry)
     assert resolve("small", plugins) == Checkpoint("small", tmp_path)
     assert packaged_models(plugins) == ["small"]
     with pytest.raises(CheckpointError, match="is not a packaged name"):
@@ -287,7 +287,7 @@ def test_a_packaged_model_needs_one_line(as_: Any, tmp_path: Path) -> None:
 def test_a_packaged_model_can_be_a_resource_of_its_package() -> None:
     registry = registry_of_models()
     registry.add_packaged("small", importlib.resources.files("vlmkit_mock") / "model")
-    assert resolve("small", offered(registry)).model_type == "mock"
+    assert resolve("small", plugins_with(registry)).model_type == "mock"
 
 
 def test_a_packaged_model_without_its_files_is_reported(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_packaged_model_without_its_files_is_reported(tmp_path: Path) -> None:
     registry.add_packaged("zipped", zipfile.Path(tmp_path / "a.zip", "model/"))
     registry.add_packaged("lost", tmp_path / "lost")
     registry.add_packaged("empty", tmp_path)
-    plugins = offered(registry)
+    plugins = plugins_with(registry)
     for name, problem in {
         "zipped": "'zipped' of 'dist' lies in an archive",
         "lost": "'lost' of 'dist' lacks its folder",
@@ -324,7 +324,7 @@ def test_a_packaged_model_has_an_absolute_folder() -> None:
 def test_a_model_provider_without_cannot_serve_provides_only_its_own_name(tmp_path: Path) -> None:
     registry = registry_of_models()
     registry.add("mine", lambda _: Checkpoint("mine", tmp_path))
-    plugins = offered(registry)
+    plugins = plugins_with(registry)
     assert resolve("mine", plugins).name == "mine"
     with pytest.raises(CheckpointError, match="is not a packaged name"):
         resolve("somebody/something", plugins)
@@ -362,9 +362,9 @@ def test_an_engine_named_in_the_config_also_selects_its_encoder(tmp_path: Path) 
     checkpoint = Checkpoint("m", tmp_path)
     config = Config(engine=Component(use="quiet"))
     assert chosen("media_encoder", config, plugins, checkpoint).name == "quiet"
-    told = {v["component"]: v for v in verdicts(checkpoint, config, plugins)}
-    assert told["engine"]["is_chosen"]
-    assert told["media_encoder"]["is_chosen"]
+    shown_text = {v["component"]: v for v in verdicts(checkpoint, config, plugins)}
+    assert shown_text["engine"]["is_chosen"]
+    assert shown_text["media_encoder"]["is_chosen"]
     with pytest.raises(PluginUnavailable):
         assemble(ModelEntry(model=str(tmp_path)), Config(), plugins)
 
@@ -415,7 +415,7 @@ def with_previews(folder: Path, **replaced: str) -> loader.Plugins:
     return loader.load(entry_points=[], files=[file])
 
 
-def refusing(family: str, seen: list[str]) -> Any:
+def refusing_check(family: str, seen: list[str]) -> Any:
     def check(checkpoint: Checkpoint) -> None:
         assert checkpoint.is_preview
         seen.append(checkpoint.model_type)
@@ -431,7 +431,7 @@ def refusing(family: str, seen: list[str]) -> Any:
 def test_a_refused_model_is_not_fetched(family: str, expected: list[str], tmp_path: Path) -> None:
     seen: list[str] = []
     with pytest.raises(PluginUnavailable, match=f"no engine for {family}"):
-        resolve("shown://m", with_previews(tmp_path), check=refusing(family, seen))
+        resolve("shown://m", with_previews(tmp_path), check=refusing_check(family, seen))
 
     assert seen == expected
     folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
@@ -440,11 +440,11 @@ def test_a_refused_model_is_not_fetched(family: str, expected: list[str], tmp_pa
 
 def test_a_model_is_checked_once_before_it_is_fetched(tmp_path: Path) -> None:
     plugins, seen = with_previews(tmp_path), list[str]()
-    assert resolve("shown://m", plugins, check=refusing("", seen)).model_type == "whole"
+    assert resolve("shown://m", plugins, check=refusing_check("", seen)).model_type == "whole"
     assert seen == ["first", "last"]
-    assert resolve("shown://m", plugins, check=refusing("", seen)).model_type == "whole"
+    assert resolve("shown://m", plugins, check=refusing_check("", seen)).model_type == "whole"
     assert seen == ["first", "last"]
-    resolve("shown://m", plugins, check=refusing("", seen), is_update=True)
+    resolve("shown://m", plugins, check=refusing_check("", seen), is_update=True)
     assert seen == ["first", "last"] * 2
 
 
@@ -477,7 +477,7 @@ def test_a_model_is_inspected_by_its_previews(family: str, shown: str, tmp_path:
 )
 def test_errors_of_previews_name_their_plugin(reference: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(PluginError) as caught:
-        resolve(reference, with_previews(tmp_path), check=refusing("", []))
+        resolve(reference, with_previews(tmp_path), check=refusing_check("", []))
     assert problem in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
@@ -485,7 +485,7 @@ def test_errors_of_previews_name_their_plugin(reference: str, problem: str, tmp_
 def test_a_preview_with_impossible_values_is_refused(tmp_path: Path) -> None:
     wrong = {'"model_type": "first"': '"vocab_size": -4'}
     with pytest.raises(CheckpointError, match="'vocab_size' is -4"):
-        resolve("shown://m", with_previews(tmp_path, **wrong), check=refusing("", []))
+        resolve("shown://m", with_previews(tmp_path, **wrong), check=refusing_check("", []))
 
 
 def test_a_source_that_cannot_remove_models_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from test_token_rules import Guesser
+from test_token_rules import ScriptedProposer
 
 from mock_model import answers, hesitant, script
 from vlmkit.interfaces.chat_format import Mark
@@ -35,7 +35,7 @@ FORM = replace(
 )
 
 
-class Spelled:
+class TextVocabulary:
     """The text side of a tiny vocabulary."""
 
     def __init__(self, texts, num_marks=0):
@@ -60,49 +60,49 @@ class Spelled:
         return ""
 
 
-def marked(*, are_tokens, opens=False):
+def delimited(*, are_tokens, opens=False):
     """Return a prompt's facts, its text side, and a fresh reader of its answers."""
-    texts = Spelled(TEXTS)
+    texts = TextVocabulary(TEXTS)
     ids = (TEXTS.index("<a>"), TEXTS.index("</a>")) if are_tokens else (None, None)
-    marks = Mark("<a>", ids[0]), Mark("</a>", ids[1])
-    prompt = Prompt((1,), opens_reasoning=opens, reasoning_marks=marks)
-    return prompt, texts, ReasoningParser(lambda: texts, *marks, is_open=opens)
+    delimiters = Mark("<a>", ids[0]), Mark("</a>", ids[1])
+    prompt = Prompt((1,), opens_reasoning=opens, reasoning_marks=delimiters)
+    return prompt, texts, ReasoningParser(lambda: texts, *delimiters, is_open=opens)
 
 
 def in_channels(opens=""):
-    texts = Spelled(CHANNEL_TEXTS, len(NAMES))
+    texts = TextVocabulary(CHANNEL_TEXTS, len(NAMES))
     form = replace(FORM, opens=opens)
     reader = HarmonyParser(lambda: texts, form, [{"function": {"name": "x"}}])
     return Prompt((1,), channels=form), texts, reader
 
 
 MODELS = {
-    "tokens": lambda: marked(are_tokens=True),
-    "opened": lambda: marked(are_tokens=True, opens=True),
-    "spelled": lambda: marked(are_tokens=False),
-    "spelled, opened": lambda: marked(are_tokens=False, opens=True),
+    "tokens": lambda: delimited(are_tokens=True),
+    "opened": lambda: delimited(are_tokens=True, opens=True),
+    "spelled": lambda: delimited(are_tokens=False),
+    "spelled, opened": lambda: delimited(are_tokens=False, opens=True),
     "channels": in_channels,
     "channels, opened": lambda: in_channels("analysis"),
 }
 
 
-def allowed(guide, sequence, drafts=()):
-    masks = guide.allocate_bitmask(1 + len(drafts))
-    guide.fill(sequence, drafts, masks)
+def allowed(state, sequence, drafts=()):
+    masks = state.allocate_bitmask(1 + len(drafts))
+    state.fill(sequence, drafts, masks)
     return [{i for i in range(16) if holds(mask, i)} for mask in masks]
 
 
-def guide_of(prompt, texts, budget, vocab_size):
+def grammar_state_of(prompt, texts, budget, vocab_size):
     made = thinking_budget(budget, prompt, texts)
     return RuledGrammarState([made()], vocab_size)
 
 
-def in_channels_behind(budget, *names):
+def state_after(budget, *names):
     """Return what follows an answer in channels, and the answer so far."""
     prompt, texts, _ = in_channels()
     sequence = new_sequence((1,), max_tokens=99)
     sequence.output_ids += map(CHANNEL_TEXTS.index, names)
-    return guide_of(prompt, texts, budget, len(CHANNEL_TEXTS)), sequence
+    return grammar_state_of(prompt, texts, budget, len(CHANNEL_TEXTS)), sequence
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -111,22 +111,22 @@ def in_channels_behind(budget, *names):
 def test_reasoning_never_exceeds_its_budget(kind, budget, choices):
     prompt, texts, reader = MODELS[kind]()
     vocab_size = len(texts._texts)
-    guide = guide_of(prompt, texts, budget, vocab_size)
+    state = grammar_state_of(prompt, texts, budget, vocab_size)
     sequence = new_sequence((1,), max_tokens=99)
-    thought = 0
+    num_reasoning = 0
     for choice in choices:
-        (mask,) = allowed(guide, sequence)
+        (mask,) = allowed(state, sequence)
         assert mask
         token_id = sorted(mask)[choice % len(mask)]
         deltas = reader.push(token_id)
-        is_thought = any(type(delta).__name__ == "ReasoningDelta" for delta in deltas)
-        thought += is_thought
+        is_reasoning = any(type(delta).__name__ == "ReasoningDelta" for delta in deltas)
+        num_reasoning += is_reasoning
         sequence.output_ids.append(token_id)
         if "spelled" not in kind:
-            assert thought <= budget
-    most_marks = 2 * len(texts.encode("</a>")) if "spelled" in kind else None
-    if most_marks is not None:
-        assert reader.num_reasoning_tokens <= budget + most_marks + 2
+            assert num_reasoning <= budget
+    max_delimiters = 2 * len(texts.encode("</a>")) if "spelled" in kind else None
+    if max_delimiters is not None:
+        assert reader.num_reasoning_tokens <= budget + max_delimiters + 2
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -139,8 +139,8 @@ def test_reasoning_never_exceeds_its_budget(kind, budget, choices):
 def test_drafts_are_masked_like_tokens_of_the_answer(kind, budget, choices, num_drafts):
     prompt, texts, _ = MODELS[kind]()
     vocab_size = len(texts._texts)
-    one_by_one = guide_of(prompt, texts, budget, vocab_size)
-    ahead = guide_of(prompt, texts, budget, vocab_size)
+    one_by_one = grammar_state_of(prompt, texts, budget, vocab_size)
+    ahead = grammar_state_of(prompt, texts, budget, vocab_size)
     sequence = new_sequence((1,), max_tokens=99)
     expected = []
     for choice in choices:
@@ -163,63 +163,63 @@ def test_drafts_are_masked_like_tokens_of_the_answer(kind, budget, choices, num_
 
 
 def test_a_closing_delimiter_of_several_tokens_is_forced_whole():
-    prompt, texts, _ = marked(are_tokens=False)
-    guide = guide_of(prompt, texts, 1, len(TEXTS))
+    prompt, texts, _ = delimited(are_tokens=False)
+    state = grammar_state_of(prompt, texts, 1, len(TEXTS))
     sequence = new_sequence((1,), max_tokens=99)
     sequence.output_ids += [*texts.encode("<a>"), TEXTS.index("b")]
-    assert guide.forced(sequence) == texts.encode("</a>")
-    sequence.output_ids += guide.forced(sequence)
-    assert guide.forced(sequence) == []
-    assert allowed(guide, sequence) == [set(range(len(TEXTS)))]
+    assert state.forced(sequence) == texts.encode("</a>")
+    sequence.output_ids += state.forced(sequence)
+    assert state.forced(sequence) == []
+    assert allowed(state, sequence) == [set(range(len(TEXTS)))]
 
 
 def test_an_exhausted_channel_is_not_opened_again():
-    guide, sequence = in_channels_behind(1, "channel", "analysis", "body", "x")
+    state, sequence = state_after(1, "channel", "analysis", "body", "x")
     name = CHANNEL_TEXTS.index
-    assert allowed(guide, sequence) == [{name("end")}]
+    assert allowed(state, sequence) == [{name("end")}]
     sequence.output_ids += map(name, ["end", "start", "channel"])
-    assert allowed(guide, sequence) == [set(range(len(CHANNEL_TEXTS))) - {name("analysis")}]
+    assert allowed(state, sequence) == [set(range(len(CHANNEL_TEXTS))) - {name("analysis")}]
     sequence.output_ids += map(name, ["final", "body", "x", "x"])
-    assert allowed(guide, sequence) == [set(range(len(CHANNEL_TEXTS)))]
+    assert allowed(state, sequence) == [set(range(len(CHANNEL_TEXTS)))]
 
 
 def test_a_call_in_the_reasoning_channel_does_not_count_as_reasoning():
     head = (" to=functions.x", "channel", "analysis", "body")
-    guide, sequence = in_channels_behind(0, *head, "x")
-    assert len(allowed(guide, sequence)[0]) == len(CHANNEL_TEXTS)
+    state, sequence = state_after(0, *head, "x")
+    assert len(allowed(state, sequence)[0]) == len(CHANNEL_TEXTS)
 
 
 @pytest.mark.parametrize("kind", [Prompt((1,), is_plain=True), Prompt((1,))], ids=["plain", "none"])
 def test_reasoning_without_delimiters_is_not_bounded(kind):
-    assert thinking_budget(0, kind, Spelled(TEXTS)) is None
+    assert thinking_budget(0, kind, TextVocabulary(TEXTS)) is None
 
 
-ASKED = script(reasoning="one and one and one", text="three")
+PROMPT = script(reasoning="one and one and one", text="three")
 
 
-def said(model, **params):
+def answer_of(model, **params):
     options = params.pop("options", PromptOptions())
     request = Request(
-        messages=[Message.of("user", ASKED)], params=SamplingParams(**params), options=options
+        messages=[Message.of("user", PROMPT)], params=SamplingParams(**params), options=options
     )
     (choice,) = model.submit(request).result().choices
     return choice.reasoning, choice.text
 
 
-@pytest.mark.parametrize("proposer", [None, Guesser()], ids=["", "drafts"])
+@pytest.mark.parametrize("proposer", [None, ScriptedProposer()], ids=["", "drafts"])
 @pytest.mark.parametrize(
-    ("budget", "thought"),
+    ("budget", "expected_reasoning"),
     [(None, "one and one and one"), (99, "one and one and one"), (5, "one a"), (0, "")],
 )
-def test_the_answer_follows_reasoning_cut_at_its_budget(budget, thought, proposer):
+def test_the_answer_follows_reasoning_cut_at_its_budget(budget, expected_reasoning, proposer):
     with hesitant(engine=MockEngine, proposer=proposer) as model:
-        assert said(model, thinking_token_budget=budget) == (thought, "three")
+        assert answer_of(model, thinking_token_budget=budget) == (expected_reasoning, "three")
 
 
 def test_every_choice_has_its_own_budget():
     with hesitant() as model:
         request = Request(
-            messages=[Message.of("user", ASKED)],
+            messages=[Message.of("user", PROMPT)],
             params=SamplingParams(
                 n=4, thinking_token_budget=3, temperature=1.0, seed=3, max_tokens=20
             ),
@@ -234,20 +234,20 @@ def test_every_choice_has_its_own_budget():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_do_not_change_answers_with_a_budget(temperature):
     params = SamplingParams(thinking_token_budget=4, temperature=temperature, seed=5, max_tokens=14)
-    request = Request(messages=[Message.of("user", ASKED)], params=params)
+    request = Request(messages=[Message.of("user", PROMPT)], params=params)
     found = []
-    for proposer in (None, Guesser()):
+    for proposer in (None, ScriptedProposer()):
         with hesitant(proposer=proposer) as model:
             found.append(answers(model, [request]))
     assert found[0] == found[1]
 
 
 def test_a_budget_works_with_any_sampler():
-    class Likeliest:
+    class GreedySampler:
         ignores = FOLLOWED
 
         def prepare(self, rows):
             return lambda logits: np.asarray(logits).argmax(-1)
 
-    with hesitant(engine=MockEngine, sampler=Likeliest()) as model:
-        assert said(model, thinking_token_budget=3) == ("one", "three")
+    with hesitant(engine=MockEngine, sampler=GreedySampler()) as model:
+        assert answer_of(model, thinking_token_budget=3) == ("one", "three")

@@ -28,19 +28,19 @@ def saved(picture=NOISE, **options):
     return file.getvalue()
 
 
-def several(num=3, **options):
+def save_pages(num=3, **options):
     pages = [PIL.Image.new("RGB", (30 + n, 20), COLOURS[n % 3]) for n in range(num)]
     return saved(pages[0], save_all=True, append_images=pages[1:], **options)
 
 
-def entries(tags, order="<"):
+def with_entries(tags, order="<"):
     """A file without pixels, of one directory: tags as (name, type, count, value)."""
     packed = b"".join(struct.pack(order + "HHLL", *tag) for tag in tags)
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + packed + bytes(4)
 
 
 def sized(width, height, *more):
-    return entries([(256, 4, 1, width), (257, 4, 1, height), *more])
+    return with_entries([(256, 4, 1, width), (257, 4, 1, height), *more])
 
 
 class TestTiffLoader(MediaLoaderContract):
@@ -50,7 +50,7 @@ class TestTiffLoader(MediaLoaderContract):
         return TiffLoader()
 
     def files(self):
-        return [several(2), saved(compression="tiff_lzw")]
+        return [save_pages(2), saved(compression="tiff_lzw")]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "RGB", "I;16", "I", "F"])
@@ -85,10 +85,10 @@ def test_an_orientation_rotates_a_page_once(tag):
 
 def test_every_page_is_an_image_and_pages_can_be_selected():
     loader = TiffLoader()
-    parts = loader.load(several(), BOUNDS)
+    parts = loader.load(save_pages(), BOUNDS)
     assert [(part.page, part.image.width) for part in parts] == [(1, 30), (2, 31), (3, 32)]
     assert parts[1].image.to_pil().getpixel((3, 3)) == (0, 255, 0)
-    (part,) = loader.load_pages(several(), Pages.of("3"), BOUNDS)
+    (part,) = loader.load_pages(save_pages(), Pages.of("3"), BOUNDS)
     assert (part.page, part.image.width) == (3, 32)
     (part,) = loader.load(saved(), BOUNDS)
     assert part.page == 1
@@ -97,9 +97,9 @@ def test_every_page_is_an_image_and_pages_can_be_selected():
 def test_pages_are_bounded_like_those_of_documents():
     few = msgspec.structs.replace(BOUNDS, max_images=2)
     with pytest.raises(MediaError, match="3 pages are over the limit of 2 images"):
-        TiffLoader().load(several(), few)
+        TiffLoader().load(save_pages(), few)
     with pytest.raises(MediaError, match="a document of 3 pages does not have all"):
-        TiffLoader().load_pages(several(), Pages.of("4"), BOUNDS)
+        TiffLoader().load_pages(save_pages(), Pages.of("4"), BOUNDS)
 
 
 def test_thumbnails_are_no_pages_and_a_file_of_only_thumbnails_is_refused():
@@ -111,7 +111,7 @@ def test_thumbnails_are_no_pages_and_a_file_of_only_thumbnails_is_refused():
 
 
 def test_a_cycle_of_pages_ends():
-    content = bytearray(several(1))
+    content = bytearray(save_pages(1))
     (at,) = struct.unpack_from("<L", content, 4)
     (num,) = struct.unpack_from("<H", content, at)
     struct.pack_into("<L", content, at + 2 + 12 * num, at)
@@ -133,7 +133,7 @@ def test_a_cycle_of_pages_ends():
         ),
         (sized(2, 200_000, (278, 4, 1, 1), (273, 4, 1, 8)), "65536 strips", "image_too_complex"),
         (sized(9, 9, (258, 3, 2**30, 8), (273, 4, 1, 8)), "values of a tag", "image_too_complex"),
-        (entries([(1, 3, 1, 1)] * 600), "512 tags", "image_too_complex"),
+        (with_entries([(1, 3, 1, 1)] * 600), "512 tags", "image_too_complex"),
         (sized(9, 9, (273, 4, 1, 8), (279, 4, 1, 2**31)), "is broken", "invalid_image"),
         (sized(9, 9), "is broken", "invalid_image"),
         (b"II*\0\xff\xff\xff\x7f", "cannot be read", "invalid_image"),
@@ -156,9 +156,9 @@ def test_overlapping_strips_allocate_no_memory():
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_changed_file_is_decoded_or_refused(data):
-    content = bytearray(several(2, compression="tiff_lzw"))
-    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=8)):
-        content[place] = data.draw(st.integers(0, 255))
+    content = bytearray(save_pages(2, compression="tiff_lzw"))
+    for index in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=8)):
+        content[index] = data.draw(st.integers(0, 255))
     content = bytes(content[: data.draw(st.integers(0, len(content)))])
     try:
         parts = TiffLoader().load(content, BOUNDS)

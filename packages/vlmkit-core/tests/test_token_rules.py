@@ -30,9 +30,9 @@ def allowed(mask):
 
 
 def masks(rules, sequence, drafts=()):
-    guide = RuledGrammarState(rules, VOCAB)
-    made = guide.allocate_bitmask(1 + len(drafts))
-    guide.fill(sequence, drafts, made)
+    state = RuledGrammarState(rules, VOCAB)
+    made = state.allocate_bitmask(1 + len(drafts))
+    state.fill(sequence, drafts, made)
     return [allowed(mask) for mask in made]
 
 
@@ -58,11 +58,11 @@ TOKENS = st.integers(0, 3)
 def test_bad_words_are_compared_with_the_end_of_the_answer(words, prompt, output, drafts):
     sequence = new_sequence(prompt, output_ids=output, max_tokens=99)
     found = masks([BadWords(words)], sequence, drafts)
-    for place, mask in enumerate(found):
-        expected = set(range(VOCAB)) - forbidden_by_definition(words, output + drafts[:place])
+    for index, mask in enumerate(found):
+        expected = set(range(VOCAB)) - forbidden_by_definition(words, output + drafts[:index])
         assert mask == expected
-        if place < len(drafts) and drafts[place] not in expected:
-            assert not any(found[place + 1 :])
+        if index < len(drafts) and drafts[index] not in expected:
+            assert not any(found[index + 1 :])
             break
 
 
@@ -72,8 +72,8 @@ def test_rules_combine_with_bans_and_min_tokens():
     rules = [AllowedTokens((2, 3, 4, 5, 6, 7), VOCAB), BadWords([(4,), (3, 6)])]
     assert masks(rules, sequence) == [{3, 6}]
     assert masks(rules, sequence, [3, 3, 6]) == [{3, 6}, {3}, {2, 3}, set()]
-    guide = RuledGrammarState(rules, VOCAB)
-    found = [guide.num_possible(sequence, each) for each in ([3, 3, 2], [6, 6, 6, 5], [2])]
+    state = RuledGrammarState(rules, VOCAB)
+    found = [state.num_possible(sequence, each) for each in ([3, 3, 2], [6, 6, 6, 5], [2])]
     assert found == [3, 3, 0]
     with pytest.raises(ConstraintError, match="no token is left"):
         masks([AllowedTokens((4,), VOCAB), BadWords([(4,)])], sequence)
@@ -111,14 +111,14 @@ def test_an_answer_has_only_allowed_tokens():
 
 @pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
 def test_rules_hold_for_a_sampler_that_ignores_them(field):
-    class Likeliest:
+    class GreedySampler:
         ignores = FOLLOWED
 
         def prepare(self, rows):
             return lambda logits: np.asarray(logits).argmax(-1)
 
     value = {"allowed_token_ids": (97, 98), "bad_words": ("e",)}[field]
-    with hesitant(engine=MockEngine, sampler=Likeliest()) as model:
+    with hesitant(engine=MockEngine, sampler=GreedySampler()) as model:
         answer = model.generate("seen and read", max_tokens=9, **{field: value})
         if field == "bad_words":
             assert "e" not in answer.text
@@ -137,12 +137,12 @@ def test_rules_that_allow_no_token_are_refused_at_submission():
             model.generate("x", allowed_token_ids=(99999,))
 
 
-class Guesser:
+class ScriptedProposer:
     """Guesses what the answer was without rules, which they forbid in parts."""
 
     def propose(self, sequence, num_tokens):
-        said = b"a red circle"
-        return list(said[len(sequence.output_ids) :][:num_tokens])
+        scripted = b"a red circle"
+        return list(scripted[len(sequence.output_ids) :][:num_tokens])
 
     def note(self, sequence, num_drafted, num_accepted):
         pass
@@ -170,7 +170,7 @@ def test_drafts_do_not_change_answers(params):
         params=SamplingParams(max_tokens=14, **params),
     )
     found = []
-    for proposer in (None, Guesser()):
+    for proposer in (None, ScriptedProposer()):
         with hesitant(proposer=proposer) as made:
             found.append(answers(made, [request]))
     assert found[0] == found[1]

@@ -82,7 +82,7 @@ PIECES = (
 )
 
 
-class Words:
+class TextDetokenizer:
     """A detokenizer whose tokens are texts; marks that are tokens show nothing."""
 
     def push(self, token):
@@ -97,26 +97,28 @@ def read(reader, tokens):
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     calls = tool_calls_of(deltas)
     assert len({call.id for call in calls}) == len(calls)
-    told = [(call.name, call.arguments) for call in calls]
-    return reasoning_of(deltas), text_of(deltas), told
+    named_calls = [(call.name, call.arguments) for call in calls]
+    return reasoning_of(deltas), text_of(deltas), named_calls
 
 
-def plain(form):
-    return ToolCallParser(Words, form, [TOOL])
+def spelled_format(form):
+    return ToolCallParser(TextDetokenizer, form, [TOOL])
 
 
-def cut(text, places):
-    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+def cut(text, cuts):
+    bounds = [0, *sorted(cut_point % (len(text) + 1) for cut_point in cuts), len(text)]
     return [text[a:b] for a, b in pairwise(bounds)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(places=st.lists(st.integers(0, 2000), max_size=12))
-def test_tool_calls_do_not_depend_on_how_an_answer_is_cut(name, places):
+@given(cuts=st.lists(st.integers(0, 2000), max_size=12))
+def test_tool_calls_do_not_depend_on_how_an_answer_is_cut(name, cuts):
     before = "" if name == "llama" else "I look.\n\n"
     expected = ("", before.strip(), [("weather", ARGUMENTS)] * 2)
-    thought, said, calls = read(plain(FORMATS[name]), cut(before + WRITTEN[name], places))
-    assert (thought, said, [(n, json.loads(text)) for n, text in calls]) == expected
+    reasoning, text_part, calls = read(
+        spelled_format(FORMATS[name]), cut(before + WRITTEN[name], cuts)
+    )
+    assert (reasoning, text_part, [(n, json.loads(text)) for n, text in calls]) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,23 +137,25 @@ def test_tool_calls_do_not_depend_on_how_an_answer_is_cut(name, places):
         ("qwen_tags", "<tool_call>\n<other>x</tool_call>"),
     ],
 )
-@pytest.mark.parametrize("places", [(), (3, 9, 14), range(60)])
-def test_text_that_does_not_become_a_call_stays_text(name, text, places):
-    _, said, calls = read(plain(FORMATS[name]), cut(text, places))
+@pytest.mark.parametrize("cuts", [(), (3, 9, 14), range(60)])
+def test_text_that_does_not_become_a_call_stays_text(name, text, cuts):
+    _, text_part, calls = read(spelled_format(FORMATS[name]), cut(text, cuts))
     assert calls == []
-    assert "".join(said.split()) == "".join(text.split())
+    assert "".join(text_part.split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), places=st.lists(st.integers(0, 99)))
-@example(pieces=["[", "[TOOL_CALLS]"], places=[2])
-def test_any_text_is_parsed_to_its_end_however_it_is_cut(name, pieces, places):
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), cuts=st.lists(st.integers(0, 99)))
+@example(pieces=["[", "[TOOL_CALLS]"], cuts=[2])
+def test_any_text_is_parsed_to_its_end_however_it_is_cut(name, pieces, cuts):
     text = "".join(pieces)
-    assert read(plain(FORMATS[name]), cut(text, places)) == read(plain(FORMATS[name]), [text])
+    assert read(spelled_format(FORMATS[name]), cut(text, cuts)) == read(
+        spelled_format(FORMATS[name]), [text]
+    )
 
 
 def test_arguments_of_calls_are_streamed():
-    reader = plain(FORMATS["hermes"])
+    reader = spelled_format(FORMATS["hermes"])
     start = '<tool_call>{"name": "weather", "arguments": {"city": "Kö'
     (call,) = tool_calls_of([d for piece in start for d in reader.push(piece)])
     assert (call.name, call.arguments) == ("weather", '{"city": "Kö')
@@ -159,7 +163,7 @@ def test_arguments_of_calls_are_streamed():
 
 def test_a_call_without_arguments_has_an_empty_object():
     for text in ('<tool_call>{"name": "weather"}</tool_call>', '<tool_call>{"name": "weather"}'):
-        assert read(plain(FORMATS["hermes"]), [text]) == ("", "", [("weather", "{}")])
+        assert read(spelled_format(FORMATS["hermes"]), [text]) == ("", "", [("weather", "{}")])
 
 
 MARK = 900_001  # a token
@@ -171,7 +175,7 @@ def test_a_call_truncated_before_its_name_is_dropped_after_a_delimiter_token(nam
     marked = replace(form, open=form.open._replace(token_id=MARK))
     begun = WRITTEN[name].removeprefix(form.open.text)
     for stop in range(begun.index("weather")):
-        _, said, calls = read(plain(marked), [MARK, *begun[:stop]])
-        assert (said, calls) == ("", [])
+        _, text_part, calls = read(spelled_format(marked), [MARK, *begun[:stop]])
+        assert (text_part, calls) == ("", [])
         spelled = form.open.text + begun[:stop]
-        assert read(plain(form), [spelled])[1] == spelled
+        assert read(spelled_format(form), [spelled])[1] == spelled

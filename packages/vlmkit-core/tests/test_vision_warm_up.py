@@ -22,7 +22,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
-class Trying(MockEngine):
+class RecordingEngine(MockEngine):
     """An engine that notes what it is shown, and fails if it is to."""
 
     trial_name: str | None = "a trial"
@@ -40,7 +40,7 @@ class Trying(MockEngine):
             assert answered(self, encoder, prompt, prompt.token_ids[:2]) is not None
 
 
-class Wordy(MockTokenizer):
+class LongPromptTokenizer(MockTokenizer):
     """A tokenizer whose prompts are long, or refused, and whose arrays are as large as pictures."""
 
     failure: Exception | None = None
@@ -50,8 +50,8 @@ class Wordy(MockTokenizer):
     def prompt(self, messages, **how):
         if self.failure is not None:
             raise self.failure
-        said = vlmkit.Message.of("user", "word " * 200)
-        made = super().prompt([said, *messages, said], **how)
+        filler = vlmkit.Message.of("user", "word " * 200)
+        made = super().prompt([filler, *messages, filler], **how)
         if self.has_one_size:
             self.inputs = self.inputs or made.media[0].inputs
             return replace(made, media=tuple(replace(m, inputs=self.inputs) for m in made.media))
@@ -75,14 +75,14 @@ def folder(tmp_path, monkeypatch):
     return made
 
 
-def look(folder, engine, tokenizer=None, **how):
-    own = tokenizer or Wordy()
+def warm_up(folder, engine, tokenizer=None, **how):
+    own = tokenizer or LongPromptTokenizer()
     warm_up_vision(engine, MockVisionEncoder(), own, Checkpoint("m", folder), **how)
 
 
 def test_the_engine_checks_three_images_with_a_few_tokens_around(folder):
-    engine, stages = Trying(), []
-    look(folder, engine, on_stage=stages.append)
+    engine, stages = RecordingEngine(), []
+    warm_up(folder, engine, on_stage=stages.append)
 
     (prompts,) = engine.shown
     slots = [prompt.media[0] for prompt in prompts]
@@ -93,52 +93,54 @@ def test_the_engine_checks_three_images_with_a_few_tokens_around(folder):
     for prompt, slot in zip(prompts, slots, strict=True):
         assert slot.start == NUM_AROUND
         assert len(prompt) == slot.stop + NUM_AROUND
-        whole = Wordy().prompt([vlmkit.Message.of("user", "What is it?", [picture(96, 96)])])
+        whole = LongPromptTokenizer().prompt(
+            [vlmkit.Message.of("user", "What is it?", [picture(96, 96)])]
+        )
         (there,) = whole.media
         assert prompt.token_ids[:NUM_AROUND] == whole.token_ids[: there.start][-NUM_AROUND:]
 
 
 def test_a_model_with_one_image_size_gets_one_image(folder):
-    engine, tokenizer = Trying(), Wordy()
+    engine, tokenizer = RecordingEngine(), LongPromptTokenizer()
     tokenizer.has_one_size = True
-    look(folder, engine, tokenizer)
+    warm_up(folder, engine, tokenizer)
     assert [len(prompts) for prompts in engine.shown] == [1]
 
 
 def test_an_image_with_large_arrays_is_requested_with_fewer_tokens(folder, monkeypatch):
-    wishes = []
+    requested = []
 
-    class Sized(Wordy):
+    class SizedTokenizer(LongPromptTokenizer):
         honours = frozenset({"image_detail"})
 
         def prompt(self, messages, **how):
             (part,) = image_parts_of(messages)
-            wishes.append((part.image.height, part.options.wanted_tokens))
+            requested.append((part.image.height, part.options.wanted_tokens))
             return super().prompt(messages, **how)
 
-    look(folder, Trying(), Sized())
-    assert wishes == [(96, 64), (64, 256), (128, 256)]
+    warm_up(folder, RecordingEngine(), SizedTokenizer())
+    assert requested == [(96, 64), (64, 256), (128, 256)]
     monkeypatch.setattr("vlmkit.assembly.vision_warm_up.MAX_NUMBERS", 1000)
-    wishes.clear()
-    look(folder, Trying(), Sized(), built_with="another")
-    assert wishes == [(96, 64), (64, 256), (64, 64), (128, 256), (128, 64)]
+    requested.clear()
+    warm_up(folder, RecordingEngine(), SizedTokenizer(), built_with="another")
+    assert requested == [(96, 64), (64, 256), (64, 64), (128, 256), (128, 64)]
 
 
 def test_an_engine_without_a_self_check_gets_no_images(folder):
-    plain, unwilling = MockEngine(MockEngineSettings()), Trying()
+    plain, unwilling = MockEngine(MockEngineSettings()), RecordingEngine()
     unwilling.trial_name = None
-    broken = Wordy()
+    broken = LongPromptTokenizer()
     broken.failure = AssertionError("nobody asks for a prompt")
     for engine in (plain, unwilling):
-        look(folder, engine, broken)
+        warm_up(folder, engine, broken)
     assert unwilling.shown == []
 
 
 def test_the_check_is_repeated_after_a_change(folder):
     def shown(built_with="", name="a trial"):
-        engine = Trying()
+        engine = RecordingEngine()
         engine.trial_name = name
-        look(folder, engine, built_with=built_with)
+        warm_up(folder, engine, built_with=built_with)
         return bool(engine.shown)
 
     assert shown()
@@ -171,29 +173,29 @@ def test_the_check_is_repeated_after_a_change(folder):
 )
 def test_a_failed_check_is_an_error_at_each_load(folder, failure, kind, message, hint):
     for _ in range(2):
-        engine = Trying()
+        engine = RecordingEngine()
         engine.failure = failure
         with pytest.raises(kind, match=message) as caught:
-            look(folder, engine)
+            warm_up(folder, engine)
         assert "library" not in str(caught.value)
         assert hint is None or caught.value.hint == hint
 
 
 def test_a_prompt_without_image_is_an_error_but_a_missing_template_is_not(folder):
-    tokenizer, engine = Wordy(), Trying()
+    tokenizer, engine = LongPromptTokenizer(), RecordingEngine()
     tokenizer.failure = RequestError("the template places 0 of 1 images")
     with pytest.raises(CheckpointError, match="no prompt can hold one: the template places 0"):
-        look(folder, engine, tokenizer)
+        warm_up(folder, engine, tokenizer)
     tokenizer.failure = RequestError("there is none", code="no_chat_template")
-    look(folder, engine, tokenizer)
+    warm_up(folder, engine, tokenizer)
     assert engine.shown == []
 
 
 def test_without_a_writable_cache_the_check_runs_at_each_load(folder, tmp_path):
     (tmp_path / "cache").write_text("not a folder")
     for _ in range(2):
-        engine = Trying()
-        look(folder, engine)
+        engine = RecordingEngine()
+        warm_up(folder, engine)
         assert engine.shown
     assert not user_cache.folder().exists()
 
@@ -202,13 +204,13 @@ def test_a_folder_that_just_changed_is_checked_at_each_load(folder, monkeypatch)
     monkeypatch.setattr(content, "SETTLED_NS", 10**15)
     assert content.changes(folder) is None
     for _ in range(2):
-        engine = Trying()
-        look(folder, engine)
+        engine = RecordingEngine()
+        warm_up(folder, engine)
         assert engine.shown
 
 
 def test_a_full_cache_gives_no_result_and_keeps_no_sequence():
-    engine, encoder = Trying(capacity_tokens=64), MockVisionEncoder()
+    engine, encoder = RecordingEngine(capacity_tokens=64), MockVisionEncoder()
     shown = picture(96, 96)
     prompt = MockTokenizer().prompt([vlmkit.Message.of("user", "word " * 80, [shown])])
     assert answered(engine, encoder, prompt, [5]) is None

@@ -17,7 +17,7 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 
 
-class Held(MockEngine):
+class HeldEngine(MockEngine):
     """Computes only while it is let."""
 
     def __init__(self):
@@ -36,7 +36,7 @@ class Held(MockEngine):
 
 
 def held_model(**settings):
-    engine = Held()
+    engine = HeldEngine()
     bounds = PipelineSettings(**settings)
     return engine, Model(Pipeline(tokenizer=MockTokenizer(), engine=engine, settings=bounds))
 
@@ -82,11 +82,11 @@ def test_a_slow_step_is_logged_once_with_its_request_and_counted(caplog):
             engine.gate.set()
         stream.result()
         assert model.stats().counters["num_slow_steps"] == 1
-    (told,) = (record.getMessage() for record in caplog.records)
-    assert "sequences: 1, tokens: " in told
-    assert "requests: req-" in told
-    assert "test_watchdog.py:" in told
-    assert "private" not in told
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "sequences: 1, tokens: " in message
+    assert "requests: req-" in message
+    assert "test_watchdog.py:" in message
+    assert "private" not in message
 
 
 def monitored(ages, slow_s=1.0, stuck_s=3.0):
@@ -136,10 +136,10 @@ def test_a_request_that_cannot_be_failed_does_not_keep_others_from_failing(monke
     monkeypatch.setattr(Channel, "fail", failing)
     engine.gate.set()
     wait_until(lambda: bool(failures))
-    untold = [stream for stream in (first, second) if stream._channel is broken[0]]
-    (told,) = {first, second} - set(untold)
+    unnotified = [stream for stream in (first, second) if stream._channel is broken[0]]
+    (message,) = {first, second} - set(unnotified)
     with pytest.raises(EngineFailed):
-        told.result()
+        message.result()
     model.close()
 
 

@@ -31,7 +31,7 @@ TEXTS = ["a", "an old red house by the sea", "an old red house by the river, far
 LAST, MEAN, CLS = Pooling(), Pooling("mean"), Pooling("cls", normalises=False)
 
 
-class FewRows(MockEngine):
+class ThreeRowsEngine(MockEngine):
     """Gives three rows of logits an item."""
 
     @property
@@ -53,7 +53,7 @@ def pipeline(pooling=LAST, engine=MockEngine, max_step_tokens=64, **options):
     return model
 
 
-def whole(prompt, answer=(), **item):
+def reference_rows(prompt, answer=(), **item):
     """Return what the mock gives if all tokens are computed at once and nothing else is."""
     engine = MockEngine(MockEngineSettings(capacity_tokens=4096, max_chunk_tokens=2048))
     features = dict(enumerate(MockVisionEncoder().encode(prompt.media)))
@@ -63,23 +63,23 @@ def whole(prompt, answer=(), **item):
 
 
 def expected_vector(prompt, pooling):
-    rows = whole(prompt, num_rows=len(prompt), output="hidden").hidden.astype(np.float64)
+    rows = reference_rows(prompt, num_rows=len(prompt), output="hidden").hidden.astype(np.float64)
     vector = {"last": rows[-1], "mean": rows.mean(0), "cls": rows[0]}[pooling.mode]
     return vector / np.linalg.norm(vector) if pooling.normalises else vector
 
 
 def expected_logprobs(prompt, text):
     answer = list(text.encode() if isinstance(text, str) else text)
-    logits = whole(prompt, answer[:-1], num_rows=len(answer)).logits.astype(np.float64)
+    logits = reference_rows(prompt, answer[:-1], num_rows=len(answer)).logits.astype(np.float64)
     sums = np.log(np.exp(logits).sum(-1))
     return logits[np.arange(len(answer)), answer] - sums
 
 
-def plain(text):
+def text_prompt(text):
     return Prompt(tuple(MockTokenizer().encode(text, adds_special=True)))
 
 
-def asked(text, *pictures):
+def message_prompt(text, *pictures):
     return MockTokenizer().prompt([Message.of("user", text, [Image.open(p) for p in pictures])])
 
 
@@ -102,7 +102,9 @@ def test_vectors_do_not_depend_on_batching_chunks_and_cache(pooling, options):
             vectors = model.embed(TEXTS * 2)
             for text, vector in zip(TEXTS * 2, vectors, strict=True):
                 assert vector.dtype == np.float32
-                np.testing.assert_allclose(vector, expected_vector(plain(text), pooling), atol=1e-6)
+                np.testing.assert_allclose(
+                    vector, expected_vector(text_prompt(text), pooling), atol=1e-6
+                )
         assert_empty(model)
 
 
@@ -115,12 +117,15 @@ def test_texts_with_images_use_the_template_and_the_encoder(pooling, is_atomic):
         num_encoded = 0 if pooling is CLS else 3  # nothing that comes before the first token
         assert model.stats().counters["num_media_encoded"] == num_encoded
         assert_empty(model)
-    prompts = [asked(t, *own) if own else plain(t) for t, own in zip(TEXTS, pictures, strict=True)]
+    prompts = [
+        message_prompt(t, *own) if own else text_prompt(t)
+        for t, own in zip(TEXTS, pictures, strict=True)
+    ]
     for prompt, vector in zip(prompts, vectors, strict=True):
         np.testing.assert_allclose(vector, expected_vector(prompt, pooling), atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", [MockEngine, FewRows])
+@pytest.mark.parametrize("engine", [MockEngine, ThreeRowsEngine])
 @pytest.mark.parametrize("options", [{}, TIGHT])
 def test_scores_are_the_log_probabilities_of_the_given_tokens(engine, options):
     continuations = ["This is so.", "no", "x", "This is not so, as everybody knows."]
@@ -130,14 +135,14 @@ def test_scores_are_the_log_probabilities_of_the_given_tokens(engine, options):
             scores = model.score(question, continuations, images=shown)
             assert [score.text for score in scores] == continuations
             for text, score in zip(continuations, scores, strict=True):
-                logprobs = expected_logprobs(asked(question, *shown), text)
+                logprobs = expected_logprobs(message_prompt(question, *shown), text)
                 assert [s.token_id for s in score.samples] == list(text.encode())
                 assert [s.logprob for s in score.samples] == pytest.approx(logprobs, abs=1e-5)
                 assert score.logprob == pytest.approx(logprobs.sum(), abs=1e-4)
         assert_empty(model)
 
 
-@pytest.mark.parametrize("engine", [MockEngine, FewRows])
+@pytest.mark.parametrize("engine", [MockEngine, ThreeRowsEngine])
 @pytest.mark.parametrize("options", [{}, TIGHT, {"images_are_atomic": True}])
 def test_continuations_are_scored_behind_the_whole_prompt(engine, options):
     shown = [Image.open(picture()), Image.open(picture(4, 9))]
@@ -169,7 +174,7 @@ def test_continuations_share_the_prefill_of_their_prompt():
     with pipeline() as model:
         model.score(question, ["one", "two", "three"])
         num_computed = model.stats().counters["num_tokens_computed"]
-    assert num_computed < 2 * len(asked(question))
+    assert num_computed < 2 * len(message_prompt(question))
 
 
 def test_cached_texts_are_computed_again_for_a_mean():
@@ -186,7 +191,7 @@ def test_cls_pooling_computes_only_the_first_token():
         assert model.stats().counters["num_tokens_computed"] == 1
 
 
-class CachesPassRowsOver(MockEngine):
+class SkipsWantedRows(MockEngine):
     def admit(self, sequence):
         wanted, sequence.wanted = sequence.wanted, None
         admission = super().admit(sequence)
@@ -195,7 +200,7 @@ class CachesPassRowsOver(MockEngine):
 
 
 def test_a_cache_that_skips_wanted_rows_is_an_error():
-    with pipeline(MEAN, CachesPassRowsOver) as model:
+    with pipeline(MEAN, SkipsWantedRows) as model:
         model.embed([TEXTS[2]])
         with pytest.raises(EngineError, match="passed over a token whose row is wanted"):
             model.embed([TEXTS[2]])
@@ -204,12 +209,12 @@ def test_a_cache_that_skips_wanted_rows_is_an_error():
 
 
 def test_an_engine_without_hidden_states_refuses_to_embed_and_still_answers():
-    class NoStates(MockEngine):
+    class WithoutHiddenStates(MockEngine):
         @property
         def limits(self):
             return dataclasses.replace(super().limits, hidden_size=0)
 
-    with pipeline(engine=NoStates) as model:
+    with pipeline(engine=WithoutHiddenStates) as model:
         with pytest.raises(RequestError, match="gives no embeddings"):
             model.embed(["text"])
         assert model.generate(script(text="still here")).text == "still here"
@@ -221,10 +226,10 @@ def test_texts_over_the_length_limit_are_refused():
         assert model.embed(["x" * 30])[0].shape == (8,)
         with pytest.raises(PromptTooLong, match="your text resulted in 32 tokens"):
             model.embed(["x" * 31])
-        room = 32 - len(asked("?"))
-        assert len(model.score("?", ["x" * room])[0].samples) == room
+        engine_options = 32 - len(message_prompt("?"))
+        assert len(model.score("?", ["x" * engine_options])[0].samples) == engine_options
         with pytest.raises(PromptTooLong, match="prompt and continuation resulted in 33 tokens"):
-            model.score("?", ["fine", "x" * (room + 1)])
+            model.score("?", ["fine", "x" * (engine_options + 1)])
         assert_empty(model)
 
 
@@ -255,7 +260,7 @@ def test_an_empty_list_of_texts_gives_an_empty_list():
 
 
 def test_close_ends_an_embedding_with_an_error():
-    class Slow(MockEngine):
+    class BlockedEngine(MockEngine):
         begun, go_on = threading.Event(), threading.Event()
 
         def forward(self, items):
@@ -263,7 +268,7 @@ def test_close_ends_an_embedding_with_an_error():
             assert self.go_on.wait(300)
             return super().forward(items)
 
-    model, errors = pipeline(MEAN, Slow, max_chunk_tokens=4), []
+    model, errors = pipeline(MEAN, BlockedEngine, max_chunk_tokens=4), []
 
     def embed():
         try:
@@ -273,35 +278,35 @@ def test_close_ends_an_embedding_with_an_error():
 
     thread = threading.Thread(target=embed)
     thread.start()
-    Slow.begun.wait(300)
+    BlockedEngine.begun.wait(300)
     closer = threading.Thread(target=model.close)
     closer.start()
     wait_until(lambda: model.runner._loop._inbox._is_closing)
-    Slow.go_on.set()
+    BlockedEngine.go_on.set()
     thread.join()
     closer.join()
     assert [str(error) for error in errors] == ["the request was cut off"]
 
 
 def test_a_text_that_fails_does_not_affect_others():
-    class Picky(MockEngine):
+    class FailsOnLongTexts(MockEngine):
         def forward(self, items):
             if any(len(item.sequence) > 40 for item in items):
                 raise RuntimeError("too much to think of")
             return super().forward(items)
 
-    with pipeline(MEAN, Picky) as model:
+    with pipeline(MEAN, FailsOnLongTexts) as model:
         streams = [model.submit(Request(text=text, task="embed")) for text in TEXTS]
         for text, stream in zip(TEXTS[:2], streams, strict=False):
             vector = stream.result().choices[0].embedding
-            np.testing.assert_allclose(vector, expected_vector(plain(text), MEAN), atol=1e-6)
+            np.testing.assert_allclose(vector, expected_vector(text_prompt(text), MEAN), atol=1e-6)
         with pytest.raises(EngineError, match="failed on this request"):
             streams[2].result()
         assert_empty(model)
 
 
 def test_states_that_are_not_finite_fail_only_their_text():
-    class Broken(MockEngine):
+    class NotFiniteStates(MockEngine):
         def _hidden(self, wanted):
             rows = super()._hidden(wanted)
             ends = np.cumsum([item.num_rows for item in wanted])
@@ -309,7 +314,7 @@ def test_states_that_are_not_finite_fail_only_their_text():
             rows[ends[long] - 1] = np.nan
             return rows
 
-    with pipeline(LAST, Broken) as model:
+    with pipeline(LAST, NotFiniteStates) as model:
         streams = [model.submit(Request(text=text, task="embed")) for text in TEXTS]
         assert [s.result().choices[0].embedding.shape for s in streams[:2]] == [(8,), (8,)]
         with pytest.raises(EngineError, match="not finite"):
@@ -326,26 +331,29 @@ def test_aembed_and_ascore_equal_embed_and_score():
         assert [s.logprob for s in scores] == [s.logprob for s in model.score("?", ["a", "bc"])]
 
 
-def a_request(kind, number, shows):
+def make_request(kind, number, shows):
     pictures = [Image.open(picture(8 + number % 3, 6))] * shows
     message = Message.of("user", script(text=f"{number} and on and on") + " " * number, pictures)
     if kind == "generate":
         params = SamplingParams(max_tokens=5 + number, temperature=0.7, seed=number, logprobs=True)
         return Request(messages=[message], params=params)
     if kind == "score":
-        said = [f"{number} and", "o", "no and on, for as long as it takes"]
-        return Request(messages=[message], task="score", continuations=said)
+        continuations = [f"{number} and", "o", "no and on, for as long as it takes"]
+        return Request(messages=[message], task="score", continuations=continuations)
     if shows:
         return Request(messages=[message], task="embed")
     return Request(text=TEXTS[number % 3] + "!" * number, task="embed")
 
 
 REQUESTS = st.builds(
-    a_request, st.sampled_from(["generate", "embed", "score"]), st.integers(0, 9), st.integers(0, 1)
+    make_request,
+    st.sampled_from(["generate", "embed", "score"]),
+    st.integers(0, 9),
+    st.integers(0, 1),
 )
 
 
-def told(done):
+def comparable(done):
     return [
         (c.text, c.samples, None if c.embedding is None else c.embedding.tolist())
         for c in done.choices
@@ -363,27 +371,27 @@ def told(done):
 def test_mixed_requests_equal_requests_alone_and_leave_nothing(
     work, pooling, is_tight, few, is_atomic
 ):
-    room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
-    room |= {"max_chunk_tokens": 16, "images_are_atomic": is_atomic}
+    engine_options = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
+    engine_options |= {"max_chunk_tokens": 16, "images_are_atomic": is_atomic}
     with pipeline(pooling) as model:
-        alone = [None if quits else told(model.submit(r).result()) for r, quits in work]
-    engine = FewRows if few else MockEngine
-    with pipeline(pooling, engine, max_step_tokens=40, **room) as model:
+        alone = [None if quits else comparable(model.submit(r).result()) for r, quits in work]
+    engine = ThreeRowsEngine if few else MockEngine
+    with pipeline(pooling, engine, max_step_tokens=40, **engine_options) as model:
         streams = [model.submit(request) for request, _ in work]
         for stream, (_, quits) in zip(streams, work, strict=True):
             if quits:
                 stream.abort()
         for stream, expected in zip(streams, alone, strict=True):
-            found = told(stream.result())
+            found = comparable(stream.result())
             if expected is None:
                 continue
-            for ours, theirs in zip(found, expected, strict=True):
-                assert ours[0] == theirs[0]
-                assert [s.token_id for s in ours[1]] == [s.token_id for s in theirs[1]]
-                logprobs = [s.logprob for s in theirs[1]]
-                assert [s.logprob for s in ours[1]] == pytest.approx(logprobs, abs=1e-5)
-                if theirs[2] is not None:
-                    np.testing.assert_allclose(ours[2], theirs[2], atol=1e-6)
+            for together, separate in zip(found, expected, strict=True):
+                assert together[0] == separate[0]
+                assert [s.token_id for s in together[1]] == [s.token_id for s in separate[1]]
+                logprobs = [s.logprob for s in separate[1]]
+                assert [s.logprob for s in together[1]] == pytest.approx(logprobs, abs=1e-5)
+                if separate[2] is not None:
+                    np.testing.assert_allclose(together[2], separate[2], atol=1e-6)
         assert_empty(model)
 
 
@@ -395,13 +403,13 @@ def test_token_ids_are_answered_embedded_and_scored_like_their_text():
         runner = model.runner
         ids = asyncio.run(runner.atokenize(Request(text="an old house"))).token_ids
         greedy = SamplingParams(temperature=0.0, max_tokens=4)
-        for task, said, other in [
+        for task, fields, other in [
             ("generate", {"params": greedy}, {}),
             ("embed", {}, {}),
             ("score", {"continuations": ["by the sea"]}, {"continuations": [list(b"by the sea")]}),
         ]:
-            text = Request(text="an old house", task=task, **said)
-            tokens = Request(token_ids=ids, task=task, **said | other)
+            text = Request(text="an old house", task=task, **fields)
+            tokens = Request(token_ids=ids, task=task, **fields | other)
             one, two = (runner.submit(request).result() for request in (text, tokens))
             assert one.usage.prompt_tokens == two.usage.prompt_tokens
             assert one.choices[0].samples == two.choices[0].samples
@@ -416,13 +424,13 @@ def test_a_text_can_be_tokenized_without_special_tokens():
 
 def test_a_scored_token_includes_its_top_alternatives():
     with pipeline() as model:
-        asked = Request(
+        message_prompt = Request(
             token_ids=b"an",
             task="score",
             continuations=[b" old"],
             params=SamplingParams(logprobs=True, top_logprobs=3),
         )
-        samples = model.submit(asked).result().choices[0].samples
+        samples = model.submit(message_prompt).result().choices[0].samples
         assert [len(sample.top) for sample in samples] == [3] * 4
 
 
@@ -453,6 +461,6 @@ def test_invalid_token_ids_are_refused(fields, param):
 def test_an_answer_to_a_plain_text_has_no_reasoning():
     with pipeline() as model:
         thinks = script(text="four", reasoning="two and two")
-        said = model.submit(Request(text=thinks)).result().choices[0]
-        assert (said.text, said.reasoning) == ("two and twofour", "")
+        fields = model.submit(Request(text=thinks)).result().choices[0]
+        assert (fields.text, fields.reasoning) == ("two and twofour", "")
         assert model.generate(thinks).choices[0].reasoning == "two and two"

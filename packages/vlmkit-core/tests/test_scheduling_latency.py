@@ -50,14 +50,14 @@ def prompt(number, num_tokens=600):
 
 @pytest.mark.parametrize("limits", [LIMITS, FLAT])
 def test_a_running_answer_continues_while_two_prompts_are_prefilled(limits):
-    played = simulation(limits)
-    played.add(new_sequence(prompt(0, 30), max_tokens=100))
+    simulated = simulation(limits)
+    simulated.add(new_sequence(prompt(0, 30), max_tokens=100))
     for _ in range(5):
-        played.step()
+        simulated.step()
     for number in (1, 2):
-        played.add(new_sequence(prompt(number), max_tokens=2))
-    played.run()
-    assert played.waits.longest_gap_s < 2 * BUDGET_S
+        simulated.add(new_sequence(prompt(number), max_tokens=2))
+    simulated.run()
+    assert simulated.waits.longest_gap_s < 2 * BUDGET_S
 
 
 @settings(max_examples=100)
@@ -77,16 +77,16 @@ def test_no_gap_in_an_answer_exceeds_three_step_budgets(work, mixes, fixed_ms, t
     chance = random.Random(seed)
     noise = lambda: chance.uniform(0.8, 1.2)  # noqa: E731
     cost = StepCost(fixed_ms / 1000, 0.0002, token_us / 1e6, noise)
-    played = simulation(replace(LIMITS, mixes_prefill_and_decode=mixes), cost)
+    simulated = simulation(replace(LIMITS, mixes_prefill_and_decode=mixes), cost)
     for moment in range(41):
         for number, (num_tokens, max_tokens, arrival) in enumerate(work):
             if arrival == moment:
                 fresh = prompt(2 * number, num_tokens)
-                played.add(new_sequence(fresh, max_tokens=max_tokens))
-        played.step()
-    played.run()
+                simulated.add(new_sequence(fresh, max_tokens=max_tokens))
+        simulated.step()
+    simulated.run()
     slack = 1.2 * (fixed_ms / 1000 + 16 * token_us / 1e6)  # a chunk of the least size
-    assert played.waits.longest_gap_s < 3 * BUDGET_S + slack
+    assert simulated.waits.longest_gap_s < 3 * BUDGET_S + slack
 
 
 @pytest.mark.parametrize(
@@ -94,64 +94,64 @@ def test_no_gap_in_an_answer_exceeds_three_step_budgets(work, mixes, fixed_ms, t
     [(LIMITS, 40), (LIMITS, 600), (LIMITS, 1500), (FLAT, 600), (FLAT, 1500)],
 )
 def test_mean_wait_of_eight_simultaneous_requests_is_about_half_the_longest(limits, num_tokens):
-    played = simulation(limits)
-    asked = [new_sequence(prompt(number, num_tokens), max_tokens=8) for number in range(8)]
-    for sequence in asked:
-        played.add(sequence)
-    played.run()
-    waits = [played.waits.first_s[sequence] for sequence in asked]
+    simulated = simulation(limits)
+    requests = [new_sequence(prompt(number, num_tokens), max_tokens=8) for number in range(8)]
+    for sequence in requests:
+        simulated.add(sequence)
+    simulated.run()
+    waits = [simulated.waits.first_s[sequence] for sequence in requests]
     assert waits == sorted(waits), "who comes first is served first"
     assert mean(waits) <= 0.65 * max(waits)
 
 
 def test_a_short_prompt_behind_a_long_one_runs_next():
-    played = simulation()
+    simulated = simulation()
     long, short, later = (new_sequence(prompt(n, k)) for n, k in ((0, 1500), (3, 20), (4, 1500)))
     for sequence in (long, short, later):
-        played.add(sequence)
+        simulated.add(sequence)
     while not short.output_ids:
-        played.step()
+        simulated.step()
     assert long.output_ids
     assert not later.num_computed_tokens
 
 
 def test_an_urgent_prompt_does_not_wait_for_the_rest_of_another():
-    played = simulation()
+    simulated = simulation()
     calm, urgent = new_sequence(prompt(0, 1500)), new_sequence(prompt(3), priority=-1)
-    played.add(calm)
-    played.step()
-    played.add(urgent)
+    simulated.add(calm)
+    simulated.step()
+    simulated.add(urgent)
     while not urgent.output_ids:
-        played.step()
+        simulated.step()
     assert calm.num_computed_tokens == 256
 
 
 def test_prompts_run_in_full_chunks_while_no_answer_is_decoded():
-    played = simulation(step_budget_ms=1)
-    played.add(new_sequence(prompt(0, 1000)))
-    assert [played.step().num_tokens for _ in range(4)] == [256, 256, 256, 232]
+    simulated = simulation(step_budget_ms=1)
+    simulated.add(new_sequence(prompt(0, 1000)))
+    assert [simulated.step().num_tokens for _ in range(4)] == [256, 256, 256, 232]
 
 
 @pytest.mark.parametrize("limits", [LIMITS, FLAT])
 def test_a_prompt_is_not_split_for_a_few_tokens(limits):
-    played = simulation(replace(limits, max_chunk_tokens=2048), StepCost(0.0, 0.0, 0.001))
-    played.add(new_sequence(prompt(0, 30), max_tokens=500))
+    simulated = simulation(replace(limits, max_chunk_tokens=2048), StepCost(0.0, 0.0, 0.001))
+    simulated.add(new_sequence(prompt(0, 30), max_tokens=500))
     chunks = []
     for number, num_tokens in enumerate([2000, 240, 260], 1):
-        played.add(asked := new_sequence(prompt(3 * number, num_tokens), max_tokens=1))
+        simulated.add(requests := new_sequence(prompt(3 * number, num_tokens), max_tokens=1))
         chunks.append([])
-        while asked in played.unfinished:
-            items = [item for item in played.step().items if item.sequence is asked]
+        while requests in simulated.unfinished:
+            items = [item for item in simulated.step().items if item.sequence is requests]
             chunks[-1] += [item.num_tokens for item in items]
     assert chunks[1:] == [[240], [200, 60]]
 
 
 def test_an_engine_that_does_not_mix_gets_at_most_one_chunk_a_step():
-    played = simulation()
+    simulated = simulation()
     for number in range(6):
-        played.add(new_sequence(prompt(number, 20 + 300 * (number % 2)), max_tokens=9))
-    while played.unfinished:
-        step = played.step()
+        simulated.add(new_sequence(prompt(number, 20 + 300 * (number % 2)), max_tokens=9))
+    while simulated.unfinished:
+        step = simulated.step()
         chunks = [item for item in step.items if item.num_tokens > 1]
         assert len(chunks) <= 1
         assert not chunks or len(step.items) == 1
@@ -159,40 +159,40 @@ def test_an_engine_that_does_not_mix_gets_at_most_one_chunk_a_step():
 
 @pytest.mark.parametrize("limits", [LIMITS, FLAT, replace(LIMITS, prefix_block_tokens=1)])
 def test_eight_prompts_with_one_cold_prefix_cost_little_more_than_one(limits):
-    played = simulation(limits)
+    simulated = simulation(limits)
     for number in range(8):
-        played.add(new_sequence([*range(1000), *prompt(2 + number, 20)], max_tokens=1))
-    played.run()
-    assert played.num_computed_tokens <= 1.3 * 1020
+        simulated.add(new_sequence([*range(1000), *prompt(2 + number, 20)], max_tokens=1))
+    simulated.run()
+    assert simulated.num_computed_tokens <= 1.3 * 1020
 
 
 def test_requests_that_wait_for_an_image_do_not_block_others():
-    played = simulation(FLAT)
-    played.encoder_steps = 50
+    simulated = simulation(FLAT)
+    simulated.encoder_steps = 50
     shown = Prompt(tuple(range(100)), (image(4, 10, b"a"),))
     for _ in range(100):
-        played.add(new_sequence(shown))
-    played.add(other := new_sequence(prompt(3), max_tokens=3))
+        simulated.add(new_sequence(shown))
+    simulated.add(other := new_sequence(prompt(3), max_tokens=3))
     for _ in range(20):
-        played.step()
+        simulated.step()
     assert len(other.output_ids) == 3
 
 
 def test_sequences_do_not_wait_for_prefixes_on_an_engine_without_sharing():
-    played = simulation(replace(FLAT, prefix_block_tokens=0), max_step_tokens=2048)
+    simulated = simulation(replace(FLAT, prefix_block_tokens=0), max_step_tokens=2048)
     for _ in range(4):
-        played.add(new_sequence(range(100)))
-    assert len(played.step().items) == 4
+        simulated.add(new_sequence(range(100)))
+    assert len(simulated.step().items) == 4
 
 
 def test_a_sequence_waits_only_for_the_blocks_that_it_shares():
-    played = simulation(replace(FLAT, max_chunk_tokens=100))
+    simulated = simulation(replace(FLAT, max_chunk_tokens=100))
     first = new_sequence(range(900))
     second = new_sequence([*range(250), *prompt(3, 50)])
     for sequence in (first, second):
-        played.add(sequence)
+        simulated.add(sequence)
     while second.num_cached_tokens is None:
-        played.step()
+        simulated.step()
     assert first.num_computed_tokens == 400, "the step after the one that computed 300"
     assert second.num_cached_tokens == 240
 
@@ -215,19 +215,19 @@ def image(start, stop, name):
     ids=["scope", "picture", "no picture", "span", "token"],
 )
 def test_sequences_that_cannot_share_blocks_do_not_wait_for_each_other(other):
-    played = simulation(FLAT)
-    played.add(new_sequence(Prompt(tuple(range(100)), (image(4, 10, b"a"),))))
-    played.add(other)
-    assert len(played.step().items) == 2
+    simulated = simulation(FLAT)
+    simulated.add(new_sequence(Prompt(tuple(range(100)), (image(4, 10, b"a"),))))
+    simulated.add(other)
+    assert len(simulated.step().items) == 2
 
 
 def test_choices_of_one_request_share_their_prompt():
-    played = simulation(FLAT)
+    simulated = simulation(FLAT)
     choices = [new_sequence(range(41), max_tokens=2) for _ in range(3)]
     for choice in choices:
-        played.add(choice)
-    assert [item.sequence for item in played.step().items] == [choices[0]]
-    assert [item.num_tokens for item in played.step().items] == [1, 9, 9]
+        simulated.add(choice)
+    assert [item.sequence for item in simulated.step().items] == [choices[0]]
+    assert [item.num_tokens for item in simulated.step().items] == [1, 9, 9]
 
 
 @settings(max_examples=150)
@@ -260,47 +260,47 @@ def test_every_request_ends_whatever_prefixes_it_shares(
         max_sequences=max_sequences,
         max_chunk_tokens=17,
     )
-    played = simulation(limits)
+    simulated = simulation(limits)
     fates = {}
     for moment in range(60):
         for number, (common, own, max_tokens, priority, arrival, fate) in enumerate(work):
             if arrival == moment:
                 ids = [*range(common), *prompt(number + 1, own)]
                 sequence = new_sequence(ids, max_tokens=max_tokens, priority=priority)
-                played.add(sequence)
+                simulated.add(sequence)
                 fates[sequence] = fate
-        played.step()
-        for sequence in list(played.unfinished):
+        simulated.step()
+        for sequence in list(simulated.unfinished):
             if fates[sequence] == "is held" and sequence.num_computed_tokens:
                 sequence.is_held = bool(sequence.output_ids) and moment % 3 == 1
             elif fates[sequence] == "leaves" and sequence.num_computed_tokens > 10:
-                played.end(sequence)
-    for sequence in played.unfinished:
+                simulated.end(sequence)
+    for sequence in simulated.unfinished:
         sequence.is_held = False
-    played.run()
-    played.check_empty()
+    simulated.run()
+    simulated.check_empty()
 
 
 @pytest.mark.parametrize("num_common", [0, 40])
 def test_planning_cost_does_not_grow_with_ten_thousand_waiting_requests(num_common):
     """What a plan looks at is counted, not timed: those who run, and a few who wait."""
     limits = replace(FLAT, max_sequences=100, capacity_tokens=2**16)
-    played = simulation(limits, max_running=100, max_waiting=20_000)
+    simulated = simulation(limits, max_running=100, max_waiting=20_000)
     for number in range(10_100):
         ids = [*range(num_common), *prompt(100 + number, 20)]
-        played.add(new_sequence(ids, max_tokens=50))
-    looked_at = set()
-    admit, compare = played.cache.admit, prefix.num_alike
-    played.cache.admit = lambda sequence: looked_at.add(sequence) or admit(sequence)
+        simulated.add(new_sequence(ids, max_tokens=50))
+    examined = set()
+    admit, compare = simulated.cache.admit, prefix.num_alike
+    simulated.cache.admit = lambda sequence: examined.add(sequence) or admit(sequence)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix, "num_alike", lambda *both: looked_at.update(both) or compare(*both))
-        while played.scheduler.num_running < 100:
-            looked_at.clear()
-            played.step()
-            assert len(looked_at) <= 100
-        looked_at.clear()
-        played.step()
-    assert len(looked_at) <= 1
+        patch.setattr(prefix, "num_alike", lambda *both: examined.update(both) or compare(*both))
+        while simulated.scheduler.num_running < 100:
+            examined.clear()
+            simulated.step()
+            assert len(examined) <= 100
+        examined.clear()
+        simulated.step()
+    assert len(examined) <= 1
 
 
 @pytest.mark.parametrize("mixes", [True, False])
@@ -322,8 +322,8 @@ def test_an_answer_of_a_real_pipeline_continues_during_prefill(mixes):
         answer = iter(model.stream('{"mock": {"text": "on ", "tokens": 3000}}'))
         next(answer)
         steps.clear()
-        asked = [model.submit(model.request(f"{n} " + "a word " * 100)) for n in range(2)]
-        for stream in asked:
+        requests = [model.submit(model.request(f"{n} " + "a word " * 100)) for n in range(2)]
+        for stream in requests:
             stream.result()
         seen = list(steps)
         answer.close()

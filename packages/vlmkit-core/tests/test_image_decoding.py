@@ -55,7 +55,7 @@ def running(tokenizer=None, **settings):
     )
 
 
-class Decoder:
+class RecordingDecoder:
     """Notes who decodes, and the pixels that came of it."""
 
     def __init__(self, monkeypatch):
@@ -77,7 +77,7 @@ class Decoder:
 
 @pytest.fixture
 def decoder(monkeypatch):
-    return Decoder(monkeypatch)
+    return RecordingDecoder(monkeypatch)
 
 
 # One image.
@@ -114,7 +114,7 @@ def test_an_array_is_copied_immediately():
     assert image.to_pil().tobytes() == before
 
 
-ELSEWHERE = """
+UNPICKLE = """
 import pickle, sys
 request = pickle.load(sys.stdin.buffer)
 for part in request.messages[0].parts[:-1]:
@@ -132,7 +132,7 @@ def test_a_pickled_request_has_the_same_images(tmp_path):
     sent = pickle.dumps(Request(messages=[message]))
     file.unlink()
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=True
+        [sys.executable, "-c", UNPICKLE], input=sent, capture_output=True, check=True
     )
     here = [f"{i.width} {i.height} {i.turned} {i.digest.hex()}" for i in images]
     assert done.stdout.decode().split("\n")[:-1] == here
@@ -149,14 +149,14 @@ def test_a_pickled_image_is_its_file_even_after_decoding():
 # The images of a request.
 
 
-class Blind(MockTokenizer):
+class IgnoresImages(MockTokenizer):
     """Looks at no picture."""
 
     def prompt(self, messages, *, tools=None, options=PLAIN):
         return Prompt((40, 41))
 
 
-@pytest.mark.parametrize("tokenizer", [MockTokenizer, Blind])
+@pytest.mark.parametrize("tokenizer", [MockTokenizer, IgnoresImages])
 def test_an_undecodable_image_is_refused_although_the_tokenizer_ignores_images(tokenizer):
     shown = [saved(), BROKEN, saved(), BROKEN]
 
@@ -164,14 +164,14 @@ def test_an_undecodable_image_is_refused_although_the_tokenizer_ignores_images(t
         await model.agenerate("what?", images=shown)
 
     with running(tokenizer()) as model:
-        for asked in (
+        for call in (
             lambda: model.generate("what?", images=shown),
             lambda: model.embed(["what?"], images=[shown]),
             lambda: model.score("what?", ["a"], images=shown),
             lambda: asyncio.run(ask(model)),
         ):
             with pytest.raises(ImageError, match="its pixels cannot be decoded") as caught:
-                asked()
+                call()
             assert caught.value.index == 1
         assert model.generate("what?", images=[saved()]).choices
         assert model.stats().num_waiting == 0
@@ -183,7 +183,7 @@ def model():
         yield made
 
 
-def verdict(ask):
+def refusal(ask):
     """Return how a picture is refused, if it is."""
     try:
         ask()
@@ -201,12 +201,12 @@ def verdict(ask):
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_image_has_the_same_error_late_and_at_once(model, kind, damage, num_lost):
     content = bytearray(saved(40, 30, kind))
-    for place, value in damage:
-        content[place % len(content)] = value
+    for position, value in damage:
+        content[position % len(content)] = value
     content = bytes(content[: max(1, len(content) - num_lost)])
     assume(is_image(content))  # or media loaders refuse it, in other words
-    at_once = verdict(lambda: Image.open(content).to_pil())
-    assert verdict(lambda: model.generate("what?", images=[content])) == at_once
+    at_once = refusal(lambda: Image.open(content).to_pil())
+    assert refusal(lambda: model.generate("what?", images=[content])) == at_once
 
 
 def test_each_image_of_a_prompt_is_decoded_once_in_a_prompt_worker(decoder):
@@ -248,8 +248,8 @@ def test_workers_that_share_images_do_not_deadlock(num_workers):
     shown = [saved(60 + n, 50) for n in range(6)]
 
     async def ask(model):
-        asked = [model.agenerate(str(n), images=shown) for n in range(20)]
-        return await asyncio.gather(*asked)
+        calls = [model.agenerate(str(n), images=shown) for n in range(20)]
+        return await asyncio.gather(*calls)
 
     with running(num_workers=num_workers) as model:
         assert len(asyncio.run(ask(model))) == 20

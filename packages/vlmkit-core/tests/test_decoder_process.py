@@ -29,17 +29,17 @@ def avif(size=(64, 48), mode="RGB", **options):
     return file.getvalue()
 
 
-def with_turn(content, angle=None, axis=None):
+def with_rotation(content, angle=None, axis=None):
     """An AVIF file whose primary item gets properties that turn it; boxes grow by what is added."""
     added = b"" if angle is None else b"\0\0\0\x09irot" + bytes([angle])
     added += b"" if axis is None else b"\0\0\0\x09imir" + bytes([axis])
     num = (angle is not None) + (axis is not None)
     at = content.index(b"ipco") - 4
     size = int.from_bytes(content[at : at + 4], "big")
-    num_before, place = 0, at + 8
-    while place < at + size:
+    num_before, position = 0, at + 8
+    while position < at + size:
         num_before += 1
-        place += int.from_bytes(content[place : place + 4], "big")
+        position += int.from_bytes(content[position : position + 4], "big")
     ipma = content.index(b"ipma")
     count = ipma + 14
     indexes = bytes(0x80 | (num_before + 1 + n) for n in range(num))
@@ -88,7 +88,7 @@ def quiet(content):
 
 
 @pytest.fixture
-def here(monkeypatch):
+def importable_decoders(monkeypatch):
     """Let the process find this file."""
     monkeypatch.setenv(
         "PYTHONPATH",
@@ -96,7 +96,7 @@ def here(monkeypatch):
     )
 
 
-def shown(name):
+def avif_like(name):
     header = Header((2, 2), (2, 2), turned=False)
     return Image.of_decoder(f"{HERE}:{name}", b"file", header, DecodeCost(2**20, 16))
 
@@ -128,7 +128,7 @@ def test_an_animation_gives_its_first_frame():
     "turn", [(None, None), (1, None), (2, None), (3, None), (None, 0), (None, 1), (1, 0), (3, 1)]
 )
 def test_rotations_of_the_header_equal_those_of_the_decoder(turn):
-    content = with_turn(avif(), *turn)
+    content = with_rotation(avif(), *turn)
     expected = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(content))).convert("RGB")
     image = Image.open(content)
     assert (image.width, image.height) == expected.size
@@ -155,9 +155,9 @@ def test_a_payload_larger_than_stated_gets_no_more_memory(monkeypatch):
         Image.open(bytes(content)).to_pil()
 
 
-def test_an_image_of_another_size_than_stated_is_refused(here):
+def test_an_image_of_another_size_than_stated_is_refused(importable_decoders):
     with pytest.raises(ImageError, match="is broken"):
-        shown("wide").to_pil()
+        avif_like("wide").to_pil()
 
 
 def test_the_number_of_boxes_is_bounded():
@@ -168,31 +168,31 @@ def test_the_number_of_boxes_is_bounded():
         read_iso_header(many, "an AVIF file")
 
 
-def test_output_of_a_decoder_is_not_read_as_pixels(here):
-    assert shown("quiet").to_pil().getpixel((0, 0)) == (255, 0, 0)
+def test_output_of_a_decoder_is_not_read_as_pixels(importable_decoders):
+    assert avif_like("quiet").to_pil().getpixel((0, 0)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["crash", "nowhere", "greedy"])
-def test_a_decoder_that_fails_only_fails_its_image(here, name):
+def test_a_decoder_that_fails_only_fails_its_image(importable_decoders, name):
     with pytest.raises(ImageError, match="image is"):
-        shown(name).to_pil()
+        avif_like(name).to_pil()
 
 
-def test_a_decoder_that_never_ends_is_killed(here, monkeypatch):
+def test_a_decoder_that_never_ends_is_killed(importable_decoders, monkeypatch):
     monkeypatch.setattr(isolated, "TIMEOUT_S", 1.0)
     with pytest.raises(ImageError, match="takes longer than 1 s to decode") as caught:
-        shown("endless").to_pil()
+        avif_like("endless").to_pil()
     assert caught.value.code == "image_too_complex"
 
 
-def test_a_cancelled_request_kills_its_decoder(here):
+def test_a_cancelled_request_kills_its_decoder(importable_decoders):
     workers = FairExecutor(1, "test", 1)
-    place = DecodeMemoryLimiter(2**30, 2**30).lease("", 2**20)
-    threading.Timer(1.0, place.cancellation.cancel).start()
+    position = DecodeMemoryLimiter(2**30, 2**30).lease("", 2**20)
+    threading.Timer(1.0, position.cancellation.cancel).start()
     try:
         with (
             pytest.raises(RequestCancelled),
-            ImageDecoder(workers, 1, 2**30).decoded([shown("endless")], place),
+            ImageDecoder(workers, 1, 2**30).decoded([avif_like("endless")], position),
         ):
             pytest.fail("it was decoded")
     finally:

@@ -27,7 +27,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
-class Gated(MockVisionEncoder):
+class GatedEncoder(MockVisionEncoder):
     """Encodes when it is let; notes who calls and how many images each call has."""
 
     def __init__(self, **settings):
@@ -60,12 +60,12 @@ def running(encoder, *, engine=None, scheduler=None, settings=None, **options):
     try:
         yield model
     finally:
-        if isinstance(encoder, Gated):
+        if isinstance(encoder, GatedEncoder):
             encoder.gate.set()
         model.close()
 
 
-def shows(model, *pictures, tenant="", text="what?", **params):
+def ask_about(model, *pictures, tenant="", text="what?", **params):
     """Submit a question about pictures."""
     message = Message.of("user", text, [Image.open(p) for p in pictures])
     params = model.params(**params)
@@ -78,7 +78,7 @@ def assert_empty(model):
     assert not model.runner._loop._encodings._thread._queue
 
 
-class Unaware(ContinuousScheduler):
+class IgnoresEncoding(ContinuousScheduler):
     """Plans what touches an image again and again, without a look at what is being encoded."""
 
     def plan(self, cache):
@@ -91,7 +91,7 @@ class Unaware(ContinuousScheduler):
         return step
 
 
-class EncodesFirst(ContinuousScheduler):
+class EncodesOneStepAhead(ContinuousScheduler):
     """Names images in one step and plans what needs them in the next."""
 
     def plan(self, cache):
@@ -102,7 +102,7 @@ class EncodesFirst(ContinuousScheduler):
         )
 
 
-SCHEDULERS = [ContinuousScheduler, Unaware, EncodesFirst]
+SCHEDULERS = [ContinuousScheduler, IgnoresEncoding, EncodesOneStepAhead]
 
 
 @pytest.mark.parametrize(
@@ -110,59 +110,59 @@ SCHEDULERS = [ContinuousScheduler, Unaware, EncodesFirst]
     [
         *((scheduler, True) for scheduler in SCHEDULERS),
         # Unaware of what is being encoded, a step of one chunk has room for nobody else's.
-        *((scheduler, False) for scheduler in SCHEDULERS if scheduler is not Unaware),
+        *((scheduler, False) for scheduler in SCHEDULERS if scheduler is not IgnoresEncoding),
     ],
 )
 def test_answers_continue_while_an_image_is_encoded(scheduler, mixes):
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder, scheduler=scheduler(), mixes_prefill_and_decode=mixes) as model:
         stream = iter(model.submit(model.request(script(text="on", tokens=4000))))
         next(stream)
-        seen = shows(model, picture())
+        image_stream = ask_about(model, picture())
         wait_until(lambda: encoder.calls)
         for _ in range(50):
             next(stream)
         assert model.generate(script(text="newcomer")).text == "newcomer"
         assert encoder.num_inside == 1
-        assert not seen._channel._chunks
+        assert not image_stream._channel._chunks
         encoder.gate.set()
-        assert "8x6" in seen.result().text
+        assert "8x6" in image_stream.result().text
         stream.close()
         assert_empty(model)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_waiting_loop_does_not_spin(scheduler):
-    encoder = Gated()
+    encoder = GatedEncoder()
     plans = []
     made = scheduler()
     plan = made.plan
     made.plan = lambda cache: (plans.append(1), plan(cache))[1]
     with running(encoder, scheduler=made) as model:
-        seen = shows(model, picture())
+        image_stream = ask_about(model, picture())
         wait_until(lambda: encoder.calls)
         time.sleep(0.05)
         assert len(plans) < 10
         encoder.gate.set()
-        assert "8x6" in seen.result().text
+        assert "8x6" in image_stream.result().text
 
 
 def test_the_encoder_runs_in_its_own_thread_and_never_concurrently():
-    encoder = Gated()
+    encoder = GatedEncoder()
     encoder.gate.set()
     with running(encoder) as model:
-        streams = [shows(model, picture(5 + i)) for i in range(20)]
+        streams = [ask_about(model, picture(5 + i)) for i in range(20)]
         for stream in streams:
             stream.result()
         assert encoder.threads.isdisjoint({model.runner._loop._thread.ident, threading.get_ident()})
 
 
 def test_the_encoder_thread_ends_when_its_queue_is_empty():
-    encoder = Gated()
+    encoder = GatedEncoder()
     before = set(threading.enumerate())
     with running(encoder) as model:
         for number in range(2):
-            stream = shows(model, picture(5 + number))
+            stream = ask_about(model, picture(5 + number))
             wait_until(lambda: encoder.calls)
             assert "vlmkit-encode" in {t.name for t in threading.enumerate() if t not in before}
             encoder.gate.set()
@@ -184,19 +184,19 @@ def test_a_pipeline_without_images_starts_no_encoder_thread():
 
 
 def test_images_of_one_step_are_one_batch():
-    encoder = Gated()
+    encoder = GatedEncoder()
     encoder.gate.set()
     with running(encoder) as model:
-        shows(model, picture(5), picture(6), picture(7)).result()
+        ask_about(model, picture(5), picture(6), picture(7)).result()
         assert encoder.calls == [3]
 
 
 def test_images_that_arrive_while_the_encoder_is_busy_are_one_batch():
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder) as model:
-        streams = [shows(model, picture())]
+        streams = [ask_about(model, picture())]
         wait_until(lambda: encoder.calls)
-        streams += [shows(model, picture(10 + i)) for i in range(4)]
+        streams += [ask_about(model, picture(10 + i)) for i in range(4)]
         wait_until(lambda: len(model.runner._loop._encodings._thread._queue) == 4)
         encoder.gate.set()
         for stream in streams:
@@ -205,10 +205,10 @@ def test_images_that_arrive_while_the_encoder_is_busy_are_one_batch():
 
 
 def test_the_number_of_images_encoded_together_is_bounded():
-    encoder = Gated()
+    encoder = GatedEncoder()
     scheduler = ContinuousScheduler(SchedulerSettings(encoder_budget_tokens=12))  # three images
     with running(encoder, scheduler=scheduler) as model:
-        streams = [shows(model, picture(5 + i)) for i in range(10)]
+        streams = [ask_about(model, picture(5 + i)) for i in range(10)]
         wait_until(lambda: model.runner._loop.num_running == 10)
         encoder.gate.set()
         for stream in streams:
@@ -219,11 +219,11 @@ def test_the_number_of_images_encoded_together_is_bounded():
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 def test_an_image_being_encoded_is_not_encoded_again(cache_bytes):
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder, settings={"feature_cache_bytes": cache_bytes}) as model:
-        streams = [shows(model, picture(), text=f"question {i}") for i in range(5)]
+        streams = [ask_about(model, picture(), text=f"question {i}") for i in range(5)]
         wait_until(lambda: model.runner._loop.num_jobs == 5)
-        other = shows(model, picture(), tenant="other")
+        other = ask_about(model, picture(), tenant="other")
         wait_until(lambda: model.runner._loop.num_jobs == 6)
         encoder.gate.set()
         for stream in [*streams, other]:
@@ -233,11 +233,11 @@ def test_an_image_being_encoded_is_not_encoded_again(cache_bytes):
 
 
 def test_an_image_of_aborted_requests_is_not_encoded():
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder) as model:
-        streams = [shows(model, picture())]
+        streams = [ask_about(model, picture())]
         wait_until(lambda: encoder.calls)
-        streams += [shows(model, picture(10 + i)) for i in range(2)]
+        streams += [ask_about(model, picture(10 + i)) for i in range(2)]
         wait_until(lambda: len(model.runner._loop._encodings._thread._queue) == 2)
         for stream in streams:
             stream.abort()
@@ -249,13 +249,13 @@ def test_an_image_of_aborted_requests_is_not_encoded():
 
 
 def test_a_new_request_gets_the_image_being_encoded_for_an_aborted_one():
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder, settings={"feature_cache_bytes": 0}) as model:
-        first = shows(model, picture())
+        first = ask_about(model, picture())
         wait_until(lambda: encoder.calls)
         first.abort()
         wait_until(lambda: model.runner._loop.num_jobs == 0)
-        second = shows(model, picture())
+        second = ask_about(model, picture())
         wait_until(lambda: model.runner._loop.num_running == 1)
         encoder.gate.set()
         assert "8x6" in second.result().text
@@ -270,10 +270,10 @@ def count_objects():
 
 
 def test_a_request_aborted_in_the_encoder_leaves_no_object_behind():
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder, settings={"feature_cache_bytes": 0}) as model:
         before = count_objects()
-        streams = [shows(model, picture(5 + i), n=2) for i in range(6)]
+        streams = [ask_about(model, picture(5 + i), n=2) for i in range(6)]
         wait_until(lambda: encoder.calls)
         for stream in streams:
             stream.abort()
@@ -286,15 +286,15 @@ def test_a_request_aborted_in_the_encoder_leaves_no_object_behind():
 
 
 def test_an_image_that_breaks_the_encoder_fails_no_other_of_its_batch():
-    encoder = Gated(fail_size=(6, 8))
+    encoder = GatedEncoder(fail_size=(6, 8))
     with running(encoder) as model:
-        first = shows(model, picture(5))
+        first = ask_about(model, picture(5))
         wait_until(lambda: encoder.calls)
-        bad, twin = (shows(model, picture(7), picture(8, 6), text=t) for t in ("a", "b"))
-        good = [shows(model, picture(9 + i)) for i in range(2)]
+        bad, same = (ask_about(model, picture(7), picture(8, 6), text=t) for t in ("a", "b"))
+        good = [ask_about(model, picture(9 + i)) for i in range(2)]
         wait_until(lambda: model.runner._loop.num_running == 5)
         encoder.gate.set()
-        for stream in (bad, twin):
+        for stream in (bad, same):
             with pytest.raises(EngineError, match="told to fail on size"):
                 stream.result()
         for stream in (first, *good):
@@ -304,7 +304,7 @@ def test_an_image_that_breaks_the_encoder_fails_no_other_of_its_batch():
         assert_empty(model)
 
 
-class Choosy(Gated):
+class RefusingEncoder(GatedEncoder):
     """Refuses one picture by its size, as a tower does that cannot take it."""
 
     def encode(self, slots):
@@ -317,35 +317,35 @@ class Choosy(Gated):
 
 
 def test_an_image_that_the_encoder_refuses_is_named_by_its_index():
-    encoder = Choosy(fail_size=(6, 8))
+    encoder = RefusingEncoder(fail_size=(6, 8))
     encoder.gate.set()
     with running(encoder) as model:
         odd = picture(8, 6)
-        streams = [shows(model, *images) for images in ((picture(7), odd), (odd,))]
+        streams = [ask_about(model, *images) for images in ((picture(7), odd), (odd,))]
         for stream, index in zip(streams, (1, 0), strict=True):
             with pytest.raises(ImageError, match="cannot take this image") as caught:
                 stream.result()
             assert (caught.value.index, caught.value.param) == (index, "messages")
-        assert "x6" in shows(model, picture(9)).result().text
+        assert "x6" in ask_about(model, picture(9)).result().text
 
 
 def test_a_preempted_sequence_waits_for_its_image_again():
-    encoder = Gated()
+    encoder = GatedEncoder()
     engine = {"capacity_tokens": 160, "max_sequence_tokens": 160, "block_tokens": 4}
     with running(encoder, settings={"feature_cache_bytes": 0}, **engine) as model:
         long = model.submit(model.request(script(text="x", tokens=100), max_tokens=100))
-        seen = shows(model, picture(), text="c" * 30)
+        image_stream = ask_about(model, picture(), text="c" * 30)
         wait_until(lambda: model.stats().counters["num_preemptions"] > 0)
         encoder.gate.set()
         assert long.result().text == "x" * 100
-        assert "8x6" in seen.result().text
+        assert "8x6" in image_stream.result().text
         assert_empty(model)
 
 
 def test_close_waits_for_the_encoder_and_ends_waiting_requests():
-    encoder = Gated()
+    encoder = GatedEncoder()
     model = Model(Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), media_encoder=encoder))
-    streams = [shows(model, picture(5 + i)) for i in range(3)]
+    streams = [ask_about(model, picture(5 + i)) for i in range(3)]
     wait_until(lambda: encoder.calls)
     closer = threading.Thread(target=model.close)
     closer.start()
@@ -361,9 +361,9 @@ def test_close_waits_for_the_encoder_and_ends_waiting_requests():
 
 
 def test_drain_waits_for_images_being_encoded():
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder) as model:
-        stream = shows(model, picture())
+        stream = ask_about(model, picture())
         wait_until(lambda: encoder.calls)
         assert not model.drain(0.05)
         threading.Timer(0.05, encoder.gate.set).start()
@@ -375,16 +375,16 @@ class Panic(BaseException):
     """What a library of another language may raise."""
 
 
-class Panicking(MockVisionEncoder):
+class PanickingEncoder(MockVisionEncoder):
     def encode(self, slots):
         raise Panic("the words of a library")
 
 
 def test_a_panic_of_the_encoder_fails_every_request_and_ends_readiness():
-    with running(Panicking()) as model:
+    with running(PanickingEncoder()) as model:
         other = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
         with pytest.raises(EngineError, match="the media encoder failed") as caught:
-            shows(model, picture()).result()
+            ask_about(model, picture()).result()
         assert "words of a library" not in str(caught.value)
         with pytest.raises(EngineError):
             other.result()
@@ -392,14 +392,14 @@ def test_a_panic_of_the_encoder_fails_every_request_and_ends_readiness():
 
 
 def test_a_fatal_engine_error_also_stops_the_encoder():
-    encoder = Gated()
+    encoder = GatedEncoder()
     with running(encoder) as model:
-        seen = shows(model, picture())
+        image_stream = ask_about(model, picture())
         wait_until(lambda: encoder.calls)
         with pytest.raises(EngineError):
             model.generate(script(text="abc", crash_at_token=1))
         with pytest.raises(EngineError):
-            seen.result()
+            image_stream.result()
         encoder.gate.set()
         thread = model.runner._loop._encodings._thread._thread
         thread.join(5)
@@ -410,10 +410,10 @@ def test_a_fatal_engine_error_also_stops_the_encoder():
 def test_answers_do_not_depend_on_the_scheduler(scheduler):
     with running(MockVisionEncoder(MockEncoderSettings(latency_s=0.003))) as model:
         questions = [(picture(5 + i % 3), picture(9, 5 + i)) for i in range(8)]
-        wanted = [shows(model, *shown).result().text for shown in questions]
+        wanted = [ask_about(model, *shown).result().text for shown in questions]
     encoder = MockVisionEncoder(MockEncoderSettings(latency_s=0.003))
     made = scheduler(SchedulerSettings(max_step_tokens=16, encoder_budget_tokens=10))
     with running(encoder, scheduler=made, capacity_tokens=512, max_sequence_tokens=256) as model:
-        streams = [shows(model, *shown) for shown in questions]
+        streams = [ask_about(model, *shown) for shown in questions]
         assert [stream.result().text for stream in streams] == wanted
         assert_empty(model)

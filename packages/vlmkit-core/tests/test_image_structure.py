@@ -97,7 +97,7 @@ def test_a_bomb_is_refused_with_a_code_before_a_decoder_sees_it(monkeypatch, nam
         assert caught.value.hint
 
 
-HONEST = {
+ORDINARY = {
     "a camera's tags": lambda: with_segments(TAGS, *[EXTENDED] * 100, *[PROFILE] * 20),
     "several pictures in one file": lambda: saved(
         "MPO", save_all=True, append_images=[PIL.Image.fromarray(255 - NOISE)]
@@ -108,7 +108,7 @@ HONEST = {
         *[segment(0xED, EDITOR + b"8BIM\4\4\0\0\0\0\0\0" * 100)] * 9
     ),
     "a large profile": lambda: saved("JPEG", icc_profile=b"x" * 2_000_000),
-    "pixels in small chunks": lambda: in_chunks(1024),
+    "pixels in small chunks": lambda: png_in_chunks(1024),
     "animated gif": lambda: saved(
         "GIF",
         save_all=True,
@@ -124,25 +124,27 @@ HONEST = {
 }
 
 
-def in_chunks(num_bytes):
+def png_in_chunks(num_bytes):
     """Return a PNG file of 4 million bytes of pixels, in chunks of a few bytes."""
     noise = np.random.default_rng(1).integers(0, 256, (1000, 1000, 4), np.uint8)
     file = io.BytesIO()
     PIL.Image.fromarray(noise[..., :3]).save(file, "PNG", compress_level=1)
     content = file.getvalue()
     start, pixels = content.index(b"IDAT") - 4, b""
-    place = start
-    while content[place + 4 : place + 8] == b"IDAT":
-        length = int.from_bytes(content[place : place + 4], "big")
-        pixels += content[place + 8 : place + 8 + length]
-        place += 12 + length
+    position = start
+    while content[position + 4 : position + 8] == b"IDAT":
+        length = int.from_bytes(content[position : position + 4], "big")
+        pixels += content[position + 8 : position + 8 + length]
+        position += 12 + length
     pieces = (pixels[i : i + num_bytes] for i in range(0, len(pixels), num_bytes))
-    return content[:start] + b"".join(chunk(b"IDAT", piece) for piece in pieces) + content[place:]
+    return (
+        content[:start] + b"".join(chunk(b"IDAT", piece) for piece in pieces) + content[position:]
+    )
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", ORDINARY)
 def test_files_of_cameras_and_editors_are_opened(name):
-    image = Image.open(HONEST[name]())
+    image = Image.open(ORDINARY[name]())
     assert image.to_pil().size == image.source_size
 
 
@@ -150,14 +152,14 @@ def test_the_limit_of_scans_depends_on_the_image_size(monkeypatch):
     """A picture of 20 million pixels may have 100 scans, a larger one fewer."""
     scan = b"\xff\xda\0\x08\1\1\0\0\0\0"
 
-    def of(side, num_scans):
+    def jpeg_with_scans(side, num_scans):
         frame = struct.pack(">BHHB", 8, side, side, 1) + b"\1\x11\0"
         return jpeg.BEGIN + b"\xe0\0\2" + segment(0xC2, frame) + scan * num_scans + b"\xff\xd9"
 
-    jpeg.check(of(4472, 100), SCANS)
-    jpeg.check(of(7000, 40), SCANS)
+    jpeg.check(jpeg_with_scans(4472, 100), SCANS)
+    jpeg.check(jpeg_with_scans(7000, 40), SCANS)
     with pytest.raises(ImageError) as caught:
-        jpeg.check(of(7000, 41), SCANS)
+        jpeg.check(jpeg_with_scans(7000, 41), SCANS)
     assert caught.value.code == "image_too_complex"
 
 

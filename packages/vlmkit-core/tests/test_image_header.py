@@ -41,7 +41,7 @@ def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def late_tag(content, num_between=0):
+def with_late_tag(content, num_between=0):
     """Put the tag of a PNG file behind its pixels."""
     exif = PIL.Image.open(io.BytesIO(content)).info["exif"].removeprefix(b"Exif\0\0")
     tag = chunk(b"eXIf", exif)
@@ -74,7 +74,7 @@ def sizes(image):
 def test_the_header_of_a_file_states_what_its_decoder_returns(kind, tag, width, height, is_late):
     content = encoded(width, height, kind, tag if kind in WITH_TAGS else None)
     if is_late and kind == "PNG" and tag is not None:
-        content = late_tag(content)
+        content = with_late_tag(content)
     image = Image.open(content)
     assert sizes(Image.of_header(content)) == ((width, height), image.to_pil().size, image.turned)
 
@@ -84,7 +84,7 @@ def test_the_header_of_a_file_states_what_its_decoder_returns(kind, tag, width, 
 def test_reading_a_header_decodes_no_pixel(without_pixels, kind, is_late):
     content = encoded(30, 20, kind, 6)
     if is_late and kind == "PNG":
-        content = late_tag(content)
+        content = with_late_tag(content)
     assert sizes(Image.of_header(content)) == ((30, 20), (20, 30), True)
 
 
@@ -107,8 +107,8 @@ def test_a_file_that_is_no_image_is_refused_without_quoting_it(content, begin):
 @given(data=st.data())
 def test_a_truncated_or_changed_file_raises_only_image_errors(data):
     content = bytearray(encoded(9, 7, data.draw(st.sampled_from(KINDS))))
-    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
-        content[place] = data.draw(st.integers(0, 255))
+    for index in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[index] = data.draw(st.integers(0, 255))
     try:
         image = Image.of_header(bytes(content[: data.draw(st.integers(0, len(content)))]))
     except ImageError:
@@ -132,7 +132,7 @@ def test_a_data_url_is_read_like_a_file_within_the_same_limits():
 
 
 def test_a_png_file_with_too_many_chunks_is_refused():
-    content = late_tag(encoded(30, 20, "PNG", 6), MAX_CHUNKS)
+    content = with_late_tag(encoded(30, 20, "PNG", 6), MAX_CHUNKS)
     with pytest.raises(ImageError) as caught:
         Image.of_header(content)
     assert caught.value.code == "image_too_complex"
