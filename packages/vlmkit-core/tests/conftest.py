@@ -1,4 +1,4 @@
-"""Makes the modules beside this file importable; without the server, leaves out what needs it."""
+"""Make modules in this folder importable; without the server, skip tests that need it."""
 
 import importlib.util
 import sys

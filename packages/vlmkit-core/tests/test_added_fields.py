@@ -1,4 +1,4 @@
-"""Fields that plugins add to requests, states that components keep, and what a sampler claims."""
+"""Request fields of plugins, per-sequence states of components, and claims of samplers."""
 
 import gc
 import logging

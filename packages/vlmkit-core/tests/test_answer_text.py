@@ -1,4 +1,4 @@
-"""Answer text: nothing shown is taken back, and a stop string never shows."""
+"""Answer text: shown text is final, and a stop string is shown only on request."""
 
 from hypothesis import given, strategies as st
 
@@ -19,7 +19,7 @@ class CharacterReader:
 
 
 def feed(text, stop=(), min_tokens=0, **how):
-    """Feed a text letter by letter; return what is shown, piece by piece."""
+    """Feed a text letter by letter; return the shown pieces."""
     answer, pieces = AnswerText(CharacterReader(), tuple(stop), min_tokens, **how), []
     for letter in text:
         pieces.append(text_of(answer.push(ord(letter))))

@@ -1,4 +1,4 @@
-"""The block pool: every block has one owner count, and prefixes are shared only when equal."""
+"""The block pool: it counts the owners of each block, and shares only equal prefixes."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ def slot(start, stop, digest=b"a"):
 
 
 def admitted_cached_tokens(pool, seq):
-    """Admit a sequence; return how much of it was there, None without room."""
+    """Admit a sequence; return its number of cached tokens, or None without room."""
     admission = pool.admit(seq)
     return None if admission is None else admission.num_cached
 
@@ -137,7 +137,7 @@ def test_a_cached_prefix_never_ends_inside_an_atomic_span():
 def test_tokens_computed_within_another_atomic_span_are_not_shared():
     pool = BlockPool(32, 4)
     admit_and_compute(pool, sequence(range(16), plan=PromptPlan((Span(0, 16),))))
-    # The second prompt ends within the first, and its answer goes on in the same words.
+    # The second prompt ends within the first, and its answer continues with the same tokens.
     other = sequence(range(8), plan=PromptPlan((Span(0, 8),)))
     other.output_ids += range(8, 14)
     assert admitted_cached_tokens(pool, other) == 0
@@ -148,7 +148,7 @@ def test_prompts_with_different_atomic_spans_share_no_blocks_of_their_answers():
     span, answer = PromptPlan((Span(0, 8),)), range(40, 46)
     first = sequence([*range(4), 1, 2, 3, 4, *answer], plan=span)
     admit_and_compute(pool, first)
-    # Its span begins alike and ends otherwise. The answer goes on behind it, so nothing is cut.
+    # Its span begins with the same tokens and ends with others. The answer follows the span.
     other = sequence([*range(4), 5, 6, 7, 8, *answer], plan=span)
     admit_and_compute(pool, other)
     pool.release(other)
@@ -192,7 +192,7 @@ def test_rejected_drafts_release_their_blocks():
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random admissions, growth and releases."""
+    """Random admissions, growth and releases of sequences."""
 
     admitted = Bundle("admitted")
 

@@ -1,8 +1,8 @@
-"""All kinds of broken distributions, installed at once beside those that work.
+"""Broken distributions of all kinds, installed together beside working ones.
 
-Each is told in one sentence by its plugin, its distribution and the cause; nothing else is harmed,
-``--json`` stays JSON and ``--check`` fails. What ends the process at once (``os._exit``, a crash in
-C) or changes a library from within cannot be survived, and is not among them.
+The report names the plugin, the distribution and the cause of each in one sentence. Working plugins
+stay usable, ``--json`` prints JSON and ``--check`` fails. Not tested, since nothing survives them:
+plugins that end the process (``os._exit``, a crash in C) or change a library from within.
 """
 
 import json
@@ -28,15 +28,15 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of broken distribution.
+    """A broken distribution.
 
     Attributes:
-        name: of the plugin, and with ``broken-`` before it of its distribution.
-        source: of its module; None where there is none.
-        cause: what its sentence says of the cause.
-        entry: the lines of its entry points; ``{module}`` is its module.
-        metadata: the file; None where there is none.
-        works: whether it is only told, and offers what it has.
+        name: the name of the plugin. Its distribution is called ``broken-`` and this name.
+        source: the source of its module, or None without one.
+        cause: the text that the report must contain as the cause.
+        entry: the lines of its entry points; ``{module}`` stands for its module.
+        metadata: the content of its METADATA file, or None without one.
+        works: whether it gets only a remark, and its providers are registered.
     """
 
     name: str
@@ -64,7 +64,7 @@ def with_attributes(name: str, statement: str, cause: str) -> Kind:
 
 
 def working(name: str, code: str, cause: str) -> Kind:
-    """It works, and does to the process what no plugin should."""
+    """Return a working plugin that changes the process in a way that gets a remark."""
     return Kind(name, f"{HARMLESS}{textwrap.dedent(code)}\n", cause, works=True)
 
 
@@ -96,7 +96,7 @@ KINDS = (
     at_import(
         "mute", "class E(Exception):\n    def __str__(self): raise OSError\nraise E", "E: its text"
     ),
-    # It was written for something else.
+    # It was written for another program or version.
     with_attributes("api-none", "", "does not say VLMKIT_API" + DOES_NOT_OFFER),
     with_attributes("api-old", "VLMKIT_API = (0, 9)", "has VLMKIT_API = (0, 9)" + DOES_NOT_OFFER),
     with_attributes("api-new", "VLMKIT_API = (2, 0)", "has VLMKIT_API = (2, 0)" + DOES_NOT_OFFER),
@@ -104,7 +104,7 @@ KINDS = (
         "api-minor", "VLMKIT_API = (1, 99)", "has VLMKIT_API = (1, 99)" + DOES_NOT_OFFER
     ),
     with_attributes("api-odd", "VLMKIT_API = 'one'", "= 'one', which is not (major, minor)"),
-    # Its hooks are none.
+    # Its hooks are invalid.
     Kind("no-hook", "VLMKIT_API = 1\n", "the plugin implements no hook"),
     Kind(
         "misspelt", HARMLESS.replace("_samplers", "_sampler"), "no hook 'vlmkit_register_sampler'"
@@ -123,7 +123,7 @@ KINDS = (
     in_hook("returns", "return {'x': print}", "returned a value, which is ignored"),
     in_hook("hook-raises", "registry.add('x', print); 1 // 0", "ZeroDivisionError"),
     in_hook("hook-exits", "raise SystemExit", "the plugin tried to end the process"),
-    # What it registers is nothing.
+    # What it registers is invalid.
     in_hook("twice", "[registry.add('x', print) for _ in 'ab']", "'x' is registered twice by"),
     in_hook("name-empty", "registry.add('', print)", f"sampler name '' {NOT_PLAIN}"),
     in_hook("name-spaces", "registry.add('a b', print)", f"sampler name 'a b' {NOT_PLAIN}"),
@@ -166,7 +166,7 @@ KINDS = (
         HARMLESS.replace("samplers", "commands").replace("fine", "ask"),
         "has the name of one of vlmkit's own",
     ),
-    # Its kinds are none.
+    # Its kinds are invalid.
     at_import("kinds-odd", "VLMKIT_KINDS = 7", "VLMKIT_KINDS is of type 'int'"),
     at_import("kinds-held", "VLMKIT_KINDS = ('a',)", "VLMKIT_KINDS holds 'a'"),
     at_import(
@@ -174,7 +174,7 @@ KINDS = (
         "from vlmkit.plugins.kinds import ENGINE\nVLMKIT_KINDS = (ENGINE,)",
         "there is a kind 'engine' already",
     ),
-    # Its entry points are none.
+    # Its entry points are invalid.
     Kind(
         "attribute", HARMLESS, "has no attribute 'absent'", b"[vlmkit]\n{name} = {module}:absent\n"
     ),
@@ -198,7 +198,7 @@ KINDS = (
         "its entry points cannot be read: ",
         b"[vlmkit]\n\xff = {module}\n",
     ),
-    # It works, but was not installed well.
+    # It works, but its installation is incomplete.
     Kind("no-metadata", HARMLESS, "does not say its name", metadata=None, works=True),
     Kind(
         "no-version",
@@ -214,7 +214,7 @@ KINDS = (
         metadata=b"Name: \xff\n",
         works=True,
     ),
-    # It works, but does to the process what no plugin should.
+    # It works, but changes the process.
     working("prints", "print('{')", "printed to standard output; it went to standard error"),
     working(
         "stream",
@@ -257,7 +257,7 @@ LOW = Kind(
     f"{HARMLESS}import os\nos.write(1, b'{{')\nprint('{{', file=__import__('sys').stderr)\n",
     "",
 )
-"""It writes past Python, which nobody but a reader of standard output notices."""
+"""Writes to the file descriptor of standard output, not through Python."""
 SLOW = Kind("slow", f"{HARMLESS}import time, numpy\ntime.sleep(0.3)\n", "")
 GOOD = Kind("good", f"{HEAD}{SAMPLER}{HOOK}    registry.add('good', lambda c: Sampler())\n", "")
 
@@ -320,7 +320,7 @@ print('told: ' + json.dumps(told))
 
 @dataclass(frozen=True)
 class Site:
-    """A folder of installed distributions, which commands find beside what is there anyway."""
+    """A folder of installed distributions, which commands find beside those of this environment."""
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
@@ -472,7 +472,7 @@ def test_working_providers_are_built_beside_broken_ones(build_errors: dict[str, 
     assert set(build_errors) == set(BROKEN_BUILDS), build_errors
 
 
-# One alone, as most people meet it.
+# A single broken distribution, the usual case.
 
 
 def test_tracebacks_are_shown_only_with_debug(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model's folder: small JSON files are read under bounds, and a change of any file shows."""
+"""Checkpoint folders: JSON files are read within bounds, and fingerprints cover every file."""
 
 import pytest
 

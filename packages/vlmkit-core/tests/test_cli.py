@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it fails, and that it stops when told to."""
+"""The command line: its output, its errors, and how it stops."""
 
 import io
 import json
@@ -69,7 +69,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start the command in processes of their own, with pipes for everything."""
+    """Start commands in separate processes whose standard streams are pipes."""
     with ExitStack() as stack:
         # Tests that run in the background may ignore Ctrl-C, and children would inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,7 +86,7 @@ def start() -> Iterator[Start]:
 
 
 def read_until(stream: "IO[str] | None", wanted: str) -> str:
-    """Read a pipe up to the first place where it says ``wanted``."""
+    """Read a pipe up to the first occurrence of ``wanted``."""
     assert stream is not None
     text = ""
     while wanted not in text:
@@ -96,7 +96,7 @@ def read_until(stream: "IO[str] | None", wanted: str) -> str:
     return text
 
 
-# Asking.
+# vlmkit ask.
 
 
 def test_standard_output_holds_only_the_answer(
@@ -132,7 +132,7 @@ def test_an_image_is_fetched_from_a_url_that_the_user_names(
 
 @pytest.fixture
 def image_url(image: Path) -> Iterator[str]:
-    """Serve the picture's folder on a free loopback port."""
+    """Serve the image's folder on a free loopback port; yield the URL of the image."""
     command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
     server = subprocess.Popen(
         command, cwd=image.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -301,7 +301,7 @@ def test_help_states_the_default_number_of_tokens(capsys: pytest.CaptureFixture[
         assert "by default the model's own limit" in " ".join(capsys.readouterr().out.split())
 
 
-# Failing.
+# Errors.
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
@@ -480,7 +480,7 @@ def test_the_printed_version_is_that_of_the_package(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"vlmkit, version {vlmkit.__version__}\n"
 
 
-# Being light.
+# Imports and output encoding.
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["serve", "--help"], ["models"]])
@@ -587,7 +587,7 @@ def test_the_address_of_the_command_line_overrides_all_others(start: Start, tmp_
     assert process.wait(300) == 0
 
 
-# Talking.
+# vlmkit chat.
 
 
 def test_a_piped_chat_answers_each_line_and_runs_its_commands(
@@ -670,7 +670,7 @@ def test_a_terminal_chat_prompts_survives_ctrl_c_and_ends_with_ctrl_d(start: Sta
     terminal.wait_for("tick tick")
     process.send_signal(signal.SIGINT)
     terminal.wait_for("> ")
-    # Python's input() can miss a signal that comes in the moment before it waits.
+    # Python's input() can miss a signal that arrives just before it waits.
     interrupt = partial(process.send_signal, signal.SIGINT)
     interrupt()
     terminal.wait_for("/quit ends the chat", nudge=interrupt)
@@ -753,14 +753,14 @@ class Terminal:
         self._marks_pastes = False
 
     def paste(self, text: str) -> None:
-        """Send text as a terminal does that was told, or not, to mark what is pasted."""
+        """Send pasted text, marked if the program turned bracketed paste on."""
         self.type(f"\x1b[200~{text}\x1b[201~" if self._marks_pastes else text)
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, wanted: str, nudge: Callable[[], None] = lambda: None) -> None:
-        """Read until ``wanted`` was written, and forget what came up to it; nudge in silences."""
+        """Read until ``wanted`` appears; call ``nudge`` after each second without text."""
         deadline = time.monotonic() + 300
         while wanted not in self._text:
             assert time.monotonic() < deadline, self._text
@@ -772,7 +772,7 @@ class Terminal:
         self._text = self._text.partition(wanted)[2]
 
     def _strip_paste_modes(self) -> None:
-        """Note whether pastes are to be marked, and show nothing of that."""
+        """Record the bracketed paste mode, and remove its control sequences from the text."""
         if printed := re.findall(r"\x1b\[\?2004([hl])", self._text):
             self._marks_pastes = printed[-1] == "h"
         self._text = re.sub(r"\x1b\[\?2004[hl]\r?", "", self._text)
@@ -883,7 +883,7 @@ def test_plugins_outside_the_list_are_left_out_of_every_command(
     assert run(["plugins", "--set", "plugins.only=['vlmkit-mok']"]) == 2
     assert "did you mean 'vlmkit-mock'?" in capsys.readouterr().err
     monkeypatch.setenv("VLMKIT_PLUGINS__ONLY", "['vlmkit-nothing']")
-    assert run(["mcp"]) == 2  # a command of a plugin, which is not looked for elsewhere
+    assert run(["mcp"]) == 2  # a command of a plugin
 
 
 @pytest.mark.parametrize(
@@ -981,7 +981,7 @@ def test_doctor_reports_a_model_that_no_provider_can_serve(
     assert run(["doctor", str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert re.search(r"engine +none +no installed provider can serve this model", shown.out)
-    assert re.search(r"media_encoder +none +chosen", shown.out)  # it is no model that sees
+    assert re.search(r"media_encoder +none +chosen", shown.out)  # the model takes no images
     assert "no tokenizer and no engine here can serve model" in shown.err
 
 
@@ -1112,7 +1112,7 @@ def test_a_pulled_model_is_listed_and_described(
 
 
 def safetensors(folder: Path, name: str, **tensors: tuple[str, list[int]]) -> None:
-    """Write a file whose header describes tensors; their values play no part here."""
+    """Write a file whose header describes tensors; their values are not read."""
     described, end = {}, 0
     for key, (dtype, shape) in tensors.items():
         begin, end = end, end + BITS[dtype] // 8 * math.prod(shape)
@@ -1179,7 +1179,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def added_commands(group: str) -> Iterator[click.Command]:
-    """Yield the commands that other parts of vlmkit add to a group."""
+    """Yield the commands that other vlmkit distributions add to a group."""
     commands = load_plugins(PluginSettings(only=())).commands
     prefix = f"{group} ".removeprefix("vlmkit ")
     for each in commands:

@@ -1,4 +1,4 @@
-"""Commands that plugins add to the command line, and that no plugin can take it down."""
+"""Commands of plugins on the command line; a broken plugin breaks no other command."""
 
 import importlib.metadata
 import json
@@ -47,7 +47,7 @@ Install = Callable[[str], Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return a function that makes a file of this source a plugin of every run."""
+    """Return a function that writes a plugin file and loads it in every run."""
     files: list[str] = []
 
     def install(source: str) -> Path:
@@ -61,7 +61,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def registering(*lines: str, head: str = "") -> str:
-    """Return a plugin whose hook for commands does this."""
+    """Return the source of a plugin whose hook for commands runs this code."""
     body = "".join(f"    {line}\n" for line in lines)
     return f"{HEAD}{head}@hookimpl\ndef vlmkit_register_commands(registry):\n{body}"
 

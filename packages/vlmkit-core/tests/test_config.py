@@ -1,4 +1,4 @@
-"""Where settings come from, who wins, and what is said about a wrong one."""
+"""Sources of settings, their precedence, and errors about wrong settings."""
 
 import importlib.metadata
 import json
@@ -139,7 +139,7 @@ def test_the_last_of_two_equal_assignments_applies() -> None:
 )
 def test_an_assigned_text_is_read_as_toml_or_else_as_text(text: str, value: Any) -> None:
     layered = read(None, f"engine.x={text}", VLMKIT_SAMPLER__X=text)
-    # Around --set the command line's blanks do not count.
+    # --set ignores spaces around its name and value.
     assert layered.config.engine.settings["x"] == value
     assert layered.config.sampler.settings["x"] == value
 
@@ -386,7 +386,7 @@ def test_every_path_of_a_config_is_listed_with_its_setting(
 def test_a_relative_folder_stays_a_folder_when_the_config_path_is_relative(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a packaged model of that name, nor one on the hub."""
+    """It must not become the name of a packaged model or of a model on the hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     model = read(write(Path(), "model='./mock'", file)).config.model
@@ -470,7 +470,7 @@ def test_variables_of_other_programs_and_reserved_ones_are_no_settings() -> None
 
 
 def service_variables(name: str) -> dict[str, str]:
-    """What Kubernetes tells every container about a Service with two named ports."""
+    """Return the variables that Kubernetes sets for a Service with two named ports."""
     links = {
         f"{name}_PORT_{port}_{protocol.upper()}{key}": value
         for port, protocol in ((8000, "tcp"), (53, "udp"))
@@ -779,7 +779,7 @@ def test_a_provider_that_cannot_run_on_this_machine_is_refused(plugins: loader.P
         check_components(read(None, "engine.use=absent").config, plugins)
 
 
-# What is shown.
+# Shown settings and generated pages.
 
 
 def test_secrets_are_never_shown_but_switches_are() -> None:

@@ -1,4 +1,4 @@
-"""Numbers and types in a checkpoint's small files: what no model can be is refused by name."""
+"""Bounds of numbers and types in a checkpoint's JSON files; errors name the value."""
 
 import json
 from pathlib import Path

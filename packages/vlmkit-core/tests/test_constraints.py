@@ -1,4 +1,4 @@
-"""Answers keep to what they were asked to keep to, whatever else is asked, and never without it."""
+"""Constrained answers match their constraint with any drafts, samplers and options."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ COLOURS = OneOf(TEXTS)
 
 
 class RandomProposer:
-    """Guesses by chance: what is allowed, what is not, and the end."""
+    """Propose random tokens: allowed ones, forbidden ones and the end."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -187,7 +187,7 @@ def test_log_probabilities_of_a_constrained_answer_are_those_of_the_model():
     assert min(sample_logprobs) < -3.0, "what was chosen was unlikely without the constraint"
 
 
-# Samplers that know nothing of constraints.
+# Samplers without support for constraints.
 
 
 class GreedySampler:
@@ -196,7 +196,7 @@ class GreedySampler:
 
 
 class ConstantSampler:
-    """Chooses the same token whatever the logits say."""
+    """Samples the same token for any logits."""
 
     def prepare(self, rows):
         return lambda logits: logits.argmax(-1) * 0 + ord("x")
@@ -221,18 +221,18 @@ def test_a_sampler_that_ignores_masks_fails_only_the_constrained_request(show):
         assert model.runner.is_ready
 
 
-# Constraints that cannot go on.
+# Matchers that fail.
 
 
-class ForbidsEverythingLater(Spelling):
+class RaisesLater(Spelling):
     def fill(self, mask):
         if len(self.rests) > 2:
             raise RuntimeError("it said: a red circle")
         super().fill(mask)
 
 
-class FailsLater(Spelling):
-    """Finds out late that there was no way."""
+class AllowsNothingLater(Spelling):
+    """Allows no token after the first ones, and no end."""
 
     def fill(self, mask):
         if len(self.rests) < 4:
@@ -257,8 +257,8 @@ def with_matcher(matcher_class):
 @pytest.mark.parametrize(
     ("broken", "error", "match"),
     [
-        (ForbidsEverythingLater, EngineError, "^the constraint failed on this request"),
-        (FailsLater, ConstraintError, "cannot go on"),
+        (RaisesLater, EngineError, "^the constraint failed on this request"),
+        (AllowsNothingLater, ConstraintError, "cannot go on"),
         (AcceptsNothing, EngineError, "refuses a token that it allowed"),
     ],
 )
@@ -288,7 +288,7 @@ def test_a_matcher_that_fails_on_a_draft_does_not_fail_the_answer(fails, is_rese
     truth = expected[0][0][0].encode()
 
     class FailsOffPath(Spelling):
-        """Is of no more use once it looked where the answer never goes, as a library's may be."""
+        """Fails for good after a wrong draft, as a library's matcher may."""
 
         def __init__(self, token_bytes, texts):
             super().__init__(token_bytes, texts)
@@ -429,7 +429,7 @@ def test_masks_are_computed_between_forward_and_sampling():
 
 def test_a_constrained_answer_is_text_from_its_first_token():
     class ReasoningTokenizer(MockTokenizer):
-        """Its prompts begin what the model thinks."""
+        """Its prompts open the model's reasoning."""
 
         def prompt(self, messages, *, tools=None, options=PLAIN):
             return replace(
@@ -582,7 +582,7 @@ def test_special_tokens_have_no_bytes_in_the_vocabulary_of_a_compiler():
             super().__init__(vocabulary)
 
     class NamedSpecialTokens(MockTokenizer):
-        """Spells special tokens, as tokenizers do, and shows them nowhere."""
+        """Gives special tokens a text, as tokenizers do."""
 
         def token_bytes(self, token_id):
             return super().token_bytes(token_id) or b"<|special|>"

@@ -1,4 +1,4 @@
-"""Files are told apart by what is in them, and gigabytes are not read twice for it."""
+"""Fingerprints depend on the content of files, and large files are read only once."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ for _ in range(20):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Remember at once and everything, in a cache folder of the test's own."""
+    """Cache digests immediately and for files of any size, in a folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     monkeypatch.setattr(content, "LEAST_BYTES", 1)
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def read(monkeypatch):
-    """Note which files are read."""
+    """Record the names of files that are read."""
     names = []
     original = content.digest
 
@@ -57,7 +57,7 @@ def fingerprint(folder):
 
 
 def rewrite(path, data, *, keeps_times=True):
-    """Write a file anew, in place, with the times that it had."""
+    """Overwrite a file in place, and keep its times on request."""
     stat = path.stat()
     with path.open("r+b") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""What decoding takes is stated for each format, equals what is measured, and no copy stays."""
+"""The memory of decoding: stated for each format, equal to measurements, and freed afterwards."""
 
 import gc
 import importlib.util
@@ -43,7 +43,7 @@ def saved(kind, pil_image=None, **options):
 
 
 def live_images(size=(WIDTH, HEIGHT)):
-    """Pillow's pictures of a size that anything still holds."""
+    """Return the Pillow images of a size that are still alive."""
     objects = [each for each in gc.get_objects() if issubclass(type(each), PIL.Image.Image)]
     return [each for each in objects if each.size == size]
 
@@ -62,7 +62,7 @@ def test_every_supported_format_has_a_stated_cost_and_a_measurement():
 
 @pytest.mark.parametrize("kind", image_memory.KINDS)
 def test_the_estimated_cost_covers_the_pixels_that_pillow_returns(kind):
-    """The estimate never falls under the pixels that Pillow returns, and those that are kept."""
+    """The estimate covers the pixels that Pillow returns and those that the image keeps."""
     content = image_memory.KINDS[kind](image_memory.drawn(WIDTH, HEIGHT))
     image = Image.open(content)
     assert image.cost.held_bytes == 4 * WIDTH * HEIGHT
@@ -109,7 +109,7 @@ def test_coefficients_are_counted_for_formats_whose_decoder_keeps_them(options, 
 
 
 def test_a_baseline_jpeg_with_separate_scans_is_counted_as_progressive():
-    """A decoder keeps the coefficients of a baseline file, too, if they come one by one."""
+    """A decoder also keeps the coefficients of a baseline file whose components come one by one."""
     content = bytearray(saved("JPEG", PIL.Image.new("RGB", (64, 64)), subsampling=0))
     scan = content.index(b"\xff\xda")
     content[scan + 2 : scan + 14] = b"\0\x08\x01\x01\x00\x00\x3f\x00" + bytes(4)
@@ -117,7 +117,7 @@ def test_a_baseline_jpeg_with_separate_scans_is_counted_as_progressive():
 
 
 def test_decoding_is_repeated_after_a_temporary_lack_of_memory(monkeypatch):
-    """libjpeg says that a file is broken when it gets no memory."""
+    """libjpeg reports a broken file when an allocation fails."""
     content, load = saved("JPEG"), PIL.ImageFile.ImageFile.load
     calls = []
 
@@ -146,7 +146,7 @@ def test_a_file_is_reported_as_broken_only_if_memory_sufficed(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
 def test_an_error_does_not_hold_decoded_pixels(kind):
-    """A server keeps errors for a while, and those in cycles until they are collected."""
+    """A server keeps errors for a while; errors in reference cycles wait for the collector."""
     content = saved(kind)
     image = Image.open(content[: len(content) * 3 // 4])
     gc.collect()
@@ -177,7 +177,7 @@ def test_a_webp_header_is_read_without_its_decoder(monkeypatch):
 
 
 def test_compressed_texts_and_profiles_of_png_files_are_not_inflated():
-    """Two megabytes in a profile are refused by Pillow, and texts would be kept by the dozen."""
+    """Pillow refuses a profile of 2 MB, and would keep every text."""
     png_info = PIL.PngImagePlugin.PngInfo()
     for number in range(70):
         png_info.add_text(f"note {number}", "x" * 2**20, zip=True)

@@ -30,7 +30,7 @@ def is_granted(lease):
 
 
 class Limiter(RuleBasedStateMachine):
-    """Whatever the order of leases: the bound holds, and no lease waits beside free memory."""
+    """The bound holds and no lease waits beside free memory, for any order of leases."""
 
     def __init__(self):
         super().__init__()

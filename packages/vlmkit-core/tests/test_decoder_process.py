@@ -1,4 +1,4 @@
-"""Files that are decoded in a process of their own: what it returns, and how it ends."""
+"""Decoding in a separate process: its pixels, its limits, and how it ends."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def avif(size=(64, 48), mode="RGB", **options):
 
 
 def with_rotation(content, angle=None, axis=None):
-    """An AVIF file whose primary item gets properties that turn it; boxes grow by what is added."""
+    """Return an AVIF file whose primary item has added rotation properties."""
     added = b"" if angle is None else b"\0\0\0\x09irot" + bytes([angle])
     added += b"" if axis is None else b"\0\0\0\x09imir" + bytes([axis])
     num = (angle is not None) + (axis is not None)
@@ -61,7 +61,7 @@ def with_rotation(content, angle=None, axis=None):
     return bytes(grown)
 
 
-# Decoders of this file, which the process imports by name.
+# Decoders that the process imports from this file by name.
 
 
 def wide(content):
@@ -89,7 +89,7 @@ def quiet(content):
 
 @pytest.fixture
 def importable_decoders(monkeypatch):
-    """Let the process find this file."""
+    """Make this file importable for the process."""
     monkeypatch.setenv(
         "PYTHONPATH",
         os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
@@ -145,7 +145,7 @@ def test_a_size_is_checked_before_a_decoder_runs(monkeypatch):
 
 
 def test_a_payload_larger_than_stated_gets_no_more_memory(monkeypatch):
-    """libavif decodes whatever the payload states, and scales it to the size in the header."""
+    """libavif decodes the size of the payload, and scales it to the size in the header."""
     monkeypatch.setattr(isolated, "SPARE_BYTES", -(2**24))
     content = bytearray(avif((4000, 3000)))
     assert Image.open(avif()).to_pil().size == (64, 48)

@@ -1,4 +1,4 @@
-"""What a reader tells reaches Python: text, reasoning and calls of tools, each by itself."""
+"""Deltas of a reader reach the Python API as text, reasoning and tool calls."""
 
 import json
 import pickle
@@ -36,7 +36,7 @@ DELTAS = [
 
 
 class CallingTokenizer(MockTokenizer):
-    """Its readers take what is said for calls: each letter is one of a tool of that name."""
+    """Its readers turn each letter into a call of the tool with that name."""
 
     def reader(self, prompt, *, shows_special=False):
         return ToolCallParser(MockTokenStream())

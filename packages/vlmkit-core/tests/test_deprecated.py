@@ -1,4 +1,4 @@
-"""Old names of modules lead to the new ones, with one warning each."""
+"""Old names of modules import the new ones, with one warning each."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Drafts change nothing but speed: whatever is guessed, answers are those without any guess."""
+"""Drafts change only the speed: answers are the same with any proposer and without one."""
 
 import random
 
@@ -17,7 +17,7 @@ from vlmkit_testing import ProposerContract, new_sequence
 
 
 class RandomProposer:
-    """Guesses what it knows to follow, then goes wrong in every way; by chance."""
+    """Propose random mixtures of correct tokens, wrong tokens and the end."""
 
     def __init__(self, seed, answers=()):
         self.random = random.Random(seed)
@@ -177,7 +177,7 @@ def test_tokens_that_followed_the_last_equal_ngram_are_drafted():
 
 
 def draft_counts(*accepted):
-    """Return how deep each next guess is, after so many of the last one stood."""
+    """Return the number of drafts of each proposal, after the given numbers were accepted."""
     proposer, sequence = NgramProposer(), new_sequence([5] * 30)
     found = [len(proposer.propose(sequence, 100))]
     for num_accepted in accepted:

@@ -1,4 +1,4 @@
-"""Which words of a chat message are paths of images, and which are text."""
+"""Words of a chat message that are paths of images, and words that are text."""
 
 import shlex
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from vlmkit.cli.dropped_files import dropped
 
-pytestmark = pytest.mark.posix  # paths and blanks are written as a shell has it
+pytestmark = pytest.mark.posix  # paths and spaces are written in shell syntax
 
 
 @pytest.fixture

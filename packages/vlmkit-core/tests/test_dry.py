@@ -1,4 +1,4 @@
-"""DRY and XTC are llama.cpp's, computed here by their definitions, with drafts and without."""
+"""DRY and XTC equal the definitions of llama.cpp, with drafts and without."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from vlmkit_testing import new_sequence
 
 
 def penalties_by_definition(tokens, params, breakers):
-    """Compare every earlier place with the end of the window, token by token."""
+    """Compare every earlier position with the end of the window, token by token."""
     window = tokens[-(params.dry_penalty_last_n % (MAX_DRY_TOKENS + 1)) :]
     num, allowed = len(window), params.dry_allowed_length
     limit = num
@@ -108,7 +108,7 @@ def test_the_largest_window_of_one_token_takes_little_time():
 
 
 class TextVocabulary:
-    """A vocabulary of given texts, read longest first."""
+    """A vocabulary of given texts; encoding takes the longest match first."""
 
     def __init__(self, texts):
         self.texts = [text.encode() for text in texts]
@@ -127,7 +127,7 @@ class TextVocabulary:
 
 
 def breakers_by_definition(vocabulary, text):
-    """llama.cpp's get_overlapping_token_sequences, in its own words."""
+    """Return the result of llama.cpp's get_overlapping_token_sequences."""
     made = {}
     for token_id, spelling in enumerate(each.decode() for each in vocabulary.texts):
         if text in spelling:
@@ -157,7 +157,7 @@ def test_sequence_breakers_match_their_definition(texts, breaker):
 
 
 def xtc_by_definition(logits, params):
-    """Sort the tokens, and drop all that are likely enough but the last of these."""
+    """Sort the tokens; drop those over the threshold except the least likely of them."""
     order = np.argsort(-logits)
     scaled = logits[order].astype(np.float64) / params.temperature
     probs = np.exp(scaled - scaled.max())

@@ -1,4 +1,4 @@
-"""Texts that are embedded or scored: right rows, whatever runs beside them, and nothing is left."""
+"""Embeddings and scores: correct values beside any other requests, and nothing left behind."""
 
 import asyncio
 import dataclasses
@@ -32,7 +32,7 @@ LAST, MEAN, CLS = Pooling(), Pooling("mean"), Pooling("cls", normalises=False)
 
 
 class ThreeRowsEngine(MockEngine):
-    """Gives three rows of logits an item."""
+    """Returns at most three rows of logits for an item."""
 
     @property
     def limits(self):
@@ -54,7 +54,7 @@ def pipeline(pooling=LAST, engine=MockEngine, max_step_tokens=64, **options):
 
 
 def reference_rows(prompt, answer=(), **item):
-    """Return what the mock gives if all tokens are computed at once and nothing else is."""
+    """Return the mock's rows with all tokens computed at once and alone."""
     engine = MockEngine(MockEngineSettings(capacity_tokens=4096, max_chunk_tokens=2048))
     features = dict(enumerate(MockVisionEncoder().encode(prompt.media)))
     sequence = new_sequence(prompt, output_ids=answer, plan=engine.read(prompt), features=features)
@@ -98,7 +98,7 @@ TIGHT = {"capacity_tokens": 96, "max_sequence_tokens": 96, "max_chunk_tokens": 1
 @pytest.mark.parametrize("options", [{}, TIGHT, {"shares_prefixes": False, "max_chunk_tokens": 5}])
 def test_vectors_do_not_depend_on_batching_chunks_and_cache(pooling, options):
     with pipeline(pooling, **options) as model:
-        for _ in range(2):  # the second time all of them stand in the cache
+        for _ in range(2):  # the second time, all of them are cached
             vectors = model.embed(TEXTS * 2)
             for text, vector in zip(TEXTS * 2, vectors, strict=True):
                 assert vector.dtype == np.float32
@@ -114,7 +114,7 @@ def test_texts_with_images_use_the_template_and_the_encoder(pooling, is_atomic):
     pictures = [[picture()], [], [picture(4, 9), picture(8, 6, "blue")]]
     with pipeline(pooling, images_are_atomic=is_atomic, max_step_tokens=9) as model:
         vectors = model.embed(TEXTS, images=pictures)
-        num_encoded = 0 if pooling is CLS else 3  # nothing that comes before the first token
+        num_encoded = 0 if pooling is CLS else 3  # CLS needs only the first token, before any image
         assert model.stats().counters["num_media_encoded"] == num_encoded
         assert_empty(model)
     prompts = [
@@ -395,7 +395,7 @@ def test_mixed_requests_equal_requests_alone_and_leave_nothing(
         assert_empty(model)
 
 
-# A text that is tokens already.
+# Token ids instead of text.
 
 
 def test_token_ids_are_answered_embedded_and_scored_like_their_text():

@@ -1,4 +1,4 @@
-"""Images are encoded beside the loop: who needs one waits for it, and nobody else does."""
+"""The encoder queue: images are encoded beside the loop, and only their sequences wait."""
 
 import dataclasses
 import gc
@@ -28,7 +28,7 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
 class GatedEncoder(MockVisionEncoder):
-    """Encodes when it is let; notes who calls and how many images each call has."""
+    """Encodes while its gate is open; records calling threads and the images of each call."""
 
     def __init__(self, **settings):
         super().__init__(MockEncoderSettings(**settings))
@@ -66,7 +66,7 @@ def running(encoder, *, engine=None, scheduler=None, settings=None, **options):
 
 
 def ask_about(model, *pictures, tenant="", text="what?", **params):
-    """Submit a question about pictures."""
+    """Submit a question about images."""
     message = Message.of("user", text, [Image.open(p) for p in pictures])
     params = model.params(**params)
     return model.submit(Request(messages=[message], tenant=tenant, params=params))
@@ -79,7 +79,7 @@ def assert_empty(model):
 
 
 class IgnoresEncoding(ContinuousScheduler):
-    """Plans what touches an image again and again, without a look at what is being encoded."""
+    """Plans chunks with an image in every step, even while it is being encoded."""
 
     def plan(self, cache):
         hidden = {sequence: sequence.encoding for sequence in self._running}
@@ -92,7 +92,7 @@ class IgnoresEncoding(ContinuousScheduler):
 
 
 class EncodesOneStepAhead(ContinuousScheduler):
-    """Names images in one step and plans what needs them in the next."""
+    """Starts encoding in one step, and plans the chunk in the next."""
 
     def plan(self, cache):
         step = super().plan(cache)
@@ -109,7 +109,7 @@ SCHEDULERS = [ContinuousScheduler, IgnoresEncoding, EncodesOneStepAhead]
     ("scheduler", "mixes"),
     [
         *((scheduler, True) for scheduler in SCHEDULERS),
-        # Unaware of what is being encoded, a step of one chunk has room for nobody else's.
+        # With IgnoresEncoding, a step of one chunk has no room for another sequence.
         *((scheduler, False) for scheduler in SCHEDULERS if scheduler is not IgnoresEncoding),
     ],
 )
@@ -305,7 +305,7 @@ def test_an_image_that_breaks_the_encoder_fails_no_other_of_its_batch():
 
 
 class RefusingEncoder(GatedEncoder):
-    """Refuses one picture by its size, as a tower does that cannot take it."""
+    """Refuses an image of one size, as a tower may."""
 
     def encode(self, slots):
         try:
@@ -372,7 +372,7 @@ def test_drain_waits_for_images_being_encoded():
 
 
 class Panic(BaseException):
-    """What a library of another language may raise."""
+    """An error of a library in another language: not an Exception."""
 
 
 class PanickingEncoder(MockVisionEncoder):

@@ -1,4 +1,4 @@
-"""The executor joins engine and sampler: in which order, and for which rows."""
+"""The step executor: the order of its calls of engine and sampler, and their rows."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TEXT = Prompt(tuple(MockTokenizer().encode("a prompt of some words")))
 
 
 class RecordingParts:
-    """Tells a list of every call that concerns a step."""
+    """Engine and sampler that record the calls of a step."""
 
     def __init__(self, engine):
         self.calls = []

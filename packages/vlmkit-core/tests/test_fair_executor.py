@@ -1,4 +1,4 @@
-"""Worker threads that tenants share, and the queue in front of them."""
+"""Worker threads that tenants share, and their queue."""
 
 import gc
 import threading
@@ -94,7 +94,7 @@ def test_cancelled_work_leaves_the_queue_and_is_freed():
     ran = []
     waiting = [executor.submit("b", lambda: ran.append(1)) for _ in range(5)]
     assert all(future.cancel() for future in waiting)
-    assert executor._queue.num_waiting <= 1  # the blocker may not have begun
+    assert executor._queue.num_waiting <= 1  # the blocking task may not have started
     go_on.set()
     assert executor.submit("b", lambda: "last").result(300) == "last"
     assert not ran
@@ -140,7 +140,7 @@ def test_a_cancellation_runs_each_callback_once_and_late_ones_immediately():
 
 
 def test_finished_work_is_freed_without_garbage_collection():
-    """A request's files and what came of it would stay until the next one."""
+    """Otherwise, the files and results of a request would stay until the next one."""
 
     class Content:
         pass
@@ -153,7 +153,7 @@ def test_finished_work_is_freed_without_garbage_collection():
         future = executor.submit("", partial(id, content))
         assert future.result(60)
         del future, content
-        executor.submit("", int).result(60)  # the one before has left the thread
+        executor.submit("", int).result(60)  # the thread has dropped the previous task
         assert reference() is None
     finally:
         gc.enable()

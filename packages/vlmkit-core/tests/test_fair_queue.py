@@ -1,4 +1,4 @@
-"""Accounts share what is computed: none waits for another's burst, and none is starved."""
+"""The fair queue: no tenant waits for another's burst, and none starves."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from vlmkit_testing.contracts.strict_cache import StrictCache
 
 @dataclass(eq=False)
 class FakeJob:
-    """What the fair queue reads of a job."""
+    """The attributes of a job that the fair queue reads."""
 
     account: str
     sequence: Sequence
@@ -56,7 +56,7 @@ def new_job(account, num_tokens=10, *, priority=0, num_outputs=1, prompt=None):
 
 @dataclass
 class ServedQueue:
-    """A loop that computes nothing: the fair queue in front of the built-in scheduler."""
+    """A simulated loop: the fair queue in front of the built-in scheduler."""
 
     max_running: int = 4
     max_step_tokens: int = 64
@@ -153,7 +153,7 @@ def test_a_tenant_with_much_past_usage_does_not_wait_for_a_new_one():
     simulated.add(*[new_job("new", 500) for _ in range(1000)])
     simulated.add(late := new_job("old", 500))
     assert first_step(simulated, late) <= 3
-    for _ in range(10):  # the same again: now it has used a little more
+    for _ in range(10):  # the same again, with a little more usage
         simulated.add(late := new_job("old", 500))
         assert first_step(simulated, late) <= 1 + WINDOW_TOKENS // 500
 
@@ -273,7 +273,7 @@ def test_every_request_is_served_and_nothing_is_left(actions, max_running, max_s
 )
 @settings(max_examples=15)
 def test_tenants_that_always_have_requests_get_equal_shares(kinds, max_running):
-    """Accounts with requests of any size get as much of what is computed, within a bound."""
+    """Their weighted tokens differ by a bound, for requests of any size."""
     simulated = ServedQueue(max_running, max_step_tokens=256)
     for number, (num_tokens, num_outputs) in enumerate(kinds):
         simulated.add(

@@ -1,6 +1,6 @@
-"""What goes wrong in a part is told by what the part is, its provider and its distribution.
+"""Errors of a component name its kind, its provider and its distribution.
 
-Each part is that of a local plugin, which a real model is assembled with.
+Each component is from a local plugin, and part of a real model.
 """
 
 import logging
@@ -40,7 +40,7 @@ Made = Callable[..., Any]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Made:
-    """Return what loads the mock with the part ``bad`` of a plugin of this source."""
+    """Return a function that loads the mock with the component ``bad`` of a plugin."""
 
     @contextmanager
     def load(kind: str, source: str) -> Iterator[vlmkit.Model]:
@@ -58,7 +58,7 @@ def load(tmp_path: Path) -> Made:
 
 
 def bad_prompt(kind: str, tmp_path: Path) -> str:
-    """Return how messages call it."""
+    """Return the name of the component in messages."""
     return f"{kind.replace('_', ' ')} 'bad' from '{tmp_path / 'faulty.py'}'"
 
 

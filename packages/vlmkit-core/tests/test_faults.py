@@ -1,4 +1,4 @@
-"""A pipeline whose parts misbehave: the fault stays with its request, and nobody waits for ever."""
+"""A pipeline with faulty components: only affected requests fail, and every request ends."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ def running(*, engine=None, tokenizer=None, encoder=None, sampler=None, schedule
 
 
 def assert_serves(model):
-    """Whatever happened before, the next request is answered and nothing is left."""
+    """Assert that a new request is answered, and that nothing is left of earlier ones."""
     assert model.generate(script(text="still here")).text == "still here"
     wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_running == 0)
     assert model.runner._engine.num_free_tokens == model.facts.limits.capacity_tokens
@@ -66,7 +66,7 @@ def assert_serves(model):
 
 
 class BreakingTokenizer(MockTokenizer):
-    """Its readers break at the letter ``!`` and when an answer with ``?`` is over."""
+    """Its readers raise at the letter ``!``, and at the end of an answer with ``?``."""
 
     def reader(self, prompt, *, shows_special=False):
         return BreakingReader(super().reader(prompt))
@@ -108,7 +108,7 @@ def test_a_detokenizer_that_fails_only_fails_its_own_request(text):
 
 
 class WrongRows(MockEngine):
-    """Returns a row too few or too many when the answer ``bad`` is in the step."""
+    """Returns a wrong number of rows if the answer ``bad`` is in the step."""
 
     change = staticmethod(lambda rows: rows[1:])
 
@@ -132,7 +132,7 @@ def test_a_wrong_number_of_rows_only_fails_its_own_request(change):
 
 
 class BrokenTokens(ArraySampler):
-    """Changes what was picked into something that is not a token id for each row."""
+    """Replaces the sampled tokens by an invalid result."""
 
     def __init__(self, change):
         self._change = change
@@ -177,7 +177,7 @@ def test_a_sampler_that_fails_in_prepare_only_fails_its_own_request():
 
 
 class NotANumber(MockEngine):
-    """Rows of the answer ``bad`` hold one NaN among good values."""
+    """Returns rows with one NaN for the answer ``bad``."""
 
     def _logits(self, wanted):
         rows = super()._logits(wanted)
@@ -198,7 +198,7 @@ def test_a_row_that_is_not_finite_only_fails_its_own_request():
 
 
 class Panic(BaseException):
-    """What a Rust library raises when it panics: not an Exception."""
+    """The error of a Rust library that panics: not an Exception."""
 
 
 class PanickingEngine(MockEngine):
@@ -231,7 +231,7 @@ def test_a_failure_callback_may_raise_or_close_the_pipeline():
     for watcher in (fail, lambda _: model.close(), failures.append):
         model.runner.on_failure(watcher)
     with pytest.raises(EngineError):
-        model.generate("x", images=[picture()])  # now the encoder's thread runs, too
+        model.generate("x", images=[picture()])  # this starts the encoder's thread, too
     wait_until(lambda: failures)
     assert isinstance(failures[0], Panic)
 
@@ -319,7 +319,7 @@ def test_small_features_stay_within_the_memory_bound_of_the_cache():
     assert cache.get(b"", (4999).to_bytes(32, "big")) is not None
 
 
-# Requests that no schema has seen.
+# Requests without validation by a schema.
 
 
 class EmptyPromptTokenizer(MockTokenizer):
@@ -336,7 +336,7 @@ def test_a_prompt_without_tokens_is_refused():
 
 
 class OutsideVocabulary(MockTokenizer):
-    """Names tokens that the engine's output has no column for, as some checkpoints do."""
+    """Has special tokens without a column in the logits, as some checkpoints do."""
 
     @property
     def banned_ids(self):

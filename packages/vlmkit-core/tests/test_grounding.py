@@ -1,4 +1,4 @@
-"""Places that answers name: as each family writes them, in pixels of the upright picture."""
+"""Boxes and points of answers, in the formats of each family, as pixels of the upright image."""
 
 import re
 
@@ -18,7 +18,7 @@ SHOWN = Transform(
     used_size=(100, 100),
     scale=(0.5, 0.25),
 )
-"""A picture of 400 by 200 pixels, of which the model looked at 100 by 100."""
+"""An image of 400 by 200 pixels, scaled to 100 by 100 for the model."""
 
 CAT = GroundedRegion("cat", box=(100.0, 20.0, 200.0, 100.0))
 HERE = GroundedRegion("cat", box=(40.0, 20.0, 80.0, 100.0))

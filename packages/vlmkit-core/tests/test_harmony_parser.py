@@ -16,7 +16,7 @@ from vlmkit.types.delta import reasoning_of, text_of, tool_calls_of
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock")]
 ARGUMENTS = {"city": 'Köln "am\nRhein" <|end|> {', "days": [1, None]}
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
-FIRST = 900_001  # the token of the first mark
+FIRST = 900_001  # the token of the first delimiter
 ENDS = ("{end}", "{last}", "{call}")
 HARMONY = CHANNELS["harmony"]
 
@@ -33,7 +33,7 @@ def in_tokens(form):
 
 
 def tokens_of(form, written, cuts=()):
-    """Return an answer's tokens: marks, named in braces, by their ids, and texts cut at places."""
+    """Return an answer's tokens: ids of the delimiters in braces, and texts split at ``cuts``."""
     found = []
     for piece in re.split(r"(\{[a-z]+\})", written):
         mark = getattr(form, piece[1:-1], None) if re.fullmatch(r"\{[a-z]+\}", piece) else None
@@ -46,7 +46,7 @@ def tokens_of(form, written, cuts=()):
 
 
 class TextDetokenizer:
-    """A detokenizer whose tokens are texts; marks show nothing."""
+    """A detokenizer whose tokens are texts; delimiters have no text."""
 
     def push(self, token):
         return token if isinstance(token, str) else ""
@@ -56,7 +56,7 @@ class TextDetokenizer:
 
 
 def read(tokens, form=None, tools=TOOLS):
-    """Return what is thought, said and called, and how many tokens were thought."""
+    """Return reasoning, text, calls, and the number of reasoning tokens."""
     reader = HarmonyParser(TextDetokenizer, form or in_tokens(HARMONY), tools)
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     calls = tool_calls_of(deltas)
@@ -71,7 +71,7 @@ def parsed(written, **options):
 
 
 def headers(form, name):
-    """Every way to write the head of a call, behind the role that begins it."""
+    """Return every form of the header of a call, after the role."""
     who = form.recipient + form.namespace + name
     for kind in ("", f" {form.json}", f"{{kind}}{form.json}", f" {{kind}}{form.json}"):
         yield f"{who}{{channel}}{form.calls}{kind}{{body}}"

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system; what stays is not looked at for garbage."""
+"""Freed memory returns to the system, and long-lived objects are frozen for the collector."""
 
 import ctypes
 import gc
@@ -28,7 +28,9 @@ def resident_bytes():
 @pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
 def test_freed_memory_returns_to_the_system():
     blocks = [b"x" * 2**16 for _ in range(2000)]
-    last = blocks.pop()  # the end of the heap stays in use, so nothing goes back by itself
+    last = (
+        blocks.pop()
+    )  # the end of the heap stays in use, so the allocator returns nothing by itself
     del blocks
     before = resident_bytes()
     heap.trim()
@@ -61,9 +63,9 @@ def test_a_pause_leaves_disabled_collection_disabled():
 
 
 def resident_after_freeing(num_blocks):
-    """Return what freed blocks of 4 MiB leave in memory, when larger ones were freed before.
+    """Return the resident bytes after blocks of 4 MiB are freed, following larger ones.
 
-    The larger one may be in memory still, and then holds the first of them.
+    Memory of the larger block may still be resident, and then holds the first of them.
     """
     bytes(16 * MIB)  # teaches the heap to keep blocks of this size
     before = resident_bytes()
@@ -108,12 +110,12 @@ def test_memory_freed_by_many_threads_returns_if_they_share_heaps():
         kind: int(subprocess.check_output([sys.executable, "-c", LEFT, kind]))
         for kind in ("unlimited", "limited")
     }
-    assert left["unlimited"] > left["limited"] + 64  # the control: each thread keeps its own
+    assert left["unlimited"] > left["limited"] + 64  # the control: each thread keeps its own heap
 
 
 @pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
 def test_large_blocks_return_when_freed_if_requested():
-    assert resident_after_freeing(20) > 40 * MIB  # the control: left alone, they are kept
+    assert resident_after_freeing(20) > 40 * MIB  # the control: by default, they are kept
     heap.trim()
     with heap.returning_large_blocks():
         assert resident_after_freeing(20) < 30 * MIB
@@ -134,7 +136,7 @@ def test_a_loop_trims_the_heap_once_each_time_it_becomes_idle(monkeypatch):
     monkeypatch.setattr(heap, "trim", lambda: calls.append(None))
     monkeypatch.setattr(loop, "IDLE_S", 0.05)
     with vlmkit.load("mock") as model:
-        wait_until(lambda: len(calls) == 2)  # after loading, and idle since
+        wait_until(lambda: len(calls) == 2)  # once after loading, once when idle
         for _ in range(2):
             before = len(calls)
             model.submit(model.request(script(text="a b c"))).result()
@@ -145,7 +147,7 @@ def test_a_loop_trims_the_heap_once_each_time_it_becomes_idle(monkeypatch):
 
 
 class Cycle:
-    """Garbage that nobody but the collector finds, once it is dropped."""
+    """A reference cycle, which only the collector frees."""
 
     def __init__(self):
         self.itself = self

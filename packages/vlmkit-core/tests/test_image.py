@@ -1,4 +1,4 @@
-"""Images: upright, checked before they are decoded, and silent about what was in the file."""
+"""Images: upright, checked before decoding; errors do not quote the file."""
 
 import base64
 import contextlib
@@ -66,7 +66,7 @@ def test_every_orientation_is_applied_as_pillow_applies_it(tag):
 
 
 def exif_of(kind, value):
-    """Return EXIF whose only tag is the orientation, of any type and value."""
+    """Return EXIF data with one orientation tag of any type and value."""
     entry = struct.pack("<HHI", 0x0112, kind, 1) + value
     return b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + bytes(4)
 

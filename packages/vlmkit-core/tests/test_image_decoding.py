@@ -1,4 +1,4 @@
-"""Images are checked at once and decoded when they are wanted, in a worker, and can travel."""
+"""Images are checked at creation, decoded on demand in a worker, and can be pickled."""
 
 import asyncio
 import base64
@@ -56,7 +56,7 @@ def running(tokenizer=None, **settings):
 
 
 class RecordingDecoder:
-    """Notes who decodes, and the pixels that came of it."""
+    """Records the threads that decode, and the decoded pixels."""
 
     def __init__(self, monkeypatch):
         self.threads, self.seen = [], []
@@ -150,7 +150,7 @@ def test_a_pickled_image_is_its_file_even_after_decoding():
 
 
 class IgnoresImages(MockTokenizer):
-    """Looks at no picture."""
+    """Ignores images."""
 
     def prompt(self, messages, *, tools=None, options=PLAIN):
         return Prompt((40, 41))
@@ -184,7 +184,7 @@ def model():
 
 
 def refusal(ask):
-    """Return how a picture is refused, if it is."""
+    """Return the message and code of an image error, or None."""
     try:
         ask()
     except ImageError as error:
@@ -204,7 +204,7 @@ def test_a_damaged_image_has_the_same_error_late_and_at_once(model, kind, damage
     for position, value in damage:
         content[position % len(content)] = value
     content = bytes(content[: max(1, len(content) - num_lost)])
-    assume(is_image(content))  # or media loaders refuse it, in other words
+    assume(is_image(content))  # otherwise, media loaders refuse it with another message
     at_once = refusal(lambda: Image.open(content).to_pil())
     assert refusal(lambda: model.generate("what?", images=[content])) == at_once
 

@@ -1,4 +1,4 @@
-"""What a file says of a picture before its pixels is what its decoder says."""
+"""The header of an image file gives the size and orientation that its decoder returns."""
 
 import base64
 import io
@@ -42,7 +42,7 @@ def chunk(kind, data):
 
 
 def with_late_tag(content, num_between=0):
-    """Put the tag of a PNG file behind its pixels."""
+    """Return a PNG file whose orientation tag follows its pixels."""
     exif = PIL.Image.open(io.BytesIO(content)).info["exif"].removeprefix(b"Exif\0\0")
     tag = chunk(b"eXIf", exif)
     assert tag in content

@@ -1,4 +1,4 @@
-"""Images in fewer tokens: what is asked for in Python."""
+"""Images in fewer tokens: options of the Python API."""
 
 import inspect
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files that cost more than their pixels tell are refused before a decoder sees them."""
+"""Files that cost more memory or time than their size states are refused before decoding."""
 
 import contextlib
 import io
@@ -125,7 +125,7 @@ ORDINARY = {
 
 
 def png_in_chunks(num_bytes):
-    """Return a PNG file of 4 million bytes of pixels, in chunks of a few bytes."""
+    """Return a PNG file with 4 million bytes of pixels, in chunks of ``num_bytes``."""
     noise = np.random.default_rng(1).integers(0, 256, (1000, 1000, 4), np.uint8)
     file = io.BytesIO()
     PIL.Image.fromarray(noise[..., :3]).save(file, "PNG", compress_level=1)
@@ -149,7 +149,7 @@ def test_files_of_cameras_and_editors_are_opened(name):
 
 
 def test_the_limit_of_scans_depends_on_the_image_size(monkeypatch):
-    """A picture of 20 million pixels may have 100 scans, a larger one fewer."""
+    """An image of 20 million pixels may have 100 scans, a larger one fewer."""
     scan = b"\xff\xda\0\x08\1\1\0\0\0\0"
 
     def jpeg_with_scans(side, num_scans):
@@ -231,7 +231,7 @@ print(*sorted(set(told)))
     ],
 )
 def test_lack_of_memory_is_not_reported_as_an_error_of_the_image(kind, mode, options):
-    """Whatever the amount that is missing: no ImageError, which would have ended the process."""
+    """With any amount of memory, no ImageError is raised, which would end this program."""
     done = subprocess.run(
         [sys.executable, "-c", STARVED, kind, mode, repr(options)],
         capture_output=True,

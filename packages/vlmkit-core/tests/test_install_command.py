@@ -1,4 +1,4 @@
-"""Hints name the command that installs something beside this copy of vlmkit, however it came here.
+"""Install commands in hints suit the way in which vlmkit was installed.
 
 ``tests/test_installing.py`` runs such commands in real environments.
 """
@@ -24,7 +24,7 @@ requirements = [
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Play an environment of pip's, which the shell knows, with a vlmkit from an index."""
+    """Simulate a pip environment on the PATH, with a vlmkit from an index."""
     prefix = tmp_path / "environment"
     (prefix / "bin").mkdir(parents=True)
     for name in ("python", "pip"):

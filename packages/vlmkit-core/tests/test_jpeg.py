@@ -1,4 +1,4 @@
-"""JPEG files that cost more than their size tells are refused before they are decoded."""
+"""JPEG files that cost more than their size states are refused before decoding."""
 
 import io
 import re
@@ -25,7 +25,7 @@ def saved(picture=None, **options):
 
 
 def scans_of(content):
-    """Cut a file that is as Pillow writes it into what stands before, each scan, and the end."""
+    """Split a file of Pillow into the part before its scans, each scan, and the end."""
     after = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
     position, starts = 2, []
     while content[position + 1] != 0xD9:
@@ -41,14 +41,14 @@ def scans_of(content):
 
 
 def with_scans(num_scans, between=b"", **options):
-    """Return a progressive file that repeats its last scan, behind some bytes, often enough."""
+    """Return a progressive file of ``num_scans`` scans: the last is repeated after some bytes."""
     *pieces, scan, end = scans_of(saved(progressive=True, **options))
     present = sum(piece.startswith(b"\xff\xda") for piece in pieces)
     return b"".join(pieces) + (between + scan) * (num_scans - present) + end
 
 
 def refusal(monkeypatch, content, limits=None):
-    """Return why a file is refused; it is an error if Pillow sees it first."""
+    """Return why a file is refused; fail if Pillow opens it first."""
     monkeypatch.setattr(PIL.Image, "open", lambda *_, **__: pytest.fail("Pillow was asked"))
     with pytest.raises(ImageError) as caught:
         Image.open(content, limits)

@@ -1,4 +1,4 @@
-"""From a model's name to a running pipeline, and what becomes of one that cannot be built."""
+"""From a model's name to a running pipeline, and cleanup after a failed build."""
 
 import asyncio
 import importlib.metadata
@@ -161,7 +161,7 @@ def model_folder(folder: Path, **files: Any) -> Path:
     return folder
 
 
-# The function that everybody starts with.
+# vlmkit.load.
 
 
 def test_a_packaged_model_answers() -> None:
@@ -219,11 +219,11 @@ def test_two_pipelines_of_one_model_share_no_component() -> None:
         assert two.generate("still here").text == "still here"
 
 
-# What is taken down again.
+# Cleanup after a failed build.
 
 
 def failed_load_events(folder: Path, **sections: str) -> list[str]:
-    """Load with the noting plugin, which fails; return what was built and closed."""
+    """Load with a plugin that fails; return its records of built and closed components."""
     plugin = plugin_file(folder, NOTED)
     chosen = {name: Component(use=use) for name, use in sections.items()}
     config = Config(plugins=PluginSettings(files=(str(plugin),)), **chosen)  # type: ignore[arg-type]
@@ -351,7 +351,7 @@ def test_a_model_is_named_by_its_name_or_by_its_reference(
     assert name_of(ModelEntry(model=model, name=name)) == called
 
 
-# Choosing who serves it.
+# Choosing providers.
 
 
 def test_a_model_without_a_vision_tower_becomes_a_text_pipeline(tmp_path: Path) -> None:
@@ -404,9 +404,19 @@ def vlmkit_register_media_encoders(registry):
     [
         (True, {}, "graph", "graph"),
         (False, {}, "plain", "plain"),
-        (False, {"engine": "graph"}, "graph", "plain"),  # its encoder cannot serve this model
+        (
+            False,
+            {"engine": "graph"},
+            "graph",
+            "plain",
+        ),  # the encoder of that name cannot serve this model
         (True, {"engine": "plain"}, "plain", "plain"),
-        (True, {"engine": "alone"}, "alone", "plain"),  # what has its name is another's
+        (
+            True,
+            {"engine": "alone"},
+            "alone",
+            "plain",
+        ),  # the encoder of that name is from another plugin
         (True, {"media_encoder": "plain"}, "graph", "plain"),
     ],
 )
@@ -479,7 +489,7 @@ def test_blocked_plugins_register_nothing() -> None:
     assert {p.name for p in plugins.found if p.blocked} == {"mock"}
 
 
-# How its authors want tokens chosen.
+# Sampling defaults of the checkpoint.
 
 
 def params_of(folder: Path, **stated: Any) -> SamplingParams:
@@ -582,7 +592,7 @@ def test_any_generation_config_can_be_read(stated: dict[str, Any]) -> None:
     default_params(StatedCheckpoint("m", Path())).checked()
 
 
-# The package's own face.
+# The public package.
 
 
 def test_the_public_names_are_few_sorted_and_present() -> None:
@@ -627,7 +637,7 @@ def test_fetch_returns_the_files_of_a_model_without_building_it(
         vlmkit.fetch("moc")
 
 
-# A component that a pipeline can do without.
+# Optional components.
 
 
 def test_a_proposer_is_used_if_the_config_names_one() -> None:

@@ -1,4 +1,4 @@
-"""Memory is what the machine has, or what control groups leave of it."""
+"""Available memory is that of the machine, or less within limits of control groups."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ KIB = 1024
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that writes the files of a Linux with one group inside another."""
+    """Return a function that writes the files of a Linux system with nested control groups."""
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
 

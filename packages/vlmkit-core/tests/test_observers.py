@@ -30,7 +30,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 
 
 class RecordingObserver(Observer):
-    """Keeps everything that it is told."""
+    """Records every event."""
 
     def __init__(self):
         self.recorded = []
@@ -208,7 +208,7 @@ def test_a_blocked_observer_drops_events_and_delays_no_request(monkeypatch, capl
         wait_until(lambda: good.stats().get("num_finished") == 20)
         go_on.set()
     assert lost > 0
-    assert len(blocked.recorded) <= 62  # what it is owed comes beside
+    assert len(blocked.recorded) <= 62  # end events are not limited by the queue
     names = [name for kind, name, *_ in blocked.recorded if kind == "accepted"]
     assert 1 < len(names) < 20
     assert all(blocked.of(name)[-1][0] == "finished" for name in names)
@@ -239,7 +239,7 @@ def test_an_observer_gets_its_last_events_before_it_is_closed():
     assert recorder.is_closed
 
 
-# The built-in ones.
+# Built-in observers.
 
 
 def test_the_log_has_one_json_line_per_event_and_no_text_of_requests(tmp_path):
@@ -285,7 +285,7 @@ def test_counters_are_sums_shown_in_the_statistics():
     assert numbers["decode_s"] == pytest.approx(sum(one.timings.decode_s for one in done))
 
 
-# Their section of the config.
+# The config section.
 
 
 def settings_of(*assignments):

@@ -1,4 +1,4 @@
-"""Pages as requests name them."""
+"""Page selections of requests."""
 
 import pytest
 from hypothesis import given, strategies as st

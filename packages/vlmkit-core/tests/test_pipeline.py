@@ -1,4 +1,4 @@
-"""A pipeline on the mock: every request ends exactly once, and leaves nothing behind."""
+"""A pipeline on the mock: every request ends exactly once, and releases everything."""
 
 import asyncio
 import dataclasses
@@ -34,7 +34,7 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
 class CountingEncoder(MockVisionEncoder):
-    """Notes how many images each call got."""
+    """Records the number of images in each call."""
 
     def __init__(self, settings=None):
         super().__init__(settings)
@@ -67,7 +67,7 @@ def model():
 
 
 def assert_empty(model):
-    """Nothing runs, nothing waits, no block is used."""
+    """Assert that nothing runs or waits, and that no block is used."""
     wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_waiting == 0)
     stats = model.stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
@@ -170,7 +170,7 @@ def test_choices_share_their_prompt_and_differ_by_seed(model):
 
 
 def test_choices_of_neighbouring_seeds_are_independent(model):
-    """The first choice is the answer of the seed alone; no other is a choice of another seed."""
+    """The first choice is the answer of its seed; no choice equals one of another seed."""
     question = script(text="abc", tokens=400)
     flat = dict.fromkeys(range(100, 108), 100.0)
     asked = {"temperature": 2.0, "max_tokens": 30, "ignore_eos": True, "logit_bias": flat}
@@ -508,7 +508,7 @@ def test_nothing_is_left_whatever_is_requested_and_cancelled(
 
 def test_a_token_without_a_logit_has_a_text_and_one_outside_the_vocabulary_has_none(monkeypatch):
     model = pipeline()
-    monkeypatch.setattr(MockTokenizer, "vocab_size", 1000)  # of which the engine has fewer
+    monkeypatch.setattr(MockTokenizer, "vocab_size", 1000)  # the engine has fewer
     try:
         assert model.runner.facts.limits.vocab_size < 999
         assert model.runner.detokenize([ord("a"), 999]) == "a"

@@ -1,6 +1,6 @@
-"""Each way in which a plugin can be broken is found, named, and harms nobody else.
+"""Every kind of broken plugin is detected and named, and does not affect others.
 
-Plugins here are real distributions: a module and its metadata in a temporary folder.
+The plugins are real distributions: each has a module and its metadata in a temporary folder.
 """
 
 import builtins
@@ -81,7 +81,7 @@ class Site:
 
     @property
     def entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        """Every entry point of the folder, as the installed ones are found."""
+        """Return every entry point of the folder, found like those of installed distributions."""
         found = importlib.metadata.distributions(path=[str(self.folder)])
         return [e for d in found for e in d.entry_points if e.group == hookspecs.PROJECT]
 
@@ -92,7 +92,7 @@ class Site:
         block: Sequence[str] = (),
         only: Sequence[str] | None = None,
     ) -> loader.Plugins:
-        """Load what is installed in this folder."""
+        """Load the distributions of this folder."""
         return loader.load(entry_points=self.entry_points, files=files, block=block, only=only)
 
 
@@ -111,7 +111,7 @@ def names(found: loader.Plugins) -> list[str]:
 
 
 def refusal(found: loader.Plugins, source: str) -> tuple[str, str]:
-    """Return text and hint of the PluginError that a plugin was refused with."""
+    """Return text and hint of the error of a refused plugin."""
     error = found.broken[source]
     assert isinstance(error, PluginError)
     return str(error), error.hint
@@ -225,7 +225,7 @@ GUEST = """
 
 
 def in_use(found: loader.Plugins) -> object:
-    """Return what the owner read through the providers of its kind."""
+    """Return what the owner reads through the providers of its kind."""
     context = BuildContext(registries=found.by_kind)
     return found.models.get("zeros").build(context).read
 
@@ -321,7 +321,7 @@ def test_a_distribution_without_metadata_is_named_by_its_entry_point(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Strict(_adapters.Message):
-        """As Python 3.12 announces it."""
+        """Raises KeyError for absent keys, as Python 3.12 announces."""
 
         def __getitem__(self, key: str) -> str:
             if key not in self:
@@ -558,7 +558,7 @@ def test_a_plugin_for_an_older_minor_version_is_loaded(
     assert names(site.load()) == ["x"]
 
 
-# Plugins that want the same name.
+# Plugins that use the same name.
 
 
 def test_the_distribution_chooses_between_two_plugins_with_the_same_name(site: Site) -> None:
@@ -790,7 +790,7 @@ LATER = """
 
 
 def test_a_file_can_import_modules_of_its_folder_early_or_late(site: Site, tmp_path: Path) -> None:
-    for name in ("one", "two"):  # each has neighbours of the same names
+    for name in ("one", "two"):  # each folder has modules of the same names
         folder = tmp_path / name
         (folder / "helper_of_mine").mkdir(parents=True)
         write(folder / "name_of_mine.py", f"NAME = {name!r}")
@@ -835,7 +835,9 @@ def test_a_folder_is_a_plugin(site: Site, tmp_path: Path) -> None:
     assert found.samplers.get("my_plugin:mine").plugin == str(folder)
     digest = found.found[-1].digest()
     assert digest == site.load(files=[folder]).found[-1].digest() != ""
-    write(folder / "name.py", "NAME = 'of another length'")  # or its old bytecode would do
+    write(
+        folder / "name.py", "NAME = 'of another length'"
+    )  # with the same length, Python would use the old bytecode
     changed = site.load(files=[folder])
     assert changed.found[-1].digest() != digest
     assert isinstance(changed.broken[str(folder)], AssertionError)
@@ -848,7 +850,7 @@ def test_a_folder_that_is_no_package_is_reported(site: Site, tmp_path: Path) -> 
     )
 
 
-# What it does to the process.
+# Effects on the process.
 
 
 @pytest.mark.posix
@@ -914,7 +916,7 @@ def test_a_file_can_be_blocked(site: Site, tmp_path: Path) -> None:
     assert names(site.load(files=[file], block=["my_sampler"])) == []
 
 
-# What it costs.
+# Imports.
 
 HEAVY = {"torch", "transformers", "onnxruntime", "tokenizers", "huggingface_hub", "safetensors"}
 

@@ -1,4 +1,4 @@
-"""How a checkpoint's files say what becomes of hidden states."""
+"""The pooling of hidden states that a checkpoint's files state."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The prefill budget: chunks settle where a step takes the budget, despite hiccups."""
+"""The prefill budget: chunk sizes converge to steps of the budgeted time, despite outliers."""
 
 import random
 
@@ -20,7 +20,7 @@ def chunk(budget):
 
 
 def run(budget, cost, num_steps=30):
-    """Run chunks as the budget says; return what each step took."""
+    """Run chunks of the budgeted size; return the duration of each step."""
     seconds = []
     for _ in range(num_steps):
         num_tokens = chunk(budget)
@@ -40,7 +40,7 @@ def run(budget, cost, num_steps=30):
 def test_chunks_settle_at_the_size_whose_step_takes_the_budget(
     fixed_s, token_s, first, slowness, seed
 ):
-    """Whatever the first step was, and although each takes up to a fifth more or less."""
+    """For any first step, and with durations that vary by a fifth."""
     chance = random.Random(seed)
     budget = new_budget()
     budget.record(0, fixed_s)

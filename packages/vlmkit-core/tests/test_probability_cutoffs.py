@@ -1,4 +1,4 @@
-"""Filters by probability on the host keep what sorting the row says, and sort nothing."""
+"""Probability filters on the host keep the same tokens as sorting would, without sorting."""
 
 import math
 
@@ -45,7 +45,7 @@ KINDS = ["normal", "nearly flat", "peaked", "steps", "two", "equal", "wide"]
 
 
 def sorted_choice(logits, own):
-    """Return the token of a row by the filters' definitions: each sorts all probabilities anew."""
+    """Return the token of a row by the definitions of the filters, each with a full sort."""
     params = own.params
     with np.errstate(all="ignore"):
         scaled = logits / np.float64(params.temperature)
@@ -87,7 +87,7 @@ def softmax(scores):
 
 
 def typical(scores, mass):
-    """transformers' TypicalLogitsWarper, with tokens as far as the last that is kept."""
+    """Apply transformers' TypicalLogitsWarper; keep tokens as close as the last kept one."""
     probs = softmax(scores)
     surprise = -np.log(probs)
     gaps = np.abs(surprise - np.where(probs > 0, probs * surprise, 0).sum())
@@ -194,7 +194,7 @@ def test_the_distance_at_a_cumulative_weight_equals_that_of_sorting(numbers, cop
     distances = np.repeat(np.array(numbers), copies)
     distances *= random.choice([1.0, 1.0, 0.5, 0.25], len(distances))
     random.shuffle(distances)
-    weights = random.integers(0, 9, len(distances)).astype(float)  # whose sums are exact
+    weights = random.integers(0, 9, len(distances)).astype(float)  # sums of integers are exact
     wanted = math.floor(share * weights.sum())
     order = np.argsort(distances)
     index = int((np.cumsum(weights[order]) < wanted).sum())

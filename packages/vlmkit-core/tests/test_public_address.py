@@ -1,4 +1,4 @@
-"""Which addresses are public: no row of IANA's registries is, and what is beside them may be."""
+"""Public addresses: none in IANA's special-purpose registries is public; neighbours are."""
 
 import ipaddress
 
@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from vlmkit.kit._public_address import is_public
 
 # iana-ipv4-special-registry and iana-ipv6-special-registry, row by row;
-# then the multicast registries, and networks that were given up.
+# then the multicast registries, and abandoned networks.
 REGISTRIES = [
     *("0.0.0.0/8", "0.0.0.0/32", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
     *("172.16.0.0/12", "192.0.0.0/24", "192.0.0.0/29", "192.0.0.8/32", "192.0.0.9/32"),

@@ -1,4 +1,4 @@
-"""What people pass to Python: one image or several, dictionaries, texts; errors name it."""
+"""Arguments of the Python API: images, dictionaries, texts; errors name the argument."""
 
 import base64
 import io
@@ -103,7 +103,9 @@ def test_a_file_can_be_named_by_its_url(model, tmp_path):
             model.generate("what?", images=url)
         assert caught.value.hint
     turn = {"role": "user", "content": [{"type": "image_url", "image_url": path.as_uri()}]}
-    with pytest.raises(RequestError, match="must be a data: or http"):  # others may have sent it
+    with pytest.raises(
+        RequestError, match="must be a data: or http"
+    ):  # such a message may come from a client
         model.generate([turn])
 
 
@@ -167,7 +169,7 @@ def test_a_url_is_fetched_only_if_fetching_is_enabled(model, image_url):
     ):
         fetching.generate(
             "what?", images=image_url
-        )  # a private address, as for clients of a server
+        )  # a private address is refused, as for clients of a server
     assert caught.value.code == "image_url_not_allowed"
 
 
@@ -273,7 +275,7 @@ def test_the_repr_of_a_model_and_of_an_answer_is_short(model):
 
 
 def test_a_notebook_shows_the_stages_of_loading(monkeypatch):
-    """IPython itself is played: its kernel needs sockets and a minute."""
+    """IPython is simulated: its kernel needs sockets and a minute."""
     shown = []
 
     class Handle:

@@ -18,7 +18,7 @@ pieces = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 
 
 class TextDetokenizer:
-    """A detokenizer whose tokens are texts; marks that are tokens show nothing."""
+    """A detokenizer whose tokens are texts; delimiter tokens have no text."""
 
     def push(self, token):
         return token if isinstance(token, str) else ""
@@ -28,7 +28,7 @@ class TextDetokenizer:
 
 
 def read(tokens, marks=SPELLED, *, is_open=False):
-    """Return reasoning, text, and how many tokens were of reasoning."""
+    """Return reasoning, text, and the number of reasoning tokens."""
     reader = ReasoningParser(TextDetokenizer, *marks, is_open=is_open)
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     return reasoning_of(deltas), text_of(deltas), reader.num_reasoning_tokens

@@ -1,4 +1,4 @@
-"""A registry says what it has, picks what can serve, and explains what cannot."""
+"""Registries: listing, choosing and building providers, and the reasons for refusals."""
 
 import asyncio
 import inspect
@@ -153,7 +153,7 @@ def test_a_failed_examination_is_a_plugin_error(
         registry.examine("bad", {}, context)
 
 
-# What is built.
+# Built components.
 
 
 def members(protocol: type) -> list[str]:
@@ -176,7 +176,7 @@ async def do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def stub_member(protocol: Any, name: str) -> Any:
-    """Return what may stand for a member of a protocol."""
+    """Return a stub for a member of a protocol."""
     member = getattr(protocol, name)
     if not isinstance(member, property):
         is_async = inspect.iscoroutinefunction(member)
@@ -195,7 +195,7 @@ def stub_member(protocol: Any, name: str) -> Any:
 
 
 def stub_component(kind: str, **changes: Any) -> Any:
-    """A component of a kind, whose methods and properties are attributes."""
+    """Return a component of a kind whose methods and properties are attributes."""
     whole = {name: stub_member(protocol(kind), name) for name in members(protocol(kind))}
     return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
 
@@ -290,7 +290,7 @@ def test_a_component_can_delegate_its_members() -> None:
 
 
 class Encoder:
-    """A whole media encoder, whose parts are broken below."""
+    """A complete media encoder; the classes below break one member each."""
 
     identity = "me"
     media_kinds = frozenset({"image"})
@@ -383,7 +383,7 @@ def test_a_build_that_exits_does_not_end_the_process(
         registry.build("bad", {}, BuildContext())
 
 
-# Settings that cannot work.
+# Unusable settings types.
 
 
 class RequiredSetting(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""All requests with files and images are prepared, however few threads there are."""
+"""Requests with files and images are all prepared, with any number of threads."""
 
 import asyncio
 import time

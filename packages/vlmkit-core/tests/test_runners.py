@@ -1,4 +1,4 @@
-"""Every runner keeps the contract, and a model works with any of them."""
+"""Runners pass their contract, and a model works with any of them."""
 
 import asyncio
 

@@ -49,7 +49,7 @@ def test_only_rows_that_request_log_probabilities_get_them():
 
 
 def test_the_rank_of_a_given_token_does_not_depend_on_other_rows():
-    logits = np.round(logits_of(10, 6, vocab=300))  # with many equals
+    logits = np.round(logits_of(10, 6, vocab=300))  # with many equal logits
     tokens = np.array([3, 299, 0, 7, 150, 20])
     order = np.argsort(-logits, axis=-1, kind="stable")
     expected = [list(row).index(token) + 1 for row, token in zip(order, tokens, strict=True)]

@@ -1,4 +1,4 @@
-"""The reference sampler: each parameter does what its formula says, for each row by itself."""
+"""The reference sampler: each parameter follows its formula, independently for each row."""
 
 import gc
 import math
@@ -53,7 +53,7 @@ def sample_one(logits, rows):
 
 
 def frequencies(logits, num=4000, **params):
-    """Return how often each token is drawn by as many requests with different seeds."""
+    """Return the frequency of each token over requests with different seeds."""
     sequences = [sequence(seed=seed, **params) for seed in range(num)]
     ids = choose(np.repeat(logits, num, axis=0), *sequences)
     return np.bincount(ids, minlength=logits.shape[1]) / num
@@ -176,7 +176,7 @@ def test_the_smallest_temperatures_sample_the_likeliest_token(temperature, filte
 
 
 def transformers_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Return the probabilities that transformers' warpers leave, in its order and in float64."""
+    """Return the probabilities after transformers' warpers, in their order and in float64."""
     scores = logits.astype(np.float64) / temperature
     if top_k:
         scores[scores < np.sort(scores)[-min(top_k, len(scores))]] = -math.inf
@@ -207,7 +207,7 @@ def test_sampling_adds_gumbel_noise_to_the_tokens_that_transformers_keeps(
 
 
 def noise(own, vocab):
-    """Return the Gumbel noise of a sequence's next token by another road: Python's integers."""
+    """Return the Gumbel noise of a sequence's next token, computed with Python integers."""
     first, second = keys(own.seed, len(own.output_ids))
     made = []
     for token_id in range(vocab):
@@ -366,7 +366,7 @@ def test_a_row_samples_the_same_token_alone_and_among_others(array, vocab, membe
 def test_torch_rows_give_the_same_tokens_as_numpy_rows(vocab, members, seed, is_tied):
     torch = pytest.importorskip("torch")
     logits = random_logits(seed, len(members), vocab)
-    if is_tied:  # as logits of eight bits are
+    if is_tied:  # like logits of 8-bit types
         logits = np.round(logits)
     found = sample_one(torch.from_numpy(logits), make_rows(members))
     assert found == sample_one(logits, make_rows(members))
@@ -383,7 +383,7 @@ def test_rows_after_drafts_sample_as_if_the_answer_held_the_drafts(array, member
     held = [(params, own_seed, [*output, *ahead[:num]], ()) for num in range(len(rows))]
     logits = array(random_logits(seed, len(rows)))
     assert sample_one(logits, rows) == sample_one(logits, make_rows(held))
-    again = [*output, *ahead[:1]]  # the first draft was right, and the rest gave way
+    again = [*output, *ahead[:1]]  # the first draft was accepted, the others were replaced
     drafting.output_ids[:] = again
     now = make_rows([(params, own_seed, again, ())])
     assert sample_one(logits[:1], [Row(drafting)]) == sample_one(logits[:1], now)
@@ -444,11 +444,11 @@ def test_neighbouring_tokens_positions_and_seeds_have_independent_noise():
         assert abs((flat[distance:] * flat[:-distance]).mean()) < 0.02
 
 
-# The nucleus, against sorting.
+# The nucleus, compared with sorting.
 
 
 def sorted_choice(logits, own):
-    """Return the token of a row by its definition: sort all, sum up, cut, add noise."""
+    """Return the token of a row by definition: sort, sum, cut, add noise."""
     params, ordered = own.params, np.sort(logits)[::-1]
     num = min(params.top_k or len(logits), len(logits))
     with np.errstate(all="ignore"):
@@ -521,7 +521,7 @@ def test_a_sampled_token_equals_that_of_the_sorted_row(kind, params, vocab, mask
 def test_a_top_p_equal_to_a_partial_sum_cuts_where_sorting_does(
     kind, temperature, top_k, index, nudge, seed
 ):
-    """The sums are those of the definition, to the last bit, or one bit beside it."""
+    """``top_p`` equals a sum of the definition exactly, or differs in its last bit."""
     logits = nucleus_rows(kind, 1, 200, seed)
     scaled = np.sort(logits[0])[::-1] / np.float64(temperature)
     sums = np.cumsum(np.exp(scaled - scaled[0]))
@@ -558,7 +558,7 @@ def test_a_large_flat_vocabulary_is_not_sorted(kind, temperature, monkeypatch):
     assert sizes == []
 
 
-# Extremes.
+# Extreme values.
 
 FLAT = np.zeros((2, 152_000), np.float32)
 
@@ -569,7 +569,7 @@ FLAT = np.zeros((2, 152_000), np.float32)
     "filters", [{}, {"top_p": 0.9}, {"top_k": 10}, {"top_p": 1e-6}, {"min_p": 1.0}]
 )
 def test_equally_likely_tokens_are_chosen_by_the_seed(array, filters):
-    """None is less likely than the last that a filter keeps; it is the seed that decides."""
+    """All tokens tie with the last kept one, so the seed decides."""
     make = [sequence(seed=seed, temperature=1.0, **filters) for seed in (1, 2)]
     expected = [int(noise(own, FLAT.shape[1]).argmax()) for own in make]
     assert choose(array(FLAT), *make) == expected
@@ -598,7 +598,7 @@ def test_logits_of_any_magnitude_are_distinguished(array, filters, scale):
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
 def test_logits_that_are_not_finite_do_not_affect_other_rows(array, value, params):
-    """The pipeline fails a request whose token has no finite logit."""
+    """The sampler returns such a token; the pipeline then fails the request."""
     logits = random_logits(13, 3, vocab=3000)
     make = [sequence(seed=seed, **params) for seed in range(3)]
     expected = choose(logits, *make)

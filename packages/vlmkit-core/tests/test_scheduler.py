@@ -1,4 +1,4 @@
-"""The scheduler: budgets hold, spans stay whole, nobody starves, nothing is forgotten."""
+"""The scheduler: budgets hold, spans stay whole, every sequence ends, and nothing is left."""
 
 import time
 from dataclasses import replace
@@ -28,7 +28,7 @@ LIMITS = EngineLimits(
 
 
 class PoolCache:
-    """A cache that computes nothing: the block pool behind the protocol."""
+    """The block pool as a cache, without computation."""
 
     def __init__(self, limits=LIMITS, block_tokens=4, **options):
         self.limits = limits
@@ -49,7 +49,7 @@ def slot(start, stop):
 
 
 class SimulatedLoop:
-    """Runs a scheduler as the loop does, with tokens out of thin air, and checks every step."""
+    """Runs a scheduler like the engine loop, with made-up tokens, and checks every step."""
 
     def __init__(self, scheduler, cache, encoder_steps=0):
         self.scheduler, self.cache, self.encoder_steps = scheduler, cache, encoder_steps
@@ -77,7 +77,7 @@ class SimulatedLoop:
         return step
 
     def encode(self, step):
-        """Have every image encoded ``encoder_steps`` after the step that names it."""
+        """Finish every image ``encoder_steps`` after the step that starts it."""
         for item in step.encodes:
             assert item not in self.encoding, "an image that is being encoded is asked for again"
             item.sequence.encoding.add(item.index)

@@ -1,6 +1,6 @@
-"""Nobody waits for another: gaps in answers, bursts, and beginnings that many share.
+"""Scheduling latency: gaps in answers, bursts, and shared prefixes.
 
-All by a played clock and by counts; nothing here takes the time of a machine.
+Tests use a simulated clock and counts; none measures time on this machine.
 """
 
 import random
@@ -44,7 +44,7 @@ def simulation(limits=LIMITS, cost=None, **options):
 
 
 def prompt(number, num_tokens=600):
-    """Return a prompt that begins as no other does."""
+    """Return a prompt that shares no prefix with another."""
     return range(1000 * number, 1000 * number + num_tokens)
 
 
@@ -73,7 +73,7 @@ def test_a_running_answer_continues_while_two_prompts_are_prefilled(limits):
     seed=st.integers(0, 1000),
 )
 def test_no_gap_in_an_answer_exceeds_three_step_budgets(work, mixes, fixed_ms, token_us, seed):
-    """Whoever comes when, on engines fast and slow, though a step takes a fifth more or less."""
+    """For any arrivals and engine speeds, with step times that vary by a fifth."""
     chance = random.Random(seed)
     noise = lambda: chance.uniform(0.8, 1.2)  # noqa: E731
     cost = StepCost(fixed_ms / 1000, 0.0002, token_us / 1e6, noise)
@@ -85,7 +85,7 @@ def test_no_gap_in_an_answer_exceeds_three_step_budgets(work, mixes, fixed_ms, t
                 simulated.add(new_sequence(fresh, max_tokens=max_tokens))
         simulated.step()
     simulated.run()
-    slack = 1.2 * (fixed_ms / 1000 + 16 * token_us / 1e6)  # a chunk of the least size
+    slack = 1.2 * (fixed_ms / 1000 + 16 * token_us / 1e6)  # a chunk of the smallest size
     assert simulated.waits.longest_gap_s < 3 * BUDGET_S + slack
 
 
@@ -234,7 +234,7 @@ def test_choices_of_one_request_share_their_prompt():
 @given(
     work=st.lists(
         st.tuples(
-            st.sampled_from([0, 20, 60]),  # tokens that all have in common
+            st.sampled_from([0, 20, 60]),  # tokens of the shared prefix
             st.integers(1, 60),
             st.integers(1, 6),
             st.integers(-1, 1),
@@ -283,7 +283,7 @@ def test_every_request_ends_whatever_prefixes_it_shares(
 
 @pytest.mark.parametrize("num_common", [0, 40])
 def test_planning_cost_does_not_grow_with_ten_thousand_waiting_requests(num_common):
-    """What a plan looks at is counted, not timed: those who run, and a few who wait."""
+    """Counts the sequences that a plan examines instead of timing it."""
     limits = replace(FLAT, max_sequences=100, capacity_tokens=2**16)
     simulated = simulation(limits, max_running=100, max_waiting=20_000)
     for number in range(10_100):
@@ -305,7 +305,7 @@ def test_planning_cost_does_not_grow_with_ten_thousand_waiting_requests(num_comm
 
 @pytest.mark.parametrize("mixes", [True, False])
 def test_an_answer_of_a_real_pipeline_continues_during_prefill(mixes):
-    """Tokens of prompts are counted that stand between two of the answer's."""
+    """Counts the prompt tokens between two tokens of the answer."""
 
     steps = []
 

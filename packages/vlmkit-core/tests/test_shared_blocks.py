@@ -1,4 +1,4 @@
-"""The loop tells an engine what may be shared when a block of it is whole, not at each token."""
+"""The loop commits an answer's tokens to the engine at each full block, not at each token."""
 
 import pytest
 
@@ -16,7 +16,7 @@ REQUEST = Request(
 
 
 class RecordingEngine(MockEngine):
-    """Knows what the loop committed."""
+    """Records what the loop commits."""
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -28,7 +28,7 @@ class RecordingEngine(MockEngine):
 
 
 class PartlyCorrectProposer:
-    """Guesses some of what follows, and then something else."""
+    """Proposes ``num_right`` correct tokens, then a wrong one."""
 
     def __init__(self, known, num_right):
         self.known = known
@@ -46,7 +46,7 @@ class PartlyCorrectProposer:
 
 
 def commits_of(proposer=None, **options):
-    """Return what an engine was told, the length of the prompt, and the answer's tokens."""
+    """Return the commits, the length of the prompt, and the answer's tokens."""
     with hesitant(proposer, RecordingEngine, **options) as model:
         done = model.submit(REQUEST).result()
         return model.runner._engine.commits, len(done.prompt_token_ids), done.choices[0].token_ids

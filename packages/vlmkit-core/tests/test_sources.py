@@ -1,4 +1,4 @@
-"""Whoever owns a scheme is asked first, a package gives its models in a line, nobody takes all."""
+"""Model sources: schemes and their owners, packaged models, and checks before a download."""
 
 import importlib.resources
 import json
@@ -318,7 +318,7 @@ def test_a_packaged_model_has_an_absolute_folder() -> None:
         Registries("dist").engines.add_packaged("small", "/model")
 
 
-# Whoever does not say what it serves.
+# Providers without cannot_serve.
 
 
 def test_a_model_provider_without_cannot_serve_provides_only_its_own_name(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_refused_model_is_not_fetched(family: str, expected: list[str], tmp_pa
 
     assert seen == expected
     folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert folders - {"__pycache__"} == set()  # Python writes that beside the plugin
+    assert folders - {"__pycache__"} == set()  # Python writes __pycache__ beside the plugin
 
 
 def test_a_model_is_checked_once_before_it_is_fetched(tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_a_model_is_inspected_by_its_previews(family: str, shown: str, tmp_path:
     assert not (tmp_path / "fetched").exists()
 
     resolve("shown://m", plugins)
-    with pytest.raises(CheckpointError, match="is not on this disk"):  # it lists nothing
+    with pytest.raises(CheckpointError, match="is not on this disk"):  # the source lists no models
         inspected("shown://m", plugins, inspect=inspect, is_final=bool)
 
 

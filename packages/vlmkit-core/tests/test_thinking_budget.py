@@ -1,4 +1,4 @@
-"""Budgets of reasoning: never exceeded, with any marks, drafts and sampler; no text is lost."""
+"""Reasoning budgets hold with any delimiters, drafts and samplers, and lose no text."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_testing import new_sequence
 
 TEXTS = ["<", "a>", "</", "a", " ", "b", ">", "<a>", "</a>"]
-"""What tokens 0 to 8 spell; the marks are ``<a>`` and ``</a>``."""
+"""The texts of tokens 0 to 8; the delimiters are ``<a>`` and ``</a>``."""
 NAMES = ["start", "channel", "kind", "body", "end", "last", "call"]
 HEADS = ["analysis", "final", "commentary", " to=functions.x"]
 CHANNEL_TEXTS = [*NAMES, *HEADS, "x", " "]
@@ -61,7 +61,7 @@ class TextVocabulary:
 
 
 def delimited(*, are_tokens, opens=False):
-    """Return a prompt's facts, its text side, and a fresh reader of its answers."""
+    """Return a prompt, its vocabulary, and a new reader for its answers."""
     texts = TextVocabulary(TEXTS)
     ids = (TEXTS.index("<a>"), TEXTS.index("</a>")) if are_tokens else (None, None)
     delimiters = Mark("<a>", ids[0]), Mark("</a>", ids[1])
@@ -98,7 +98,7 @@ def grammar_state_of(prompt, texts, budget, vocab_size):
 
 
 def state_after(budget, *names):
-    """Return what follows an answer in channels, and the answer so far."""
+    """Return the grammar state after these tokens of an answer with channels, and its sequence."""
     prompt, texts, _ = in_channels()
     sequence = new_sequence((1,), max_tokens=99)
     sequence.output_ids += map(CHANNEL_TEXTS.index, names)

@@ -34,7 +34,7 @@ def save_pages(num=3, **options):
 
 
 def with_entries(tags, order="<"):
-    """A file without pixels, of one directory: tags as (name, type, count, value)."""
+    """Return a file without pixels and with one directory of (tag, type, count, value)."""
     packed = b"".join(struct.pack(order + "HHLL", *tag) for tag in tags)
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + packed + bytes(4)
 
@@ -147,7 +147,7 @@ def test_expensive_or_unsupported_files_are_refused(content, message, code):
 
 
 def test_overlapping_strips_allocate_no_memory():
-    """A few bytes may be named by 65,536 strips."""
+    """65,536 strips may refer to the same few bytes."""
     content = bytearray(saved(PIL.Image.new("L", (40, 40)), compression="raw", strip_size=40))
     page = tiff.first_page(bytes(content))
     assert len(page.file()) < 2 * len(content)

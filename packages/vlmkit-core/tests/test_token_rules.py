@@ -37,7 +37,7 @@ def masks(rules, sequence, drafts=()):
 
 
 def forbidden_by_definition(words, output):
-    """Tokens that vLLM's bad_words forbids: every word is compared with the end of the answer."""
+    """Return the tokens that vLLM's bad_words forbids: compare every word with the answer's end."""
     return {
         word[-1]
         for word in words
@@ -138,7 +138,7 @@ def test_rules_that_allow_no_token_are_refused_at_submission():
 
 
 class ScriptedProposer:
-    """Guesses what the answer was without rules, which they forbid in parts."""
+    """Proposes the answer without rules, which the rules partly forbid."""
 
     def propose(self, sequence, num_tokens):
         scripted = b"a red circle"
@@ -181,7 +181,7 @@ def test_drafts_do_not_change_answers(params):
     [("a r", "a blue circle"), ("a", "two"), ("two", "a red circle"), ("red", None)],
 )
 def test_a_constraint_and_a_token_rule_hold_together(word, expected):
-    """A word's last token is forbidden, so an answer may find that nothing else can follow."""
+    """The rule forbids the last token of a word, so the constraint may have no other token."""
     request = Request(
         messages=[Message.of("user", script(text="a red circle and"))],
         params=SamplingParams(bad_words=(word,), max_tokens=20),

@@ -83,7 +83,7 @@ PIECES = (
 
 
 class TextDetokenizer:
-    """A detokenizer whose tokens are texts; marks that are tokens show nothing."""
+    """A detokenizer whose tokens are texts; delimiter tokens have no text."""
 
     def push(self, token):
         return token if isinstance(token, str) else ""
@@ -93,7 +93,7 @@ class TextDetokenizer:
 
 
 def read(reader, tokens):
-    """Return what is thought, said, and called."""
+    """Return reasoning, text, and calls."""
     deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
     calls = tool_calls_of(deltas)
     assert len({call.id for call in calls}) == len(calls)

@@ -1,4 +1,4 @@
-"""Engines with a self-check get three images in short prompts at load, and only once."""
+"""The vision self-check: an engine gets three images in short prompts, at the first load only."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
 class RecordingEngine(MockEngine):
-    """An engine that notes what it is shown, and fails if it is to."""
+    """Records the prompts of its self-check, and raises its ``failure``, if any."""
 
     trial_name: str | None = "a trial"
     failure: Exception | None = None
@@ -41,7 +41,7 @@ class RecordingEngine(MockEngine):
 
 
 class LongPromptTokenizer(MockTokenizer):
-    """A tokenizer whose prompts are long, or refused, and whose arrays are as large as pictures."""
+    """A tokenizer with long or refused prompts, whose arrays have the size of the images."""
 
     failure: Exception | None = None
     has_one_size = False
@@ -66,7 +66,7 @@ def sized(slot, image):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A checkpoint that nobody changed lately, and a cache folder of its own."""
+    """Return a checkpoint that counts as unchanged, with its own cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     made = tmp_path / "model"

@@ -18,7 +18,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 
 
 class HeldEngine(MockEngine):
-    """Computes only while it is let."""
+    """Computes while its gate is open."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ def test_a_slow_step_is_logged_once_with_its_request_and_counted(caplog):
 
 
 def monitored(ages, slow_s=1.0, stuck_s=3.0):
-    """Return how many pieces of work of these durations were slow, and how many were stuck."""
+    """Return the numbers of slow and stuck tasks among tasks of these durations."""
     now = {"since": 0.0}
     counted, stuck = [], []
     work = MonitoredTask(
@@ -108,8 +108,8 @@ def monitored(ages, slow_s=1.0, stuck_s=3.0):
 
 def test_limits_grow_with_the_longest_duration_so_far():
     assert monitored([0.05, 2.0]) == (1, 0)
-    assert monitored([0.9, 8.0]) == (0, 0)  # less than ten times the longest
-    assert monitored([0.9, 10.0]) == (1, 0)  # and this less than thirty times
+    assert monitored([0.9, 8.0]) == (0, 0)  # below ten times the longest
+    assert monitored([0.9, 10.0]) == (1, 0)  # above ten times, below thirty times
     assert monitored([0.01, 3.5])[1] > 0
 
 

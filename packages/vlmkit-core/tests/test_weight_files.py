@@ -13,7 +13,7 @@ from vlmkit.plugins.registry import Registry
 
 
 def file_of(num_bytes: int, *, missing: int = 0) -> bytes:
-    """Return a file of one weight, or the beginning of one."""
+    """Return a file of one weight, without its last ``missing`` bytes."""
     header = json.dumps(
         {
             "__metadata__": {"format": "pt"},
