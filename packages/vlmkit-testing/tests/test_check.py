@@ -1,4 +1,4 @@
-"""``vlmkit plugins check`` runs the contracts of what is installed, and finds what is broken."""
+"""``vlmkit plugins check`` runs the contracts of installed providers and reports failures."""
 
 import json
 import shutil
@@ -83,7 +83,7 @@ def vlmkit_register_constraints(registry):
 
 
 def checked(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the command as people do; return its exit code and its report."""
+    """Run the command in a process; return its exit code and its report."""
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "check", *arguments, "--json"],
         cwd=folder,
@@ -104,14 +104,14 @@ def test_the_mock_keeps_its_contracts_on_its_model(tmp_path: Path) -> None:
     assert all(f["reason"] for f in report["findings"] if f["outcome"] == "skipped")
 
 
-def test_what_needs_a_model_is_skipped_without_one(tmp_path: Path) -> None:
+def test_contracts_that_need_a_model_are_skipped_without_one(tmp_path: Path) -> None:
     _, report = checked(tmp_path, "mock")
     reasons = {f["kind"]: f["reason"] for f in report["findings"] if f["outcome"] == "skipped"}
     named = "name a model: vlmkit plugins check NAME MODEL"
     assert {reasons[kind] for kind in ("tokenizer", "media_encoder", "engine")} == {named}
 
 
-def test_what_it_says_it_cannot_do_is_no_fault(tmp_path: Path) -> None:
+def test_tests_of_unclaimed_capabilities_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
     shutil.copy(Path(spelling.__file__), tmp_path)
     code, report = checked(tmp_path, "picky", "mock", "--set", 'plugins=["picky.py"]')
@@ -125,7 +125,7 @@ def test_what_it_says_it_cannot_do_is_no_fault(tmp_path: Path) -> None:
     assert "every text of a choice is possible and nothing else" in held
 
 
-def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path) -> None:
+def test_broken_promises_are_listed_for_built_in_and_own_kinds(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(BROKEN)
     (tmp_path / "codec_contract.py").write_text(CONTRACT)
     code, report = checked(tmp_path, "odd", "--set", 'plugins=["odd.py"]')
@@ -142,7 +142,7 @@ def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path)
     assert report["held"] > 1
 
 
-def test_a_failure_says_what_was_promised_and_where_to_read_of_it(tmp_path: Path) -> None:
+def test_a_failure_shows_the_promise_and_its_documentation(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(BROKEN)
     (tmp_path / "codec_contract.py").write_text(CONTRACT)
     done = subprocess.run(
@@ -153,8 +153,8 @@ def test_a_failure_says_what_was_promised_and_where_to_read_of_it(tmp_path: Path
         check=False,
     )
     assert done.returncode == 1
-    told = done.stdout.partition("\nobserver: a finished request is released\n")[2]
-    promise, reason, test, read, *_ = told.splitlines()
+    shown = done.stdout.partition("\nobserver: a finished request is released\n")[2]
+    promise, reason, test, read, *_ = shown.splitlines()
     assert promise.startswith("  promise An observer runs for months.")
     assert reason.startswith("  reason  ")
     assert "observer_contract.py)" in reason
@@ -226,7 +226,7 @@ def hopeless(tmp_path: Path) -> Path:
 LOCAL = ("--set", 'plugins=["hopeless.py"]')
 
 
-def test_what_cannot_be_built_fails_once_and_says_why(hopeless: Path) -> None:
+def test_a_provider_that_cannot_be_built_fails_once_with_the_reason(hopeless: Path) -> None:
     code, report = checked(hopeless, "hopeless", *LOCAL)
     assert (code, report["failed"], report["held"]) == (1, 1, 0)
     (failed,) = [f for f in report["findings"] if f["outcome"] == "failed"]
@@ -236,7 +236,7 @@ def test_what_cannot_be_built_fails_once_and_says_why(hopeless: Path) -> None:
     }
 
 
-def test_a_loader_is_tried_on_files_of_its_own_format(hopeless: Path) -> None:
+def test_a_loader_is_tested_with_the_given_files(hopeless: Path) -> None:
     _, report = checked(hopeless, "notes", *LOCAL)
     reasons = {f["reason"] for f in report["findings"]}
     assert "what it opens is not known here: name two files by --file" in reasons
@@ -247,13 +247,13 @@ def test_a_loader_is_tried_on_files_of_its_own_format(hopeless: Path) -> None:
     assert "it recognises its own files and no others" in held
 
 
-def test_the_loader_of_images_is_tried_on_images_that_are_drawn_for_it(tmp_path: Path) -> None:
+def test_the_image_loader_is_tested_with_generated_images(tmp_path: Path) -> None:
     code, report = checked(tmp_path, "image")
     assert (code, report["failed"]) == (0, 0)
     assert report["held"] > 3
 
 
-def test_no_tool_is_called_unless_that_is_allowed(hopeless: Path) -> None:
+def test_tools_are_called_only_with_the_option_call_tools(hopeless: Path) -> None:
     code, report = checked(hopeless, "tools", *LOCAL)
     assert (code, report["held"]) == (1, 0)
     assert "--call-tools" in report["findings"][0]["reason"]
@@ -270,7 +270,7 @@ def test_without_pytest_the_error_says_what_to_install(monkeypatch: pytest.Monke
     assert error.value.hint == install_command("vlmkit-testing")
 
 
-def test_options_before_the_command_are_not_dropped_in_silence(tmp_path: Path) -> None:
+def test_options_before_the_subcommand_are_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "--json", "check", "mock"],
         cwd=tmp_path,

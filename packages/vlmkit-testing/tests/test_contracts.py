@@ -1,4 +1,4 @@
-"""The built-in components keep the contracts that every plugin's must."""
+"""The built-in components pass the contracts of plugins."""
 
 import io
 from pathlib import Path

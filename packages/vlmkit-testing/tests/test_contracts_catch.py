@@ -1,9 +1,9 @@
-"""A contract is worth what it catches: each broken component is killed by the test that is named.
+"""Contracts detect broken components: each one fails the named test of its contract.
 
-And only it is broken: the same test passes on the honest component that it was made from.
+The same test passes on the honest component from which the broken one was made.
 
-The session ``tests`` tries a sample: one broken component for each test of a contract, and each
-honest component once. The others are marked slow. The session ``contract`` tries all of them.
+The nox session ``tests`` runs a sample: one broken component for each test of a contract, and each
+honest component once. The others are marked slow. The nox session ``contract`` runs all of them.
 """
 
 import inspect
@@ -21,12 +21,12 @@ CONTROLS = list(dict.fromkeys(table.control(broken) for table, broken in BROKEN)
 
 
 def first_of_each(rows, what):
-    """Return the first row of each kind."""
+    """Return the first row for each value of ``what``."""
     return list({what(*row): row for row in reversed(rows)}.values())
 
 
 def trials(rows, sample, name):
-    """Return parameters of a test; those that are not in the sample are marked slow."""
+    """Return the parameters of a test; rows outside the sample are marked slow."""
     return [
         pytest.param(*row, id=name(*row), marks=() if row in sample else pytest.mark.slow)
         for row in rows
@@ -46,7 +46,7 @@ CONTROL_TRIALS = trials(
 
 
 @pytest.mark.parametrize(("table", "broken"), BROKEN_TRIALS)
-def test_a_broken_component_is_killed(table, broken, request):
+def test_the_contract_detects_a_broken_component(table, broken, request):
     found = failure(table.contract_on(broken), broken.killed_by, request.getfixturevalue)
     assert found is not None, f"{broken.name} passes {broken.killed_by}"
     if not is_expected(found, broken):
@@ -54,13 +54,13 @@ def test_a_broken_component_is_killed(table, broken, request):
 
 
 @pytest.mark.parametrize(("fill_in", "honest", "test"), CONTROL_TRIALS)
-def test_the_same_test_passes_on_an_honest_component(fill_in, honest, test, request):
+def test_an_honest_component_passes_the_same_test(fill_in, honest, test, request):
     if found := failure(fill_in(honest), test, request.getfixturevalue):
         raise found
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_test_of_a_contract_kills_something(table):
+def test_every_test_of_a_contract_detects_a_broken_component(table):
     tests = {name.removeprefix("test_") for name in dir(table.contract) if name[:5] == "test_"}
     killers = {broken.killed_by for broken in table.broken}
     assert killers == tests
@@ -94,7 +94,7 @@ def test_no_broken_component_is_listed_twice():
     assert len(names) == len(set(names))
 
 
-def test_the_page_of_contracts_lists_them():
+def test_the_contracts_page_lists_all_broken_components():
     said = page.PAGE.read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)$", said, re.MULTILINE) == [t.contract.__name__ for t in TABLES]
     assert page.renewed(said, TABLES) == said, "`python -m broken` in its folder renews it"

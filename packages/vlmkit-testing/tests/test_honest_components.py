@@ -1,16 +1,16 @@
-"""Components that keep every promise in a way of their own pass their contracts as they are."""
+"""Correct components that differ from ours pass their contracts unchanged."""
 
 from typing import ClassVar
 
 from broken.media_loader import OnLoader
-from broken.tokenizer_media import OnBlind, OnHearing
+from broken.tokenizer_media import OnAudio, OnTextOnly
 from broken.tool_source import OnTools
 from honest.constraint import YEAR, UsualTokensCompiler, YearCompiler
 from honest.media_loader import SheetLoader
 from honest.monitor import Tally
 from honest.sampler import Dry, Greedy, Mirostat, Plain
 from honest.scheduler import ShortestPromptFirst
-from honest.tokenizer import HearingTokenizer, TextTokenizer
+from honest.tokenizer import AudioTokenizer, TextTokenizer
 from honest.tool_source import ToyTools
 
 from vlmkit.types.constraint import OneOf, Regex
@@ -33,16 +33,16 @@ class TestMirostat(SamplerContract):
     make = Mirostat
 
 
-class TestTextTokenizer(OnBlind):
-    """Without pictures, tools and options, of which none is taken."""
+class TestTextTokenizer(OnTextOnly):
+    """The model supports no images, tools or options."""
 
     __init__ = object.__init__
     make = TextTokenizer
 
 
-class TestHearingTokenizer(OnHearing):
+class TestAudioTokenizer(OnAudio):
     __init__ = object.__init__
-    make = HearingTokenizer
+    make = AudioTokenizer
 
 
 class TestSheetLoader(OnLoader):
@@ -64,7 +64,7 @@ class TestShortestPromptFirst(SchedulerContract):
 
 
 class TestUsualTokens(ConstraintContract):
-    """Where only one text can follow, its usual tokens will do."""
+    """A forced text may allow only its usual tokens."""
 
     forms = (OneOf,)
     make = UsualTokensCompiler
@@ -78,5 +78,5 @@ class TestYearCompiler(ConstraintContract):
         return YearCompiler(vocabulary)
 
 
-class TestYearCompilerAtItsWord(TestYearCompiler):
+class TestYearCompilerWithoutForms(TestYearCompiler):
     forms = None

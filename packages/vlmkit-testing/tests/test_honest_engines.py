@@ -1,4 +1,4 @@
-"""Engines that differ in what they claim keep the same contract, as they are."""
+"""Engines with different claims pass the same contract unchanged."""
 
 import dataclasses
 
@@ -35,16 +35,16 @@ class TestAnEngineThatTakesOneSequence(TestAnEngineThatClaimsEverything):
         return made
 
 
-class TestAnEngineOfOnePartWithoutSharing(TestAnEngineThatClaimsEverything):
+class TestAnEngineOfOneSlotWithoutSharing(TestAnEngineThatClaimsEverything):
     def make(self) -> Engine:
         made = PlainEngine()
         made.limits = dataclasses.replace(made.limits, max_sequences=1)
         return made
 
 
-class TestAnEngineWhoseLikeliestTokensAreKnown(TestAnEngineThatClaimsEverything):
+class TestAnEngineWithAReferenceOfTokens(TestAnEngineThatClaimsEverything):
     def reference(self, prompt: Prompt) -> list[int]:
-        """Return the three tokens that follow, each computed from nothing."""
+        """Return the next three tokens, each computed without a cache."""
         found: list[int] = []
         for _ in range(3):
             ids = (*prompt.token_ids, *found)

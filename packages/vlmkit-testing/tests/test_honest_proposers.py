@@ -1,10 +1,10 @@
-"""A proposer whose guesses come by chance keeps the contract, as it is."""
+"""A proposer with random guesses passes the contract unchanged."""
 
 from honest.proposer import ChanceProposer
 
 from vlmkit_testing import ProposerContract
 
 
-class TestAProposerThatGuessesByChance(ProposerContract):
+class TestAProposerWithRandomGuesses(ProposerContract):
     def make(self) -> ChanceProposer:
         return ChanceProposer()

@@ -1,4 +1,4 @@
-"""``vlmkit plugins new`` writes, for each kind, a project that works as it is."""
+"""``vlmkit plugins new`` writes a project that works unchanged, for each kind of component."""
 
 import functools
 import json
@@ -19,14 +19,14 @@ from vlmkit_testing import project
 ALL_KINDS = (*KINDS, *VLMKIT_KINDS)
 NAMES = {kind.name: f"my-{kind.name.replace('_', '-')}" for kind in ALL_KINDS}
 COSTLY = (SCHEDULER.name, SAMPLER.name, MEDIA_ENCODER.name)
-"""Kinds whose contracts take nine tenths of the time of all."""
+"""The kinds whose contracts take 90 % of the time of all contracts."""
 SAMPLE = tuple(kind.name for kind in ALL_KINDS if kind.name not in COSTLY)
 WORDS = ("yourname", "yoursummary", "yourkind", "yourneeds", "yourtests")
 
 
 @pytest.fixture(scope="module")
 def written(made_once):
-    """Give a folder with a project of each kind, and a site that has all of them installed."""
+    """Return a folder with a project of each kind, and a site folder in which all are installed."""
 
     def write(root):
         for kind in ALL_KINDS:
@@ -51,7 +51,7 @@ def environment(root):
 
 @functools.cache
 def outcomes(root, kinds):
-    """Run the tests of the projects of some kinds in one process; return what became of each."""
+    """Run the tests of the projects of some kinds in one process; return the outcomes by kind."""
     (root / "pytest.ini").write_text("[pytest]\n")
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "pytest.ini"]
     projects = [f"projects/{kind}" for kind in kinds]
@@ -85,13 +85,13 @@ def test_the_tests_of_a_new_project_pass(kind, written):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COSTLY)
 def test_the_tests_of_a_new_project_of_a_costly_kind_pass(kind, written):
-    """The session ``contract`` runs them."""
+    """The nox session ``contract`` runs these."""
     outcome = outcomes(written, COSTLY)[kind]
     assert outcome["failed"] == []
     assert outcome["passed"] >= 3
 
 
-def test_all_of_them_can_be_installed_side_by_side(written):
+def test_new_projects_of_all_kinds_can_be_installed_together(written):
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "--json"],
         env=environment(written),
@@ -107,7 +107,7 @@ def test_all_of_them_can_be_installed_side_by_side(written):
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
-def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, written):
+def test_a_new_project_has_a_name_and_keywords_but_no_license(kind, written):
     folder = written / "projects" / kind
     described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     name = NAMES[kind]
@@ -123,7 +123,7 @@ def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, wri
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
-def test_a_project_names_what_it_imports(kind, written):
+def test_a_new_project_depends_on_what_it_imports(kind, written):
     folder = written / "projects" / kind
     described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[\w-]+", need)[0] for need in described["dependencies"]}
@@ -145,7 +145,7 @@ def test_a_project_names_what_it_imports(kind, written):
         assert others <= known, place
 
 
-def test_what_is_written_names_the_commands_that_try_it(tmp_path):
+def test_the_command_prints_the_next_commands(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "new", "media encoder", "Vlmkit_Far"],
         cwd=tmp_path,
@@ -159,7 +159,7 @@ def test_what_is_written_names_the_commands_that_try_it(tmp_path):
     assert commands[-1] == "  vlmkit plugins check far mock"
 
 
-def test_what_is_written_is_an_observer_and_not_a_observer(tmp_path):
+def test_the_printed_kind_has_the_right_article(tmp_path):
     command = [sys.executable, "-m", "vlmkit", "plugins", "new", "observer", "vlmkit-far"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("vlmkit-far, an observer: ")
@@ -169,25 +169,25 @@ def test_what_is_written_is_an_observer_and_not_a_observer(tmp_path):
     "name",
     ["", "x", "Cool", "1st", "a b", "a--b", "-a", "a-", "a_b", "é", "x" * 41, "../a", "a.b", "a\n"],
 )
-def test_a_name_that_no_distribution_can_have_is_refused(name, tmp_path):
+def test_an_invalid_distribution_name_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="must be small letters and digits"):
         project.write(SAMPLER, tmp_path / "new", name)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["auto", "none", "vlmkit", "builtin", "mock", "hf", "torch"])
-def test_names_of_vlmkits_own_are_refused(name, tmp_path):
+def test_reserved_names_are_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="one of vlmkit's own"):
         project.write(SAMPLER, tmp_path / "new", name)
 
 
-def test_names_of_commands_are_refused_to_commands_alone(tmp_path):
+def test_built_in_command_names_are_refused_for_commands_only(tmp_path):
     with pytest.raises(ConfigError, match="one of vlmkit's own"):
         project.write(COMMAND, tmp_path / "new", "serve")
     assert project.write(SAMPLER, tmp_path / "new", "serve").distribution == "vlmkit-serve"
 
 
-def test_a_file_that_comes_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+def test_a_file_created_during_the_command_is_not_replaced(tmp_path, monkeypatch):
     place = tmp_path / "new"
     contents = project._contents
 
@@ -196,8 +196,8 @@ def test_a_file_that_comes_meanwhile_is_not_replaced(tmp_path, monkeypatch):
         (place / "pyproject.toml").symlink_to(tmp_path / "another")
         return contents(*arguments)
 
-    class Later(type(place)):
-        """Looks empty, as a folder does that is filled after it was looked at."""
+    class LooksEmpty(type(place)):
+        """A path that does not seem to exist, like a folder that is filled after the check."""
 
         def exists(self, **_):
             return False
@@ -205,11 +205,11 @@ def test_a_file_that_comes_meanwhile_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "another").write_text("another's")
     monkeypatch.setattr(project, "_contents", planted)
     with pytest.raises(ConfigError, match="cannot be written"):
-        project.write(SAMPLER, Later(place), "mine")
+        project.write(SAMPLER, LooksEmpty(place), "mine")
     assert (tmp_path / "another").read_text() == "another's"
 
 
-def test_what_is_there_is_never_touched(tmp_path):
+def test_existing_files_are_never_modified(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -221,7 +221,7 @@ def test_what_is_there_is_never_touched(tmp_path):
     assert project.write(SAMPLER, tmp_path / "empty", "cool").files
 
 
-def test_a_name_that_is_installed_is_refused(tmp_path, monkeypatch):
+def test_the_name_of_an_installed_distribution_is_refused(tmp_path, monkeypatch):
     info = tmp_path / "vlmkit_cool-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: vlmkit-cool\nVersion: 1.0\n")
@@ -230,7 +230,7 @@ def test_a_name_that_is_installed_is_refused(tmp_path, monkeypatch):
         project.write(SAMPLER, tmp_path / "new", "cool")
 
 
-def test_a_kind_that_is_none_is_told_with_those_that_are(tmp_path):
+def test_an_unknown_kind_is_refused_with_the_known_kinds(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "new", "samplr", "cool"],
         cwd=tmp_path,
@@ -242,7 +242,7 @@ def test_a_kind_that_is_none_is_told_with_those_that_are(tmp_path):
     assert "'samplr' is no kind of plugin. There are: tokenizer, media-encoder" in done.stderr
 
 
-def test_there_is_a_template_of_every_kind_and_of_nothing_else():
+def test_every_kind_has_a_template_and_no_template_is_left_over():
     kinds = {kind.name for kind in ALL_KINDS}
     assert set(project.EXAMPLES) == kinds
     assert {path.name for path in project.TEMPLATES.iterdir()} == kinds | {project.COMMON}
@@ -250,7 +250,7 @@ def test_there_is_a_template_of_every_kind_and_of_nothing_else():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
-def test_a_provider_of_a_new_project_is_checked_without_its_tests(kind, written):
+def test_plugins_check_passes_on_a_new_project(kind, written):
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "check", *check_of(kind), "--json"],
         env=environment(written),
@@ -270,8 +270,8 @@ def check_of(kind):
 
 
 @pytest.mark.slow
-def test_a_new_project_is_installed_as_its_readme_says(tmp_path):
-    """By pip, in editable mode; what it needs is that of the tests, since there is no index."""
+def test_a_new_project_installs_by_the_commands_of_its_readme(tmp_path):
+    """Uses pip in editable mode, without an index; dependencies are those of the tests."""
     folder = tmp_path / "vlmkit-cool"
     project.write(PROPOSER, folder, "cool")
     site = tmp_path / "site"

@@ -1,4 +1,4 @@
-"""``vlmkit verify``: it finds what differs, says by how much, and is quiet about what does not."""
+"""``vlmkit verify`` finds differences between encoders and between answers, and their size."""
 
 import dataclasses
 import json
@@ -99,7 +99,7 @@ Offer = Callable[..., list[str]]
 
 @pytest.fixture
 def offer(tmp_path: Path) -> Offer:
-    """Return the options that add these encoders to the mock's own."""
+    """Return a function that makes the options to add the named encoders to the mock's."""
 
     def offer(*names: str) -> list[str]:
         file = tmp_path / "others.py"
@@ -128,13 +128,13 @@ def test_encoders_that_agree_pass_with_every_level_compared(offer: Offer, capsys
     assert report["encoders_agree"]
 
 
-def test_all_that_can_serve_are_compared_in_pairs(offer: Offer, capsys: Shown) -> None:
+def test_all_encoders_that_can_serve_are_compared_in_pairs(offer: Offer, capsys: Shown) -> None:
     report = verified(capsys, *offer("same", "near"))
     pairs = [(pair["one"], pair["other"]) for pair in report["encoders"]["pairs"]]
     assert pairs == [("mock", "near"), ("mock", "same"), ("near", "same")]
 
 
-def test_the_size_of_a_difference_is_told_and_the_tolerance_decides(
+def test_differences_are_reported_and_compared_with_the_tolerance(
     offer: Offer, capsys: Shown
 ) -> None:
     report = verified(capsys, *offer("near"))
@@ -145,9 +145,7 @@ def test_the_size_of_a_difference_is_told_and_the_tolerance_decides(
     assert not report["encoders_agree"]
 
 
-def test_encoders_that_differ_are_an_exit_code_and_a_row_that_says_so(
-    offer: Offer, capsys: Shown
-) -> None:
+def test_differing_encoders_give_an_exit_code_and_a_row(offer: Offer, capsys: Shown) -> None:
     assert run(["verify", "mock", *offer("far")]) == 1
     shown = capsys.readouterr().out
     assert re.search(
@@ -165,7 +163,7 @@ def test_encoders_that_differ_are_an_exit_code_and_a_row_that_says_so(
         ("short", "embeddings", "the shapes differ: [4, 8] and [3, 8]"),
     ],
 )
-def test_what_cannot_be_compared_is_named(
+def test_features_that_cannot_be_compared_are_reported(
     name: str, level: str, problem: str, offer: Offer, capsys: Shown
 ) -> None:
     report = verified(capsys, *offer(name), code=1)
@@ -175,7 +173,7 @@ def test_what_cannot_be_compared_is_named(
     assert problem in capsys.readouterr().out
 
 
-def test_an_encoder_that_fails_is_named_and_the_others_are_compared(
+def test_a_failing_encoder_is_reported_and_the_others_are_compared(
     offer: Offer, capsys: Shown
 ) -> None:
     options = offer("broken", "same")
@@ -188,7 +186,7 @@ def test_an_encoder_that_fails_is_named_and_the_others_are_compared(
     assert "words of a library" not in shown
 
 
-def test_one_encoder_is_in_memory_at_a_time_and_sees_all_pictures(
+def test_encoders_are_loaded_one_at_a_time_and_get_all_images(
     offer: Offer, capsys: Shown, tmp_path: Path
 ) -> None:
     pictures = []
@@ -202,7 +200,7 @@ def test_one_encoder_is_in_memory_at_a_time_and_sees_all_pictures(
     assert lines == [f"{name} {what}" for name in names for what in each]
 
 
-def test_encoders_are_compared_by_name(offer: Offer, capsys: Shown) -> None:
+def test_only_the_named_encoders_are_compared(offer: Offer, capsys: Shown) -> None:
     options = [*offer("same", "near", "far"), "--encoder", "same", "--encoder", "near"]
     report = verified(capsys, *options)
     assert report["encoders"]["names"] == ["same", "near"]
@@ -217,7 +215,7 @@ def test_encoders_are_compared_by_name(offer: Offer, capsys: Shown) -> None:
         (["same", "far"], 1, "media encoder 'far' from"),
     ],
 )
-def test_a_wrong_choice_of_encoders_is_a_sentence(
+def test_invalid_encoder_options_give_an_error(
     names: list[str], code: int, error: str, offer: Offer, capsys: Shown, tmp_path: Path
 ) -> None:
     chosen = [word for name in names for word in ("--encoder", name)]
@@ -226,7 +224,7 @@ def test_a_wrong_choice_of_encoders_is_a_sentence(
     assert not (tmp_path / "others.log").exists()
 
 
-def test_a_lone_encoder_has_nothing_to_be_compared_with(capsys: Shown) -> None:
+def test_a_single_encoder_is_reported_without_a_comparison(capsys: Shown) -> None:
     assert run(["verify", "mock"]) == 0
     assert "encoder mock: nothing else to compare it with" in capsys.readouterr().out
 
@@ -234,7 +232,7 @@ def test_a_lone_encoder_has_nothing_to_be_compared_with(capsys: Shown) -> None:
 # Answers.
 
 
-def test_answers_that_agree_are_said_to(capsys: Shown) -> None:
+def test_agreeing_answers_are_reported(capsys: Shown) -> None:
     report = verified(capsys, "--prompt", "what is in this picture?")
     cached, batch = report["answers"]
     assert (cached["way"], batch["way"]) == ("cached", "batch")
@@ -245,11 +243,11 @@ def test_answers_that_agree_are_said_to(capsys: Shown) -> None:
 
 
 STEP_S = 0.01
-"""Long enough for what is submitted together to be answered together."""
+"""Long enough for requests that are submitted together to run in one batch."""
 
 
-class Forgetful(MockEngine):
-    """Answers otherwise from a full cache, or with company."""
+class DependsOnCacheOrBatch(MockEngine):
+    """Answers differently from a cached prefix, or in a batch."""
 
     def __init__(self, *, when: str, claims: bool) -> None:
         super().__init__()
@@ -274,8 +272,8 @@ class Forgetful(MockEngine):
 
 @pytest.mark.parametrize("claims", [True, False])
 @pytest.mark.parametrize("way", ["cached", "batch"])
-def test_answers_that_differ_are_found_where_they_begin_to(way: str, claims: bool) -> None:
-    engine = Forgetful(when=way, claims=claims)
+def test_the_first_difference_of_answers_is_found(way: str, claims: bool) -> None:
+    engine = DependsOnCacheOrBatch(when=way, claims=claims)
     with Model(Pipeline(tokenizer=MockTokenizer(), engine=engine)) as model:
         found = {a.way: a for a in agreements(model.runner, "what is this? " * 4, [], max_tokens=8)}
     other = {"cached": "batch", "batch": "cached"}[way]
@@ -285,7 +283,7 @@ def test_answers_that_differ_are_found_where_they_begin_to(way: str, claims: boo
     assert found[other].agrees
 
 
-def test_a_model_that_takes_no_images_is_asked_without(
+def test_a_text_model_is_verified_without_images(
     capsys: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "blind.py"
@@ -306,7 +304,7 @@ def test_a_model_that_takes_no_images_is_asked_without(
     assert shown.count("the same tokens") == 2
 
 
-# The measure.
+# Measures of difference.
 
 ROWS = arrays.arrays(
     np.float64, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-1e3, 1e3)
@@ -314,7 +312,7 @@ ROWS = arrays.arrays(
 
 
 @given(rows=ROWS)
-def test_rows_agree_with_themselves(rows: Any) -> None:
+def test_equal_rows_have_no_difference(rows: Any) -> None:
     (found,) = differences([{"embeddings": rows}], [{"embeddings": rows.copy()}])
     assert (found.largest_absolute, found.largest_relative) == (0.0, 0.0)
     assert found.least_cosine == pytest.approx(1.0)
@@ -322,7 +320,7 @@ def test_rows_agree_with_themselves(rows: Any) -> None:
 
 
 @given(rows=ROWS, row=st.integers(0, 4), column=st.integers(0, 5), by=st.floats(0.1, 10))
-def test_one_changed_value_is_found_whichever_side_it_is_on(
+def test_a_changed_value_is_found_on_either_side(
     rows: Any, row: int, column: int, by: float
 ) -> None:
     other = rows.copy()
@@ -336,7 +334,7 @@ def test_one_changed_value_is_found_whichever_side_it_is_on(
     assert back.largest_relative == pytest.approx(one.largest_relative)
 
 
-def test_the_worst_of_all_images_counts() -> None:
+def test_the_largest_difference_of_all_images_counts() -> None:
     good, bad = np.ones((2, 3)), np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 2.0]])
     (found,) = differences([{"x": good}, {"x": good}], [{"x": good}, {"x": bad}])
     assert found.largest_absolute == 1.0
@@ -351,7 +349,7 @@ def test_a_row_of_zeros_agrees_with_zeros_only() -> None:
 
 
 class OnlyDlpack:
-    """An array of a library that nobody knows."""
+    """An array of an unknown library."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -377,17 +375,17 @@ def test_arrays_of_any_library_become_rows() -> None:
 
 
 @pytest.mark.torch
-def test_tensors_of_little_precision_become_rows() -> None:
+def test_tensors_in_half_precision_become_rows() -> None:
     torch = pytest.importorskip("torch")
     rows = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
     levels = levels_of(MediaFeatures(1, rows))
     assert levels["embeddings"].tolist() == [[1.5, -2.0]]
 
 
-# The guide.
+# The how-to page.
 
 
-def test_the_commands_of_the_guide_that_use_the_mock_run(tmp_path: Path) -> None:
+def test_commands_of_the_how_to_page_run_on_the_mock(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/how-to/verify.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if "verify mock" in line]

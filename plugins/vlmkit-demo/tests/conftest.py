@@ -1,4 +1,4 @@
-"""Makes the training scripts importable, as they are when one of them is run."""
+"""Makes the training scripts importable, as when one of them runs."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,5 @@ sys.path.insert(0, str(ROOT / "training"))
 
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
-    """The packaged checkpoint folder."""
+    """Return the packaged checkpoint folder."""
     return ROOT / "src" / "vlmkit_demo" / "checkpoint"

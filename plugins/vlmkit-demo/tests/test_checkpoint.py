@@ -1,4 +1,4 @@
-"""The packaged files, and the model's answers."""
+"""The packaged files and answers of the demo model."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ class TestDemo(ModelContract):
     name = "demo"
 
 
-def test_the_model_is_registered_by_its_name() -> None:
+def test_the_demo_model_is_registered_by_its_name() -> None:
     registry: Registry[Checkpoint] = Registry("model", "vlmkit-demo")
     plugin.vlmkit_register_models(registry)
     checkpoint = registry.build("auto", {}, BuildContext("demo"))
@@ -46,7 +46,7 @@ def test_other_models_are_refused() -> None:
     assert registry.objections("llava-hf/llava-1.5-7b-hf")["demo"] == "it has only the model 'demo'"
 
 
-def test_the_checkpoint_is_whole_and_small(checkpoint: Path) -> None:
+def test_the_checkpoint_is_complete_and_small(checkpoint: Path) -> None:
     assert {p.name for p in checkpoint.iterdir()} == FILES | GRAPHS
     assert sum((checkpoint / name).stat().st_size for name in FILES) < 16 * 2**20
     assert sum((checkpoint / name).stat().st_size for name in GRAPHS) < 12 * 2**20
@@ -69,7 +69,7 @@ def test_the_packaged_tower_computes_the_recorded_features(checkpoint: Path) -> 
     encoder.refuse_unlike_export()
 
 
-def test_the_sample_pictures_are_packaged(checkpoint: Path) -> None:
+def test_the_sample_images_are_packaged(checkpoint: Path) -> None:
     names = {p.name for p in (checkpoint.parent / "pictures").iterdir()}
     assert names == {"shapes.png", "word.jpg", "digit.png"}
 
@@ -96,12 +96,12 @@ def render(checkpoint: Path, messages: list[dict[str, object]], *, prompt: bool 
     return str(template.render(messages=messages, add_generation_prompt=prompt))
 
 
-def test_the_template_puts_pictures_before_the_text(checkpoint: Path) -> None:
+def test_the_template_puts_images_before_the_text(checkpoint: Path) -> None:
     text = render(checkpoint, [user("Which is red?", "<image>", "<image>")])
     assert text == "<|user|><image><image>Which is red?<|end|><|assistant|>"
 
 
-def test_the_template_takes_strings_systems_and_several_turns(checkpoint: Path) -> None:
+def test_the_template_accepts_strings_system_texts_and_several_turns(checkpoint: Path) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi!"},
@@ -112,7 +112,7 @@ def test_the_template_takes_strings_systems_and_several_turns(checkpoint: Path) 
 
 
 @pytest.mark.torch
-def test_the_processor_sees_what_training_saw(checkpoint: Path) -> None:
+def test_the_processor_gives_the_pixels_of_training(checkpoint: Path) -> None:
     pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")
     from picture import draw, to_pixels

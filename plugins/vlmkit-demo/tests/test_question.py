@@ -35,7 +35,7 @@ def test_no_held_out_phrasing_is_trained(table: Phrases) -> None:
 
 
 @pytest.mark.parametrize("kind", ASKS)
-def test_every_kind_can_be_asked_in_both_splits(kind: str) -> None:
+def test_every_kind_of_question_occurs_in_both_splits(kind: str) -> None:
     for split in ("train", "held_out"):
         rng = np.random.default_rng(7)
         ask = Asker(rng, split)
@@ -48,7 +48,7 @@ def test_a_description_reads_like_a_sentence() -> None:
     assert describe(scene) == wanted
 
 
-def test_a_thing_is_named_so_that_no_other_is_meant() -> None:
+def test_the_name_of_an_object_is_unambiguous() -> None:
     ask = Asker(np.random.default_rng(8), "train")
     twins = scene_of(shape("circle", "red", 0), shape("circle", "red", 8))
     for _ in range(30):
@@ -56,14 +56,14 @@ def test_a_thing_is_named_so_that_no_other_is_meant() -> None:
         assert name is None or "at the top left" in name
 
 
-def test_a_hidden_attribute_is_not_in_the_name() -> None:
+def test_an_attribute_in_question_is_not_in_the_name() -> None:
     ask = Asker(np.random.default_rng(9), "train")
     scene = scene_of(shape("star", "pink", 0), shape("heart", "blue", 4))
     names = {refer(scene, scene.things[0], ask, "colour") for _ in range(50)}
     assert not any("pink" in (name or "") for name in names)
 
 
-def test_counts_and_yes_or_no_are_true() -> None:
+def test_counts_and_yes_or_no_answers_are_correct() -> None:
     scene = scene_of(shape("star", "pink", 0), shape("star", "pink", 4), shape("cross", "red", 8))
     ask = Asker(np.random.default_rng(10), "train")
     for _ in range(200):
@@ -77,7 +77,7 @@ def test_counts_and_yes_or_no_are_true() -> None:
             assert turns[0].answer == "No."
 
 
-def test_relations_are_true() -> None:
+def test_relations_are_correct() -> None:
     scene = scene_of(shape("star", "pink", 3), shape("cross", "red", 5))
     ask = Asker(np.random.default_rng(11), "held_out")
     seen = set()
@@ -111,6 +111,6 @@ def test_two_images_are_distinguished() -> None:
 
 def test_small_talk_without_an_image_does_not_mention_seeing() -> None:
     ask = Asker(np.random.default_rng(13), "train")
-    talks = [small_talk(ask) for _ in range(200)]
-    answers = {turns[0].answer for kind, turns in talks if kind == "unknown"}
+    conversations = [small_talk(ask) for _ in range(200)]
+    answers = {turns[0].answer for kind, turns in conversations if kind == "unknown"}
     assert answers == {"I don't know.", "I don't see a picture."}

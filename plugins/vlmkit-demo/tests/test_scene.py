@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("PIL")
 
-from picture import GRID, SIDE, draw, ink_of_patches, label_patches, to_pixels
+from image import GRID, SIDE, draw, ink_of_patches, label_patches, to_pixels
 from scene import COLOURS, PLACES, SHAPES, sample_scene
 
 
@@ -16,13 +16,13 @@ def test_training_scenes_hold_no_held_out_combination() -> None:
     assert not any(thing.held_out() for scene in scenes for thing in scene.things)
 
 
-def test_every_held_out_scene_holds_one() -> None:
+def test_every_held_out_scene_has_a_held_out_combination() -> None:
     rng = np.random.default_rng(2)
     scenes = [sample_scene(rng, "held_out") for _ in range(100)]
     assert all(any(thing.held_out() for thing in scene.things) for scene in scenes)
 
 
-def test_the_same_seed_draws_the_same_picture() -> None:
+def test_the_same_seed_draws_the_same_image() -> None:
     one, other = np.random.default_rng(3), np.random.default_rng(3)
     a, b = draw(sample_scene(one), one), draw(sample_scene(other), other)
     assert np.array_equal(to_pixels(a.image), to_pixels(b.image))
@@ -41,12 +41,12 @@ def test_a_large_shape_has_its_colour_in_its_middle() -> None:
     checked = 0
     while checked < 40:
         scene = sample_scene(rng, content="shapes")
-        picture = draw(scene, rng).image
+        image = draw(scene, rng).image
         for thing in scene.shapes:
             if thing.size == "small":
                 continue
             x, y = int(thing.x * scene.width), int(thing.y * scene.height)
-            pixel = np.array(picture.getpixel((x, y)), int)
+            pixel = np.array(image.getpixel((x, y)), int)
             near = min(np.abs(pixel - shade).sum() for shade in COLOURS[thing.colour])
             assert near < 100, (thing, pixel)
             checked += 1

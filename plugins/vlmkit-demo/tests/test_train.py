@@ -1,4 +1,4 @@
-"""Training is a function of its seed, interrupted or not."""
+"""Training is a function of its seed, also after an interruption."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Grammars of channels accept exactly what their format writes."""
+"""Grammars of channels accept exactly the answers of their format."""
 
 import re
 from dataclasses import fields, replace
@@ -63,7 +63,7 @@ def accepts(compiler, text, form=HARMONY, tools=TOOLS, choice="auto", **options)
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_written_call_is_within_the_grammar_and_a_mutated_one_is_not(compiler, call):
+def test_the_grammar_accepts_a_written_call_and_rejects_a_mutated_one(compiler, call):
     for choice in CHOICES:
         for before in ("", THOUGHT, THOUGHT + THOUGHT):
             assert accepts(compiler, before + call, choice=choice)
@@ -121,7 +121,7 @@ def test_an_answer_continues_where_its_prompt_ended(compiler):
     assert not accepts(compiler, SAID, said, (), choice="none", content=yes)
 
 
-def test_without_channels_tools_go_together_with_schemas_alone():
+def test_without_channels_tools_combine_only_with_schemas():
     calling = Calling(FORMATS["hermes"], TOOLS)
     with pytest.raises(ConstraintError, match="exclude each other"):
         tool_call_grammar(calling, "auto", content=Regex("a"))

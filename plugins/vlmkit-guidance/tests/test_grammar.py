@@ -1,4 +1,4 @@
-"""Lexer states: an answer that exhausts them fails no other, and cached grammars stay small."""
+"""Lexer states: exhausting them fails only one answer, and cached grammars stay small."""
 
 import random
 
@@ -19,7 +19,7 @@ NUM_TOKENS = 600
 
 
 def mask_of(matcher):
-    """Return the tokens that may follow."""
+    """Return the mask of the tokens that may follow."""
     mask = np.zeros(8, np.int32)
     matcher.fill(mask)
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
@@ -62,7 +62,7 @@ def test_an_answer_with_its_own_lexer_rolls_back_and_resets():
     assert follow(matcher, 2) == (answer, masks)
 
 
-def test_an_answer_that_needs_too_many_states_is_refused_and_no_other_one():
+def test_an_answer_that_needs_too_many_states_fails_alone():
     make = GuidanceCompiler(BYTES).compile(LONG)
     with pytest.raises(ConstraintError, match="too many states"):
         follow(make(), 0, num_tokens=8000)

@@ -1,4 +1,4 @@
-"""Answers of a model with random output, constrained to schemas, patterns and grammars."""
+"""Random answers constrained by schemas, patterns and grammars."""
 
 import itertools
 import json
@@ -44,11 +44,11 @@ SHAPES = JsonSchema.of(
 )
 
 
-UNDECIDED = 0.1  # times the mock's logits
+UNDECIDED = 0.1  # factor of the mock's logits
 
 
 def is_valid(text):
-    """Tell whether a text is what the schema describes."""
+    """Return whether a text matches the schema."""
     said = json.loads(text)
     return (
         list(said) == ["shapes", "is_empty"]
@@ -71,21 +71,21 @@ def model():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_json_is_written_as_python_writes_it(model, seed):
+def test_json_answers_have_the_format_of_python(model, seed):
     whole = {"type": "array", "items": {"enum": [True, "a"]}, "minItems": 2, "maxItems": 2}
     schema = {"type": "object", "properties": {"b": whole, "a": whole}, "required": ["b", "a"]}
-    asked = JsonSchema.of(schema | {"additionalProperties": False})
-    text = model.generate("?", constraint=asked, temperature=1.0, seed=seed).text
+    constrained = JsonSchema.of(schema | {"additionalProperties": False})
+    text = model.generate("?", constraint=constrained, temperature=1.0, seed=seed).text
     assert text == json.dumps(json.loads(text))
 
 
 def babble(model, constraint, seed, show=0, **params):
     """Return an answer of random tokens."""
     wide = {"temperature": 2.0, "logit_bias": dict.fromkeys(range(32), -100.0), "max_tokens": 400}
-    pictures = [PIL.Image.new("RGB", (8 + seed % 5, 6), "red")] * show
+    images = [PIL.Image.new("RGB", (8 + seed % 5, 6), "red")] * show
     prompt = '{"mock": {"text": " "}}'
     done = model.generate(
-        prompt, images=pictures, constraint=constraint, seed=seed, **(wide | params)
+        prompt, images=images, constraint=constraint, seed=seed, **(wide | params)
     )
     assert done.choices[0].finish_reason == "stop"
     return done.text
@@ -93,7 +93,7 @@ def babble(model, constraint, seed, show=0, **params):
 
 @pytest.fixture
 def undecided(model, monkeypatch):
-    """The model without preferences: all allowed tokens are about equally likely."""
+    """Return a model for which all allowed tokens are about equally likely."""
     logits = MockEngine._logits
     monkeypatch.setattr(MockEngine, "_logits", lambda *given: logits(*given) * UNDECIDED)
     return model
@@ -137,7 +137,7 @@ def test_answers_match_patterns_choices_grammars_and_objects(model):
 
 @pytest.mark.parametrize("schema", [True, {}])
 @pytest.mark.parametrize("said", ["true", "17", '{"a": [null]}'])
-def test_a_schema_that_allows_all_allows_any_json(model, schema, said):
+def test_an_empty_schema_allows_any_json(model, schema, said):
     prompt = json.dumps({"mock": {"text": said}})
     assert model.generate(prompt, constraint=JsonSchema.of(schema)).text == said
 
@@ -154,7 +154,7 @@ def test_a_schema_that_allows_all_allows_any_json(model, schema, said):
         (Lark("start: b\nb: secret"), "not defined .line 2, column 4."),
     ],
 )
-def test_a_refused_constraint_has_a_reason_that_quotes_nothing(model, constraint, reason, caplog):
+def test_the_reason_of_a_refused_constraint_does_not_quote_it(model, constraint, reason, caplog):
     with pytest.raises(ConstraintError, match=f"cannot be compiled: .*{reason}") as caught:
         model.generate("hello", constraint=constraint)
     for said in (str(caught.value), caught.value.hint, caplog.text):
@@ -175,7 +175,7 @@ PATTERNS = [f"/(.{{{length}}})*/" for length in (2, 3, 5, 7, 11, 13, 17, 19, 23)
         'start: %json {"a": "\\""}\nA: /a/ ~ /b/',
     ],
 )
-def test_patterns_whose_compiling_would_never_end_are_refused(model, rules):
+def test_patterns_whose_compilation_would_never_end_are_refused(model, rules):
     with pytest.raises(ConstraintError, match="no bound of time"):
         model.generate("hello", constraint=Lark(rules))
 
@@ -188,7 +188,7 @@ def test_patterns_whose_compiling_would_never_end_are_refused(model, rules):
         ('start: "\\"&" /\\/~/', '"&/~'),
     ],
 )
-def test_operators_of_grammars_are_allowed_in_texts(model, rules, said):
+def test_grammar_operators_are_allowed_in_texts(model, rules, said):
     prompt = json.dumps({"mock": {"text": said}})
     assert model.generate(prompt, constraint=Lark(rules)).text == said
 
@@ -200,9 +200,7 @@ def test_operators_of_grammars_are_allowed_in_texts(model, rules, said):
         Lark("start: x\nx: y y\ny: z z\nz: z z | z z z | /a/"),
     ],
 )
-def test_a_constraint_that_becomes_too_complex_ends_the_request_and_logs_none_of_it(
-    model, constraint, caplog
-):
+def test_a_too_complex_constraint_fails_the_request_and_is_not_logged(model, constraint, caplog):
     with pytest.raises(ConstraintError, match="too complex for this answer"):
         babble(model, constraint, 1, min_tokens=400)
     assert model.generate("hello", max_tokens=2).text
@@ -229,8 +227,8 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize("constraint", ENDLESS, ids=lambda constraint: str(constraint)[:40])
-def test_text_that_is_forced_without_end_is_found_a_bounded_piece_at_a_time(constraint):
-    """Its length is what a request states in ten bytes; what is looked ahead of is not."""
+def test_endless_forced_text_is_found_in_bounded_pieces(constraint):
+    """A request states the length in ten bytes, but the lookahead is bounded."""
     vocabulary = Vocabulary([b"", *(bytes([i]) for i in range(256))], lambda text: [])
     num_steps = 200
     matcher = GuidanceCompiler(vocabulary).compile(constraint)()
@@ -242,7 +240,7 @@ def test_text_that_is_forced_without_end_is_found_a_bounded_piece_at_a_time(cons
         assert matcher.accept(int(np.flatnonzero(bits)[0]))
 
 
-def test_answers_of_a_large_vocabulary_are_kept_to_a_schema_and_its_keys_are_forced():
+def test_a_large_vocabulary_follows_a_schema_with_forced_keys():
     """Inside a text, more tokens are allowed than the search for forced text accepts."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = ["".join(pair).encode() for pair in itertools.product(letters, repeat=3)]
@@ -260,8 +258,8 @@ def test_answers_of_a_large_vocabulary_are_kept_to_a_schema_and_its_keys_are_for
     keys = ["colour", "name", "sides"]
     properties = {key: {"type": "string", "maxLength": 6} for key in keys}
     schema = {"type": "object", "properties": properties, "required": keys}
-    asked = JsonSchema.of(schema | {"additionalProperties": False})
-    make = GuidanceCompiler(Vocabulary(words, encode)).compile(asked)
+    constrained = JsonSchema.of(schema | {"additionalProperties": False})
+    make = GuidanceCompiler(Vocabulary(words, encode)).compile(constrained)
     chance, num_forced, num_wide = random.Random(1), 0, 0
     for _ in range(20):
         matcher, said = make(), b""
@@ -286,7 +284,7 @@ def test_forced_tokens_depend_on_the_answer_alone():
     vocabulary = Vocabulary(words, lambda text: [259] * (len(text) // 8) + [98] * (len(text) % 8))
     make = GuidanceCompiler(vocabulary).compile(Regex("a{150}[bc]d{100}"))
 
-    def told(matcher):
+    def state_of(matcher):
         mask = np.zeros(9, np.int32)
         matcher.fill(mask)
         return mask.tolist(), list(matcher.forced()), matcher.may_end
@@ -295,14 +293,14 @@ def test_forced_tokens_depend_on_the_answer_alone():
     for _ in range(5):
         followed, accepted = make(), []
         while len(accepted) < 120:
-            mask, forced, may_end = told(followed)
+            mask, forced, may_end = state_of(followed)
             fresh = make()
             assert all(map(fresh.accept, accepted))
-            assert told(fresh) == (mask, forced, may_end)
+            assert state_of(fresh) == (mask, forced, may_end)
             num = chance.randint(0, len(forced))
             assert all(map(followed.accept, forced[:num]))
             followed.roll_back(num)
-            assert told(followed) == (mask, forced, may_end)
+            assert state_of(followed) == (mask, forced, may_end)
             bits = np.unpackbits(np.array(mask, np.int32).view(np.uint8), bitorder="little")
             allowed = np.flatnonzero(bits).tolist()
             accepted.append(chance.choice(forced[:1] or allowed))
@@ -310,12 +308,12 @@ def test_forced_tokens_depend_on_the_answer_alone():
         assert 259 in accepted
 
 
-def test_thousands_of_texts_are_one_choice(model):
+def test_a_choice_may_have_thousands_of_texts(model):
     texts = tuple(f"the answer {number}" for number in range(MAX_TEXTS // 2))
     assert babble(model, OneOf(texts), 1) in texts
 
 
-def test_it_is_selected_automatically_and_can_be_disabled():
+def test_guidance_is_selected_automatically_and_can_be_disabled():
     with (
         vlmkit.load("mock", constraint={"use": "none"}) as without,
         pytest.raises(ConstraintError, match="no plugin is in use"),
@@ -325,7 +323,7 @@ def test_it_is_selected_automatically_and_can_be_disabled():
         assert chosen.generate("hello", constraint=OneOf(("yes", "no"))).text in ("yes", "no")
 
 
-def test_its_library_is_not_imported_before_it_is_needed(tmp_path):
+def test_llguidance_is_imported_only_when_needed(tmp_path):
     import subprocess
     import sys
 

@@ -18,7 +18,7 @@ ITEMS = {"type": "array", "items": {"type": "string"}}
         ({"pattern": "("}, "a pattern is malformed", "pattern"),
     ],
 )
-def test_words_of_a_schema_do_not_change_the_reason(flaw, reason, keyword):
+def test_the_reason_of_a_refusal_does_not_depend_on_words_of_the_schema(flaw, reason, keyword):
     properties = {"oneOf": ITEMS, "wrong": {"type": "string"} | flaw, "regex": ITEMS}
     schema = JsonSchema.of({"type": "object", "properties": properties})
     with pytest.raises(ConstraintError, match=reason) as caught:

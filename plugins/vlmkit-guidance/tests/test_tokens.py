@@ -1,4 +1,4 @@
-"""Forced texts have the tokens of the model's own tokenizer, as far as those decode to them."""
+"""Forced texts get the tokens of the model's tokenizer, if these decode to the text."""
 
 import pytest
 

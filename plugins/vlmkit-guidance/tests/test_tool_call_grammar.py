@@ -1,4 +1,4 @@
-"""Grammars of tool calls accept exactly what their format writes, and constrain answers."""
+"""Grammars of tool calls accept exactly the calls of their format, and constrain answers."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def form_of(name, *, has_tokens):
 
 
 def ids_of(form, text):
-    """Return the tokens of a text; bytes, and marks that are tokens."""
+    """Return the tokens of a text: bytes, and marks that are single tokens."""
     found = []
     while text:
         mark = next(
@@ -78,7 +78,7 @@ def accepts(compiler, form, text, **options):
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_written_call_is_within_the_grammar_and_a_mutated_one_is_not(compiler, name, has_tokens):
+def test_the_grammar_accepts_a_written_call_and_rejects_a_mutated_one(compiler, name, has_tokens):
     has_tokens = has_tokens and name != "llama"
     form, call = form_of(name, has_tokens=has_tokens), WRITTEN[name]
     for choice in ("auto", "required", NamedTool("clock")):
@@ -94,7 +94,7 @@ def test_a_written_call_is_within_the_grammar_and_a_mutated_one_is_not(compiler,
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_number_of_calls_has_its_limit(compiler, name):
+def test_the_number_of_calls_is_limited(compiler, name):
     form, call = FORMATS[name], WRITTEN[name]
     if form.is_list:
         item = call[call.index("{") : -1]
@@ -143,10 +143,10 @@ def test_a_hundred_calls_match_their_schema():
 
 
 def test_without_a_compiler_a_required_call_is_refused():
-    asked = {"messages": [Message.of("user", "hello")], "tools": TOOLS}
+    fields = {"messages": [Message.of("user", "hello")], "tools": TOOLS}
     with vlmkit.load("mock", constraint={"use": "none"}) as model:
         for own in ({"tool_choice": "required"}, {"parallel_tool_calls": False}):
             with pytest.raises(ConstraintError, match="cannot be kept to") as refused:
-                model.submit(Request(**asked, **own))
+                model.submit(Request(**fields, **own))
             assert refused.value.param in own
-        assert model.submit(Request(**asked)).result().text == "hello"
+        assert model.submit(Request(**fields)).result().text == "hello"

@@ -1,4 +1,4 @@
-"""HEIC images: sizes from the header, pixels from libheif, and refused files."""
+"""HEIC images: sizes from the header, pixels of libheif, and refused files."""
 
 import io
 import subprocess
@@ -22,11 +22,11 @@ BOUNDS = PipelineSettings()
 
 def heic(size=(64, 48), mode="RGB", turn=1, **options):
     shade = PIL.Image.linear_gradient("L").resize(size)
-    picture = PIL.Image.merge("RGB", [shade, shade.transpose(0), shade]).convert(mode)
+    drawing = PIL.Image.merge("RGB", [shade, shade.transpose(0), shade]).convert(mode)
     exif = PIL.Image.Exif()
     exif[0x0112] = turn
     file = io.BytesIO()
-    pillow_heif.from_pillow(picture).save(file, quality=60, exif=exif.tobytes(), **options)
+    pillow_heif.from_pillow(drawing).save(file, quality=60, exif=exif.tobytes(), **options)
     return file.getvalue()
 
 
@@ -46,7 +46,7 @@ class TestHeifLoader(MediaLoaderContract):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
-def test_pixels_are_those_that_libheif_decodes(mode):
+def test_pixels_equal_those_of_libheif(mode):
     data = heic(mode=mode)
     image = shown(data)
     expected = decoding.picture(data)
@@ -57,7 +57,7 @@ def test_pixels_are_those_that_libheif_decodes(mode):
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_the_header_gives_the_rotation_of_an_image(turn):
+def test_the_rotation_of_an_image_is_read_from_the_header(turn):
     data = heic(turn=turn)
     image = shown(data)
     size = (64, 48) if turn < 5 else (48, 64)
@@ -66,10 +66,10 @@ def test_the_header_gives_the_rotation_of_an_image(turn):
     assert image.turned == (turn != 1)
 
 
-def test_only_the_primary_image_is_shown():
-    pictures = [PIL.Image.new("RGB", (32, 24), name) for name in ("red", "blue")]
-    file = pillow_heif.from_pillow(pictures[0])
-    file.add_from_pillow(pictures[1])
+def test_only_the_primary_image_is_decoded():
+    images = [PIL.Image.new("RGB", (32, 24), name) for name in ("red", "blue")]
+    file = pillow_heif.from_pillow(images[0])
+    file.add_from_pillow(images[1])
     written = io.BytesIO()
     file.save(written, primary_index=1)
     red, _, blue = shown(written.getvalue()).to_pil().getpixel((5, 5))
@@ -82,7 +82,7 @@ def test_limits_are_checked_before_a_decoder_runs():
         HeifLoader().load(heic(), few)
 
 
-def test_a_picture_of_another_size_than_stated_is_refused():
+def test_an_image_whose_size_differs_from_the_header_is_refused():
     data = bytearray(heic((640, 480)))
     at = data.index(b"ispe") + 8
     data[at : at + 8] = (64).to_bytes(4, "big") + (48).to_bytes(4, "big")
@@ -91,7 +91,7 @@ def test_a_picture_of_another_size_than_stated_is_refused():
 
 
 @pytest.mark.parametrize("size", [0, 12, 40, 100])
-def test_a_file_that_was_cut_is_refused(size):
+def test_a_truncated_file_is_refused(size):
     with pytest.raises(MediaError):
         shown(heic()[:size]).to_pil()
 
@@ -102,7 +102,7 @@ def test_the_memory_estimate_suffices_for_phone_photos():
     assert read_iso_header(data, "a HEIC file").plane_bytes <= 3
 
 
-def test_a_path_can_be_passed_in_python(tmp_path):
+def test_the_python_api_accepts_a_path(tmp_path):
     path = tmp_path / "photo.heic"
     path.write_bytes(heic())
     with vlmkit.load("mock") as model:
@@ -112,7 +112,7 @@ def test_a_path_can_be_passed_in_python(tmp_path):
             model.generate("what?", images=path)
 
 
-def test_the_plugin_is_light():
+def test_the_plugin_module_imports_no_heavy_library():
     code = "import sys, vlmkit_heif.plugin; print({'PIL', 'pillow_heif'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""Shared fixtures: tokenizers of the zoo's families, and a hub on this machine."""
+"""Fixtures: tokenizers of the families in the zoo, and a local hub."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 @pytest.fixture(scope="session")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Return a function that gives a family's checkpoint, without weights."""
+    """Return a function from a family to its checkpoint without weights."""
 
     @functools.cache
     def checkpoint(name: str) -> Checkpoint:
@@ -26,7 +26,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], C
 
 @pytest.fixture(scope="session")
 def tokenizer_of(checkpoint_of: Callable[[str], Checkpoint]) -> Callable[[str], HfTokenizer]:
-    """Return a function that gives a family's tokenizer, loaded from its checkpoint."""
+    """Return a function from a family to the tokenizer of its checkpoint."""
 
     @functools.cache
     def tokenizer(name: str) -> HfTokenizer:
@@ -37,7 +37,7 @@ def tokenizer_of(checkpoint_of: Callable[[str], Checkpoint]) -> Callable[[str], 
 
 @pytest.fixture(scope="session")
 def tokenizer_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str], HfTokenizer]:
-    """Return a function that gives the tokenizer of a vocabulary with a chat template."""
+    """Return a function that builds a tokenizer from a vocabulary and a chat template."""
 
     def tokenizer(vocabulary: Any, template: str) -> HfTokenizer:
         folder = tmp_path_factory.mktemp("m")

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - a template is one line
-"""Chat templates that take endless time or memory, and a program that renders each within limits.
+"""Chat templates that need endless time or memory, and a program that renders each within limits.
 
-Each template is rendered in a process of its own, with bounds on its address space and CPU time.
-Prints what did not end in an error of ours.
+The program renders each template in its own process, with limits on address space and CPU time. It
+prints the templates that did not end in an error of vlmkit.
 """
 
 import os
@@ -173,7 +173,7 @@ TEMPLATES = {
 
 
 def outcome(source: str) -> str:
-    """Return the problem with how a template ended; empty if it was refused."""
+    """Return the problem of a template; an empty string if it was refused."""
     try:
         ChatTemplate(source, {}, "m").render([{"role": "user", "content": "hi"}] * 20)
     except VlmkitError as error:
@@ -187,7 +187,7 @@ def main() -> None:
     """Render all templates."""
     vlmkit_hf.templates.template.MAX_STEPS = budget.MAX_ITEMS = (
         2**16
-    )  # quicker, and enough for what grows
+    )  # quicker, and enough for growing templates
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES, size + MAX_BYTES))
     for name, source in TEMPLATES.items():

@@ -98,7 +98,7 @@ def test_a_prompt_may_open_a_channel(
     assert prompt.channels is not None
     assert prompt.channels.opens == channel
     assert prompt.opens_reasoning == (channel == "analysis")
-    assert (prompt.calling is None) == (channel == "final")  # no call goes on behind that
+    assert (prompt.calling is None) == (channel == "final")  # a call ends here
     reader = model.reader(prompt)
     deltas = [delta for i in model.encode("hm") for delta in reader.push(i)] + [*reader.finish()]
     assert (reasoning_of(deltas), text_of(deltas)) == expected
@@ -110,7 +110,7 @@ def test_a_vocabulary_without_the_marks_has_no_channels(tokenizer_with: Tokenize
     assert (prompt.channels, prompt.calling) == (None, None)
 
 
-def test_a_template_that_writes_no_calls_takes_no_tools(tokenizer_with: TokenizerWith) -> None:
+def test_a_template_without_calls_refuses_tools(tokenizer_with: TokenizerWith) -> None:
     template = (
         "{% if tools %}{% endif %}{% for m in messages %}<|start|>{{ m.role }}"
         "{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>"
@@ -143,7 +143,7 @@ def test_calls_of_one_message_are_rendered_separately_with_their_results(
     assert written(model, [*ASKED, turn, *results]) == expected
 
 
-def test_earlier_reasoning_is_dropped_and_nothing_else(model: HfTokenizer) -> None:
+def test_only_earlier_reasoning_is_dropped(model: HfTokenizer) -> None:
     turn = Message("assistant", (ReasoningPart("hm"), TextPart("I look."), ONE))
     later = [result_of(ONE, "rain"), Message.of("assistant", "Rain."), *ASKED]
     expected = (
@@ -154,7 +154,7 @@ def test_earlier_reasoning_is_dropped_and_nothing_else(model: HfTokenizer) -> No
     assert written(model, [*ASKED, turn, *later]) == expected
 
 
-def test_a_call_without_its_result_and_a_result_of_no_call_stay(model: HfTokenizer) -> None:
+def test_calls_and_results_without_a_counterpart_are_kept(model: HfTokenizer) -> None:
     turn = Message("assistant", (ONE, TWO))
     other = ToolCallPart("other1234", "weather")
     text = written(model, [*ASKED, turn, result_of(other, "snow"), result_of(ONE, "rain"), *ASKED])

@@ -1,4 +1,4 @@
-"""The tokenizer contract, for tokenizers of each kind."""
+"""The tokenizer contract, for a tokenizer of each kind."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,11 +16,11 @@ SMALLER: dict[str, Mapping[str, Any]] = {
     "mistral3": {"size": {"longest_edge": 30}},
     "internvl": {"max_dynamic_patch": 1},
 }
-"""Limits under which pictures are smaller, by the names of each family's processor."""
+"""Limits that make images smaller, by the names of each family's processor."""
 
 
 class Contract(TokenizerContract):
-    """What differs between the families below is their name."""
+    """The contract of a family; subclasses set the family's name."""
 
     name = ""
 
@@ -110,4 +110,4 @@ class TestPhi3(Contract):
     is_lossless = False
 
 
-del Contract, TokenizerContract  # pytest would collect them here, too
+del Contract, TokenizerContract  # pytest would collect these classes

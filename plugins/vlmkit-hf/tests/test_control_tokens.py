@@ -23,7 +23,7 @@ some = settings(max_examples=40)
 
 
 def spelled(folder: Path) -> dict[str, int]:
-    """Return the special tokens of a vocabulary, and other tokens that name a role."""
+    """Return the special tokens of a vocabulary and other tokens that name a role."""
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     template = folder / "chat_template.jinja"
     written = template.read_text() if template.exists() else ""
@@ -36,24 +36,24 @@ def spelled(folder: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def every_token(checkpoint_of: CheckpointOf) -> list[str]:
-    """Return the control tokens of all families together."""
+    """Return the control tokens of all families."""
     return sorted({token for name in ALL for token in spelled(checkpoint_of(name).path)})
 
 
 def hostile(tokens: Sequence[str]) -> st.SearchStrategy[str]:
-    """Return texts made of control tokens, whole and in pieces."""
+    """Return texts of complete and split control tokens."""
     whole = st.sampled_from(tokens)
     piece = whole.flatmap(lambda t: st.integers(1, len(t)).map(lambda n: t[:n]))
     rest = whole.flatmap(lambda t: st.integers(0, len(t) - 1).map(lambda n: t[n:]))
     return st.lists(st.one_of(whole, piece, rest, st.sampled_from(["a", " ", "\n", "é"]))).map(
-        lambda parts: "".join(parts) + "x"  # never only white space: its absence is innocent
+        lambda parts: "".join(parts) + "x"  # never only white space, which a template may strip
     )
 
 
 def conversation(
     name: str, user: Sequence[str], others: Sequence[str], images: Sequence[Image]
 ) -> list[Message]:
-    """Return a conversation in which every text is the client's."""
+    """Return a conversation of client texts only."""
     parts = [TextPart(text) for text in user]
     shown = [ImagePart(image) for image in images]
     last = Message("user", (*shown[:1], *parts, *shown[1:]))
@@ -81,7 +81,7 @@ def test_typed_control_tokens_change_neither_roles_nor_image_slots(
     texts = st.one_of(hostile(sorted(tokens)), hostile(every_token))
     user = data.draw(st.lists(texts, min_size=1, max_size=3))
     others = data.draw(st.tuples(texts, texts))
-    if name.startswith("qwen3"):  # a thought's end is the assistant's own to write
+    if name.startswith("qwen3"):  # only the assistant may write the end of reasoning
         others = (others[0], others[1].replace("</think>", ""))
     images = [Image.open(zoo.picture(seed)) for seed in (1, 2)] if name in zoo.NAMES_VISION else []
     tokenizer = tokenizer_of(name)
@@ -177,14 +177,14 @@ def test_control_tokens_in_other_roles_stay_text(
     tokenizer = tokenizer_of("qwen3")
 
     def ids(text: str) -> list[int]:
-        ask, told = Message.of("user", "hello"), Message.of(role, text)
-        messages = [told, ask] if role == "system" else [ask, told]
+        question, other_turn = Message.of("user", "hello"), Message.of(role, text)
+        messages = [other_turn, question] if role == "system" else [question, other_turn]
         return control_tokens(tokenizer.prompt(messages).token_ids, set(tokens.values()))
 
     assert ids("".join(tokens)) == ids("x")
 
 
-def test_an_added_token_that_is_a_word_is_one_token_in_client_text(
+def test_an_added_word_is_one_token_in_client_text(
     tokenizer_of: TokenizerOf,
 ) -> None:
     tokenizer = tokenizer_of("gemma3")
@@ -194,7 +194,7 @@ def test_an_added_token_that_is_a_word_is_one_token_in_client_text(
     assert len(tokenizer.encode("<start_of_turn>")) > 1
 
 
-def test_a_conversation_whose_image_the_template_leaves_out_is_refused(
+def test_a_template_that_omits_an_image_is_refused(
     tokenizer_of: TokenizerOf,
 ) -> None:
     answer = Message("assistant", (TextPart("Look:"), ImagePart(Image.open(zoo.picture(1)))))

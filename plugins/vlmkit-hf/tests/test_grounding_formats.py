@@ -16,7 +16,9 @@ UNKNOWN = {"llava", "llava_next", "idefics3", "smolvlm", "gemma3", "mistral3"}
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_a_tokenizer_has_its_familys_grounding_format(tokenizer_of: TokenizerOf, name: str) -> None:
+def test_a_tokenizer_has_the_grounding_format_of_its_family(
+    tokenizer_of: TokenizerOf, name: str
+) -> None:
     tokenizer = tokenizer_of(name)
     image = Image.open(zoo.picture(1))
     form = tokenizer.prompt([Message.of("user", "Where?", [image])]).place_format

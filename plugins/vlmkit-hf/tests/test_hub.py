@@ -1,7 +1,7 @@
-"""Models from the hub: what is fetched, with which token and revision, and what is refused.
+"""Models from the hub: fetched files, token and revision, and refused models.
 
-huggingface_hub reads its environment once, when it is imported, so each test runs it in a process
-of its own against a hub on this machine.
+huggingface_hub reads its environment at import, so each test runs it in a new process against a
+local hub.
 """
 
 import json
@@ -144,7 +144,7 @@ def test_a_gated_model_says_how_to_get_access(hub: Any, tmp_path: Path) -> None:
     assert "accept its terms" in answer["hint"]
 
 
-def test_a_model_or_a_revision_that_is_not_there_is_named(hub: Any, tmp_path: Path) -> None:
+def test_a_missing_model_or_revision_is_reported_by_name(hub: Any, tmp_path: Path) -> None:
     hub.add("org/name", main=FILES)
 
     assert fetch(hub, tmp_path, "org/nome")["error"] == (
@@ -155,7 +155,7 @@ def test_a_model_or_a_revision_that_is_not_there_is_named(hub: Any, tmp_path: Pa
     )
 
 
-def test_a_model_with_pickled_weights_only_is_refused_unread(hub: Any, tmp_path: Path) -> None:
+def test_a_model_with_only_pickled_weights_is_refused_unread(hub: Any, tmp_path: Path) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"pickle", "training_args.pt": b"pickle"}
     hub.add("org/name", main=files)
     answer = fetch(hub, tmp_path, "org/name")
@@ -166,7 +166,7 @@ def test_a_model_with_pickled_weights_only_is_refused_unread(hub: Any, tmp_path:
     assert hub.downloaded() == {"config.json"}
 
 
-def test_a_model_with_onnx_weights_only_is_fetched_with_its_folders(
+def test_a_model_with_only_onnx_weights_is_fetched_with_its_folders(
     hub: Any, tmp_path: Path
 ) -> None:
     files = {"config.json": b"{}", "onnx/model.onnx": b"graph", "onnx/model.onnx_data": b"numbers"}

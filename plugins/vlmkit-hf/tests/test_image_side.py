@@ -1,4 +1,4 @@
-"""The image side: refused images, digests and transforms."""
+"""Image preprocessing: refused images, digests and transforms."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def plain(width: int, height: int) -> Image:
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
 @settings(max_examples=25)
 @given(short=st.integers(2, 40), ratio=st.floats(1, 100), is_wide=st.booleans())
-def test_a_picture_of_any_allowed_shape_is_taken_or_refused(
+def test_an_image_of_any_allowed_shape_is_accepted_or_refused(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool
 ) -> None:
     long = int(short * ratio)
@@ -52,7 +52,7 @@ def test_a_picture_of_any_allowed_shape_is_taken_or_refused(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_a_refused_picture_leaves_the_next_request_alone(
+def test_a_refused_image_does_not_affect_the_next_request(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -67,8 +67,8 @@ def test_a_refused_picture_leaves_the_next_request_alone(
     assert after.token_ids == before.token_ids
 
 
-def test_a_picture_that_the_family_refuses_is_an_image_error(tokenizer_of: TokenizerOf) -> None:
-    strip = np.zeros((2, 402, 3), dtype=np.uint8)  # Qwen2-VL takes no side ratio over 200
+def test_an_image_that_the_family_refuses_raises_an_image_error(tokenizer_of: TokenizerOf) -> None:
+    strip = np.zeros((2, 402, 3), dtype=np.uint8)  # Qwen2-VL refuses side ratios over 200
     image = Image.open(strip, ImageLimits(max_aspect_ratio=1000.0))
 
     with pytest.raises(ImageError) as caught:
@@ -153,7 +153,7 @@ def test_a_text_model_refuses_images(tokenizer_of: TokenizerOf) -> None:
         ("internvl", (60, 60), (28, 28), {}),
     ],
 )
-def test_the_transform_describes_what_was_done_to_the_image(
+def test_the_transform_describes_the_preprocessing(
     tokenizer_of: TokenizerOf,
     name: str,
     size: tuple[int, int],
@@ -177,7 +177,7 @@ def test_the_transform_describes_what_was_done_to_the_image(
 def test_the_transform_maps_a_mark_to_its_position_in_the_image(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
-    """A white square, found again in the arrays at the place that the report computes."""
+    """A white square is in the arrays at the position that the transform computes."""
     pixels = np.zeros((80, 80, 3), dtype=np.uint8)
     pixels[36:52, 24:40] = 255
     slot = prompt(tokenizer_of(name), Image.open(pixels)).media[0]
@@ -195,7 +195,7 @@ def test_the_transform_maps_a_mark_to_its_position_in_the_image(
 
 
 def _unpatched(inputs: object, patch: int, merge: int) -> np.ndarray:
-    """Put Qwen2-VL's patches back in place; returns ``[height, width]`` of the first channel."""
+    """Reassemble the patches of Qwen2-VL; return ``[height, width]`` of the first channel."""
     rows, columns = np.asarray(inputs["image_grid_thw"])[0, 1:]  # type: ignore[index]
     pixels = np.asarray(inputs["pixel_values"])  # type: ignore[index]
     shape = (rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
@@ -215,7 +215,7 @@ def test_a_broken_processor_config_is_a_broken_checkpoint(
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "idefics3", "gemma3", "paligemma"])
-def test_a_processor_that_was_saved_in_one_file_is_the_same(
+def test_a_processor_saved_in_one_file_gives_the_same_inputs(
     checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, tmp_path: Path, name: str
 ) -> None:
     for path in checkpoint_of(name).path.iterdir():
@@ -265,7 +265,7 @@ def test_a_rotated_image_is_processed_upright_and_the_transform_says_so(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_threads_that_prepare_different_pictures_do_not_mix_them(
+def test_threads_that_prepare_different_images_do_not_mix_them(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -281,7 +281,7 @@ def test_threads_that_prepare_different_pictures_do_not_mix_them(
             np.testing.assert_array_equal(np.asarray(other.media[0].inputs[key]), array)
 
 
-@pytest.mark.torch  # for the class of its processor, in older versions of transformers
+@pytest.mark.torch  # the processor's class in older versions of transformers
 def test_a_processor_with_an_unknown_layout_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
@@ -295,7 +295,7 @@ def test_a_processor_with_an_unknown_layout_is_refused_by_name(
     ("name", "field"), [("llava", "image_token_index"), ("qwen2_vl", "image_token_id")]
 )
 @pytest.mark.parametrize("token", [5, 10_000_000, -200])
-def test_a_wrong_token_of_images_is_named_by_its_field(
+def test_an_invalid_image_token_is_reported_by_its_field(
     checkpoint_of: CheckpointOf, tmp_path: Path, name: str, field: str, token: int
 ) -> None:
     for path in checkpoint_of(name).path.iterdir():

@@ -1,4 +1,4 @@
-"""Outlined prompts: the tokens of an image from its size alone."""
+"""Outlined prompts: the tokens of an image, computed from its size alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def test_an_outlined_prompt_processes_no_image(
 ) -> None:
     tokenizer = tokenizer_of(name)
     part = ImagePart(Image.of_size((640, 480)))
-    outlined(tokenizer, part, light=True)  # it is tried once
+    outlined(tokenizer, part, light=True)  # the processor runs once
 
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("a picture was processed")

@@ -1,4 +1,4 @@
-"""Processors of families whose models are not in the zoo give the family's tokens."""
+"""Processors of families outside the zoo give the tokens of the family."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def folder(path: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_picture_has_the_tokens_that_its_family_gives_it(name: str, tmp_path: Path) -> None:
+def test_an_image_has_the_tokens_of_its_family(name: str, tmp_path: Path) -> None:
     tokenizer = HfTokenizer(Checkpoint(name, folder(tmp_path, name)), HfTokenizerSettings())
     made = tokenizer.prompt([Message.of("user", "What?", [Image.open(zoo.picture(1, 84, 40))])])
     (slot,) = made.media
@@ -90,7 +90,7 @@ def test_a_picture_has_the_tokens_that_its_family_gives_it(name: str, tmp_path: 
     assert "pixel_values" in slot.inputs
 
 
-def test_a_model_that_answers_no_questions_does_not_suggest_torchvision(tmp_path: Path) -> None:
+def test_a_model_without_generation_does_not_suggest_torchvision(tmp_path: Path) -> None:
     path = folder(tmp_path, "unlimited_ocr")
     config = {"model_type": "pp_formulanet", "vision_config": {}, "image_token_id": 1}
     (path / "config.json").write_text(json.dumps(config))

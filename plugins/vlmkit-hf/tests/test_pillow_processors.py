@@ -1,6 +1,6 @@
-"""Image processors of families for which transformers has none without torchvision: by definition.
+"""Image processors of families whose transformers processors need torchvision, by definition.
 
-What transformers' own give is compared in ``test_torchvision``.
+``test_torchvision`` compares them with those of transformers.
 """
 
 from pathlib import Path
@@ -31,18 +31,18 @@ def processor(name: str, **settings: Any) -> Any:
     return kind(**settings)
 
 
-def test_a_name_is_known_with_and_without_the_suffix_fast() -> None:
+def test_processor_names_are_recognised_with_and_without_the_suffix_fast() -> None:
     names = ("Llama4ImageProcessor", "Llama4ImageProcessorFast", "CLIPImageProcessor", "")
     known = [processor_class(name) is not None for name in names]
 
     assert known == [True, True, False, False]
 
 
-def test_a_tile_is_pillows_picture_normalised_in_float32() -> None:
-    picture = zoo.picture(1, 60, 60)
+def test_a_tile_is_resized_by_pillow_and_normalised_in_float32() -> None:
+    original = zoo.picture(1, 60, 60)
     made = processor("Cohere2VisionImageProcessor", size={"height": 28, "width": 28}, max_patches=1)
-    values = made(picture, return_tensors="np")["pixel_values"]
-    levels = np.asarray(picture.resize((28, 60), BICUBIC).resize((28, 28), BICUBIC), np.float32)
+    values = made(original, return_tensors="np")["pixel_values"]
+    levels = np.asarray(original.resize((28, 60), BICUBIC).resize((28, 28), BICUBIC), np.float32)
     mean, deviation = (np.float32(n) * 255 for n in (made.image_mean, made.image_std))
 
     np.testing.assert_array_equal(values[0], ((levels - mean) / deviation).transpose(2, 0, 1))
@@ -51,10 +51,10 @@ def test_a_tile_is_pillows_picture_normalised_in_float32() -> None:
 @pytest.mark.torch
 def test_llama4_rounds_every_step_to_bfloat16() -> None:
     torch = pytest.importorskip("torch")
-    picture = zoo.picture(1, 28, 28)
+    original = zoo.picture(1, 28, 28)
     made = processor("Llama4ImageProcessor", size={"height": 28, "width": 28}, max_patches=1)
-    values = made(picture, return_tensors="np")["pixel_values"]
-    levels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).to(torch.bfloat16)
+    values = made(original, return_tensors="np")["pixel_values"]
+    levels = torch.from_numpy(np.array(original)).permute(2, 0, 1).to(torch.bfloat16)
     half = torch.tensor(0.5, dtype=torch.bfloat16)
     expected = (levels * made.rescale_factor).sub(half).div(half)
 
@@ -62,12 +62,12 @@ def test_llama4_rounds_every_step_to_bfloat16() -> None:
 
 
 @pytest.mark.torch
-def test_what_is_resized_without_a_filter_is_as_torch_resizes_it() -> None:
+def test_resizing_without_a_filter_equals_that_of_torch() -> None:
     torch = pytest.importorskip("torch")
-    picture = np.array(zoo.picture(1, 60, 44))
-    wanted = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    original = np.array(zoo.picture(1, 60, 44))
+    wanted = torch.from_numpy(original).permute(2, 0, 1)[None].float()
     for size in (Size(28, 28), Size(100, 33)):
-        made = pixels.unfiltered(picture, size, BILINEAR)
+        made = pixels.unfiltered(original, size, BILINEAR)
         expected = torch.nn.functional.interpolate(wanted, size=tuple(size), mode="bilinear")
         apart = np.abs(made - expected[0].permute(1, 2, 0).round().numpy())
         assert apart.max() <= 1
@@ -75,12 +75,12 @@ def test_what_is_resized_without_a_filter_is_as_torch_resizes_it() -> None:
 
 
 def test_a_view_is_resized_padded_and_cut_row_by_row() -> None:
-    picture = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    original = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
     view = (Pad(Size(4, 8), fill=9), Cut(Size(4, 4), Size(4, 2)))
-    tiles = show(picture, view, lambda it, _: it)
+    tiles = show(original, view, lambda it, _: it)
 
     assert num_tiles(view) == len(tiles) == 3
-    np.testing.assert_array_equal(tiles[1], picture[:, 2:6])
+    np.testing.assert_array_equal(tiles[1], original[:, 2:6])
     assert (tiles[2][:, 2:] == 9).all()
     assert num_tiles((Resize(Size(8, 8)),)) == 1
 
@@ -91,21 +91,21 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return HfTokenizer(Checkpoint(request.param, folder), HfTokenizerSettings())
 
 
-def test_a_prompt_has_the_tokens_of_the_familys_processor(tokenizer: HfTokenizer) -> None:
-    pictures = [zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)]
+def test_a_prompt_has_the_tokens_of_the_family_processor(tokenizer: HfTokenizer) -> None:
+    originals = [zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)]
     images = tokenizer._images
     assert images is not None
     if images.leads:
-        pictures = pictures[:1]
+        originals = originals[:1]
     name = images._checkpoint.name
-    made = tokenizer.prompt([Message.of("user", "What?", [Image.open(p) for p in pictures])])
-    parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": "What?"}]
-    wanted = zoo.reference(name, [{"role": "user", "content": parts}], pictures)
+    made = tokenizer.prompt([Message.of("user", "What?", [Image.open(p) for p in originals])])
+    parts = [*({"type": "image"} for _ in originals), {"type": "text", "text": "What?"}]
+    wanted = zoo.reference(name, [{"role": "user", "content": parts}], originals)
 
     assert list(made.token_ids) == np.asarray(wanted["input_ids"])[0].tolist()
 
 
-def test_a_model_that_takes_one_picture_refuses_another_by_name(tmp_path: Path) -> None:
+def test_a_model_of_one_image_refuses_a_second_by_name(tmp_path: Path) -> None:
     checkpoint = Checkpoint("m", zoo.save_processor("blip-2", tmp_path))
     made = HfTokenizer(checkpoint, HfTokenizerSettings())
     shown = [Image.open(zoo.picture(1)), Image.open(zoo.picture(2))]
@@ -130,8 +130,8 @@ def test_a_leading_image_comes_first_wherever_the_message_has_it(tmp_path: Path)
 def test_an_outlined_image_has_the_same_tokens(tokenizer: HfTokenizer) -> None:
     images = tokenizer._images
     assert images is not None
-    for picture in (zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)):
-        image = Image.open(picture)
+    for original in (zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)):
+        image = Image.open(original)
         whole = images.prepare(image, tokenizer._encoder)
         light = images.outline(image, tokenizer._encoder, {})
         assert light.expansion == whole.expansion
@@ -145,16 +145,16 @@ def test_an_outlined_image_has_the_same_tokens(tokenizer: HfTokenizer) -> None:
         ("gemma4_unified", None, (0, 0, 0, 0), 1),
     ],
 )
-def test_the_transform_describes_what_was_done_to_the_image(
+def test_the_transform_describes_the_preprocessing(
     tmp_path: Path, name: str, used: tuple[int, int] | None, pad: Any, count: int
 ) -> None:
     checkpoint = Checkpoint(name, zoo.save_processor(name, tmp_path))
     made = HfTokenizer(checkpoint, HfTokenizerSettings())
-    picture = Image.open(zoo.picture(1, 84, 40))
-    (slot,) = made.prompt([Message.of("user", "What?", [picture])]).media
-    told = slot.transform
-    assert told is not None
-    assert used is None or told.used_size == used
-    assert pad is None or told.pad == pad
-    assert told.num_tiles == count
-    assert told.scale == (told.used_size[0] / 40, told.used_size[1] / 84)
+    original = Image.open(zoo.picture(1, 84, 40))
+    (slot,) = made.prompt([Message.of("user", "What?", [original])]).media
+    transform = slot.transform
+    assert transform is not None
+    assert used is None or transform.used_size == used
+    assert pad is None or transform.pad == pad
+    assert transform.num_tiles == count
+    assert transform.scale == (transform.used_size[0] / 40, transform.used_size[1] / 84)

@@ -25,7 +25,9 @@ def shown(size: Size) -> Any:
 
 
 @given(SIZES, TILES, st.integers(1, 10**5), st.integers(10**5, 10**8))
-def test_an_area_between_two_limits(size: Size, side: int, least: int, most: int) -> None:
+def test_sizes_with_an_area_between_two_limits_equal_those_of_transformers(
+    size: Size, side: int, least: int, most: int
+) -> None:
     if max(size) / min(size) > sizes.MOST_STRETCHED:
         with pytest.raises(ValueError, match="200 times"):
             sizes.patches_in_area(size, side, least, most)
@@ -35,20 +37,22 @@ def test_an_area_between_two_limits(size: Size, side: int, least: int, most: int
 
 
 @given(SIZES, st.integers(1, 4000), st.integers(1, 64))
-def test_a_longer_side_in_whole_patches(size: Size, edge: int, side: int) -> None:
+def test_sizes_with_a_longer_side_in_whole_patches_equal_those_of_transformers(
+    size: Size, edge: int, side: int
+) -> None:
     wanted = pixtral.get_resize_output_image_size(shown(size), edge, side, "channels_first")
     assert sizes.within_edge(size, edge, side) == wanted
 
 
 @given(SIZES, st.integers(1, 6000))
-def test_a_picture_before_it_is_split(size: Size, edge: int) -> None:
+def test_sizes_before_splitting_equal_those_of_transformers(size: Size, edge: int) -> None:
     assert sizes.resized_to_split(size, edge) == idefics3.get_resize_output_image_size(
         shown(size), edge
     )
 
 
 @given(SIZES, st.lists(st.tuples(TILES, TILES), min_size=1, max_size=12))
-def test_the_canvas_with_the_highest_resolution(
+def test_the_selected_canvas_equals_that_of_transformers(
     size: Size, canvases: list[tuple[int, int]]
 ) -> None:
     canvas = sizes.best_canvas(size, canvases)
@@ -60,7 +64,9 @@ def test_the_canvas_with_the_highest_resolution(
 
 
 @given(SIZES, TILES, st.integers(1, 3), st.integers(3, 40))
-def test_the_grid_nearest_in_shape(size: Size, side: int, least: int, most: int) -> None:
+def test_the_selected_grid_equals_that_of_transformers(
+    size: Size, side: int, least: int, most: int
+) -> None:
     tile = Size(side, side)
     columns, rows = got_ocr2.get_optimal_tiled_canvas(tuple(size), tuple(tile), least, most)
     assert grids.nearest_in_shape(size, tile, grids.up_to(most, least)) == (rows, columns)

@@ -1,4 +1,4 @@
-"""The plugin's hooks: what they register, what they import, and that they need no torch."""
+"""The plugin's hooks: registered providers, imports, and work without torch."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def test_the_plugin_registers_a_tokenizer_and_a_model_source() -> None:
     assert "huggingface" in {provider.name for provider in found.models}
 
 
-def test_the_plugin_module_is_light() -> None:
+def test_the_plugin_module_imports_no_heavy_library() -> None:
     run = subprocess.run(
         [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=600
     )
@@ -68,11 +68,11 @@ def test_every_vision_family_works_without_torch(
     tokenizer_of: Callable[[str], HfTokenizer],
     tmp_path: Path,
 ) -> None:
-    picture = tmp_path / "picture.png"
-    zoo.picture(1, 64, 48).save(picture)
+    image = tmp_path / "picture.png"
+    zoo.picture(1, 64, 48).save(image)
     folders = {name: str(checkpoint_of(name).path) for name in zoo.NAMES_VISION}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, str(picture), *folders.values()],
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, str(image), *folders.values()],
         capture_output=True,
         text=True,
         check=True,
@@ -81,13 +81,13 @@ def test_every_vision_family_works_without_torch(
     made = json.loads(run.stdout.splitlines()[-1])
 
     for name, folder in folders.items():
-        messages = [Message.of("user", "What is it?", [Image.open(picture)])]
+        messages = [Message.of("user", "What is it?", [Image.open(image)])]
         prompt = tokenizer_of(name).prompt(messages)
         digests = [slot.digest.hex() for slot in prompt.media]
         assert made[folder] == [list(prompt.token_ids), digests], name
 
 
-def test_a_folder_without_a_tokenizer_has_an_objection(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     provider = loader.load().tokenizers.get("hf")
 
@@ -106,14 +106,14 @@ def test_a_broken_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", ["org/name", "Qwen/Qwen2.5-VL-3B-Instruct", "a/b_c.d"])
-def test_hub_ids_are_taken(reference: str) -> None:
+def test_hub_ids_are_accepted(reference: str) -> None:
     assert repository.objection(reference) is None
 
 
 @pytest.mark.parametrize(
     "reference", ["demo", "./org/name", "/org/name", "a/b/c", "a/..", "../b", "a b/c", "", "a/b--c"]
 )
-def test_references_that_are_no_hub_ids_are_refused(reference: str) -> None:
+def test_references_other_than_hub_ids_are_refused(reference: str) -> None:
     assert repository.objection(reference) == "a hub id reads org/name"
 
 

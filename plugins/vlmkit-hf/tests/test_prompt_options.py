@@ -62,11 +62,11 @@ def test_a_template_that_changes_the_last_message_cannot_continue_it(
     assert caught.value.param == "continue_final_message"
 
 
-def test_a_template_gets_the_variables_that_it_asks_for(tokenizer_with: TokenizerWith) -> None:
+def test_a_template_gets_the_requested_variables(tokenizer_with: TokenizerWith) -> None:
     tokenizer = tokenizer_with(vocabulary(), KEEPS)
-    thinks = PromptOptions(chat_template_kwargs={"enable_thinking": True})
+    with_reasoning = PromptOptions(chat_template_kwargs={"enable_thinking": True})
     ask = [Message.of("user", "hi")]
-    assert tokenizer.prompt(ask, options=thinks).opens_reasoning
+    assert tokenizer.prompt(ask, options=with_reasoning).opens_reasoning
     assert not tokenizer.prompt(ask).opens_reasoning
     for name in ("messages", "add_generation_prompt", "eos_token"):
         with pytest.raises(RequestError) as caught:

@@ -1,4 +1,4 @@
-"""Reasoning by a checkpoint's marks: as tokens or text, opened by the model or by the prompt."""
+"""Reasoning by the marks of a checkpoint: as tokens or text, opened by the model or the prompt."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def vocabulary(**tokens: Sequence[str]) -> Any:
 
 
 def ids_of(tokenizer: HfTokenizer, pieces: Sequence[str]) -> list[int]:
-    """Return token ids of texts, in which an added token that stands alone is one token."""
+    """Return the token ids of texts; a text that is an added token is one token."""
     added = tokenizer._backend.get_added_tokens_decoder().items()
     known = {token.content: token_id for token_id, token in added}
     return [i for p in pieces for i in ([known[p]] if p in known else tokenizer.encode(p))]
@@ -33,7 +33,7 @@ def ids_of(tokenizer: HfTokenizer, pieces: Sequence[str]) -> list[int]:
 def read(
     tokenizer: HfTokenizer, pieces: Sequence[str], messages: Sequence[Message] = ASK
 ) -> tuple[str, str]:
-    """Return reasoning and text of an answer."""
+    """Return the reasoning and the text of an answer."""
     reader = tokenizer.reader(tokenizer.prompt(messages))
     deltas = [d for i in ids_of(tokenizer, pieces) for d in reader.push(i)] + [*reader.finish()]
     return reasoning_of(deltas), text_of(deltas)
@@ -47,8 +47,8 @@ def test_marks_in_the_template_separate_reasoning_from_text(
     start, end = marks
     tokens = {kind: marks} if kind != "spelled" else {}
     tokenizer = tokenizer_with(vocabulary(**tokens), f"{SAY}{{% if false %}}{end}{{% endif %}}")
-    told = read(tokenizer, [start, "\nWhy é?", "\n", end, "\n\nSo."])
-    assert told == ("Why é?", "So.")
+    parsed = read(tokenizer, [start, "\nWhy é?", "\n", end, "\n\nSo."])
+    assert parsed == ("Why é?", "So.")
 
 
 def test_marks_in_the_vocabulary_separate_reasoning_from_text(
@@ -80,8 +80,8 @@ def test_an_answer_continues_reasoning_that_its_prompt_opened(
     known = "{% if false %}</think>{% endif %}"
     tokenizer = tokenizer_with(vocabulary(plain=plain), SAY + known + f"{{{{ {prompt!r} }}}}")
     assert tokenizer.prompt(ASK).opens_reasoning == opens
-    told = read(tokenizer, ["why", "</think>", "so"])
-    assert told == (("why", "so") if opens else ("", "why</think>so"))
+    parsed = read(tokenizer, ["why", "</think>", "so"])
+    assert parsed == (("why", "so") if opens else ("", "why</think>so"))
 
 
 def test_client_text_does_not_open_reasoning(tokenizer_with: TokenizerWith) -> None:
@@ -97,8 +97,8 @@ def test_text_spelled_like_a_mark_token_is_text(
     tokenizer_with: TokenizerWith,
 ) -> None:
     tokenizer = tokenizer_with(vocabulary(plain=MARKS[0]), SAY)
-    told = read(tokenizer, ["<think>", "They wrote </th", "ink> to me", "</think>", "So."])
-    assert told == ("They wrote </think> to me", "So.")
+    parsed = read(tokenizer, ["<think>", "They wrote </th", "ink> to me", "</think>", "So."])
+    assert parsed == ("They wrote </think> to me", "So.")
 
 
 def test_an_incomplete_character_before_a_mark_is_reasoning(
@@ -110,8 +110,8 @@ def test_an_incomplete_character_before_a_mark_is_reasoning(
     reader = tokenizer.reader(tokenizer.prompt(ASK))
     ids = [start, *tokenizer.encode("why"), *half, end, *tokenizer.encode("so")]
     deltas = [delta for i in ids for delta in reader.push(i)]
-    told = (reasoning_of(deltas), text_of(deltas))
-    assert told == ("why\ufffd", "so")
+    parsed = (reasoning_of(deltas), text_of(deltas))
+    assert parsed == ("why\ufffd", "so")
 
 
 @settings(max_examples=40)

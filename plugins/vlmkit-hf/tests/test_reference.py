@@ -19,7 +19,7 @@ TokenizerOf = Callable[[str], HfTokenizer]
 Turn = tuple[Role, list[str | Any]]
 
 few = settings(max_examples=25)
-# No character that begins a control token: those texts have a test of their own.
+# No character that begins a control token: another file tests those texts.
 words = st.text(
     st.one_of(
         st.sampled_from("aeioustrn .,:?!\n\n  "),
@@ -56,7 +56,7 @@ def theirs(name: str, turns: Sequence[Turn]) -> tuple[list[dict[str, Any]], list
 
 
 def check_equal(name: str, tokenizer: HfTokenizer, turns: Sequence[Turn], **more: Any) -> None:
-    """The ids are equal, or both sides refuse the conversation."""
+    """Check that the ids are equal, or that both sides refuse the conversation."""
     messages, images = theirs(name, turns)
     try:
         expected = zoo.reference(name, messages, images, **more)["input_ids"][0].tolist()
@@ -85,8 +85,8 @@ def test_ids_of_a_conversation_equal_the_reference(
 def test_ids_with_images_equal_the_reference(
     tokenizer_of: TokenizerOf, name: str, order: str
 ) -> None:
-    pictures = iter([zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)])
-    parts = [next(pictures) if part == "i" else "What is the red one?" for part in order]
+    originals = iter([zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)])
+    parts = [next(originals) if part == "i" else "What is the red one?" for part in order]
     check_equal(name, tokenizer_of(name), [("user", parts)])
 
 
@@ -106,11 +106,11 @@ def test_ids_with_images_in_two_turns_equal_the_reference(
 def test_each_images_arrays_equal_the_reference_for_that_image(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
-    pictures = [zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)]
-    prompt = tokenizer_of(name).prompt(ours([("user", [*pictures, "What?"])]))
+    originals = [zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)]
+    prompt = tokenizer_of(name).prompt(ours([("user", [*originals, "What?"])]))
 
-    for picture, slot in zip(pictures, prompt.media, strict=True):
-        messages, images = theirs(name, [("user", [picture, "What?"])])
+    for image, slot in zip(originals, prompt.media, strict=True):
+        messages, images = theirs(name, [("user", [image, "What?"])])
         expected = zoo.reference(name, messages, images)
         assert "pixel_values" in slot.inputs
         for key, array in slot.inputs.items():
@@ -119,11 +119,11 @@ def test_each_images_arrays_equal_the_reference_for_that_image(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_the_images_of_one_call_are_those_of_the_single_ones(
+def test_images_of_one_call_have_the_arrays_of_separate_calls(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
-    pictures = [zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)]
-    turns: list[Turn] = [("user", [*pictures, "What?"])]
+    originals = [zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)]
+    turns: list[Turn] = [("user", [*originals, "What?"])]
     slots = tokenizer_of(name).prompt(ours(turns)).media
     whole = zoo.reference(name, *theirs(name, turns))
 
@@ -134,7 +134,7 @@ def test_the_images_of_one_call_are_those_of_the_single_ones(
             arrays = [array[0] for array in arrays]  # images side by side, under one prompt
             together = together[0]
         start = 0
-        for array in arrays:  # the whole may be padded to the largest
+        for array in arrays:  # a common array may be padded to the largest image
             part = together[start : start + len(array)]
             kept = part[tuple(slice(0, size) for size in array.shape)]
             np.testing.assert_array_equal(kept, array, err_msg=key)

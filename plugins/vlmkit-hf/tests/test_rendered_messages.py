@@ -55,7 +55,7 @@ few = settings(max_examples=6, suppress_health_check=list(HealthCheck))
 
 
 def read(model: HfTokenizer, prompt: Prompt, ids: Sequence[int]) -> tuple[str, str, list[Any]]:
-    """The reasoning, text and calls of an answer with these tokens."""
+    """Return the reasoning, text and calls of an answer of tokens."""
     reader = model.reader(prompt)
     deltas: list[Delta] = [d for i in ids for d in reader.push(i)] + [*reader.finish()]
     calls = [(call.name, call.parsed()) for call in tool_calls_of(deltas)]
@@ -65,7 +65,7 @@ def read(model: HfTokenizer, prompt: Prompt, ids: Sequence[int]) -> tuple[str, s
 def written(
     model: HfTokenizer, parts: Sequence[Any], tools: Sequence[Any] | None
 ) -> tuple[Prompt, list[int]]:
-    """The prompt of an answer, and the tokens by which a template writes it, without its end."""
+    """Return the prompt of an answer, and the answer's tokens in the template without its end."""
     prompt = model.prompt(ASKED, tools=tools)
     answered = [*ASKED, Message("assistant", tuple(parts))]
     ends = PromptOptions(add_generation_prompt=False)
@@ -77,7 +77,7 @@ def written(
 
 
 def cut_again(model: HfTokenizer, ids: Sequence[int], places: Sequence[int]) -> list[int]:
-    """Other tokens of the same text: everything except control tokens is encoded piece by piece."""
+    """Return other tokens of the same text: pieces between control tokens are encoded apart."""
     control = {i for i in ids if not model.decode([i]) or len(model.token_bytes(i)) > 4}
     made: list[int] = []
     start = 0
@@ -118,12 +118,12 @@ def model_of(
 @pytest.mark.parametrize("name", [*sorted(CALLING), *TEMPLATES])
 def test_a_rendered_message_parses_back_however_it_is_split(name, model_of):
     model = model_of(name)
-    thinks, talks = name != "qwen3_vl", name not in ("llama", "granite")
+    has_reasoning, has_text = name != "qwen3_vl", name not in ("llama", "granite")
 
     @few
     @given(
-        thought=said if thinks else st.just(""),
-        text=st.just("") | said if talks else st.just(""),
+        thought=said if has_reasoning else st.just(""),
+        text=st.just("") | said if has_text else st.just(""),
         calls=st.lists(fits, min_size=1, max_size=MOST_CALLS.get(name, 3)),
         places=st.lists(st.integers(0, 200), max_size=8),
     )
@@ -137,7 +137,7 @@ def test_a_rendered_message_parses_back_however_it_is_split(name, model_of):
 
 
 def wrong(arguments, draw):
-    """Arguments that violate the schema."""
+    """Return arguments that violate the schema."""
     changes = (
         lambda own: own | {"days": "x3"},
         lambda own: own | {"days": None},
@@ -150,7 +150,7 @@ def wrong(arguments, draw):
 
 
 def vocabulary_of(model):
-    """The vocabulary as a pipeline passes it to a compiler."""
+    """Return the vocabulary as a pipeline passes it to a compiler."""
     silent = model.eos_ids | model.banned_ids
     token_bytes = [
         b"" if i in silent or not model.decode([i]) else model.token_bytes(i)
@@ -159,8 +159,10 @@ def vocabulary_of(model):
     return Vocabulary(token_bytes, model.encode)
 
 
-@pytest.mark.parametrize("name", sorted({*CALLING, *TEMPLATES} - {"mistral"}))  # it writes ids
-def test_the_grammar_of_a_template_accepts_its_calls_within_the_schema_alone(name, model_of):
+@pytest.mark.parametrize(
+    "name", sorted({*CALLING, *TEMPLATES} - {"mistral"})
+)  # the template writes ids
+def test_the_grammar_of_a_template_accepts_only_calls_within_the_schema(name, model_of):
     compilers = pytest.importorskip("vlmkit_guidance.compiler")
     model = model_of(name)
     compiler = compilers.GuidanceCompiler(vocabulary_of(model))
@@ -194,10 +196,10 @@ def test_answers_of_all_families_parse_back(name, tokenizer_of):
     model = tokenizer_of(name)
 
     @few
-    @given(text=said.filter(lambda text: "</think>" not in text))  # templates look for that
+    @given(text=said.filter(lambda text: "</think>" not in text))  # templates search for this
     def check(text):
         prompt, ids = written(model, [TextPart(text)], None)
-        thought, told, calls = read(model, prompt, ids)
-        assert (thought, told.strip(), calls) == ("", text, [])
+        thought, read_text, calls = read(model, prompt, ids)
+        assert (thought, read_text.strip(), calls) == ("", text, [])
 
     check()

@@ -1,4 +1,4 @@
-"""A saved text side works without transformers and equals the resolved one."""
+"""A saved text side equals the resolved one and needs no transformers."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def light(folder: Path, settings: HfTokenizerSettings = PLAIN) -> HfTokenizer | 
 
 
 @pytest.mark.parametrize("name", COVERED)
-def test_a_saved_text_side_equals_that_of_transformers_for_texts_and_images(
+def test_a_saved_text_side_equals_transformers_for_texts_and_images(
     name: str,
     folder_of: Callable[[str], Path],
     tokenizer_of: Load,
@@ -64,13 +64,13 @@ def test_a_saved_text_side_equals_that_of_transformers_for_texts_and_images(
     assert made is not None, file.read(folder).refusal
     monkeypatch.setattr(
         comparison, "SIZES", ((8, 8), (61, 300), (29, 28))
-    )  # others than it was tried at
+    )  # other sizes than those of the comparison
 
     assert comparison.difference(tokenizer_of(name), made) == ""
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "phi3", "gpt_oss"])
-def test_a_saved_text_side_equals_that_of_transformers_for_texts(
+def test_a_saved_text_side_equals_transformers_for_texts(
     name: str, folder_of: Callable[[str], Path], tokenizer_of: Load
 ) -> None:
     folder = folder_of(name)
@@ -122,7 +122,7 @@ def test_a_difference_in_images_is_detected_and_reported(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, name = folder_of("llava"), "CLIPImageProcessor"
-    other = replace(families.IMAGES[name], scaling=pixels.fused)  # the last bit of some numbers
+    other = replace(families.IMAGES[name], scaling=pixels.fused)  # the last bit of some values
     monkeypatch.setattr(families, "IMAGES", families.IMAGES)
     monkeypatch.setitem(families.IMAGES, name, other)  # type: ignore[arg-type]
     reason = save(Checkpoint("llava", folder), folder)
@@ -251,7 +251,7 @@ def test_a_modified_saved_tokenizer_is_ignored(
     assert light(folder) is None
 
 
-def test_the_operators_template_takes_precedence_over_the_saved_one(
+def test_the_operator_template_takes_precedence_over_the_saved_one(
     folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = folder_of("llama")

@@ -1,4 +1,4 @@
-"""Limited images equal those of transformers, use their bound, or are refused by name."""
+"""Images under a limit equal those of transformers, fill the limit, or are refused by name."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ LIMITED = {
     "ovis2": {"max_patches": 1},
     "step3p7": {"max_image_size": 56},
 }
-"""Families whose pictures are bounded by one number, and a lower one, or the only."""
+"""Families whose images have one limit, with a lower limit, or the only one."""
 UNSIZED = ["video_llava", "aria", "emu3", "blip-2", "mllama"]
 TOKEN = 28 * 28
 TO_CLIENTS = {
@@ -59,7 +59,7 @@ TO_TRANSFORMERS: dict[str, Mapping[str, Any]] = {
     "glm4v": {"size": {"shortest_edge": TOKEN, "longest_edge": 8 * TOKEN}},
     "internvl": {"max_patches": 2, "min_patches": 2},
 }
-"""What clients say, and what its own processor is told for the same, where that differs."""
+"""The limits of clients, and the equal settings of the processor where these differ."""
 
 
 def slots(tokenizer: HfTokenizer, *images: Image, **options: Any) -> tuple[MediaSlot, ...]:
@@ -81,19 +81,19 @@ def test_every_family_has_limits_or_a_fixed_size(tokenizer_of: TokenizerOf) -> N
 
 @pytest.mark.parametrize("name", [*SIZED, *LIMITED])
 def test_limited_images_equal_those_of_transformers(tokenizer_of: TokenizerOf, name: str) -> None:
-    pictures = [zoo.picture(1), zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)]
+    originals = [zoo.picture(1), zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)]
     shown = ImageOptions(processor=TO_CLIENTS[name])
-    parts = [ImagePart(Image.open(picture), shown) for picture in pictures]
+    parts = [ImagePart(Image.open(original), shown) for original in originals]
     ours = tokenizer_of(name).prompt([Message.of("user", "What?", parts)])
-    content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": "What?"}]
+    content = [*({"type": "image"} for _ in originals), {"type": "text", "text": "What?"}]
     limits = TO_TRANSFORMERS.get(name, TO_CLIENTS[name])
-    theirs = zoo.reference(name, [{"role": "user", "content": content}], pictures, limits=limits)
+    theirs = zoo.reference(name, [{"role": "user", "content": content}], originals, limits=limits)
 
     assert list(ours.token_ids) == np.asarray(theirs["input_ids"])[0].tolist()
-    for picture, slot in zip(pictures, ours.media, strict=True):
+    for original, slot in zip(originals, ours.media, strict=True):
         (alone,) = (content[:1] + content[-1:],)
-        made = zoo.reference(name, [{"role": "user", "content": alone}], [picture], limits=limits)
-        for key in slot.inputs.keys() - {"mm_token_type_ids"}:  # which are of a slot's tokens alone
+        made = zoo.reference(name, [{"role": "user", "content": alone}], [original], limits=limits)
+        for key in slot.inputs.keys() - {"mm_token_type_ids"}:  # covers the tokens of one slot only
             array = slot.inputs[key]
             np.testing.assert_array_equal(np.asarray(array), np.asarray(made[key]))
 
@@ -106,7 +106,7 @@ def test_limited_images_equal_those_of_transformers(tokenizer_of: TokenizerOf, n
     is_wide=st.booleans(),
     share=st.floats(0.01, 1),
 )
-def test_an_image_is_as_large_as_its_bound_allows_or_refused_with_the_minimum(
+def test_an_image_fills_its_token_limit_or_is_refused_with_the_minimum(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool, share: float
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -115,7 +115,7 @@ def test_an_image_is_as_large_as_its_bound_allows_or_refused_with_the_minimum(
     try:
         (plain,) = slots(tokenizer, image)
     except ImageError:
-        return  # a strip of which nothing is left
+        return  # a strip that resizing would reduce to nothing
     bound = max(1, int(plain.num_features * share))
     sizing = tokenizer._images._sizing  # type: ignore[union-attr]
     assert sizing is not None
@@ -144,7 +144,7 @@ def test_an_image_is_as_large_as_its_bound_allows_or_refused_with_the_minimum(
     is_wide=st.booleans(),
     share=st.floats(0.01, 1),
 )
-def test_a_picture_that_one_number_bounds_keeps_to_any_other_bound_or_is_refused_with_the_least(
+def test_an_image_of_a_limited_family_fits_any_limit_or_states_the_minimum(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool, share: float
 ) -> None:
     tokenizer = tokenizer_of(name)
@@ -169,7 +169,9 @@ def test_a_picture_that_one_number_bounds_keeps_to_any_other_bound_or_is_refused
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_a_family_of_one_size_keeps_to_it_or_refuses(tokenizer_of: TokenizerOf, name: str) -> None:
+def test_a_family_of_one_size_keeps_it_or_refuses_a_limit(
+    tokenizer_of: TokenizerOf, name: str
+) -> None:
     tokenizer, image = tokenizer_of(name), Image.open(zoo.picture(1, 84, 40))
     (plain,) = slots(tokenizer, image)
     num = plain.num_features
@@ -209,7 +211,7 @@ def test_a_family_of_one_size_keeps_to_it_or_refuses(tokenizer_of: TokenizerOf, 
         ("gemma4_unified", {"max_soft_tokens": 69}, ".max_soft_tokens"),
     ],
 )
-def test_unknown_limits_and_limits_over_the_checkpoints_are_refused_by_name(
+def test_unknown_and_too_large_limits_are_refused_by_name(
     tokenizer_of: TokenizerOf, name: str, limits: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -217,7 +219,7 @@ def test_unknown_limits_and_limits_over_the_checkpoints_are_refused_by_name(
     assert caught.value.param == f"mm_processor_kwargs{param}"
 
 
-def test_a_picture_that_is_not_cut_is_one_tile(tokenizer_of: TokenizerOf) -> None:
+def test_an_image_that_is_not_split_is_one_tile(tokenizer_of: TokenizerOf) -> None:
     image = Image.open(zoo.picture(1, 100, 60))
     for name, limits in {
         "internvl": {"crop_to_patches": False},
@@ -229,7 +231,7 @@ def test_a_picture_that_is_not_cut_is_one_tile(tokenizer_of: TokenizerOf) -> Non
         assert slot.transform.num_tiles == 1
 
 
-def test_a_bound_lowers_limits_that_a_client_set(tokenizer_of: TokenizerOf) -> None:
+def test_a_token_limit_lowers_the_limits_of_a_client(tokenizer_of: TokenizerOf) -> None:
     limits = {"min_pixels": 9 * TOKEN}
     image, tokenizer = Image.open(zoo.picture(1, 30, 30)), tokenizer_of("qwen2_vl")
 
@@ -237,7 +239,7 @@ def test_a_bound_lowers_limits_that_a_client_set(tokenizer_of: TokenizerOf) -> N
     assert slots(tokenizer, image, processor=limits, max_tokens=4)[0].num_features == 4
 
 
-def test_the_report_of_a_smaller_picture_is_its_own(tokenizer_of: TokenizerOf) -> None:
+def test_the_transform_of_a_smaller_image_describes_its_own_size(tokenizer_of: TokenizerOf) -> None:
     image = Image.open(zoo.picture(1, 84, 56))
     large, small = (
         slots(tokenizer_of("qwen2_vl"), image, max_tokens=most)[0].transform for most in (6, 2)
@@ -262,7 +264,7 @@ def test_limits_that_predict_wrong_numbers_of_tokens_are_not_used(
         slots(tokenizer, image, max_tokens=1)
 
 
-def test_a_processor_that_resizes_nothing_has_no_limits(
+def test_a_processor_without_resizing_has_no_limits(
     checkpoint_of: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
     for path in checkpoint_of("internvl").path.iterdir():
@@ -278,11 +280,11 @@ def test_a_processor_that_resizes_nothing_has_no_limits(
 def test_an_image_outside_the_text_counts_as_the_patches_of_its_tower(
     tokenizer_of: TokenizerOf, checkpoint_of: Callable[[str], Checkpoint]
 ) -> None:
-    picture = Image.open(zoo.picture(1, 60, 44))
+    original = Image.open(zoo.picture(1, 60, 44))
     side = checkpoint_of("mllama").config["vision_config"]["patch_size"]
-    (slot,) = slots(tokenizer_of("mllama"), picture)
+    (slot,) = slots(tokenizer_of("mllama"), original)
     assert slot.num_features == 1
     assert slot.encoder_tokens == np.asarray(slot.inputs["pixel_values"]).size // (3 * side**2) > 1
 
-    (slot,) = slots(tokenizer_of("llava"), picture)
+    (slot,) = slots(tokenizer_of("llava"), original)
     assert slot.encoder_tokens == slot.num_features > 1

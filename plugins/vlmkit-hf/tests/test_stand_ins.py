@@ -16,7 +16,7 @@ quick = settings(max_examples=100)
 
 
 def written(template: str, text: str, **more: Any) -> str:
-    """Render a template with a stand-in and with the text itself; both must be equal."""
+    """Render a template with a stand-in and with the text itself; require equal results."""
     stand_ins = StandIns()
     made = ChatTemplate(template, {}, "m").render([{"content": stand_ins.hide(text)}])
     return "".join(segment.text for segment in stand_ins.restore(made))
@@ -102,7 +102,7 @@ def test_thousands_of_ids_cost_no_more_than_their_length() -> None:
     ids = [f"call{number:05d}{'x' * 500}" for number in range(4_000)]
     rendered = "".join(f"<call>{stand_ins.hide_id(text)}{stand_ins.hide('f')}\n" for text in ids)
 
-    segments = stand_ins.restore(rendered)  # minutes, if each were looked for by itself
+    segments = stand_ins.restore(rendered)  # a separate search for each would take minutes
 
     assert [segment.text for segment in segments if segment.is_client][::2] == ids
 

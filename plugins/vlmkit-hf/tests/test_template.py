@@ -1,4 +1,4 @@
-"""Chat templates: where they are found, their sandbox and limits, and their failures."""
+"""Chat templates: their files, sandbox, limits and failures."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def test_a_refusal_does_not_repeat_what_the_client_wrote(
     assert "'no ...'" in str(caught.value)
 
 
-def test_the_operators_template_takes_precedence(
+def test_the_operator_template_takes_precedence(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.jinja"
@@ -97,7 +97,7 @@ def test_the_operators_template_takes_precedence(
     assert text_of(tokenizer) == "Q: Hello there A:"
 
 
-def test_an_operators_template_that_is_not_there_is_a_config_error(
+def test_a_missing_operator_template_is_a_config_error(
     checkpoint_of: CheckpointOf,
 ) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.chat_template '/no/where' cannot be read"):
@@ -155,12 +155,14 @@ def test_a_template_that_leaves_out_a_role_is_refused(
     assert caught.value.param == "messages[1]"
 
 
-def test_tools_are_refused_where_the_template_knows_none(checkpoint_of: CheckpointOf) -> None:
+def test_tools_are_refused_if_the_template_does_not_support_them(
+    checkpoint_of: CheckpointOf,
+) -> None:
     with pytest.raises(RequestError, match="takes no tools"):
         load(checkpoint_of("gemma2").path).prompt(ASK, tools=[{"type": "function"}])
 
 
-def test_a_vision_template_that_wants_plain_text_gets_placeholders_in_it(
+def test_a_vision_template_for_plain_text_gets_placeholders(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     import zoo
@@ -239,7 +241,7 @@ def test_hostile_templates_stay_within_limits_of_time_and_memory() -> None:
         ("{{ messages[0].role|trim|indent(2, true) }}{{ 2.345|round(1) }}", "  user2.3"),
     ],
 )
-def test_limits_change_nothing_that_a_template_writes(source: str, text: str) -> None:
+def test_limits_do_not_change_the_output_of_a_template(source: str, text: str) -> None:
     assert render(source) == text
 
 
@@ -295,8 +297,8 @@ def test_a_bad_named_template_among_settings_is_named(
         load(folder)
 
 
-def test_each_rendering_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rendering_has_its_own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vlmkit_hf.templates.template, "MAX_STEPS", 2**16)
     template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}{{ 2 * 3 }}", {}, "m")
-    for _ in range(4):  # more than one may take
+    for _ in range(4):  # more than the limit of one rendering
         assert template.render([{"role": "user"}] * 2**15) == "user" * 2**15 + "6"

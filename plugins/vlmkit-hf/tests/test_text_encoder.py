@@ -1,4 +1,4 @@
-"""Control tokens come from trusted text only, even if ordinary text could produce them."""
+"""Control tokens come only from trusted text, even if ordinary text could produce them."""
 
 import threading
 import tracemalloc
@@ -23,7 +23,7 @@ def unigram() -> Tokenizer:
 
 
 def bpe() -> Tokenizer:
-    """Return a tokenizer that takes whole words of its vocabulary first, ``<end>`` among them."""
+    """Return a tokenizer that prefers whole words of its vocabulary, ``<end>`` included."""
     words = [*LETTERS, "<end>"]
     model = models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], ignore_merges=True)
     tokenizer = Tokenizer(model)
@@ -35,9 +35,7 @@ def bpe() -> Tokenizer:
 @pytest.mark.parametrize("make", [unigram, bpe])
 @settings(max_examples=80)
 @given(texts=st.lists(st.sampled_from(["<end>", "<en", "d>", "a", " ", "b"])).map("".join))
-def test_a_vocabulary_that_holds_a_control_token_as_a_word_does_not_make_it(
-    make: type, texts: str
-) -> None:
+def test_an_ordinary_piece_does_not_produce_a_control_token(make: type, texts: str) -> None:
     tokenizer = make()
     encoder = TextEncoder(tokenizer, {"<end>"})
     end = tokenizer.token_to_id("<end>")
@@ -47,14 +45,14 @@ def test_a_vocabulary_that_holds_a_control_token_as_a_word_does_not_make_it(
     assert ids[0] == end
 
 
-def test_slots_stand_where_images_were() -> None:
+def test_slots_replace_the_images() -> None:
     encoder = TextEncoder(unigram(), {"<end>"})
     ids = encoder.encode([Segment("a", is_client=True), None, None, Segment("b", is_client=True)])
 
     assert [i == SLOT for i in ids] == [False, True, True, False]
 
 
-def test_an_expansion_keeps_the_ordinary_text_around_it_apart() -> None:
+def test_an_expansion_separates_the_text_around_it() -> None:
     encoder = TextEncoder(unigram(), {"<end>"})
     end = unigram().token_to_id("<end>")
     a = unigram().token_to_id("a")
@@ -84,7 +82,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     )
 
 
-def test_an_encoder_leaves_the_tokenizer_as_it_is() -> None:
+def test_an_encoder_does_not_modify_the_tokenizer() -> None:
     tokenizer = unigram()
     before = tokenizer.to_str()
     TextEncoder(tokenizer, {"<end>"})
@@ -92,13 +90,13 @@ def test_an_encoder_leaves_the_tokenizer_as_it_is() -> None:
     assert tokenizer.to_str() == before
 
 
-def test_an_encoder_shares_the_vocabulary_and_cuts_no_text_short() -> None:
+def test_an_encoder_shares_the_vocabulary_and_does_not_truncate() -> None:
     tokenizer = bpe()
     tokenizer.enable_truncation(2)
     encoder = TextEncoder(tokenizer, {"<end>"})
     assert len(encoder.encode([Segment("a b a b", is_client=True)])) == 4
 
-    tokenizer.model.unk_token = "M"  # who shares it sees it
+    tokenizer.model.unk_token = "M"  # every user of the tokenizer would see a change
     assert encoder.encode([Segment("?", is_client=True)]) == [tokenizer.token_to_id("M")]
 
 
@@ -119,7 +117,7 @@ def test_any_number_of_control_tokens_is_split_in_one_pass(
     assert len(passes) <= 3
 
 
-def test_other_threads_run_while_a_long_text_is_read() -> None:
+def test_other_threads_run_during_the_encoding_of_a_long_text() -> None:
     encoder, num_turns, is_over = TextEncoder(bpe(), {"<end>"}), 0, threading.Event()
     text = Segment("a b a b " * 100_000, is_client=True)
 

@@ -53,15 +53,15 @@ def test_tool_calls_rendered_by_each_family_parse_back(
 
 
 def check_round_trip(model: HfTokenizer, *, said: str, thought: str) -> None:
-    """Render an answer with a template, and parse it."""
+    """Render an answer with a template, parse it, and require the same message."""
     parts = [
         *([ReasoningPart(thought)] if thought else []),
         *([TextPart(said)] if said else []),
         *CALLS,
     ]
-    asked = [Message.of("user", "hello")]
-    prompt = model.prompt(asked, tools=TOOLS)
-    whole = model.prompt([*asked, Message("assistant", tuple(parts))], tools=TOOLS)
+    question = [Message.of("user", "hello")]
+    prompt = model.prompt(question, tools=TOOLS)
+    whole = model.prompt([*question, Message("assistant", tuple(parts))], tools=TOOLS)
     generation = len(model.encode("assistant\n")) + 1
     written = whole.token_ids[len(prompt) : len(whole) - generation]
     end = next(place for place, i in enumerate(written) if i in model.eos_ids)

@@ -32,7 +32,7 @@ def turns(assistant: str, tool: str = _TOOL) -> str:
 
 
 TEMPLATES = {
-    # An object or a JSON text, as it comes; a thought where nobody spoke since.
+    # Arguments as an object or as JSON text; reasoning only after the last user turn.
     "either": turns(
         "<|im_start|>assistant\n"
         "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content.strip('\n') }}\n</think>\n\n"
@@ -42,7 +42,7 @@ TEMPLATES = {
         "{% if call.arguments is string %}{{ call.arguments }}"
         "{% else %}{{ call.arguments | tojson }}{% endif %}}\n</tool_call>{% endfor %}<|im_end|>\n"
     ),
-    # A JSON text that the template joins to its own, and only where content is none.
+    # JSON text that the template joins to its own, and only if content is none.
     "text": turns(
         "<|im_start|>assistant\n{% if m['tool_calls'] and m['content'] is none %}"
         "{% for call in m['tool_calls'] %}{{ '<tool_call>' + call['type'] + '\n' + "
@@ -60,7 +60,7 @@ TEMPLATES = {
         "{% elif m.role == 'tool' %}[TOOL_RESULTS] {\"content\": {{ m.content | tojson }}, "
         '"call_id": "{{ m.tool_call_id }}"}\n',
     ),
-    # Each argument between tags; the tool's name with its result.
+    # Each argument between tags; a result has the name of the tool.
     "tags": turns(
         "<|im_start|>assistant\n{{ m.content }}{% for call in m.tool_calls %}<tool_call>"
         "{{ call.function.name }}\n{% for name, value in call.function.arguments.items() %}"
@@ -84,7 +84,7 @@ ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def tokenizer_for(tokenizer_with: TokenizerWith) -> TokenizerFor:
-    """Return a function that returns the tokenizer of a template, by its name."""
+    """Return a function from the name of a template to its tokenizer."""
     made = {name: tokenizer_with(vocabulary(), text) for name, text in TEMPLATES.items()}
     return made.__getitem__
 
@@ -109,7 +109,7 @@ def conversation(
 
 
 def reference(name: str, arguments: Any, content: str, **fields: str) -> list[int]:
-    """Return transformers' prompt of the same conversation."""
+    """Return the prompt of transformers for the same conversation."""
     tokenizer = vocabulary()
     function = {"name": "weather_of", "arguments": arguments}
     call = {"id": "aBcDeF123", "type": "function", "function": function}
@@ -131,7 +131,7 @@ def test_a_call_is_rendered_as_by_the_reference(tokenizer_for: TokenizerFor, nam
     assert list(prompt.token_ids) == reference(name, ARGUMENTS, "")
 
 
-def test_a_template_that_wants_json_text_gets_it(tokenizer_for: TokenizerFor) -> None:
+def test_a_template_that_expects_json_text_gets_it(tokenizer_for: TokenizerFor) -> None:
     text = json.dumps(ARGUMENTS, ensure_ascii=False)
     tokenizer = tokenizer_for("text")
     prompt = tokenizer.prompt(conversation(ToolCallPart("aBcDeF123", "weather_of", text)))
@@ -168,7 +168,7 @@ def test_no_field_of_a_call_becomes_a_control_token(
     hostile = pieces.map(lambda found: "".join(found) + "x")
     name, key, value, thought, said, result = (data.draw(hostile) for _ in range(6))
     call_id = "aBcDeF123" if template == "counted" else data.draw(hostile)
-    said = said.replace("</think>", "").replace("nk>", "")  # before it is a thought, by its mark
+    said = said.replace("</think>", "").replace("nk>", "")  # reasoning precedes the mark
     said = "" if template in ("text", "counted") else said
     tokenizer = tokenizer_for(template)
 

@@ -1,6 +1,6 @@
-"""Image processors of this package equal those of transformers, which need torchvision.
+"""Image processors of this package equal the torchvision processors of transformers.
 
-``nox -s torchvision`` runs it; elsewhere it is skipped.
+``nox -s torchvision`` runs these tests; other sessions skip them.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchvision")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
-MOST_LEVELS = 2.1  # of 255; bfloat16 and rounding twice in different ways make two of one
-MOST_DIFFERENT = 0.04  # of all numbers; torch rounds filters to 16 bits, Pillow to 22
+MOST_LEVELS = 2.1  # of 255; bfloat16 and different double rounding can double one
+MOST_DIFFERENT = 0.04  # the share of all values; torch rounds filters to 16 bits, Pillow to 22
 SIZES = ((64, 48), (40, 88), (301, 203), (1100, 300), (90, 700))
-NOT_ALWAYS = {"patch_newline_masks"}  # theirs is absent where there are no patches
+NOT_ALWAYS = {"patch_newline_masks"}  # transformers omits it if there are no patches
 
 
 def photo(width: int, height: int) -> PIL.Image.Image:
-    """Return waves and noise, on which filters differ."""
+    """Return waves and noise, for which filters differ."""
     y, x = np.mgrid[:height, :width]
     waves = np.stack([np.sin(x / (3 + 17 * c) + y / (5 + 11 * c)) for c in range(3)], -1)
     noise = np.random.default_rng(width).normal(0, 20, (height, width, 3))
@@ -38,7 +38,7 @@ def both(name: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_settings_that_a_checkpoint_leaves_out_are_those_of_transformers(name: str) -> None:
+def test_omitted_settings_have_the_defaults_of_transformers(name: str) -> None:
     ours, theirs = both(name)
     known = set(theirs._valid_kwargs_names) - {"do_convert_rgb", "min_pixels", "max_pixels"}
 
@@ -50,17 +50,17 @@ def test_settings_that_a_checkpoint_leaves_out_are_those_of_transformers(name: s
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_picture_has_the_arrays_that_transformers_gives(name: str, size: tuple[int, int]) -> None:
+def test_an_image_has_the_arrays_of_transformers(name: str, size: tuple[int, int]) -> None:
     ours, theirs = both(name)
-    picture = photo(*size)
-    compare(theirs(picture, return_tensors="pt"), ours(picture, return_tensors="np"), theirs)
+    image = photo(*size)
+    compare(theirs(image, return_tensors="pt"), ours(image, return_tensors="np"), theirs)
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n != "PerceptionLMImageProcessor"])
-def test_two_pictures_are_joined_as_transformers_joins_them(name: str) -> None:
+def test_two_images_are_joined_as_in_transformers(name: str) -> None:
     ours, theirs = both(name)
-    pictures = [photo(301, 203), photo(301, 204)]
-    compare(theirs(pictures, return_tensors="pt"), ours(pictures, return_tensors="np"), theirs)
+    images = [photo(301, 203), photo(301, 204)]
+    compare(theirs(images, return_tensors="pt"), ours(images, return_tensors="np"), theirs)
 
 
 def compare(wanted: Any, made: Any, processor: Any) -> None:

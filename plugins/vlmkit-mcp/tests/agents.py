@@ -1,4 +1,4 @@
-"""MCP clients of the official SDK, and the mock's answers about images."""
+"""A synchronous MCP client on the official SDK, and the mock's expected answers about images."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from mcp.types import CallToolResult
 
 
 class Agent:
-    """A client's side of a connection, for tests without coroutines."""
+    """An MCP client for tests without coroutines."""
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal, client: Client) -> None:
         self.portal = portal
@@ -41,10 +41,10 @@ def texts(result: CallToolResult) -> list[str]:
     return [part.text for part in result.content if part.type == "text"]
 
 
-def shown(picture: PIL.Image.Image) -> str:
+def shown(image: PIL.Image.Image) -> str:
     """The mock's description of an image."""
-    width, height = picture.size
-    digest = hashlib.sha256(f"RGB {width}x{height}\0".encode() + picture.tobytes()).hexdigest()
+    width, height = image.size
+    digest = hashlib.sha256(f"RGB {width}x{height}\0".encode() + image.tobytes()).hexdigest()
     return f"{width}x{height} sha256:{digest[:16]}"
 
 

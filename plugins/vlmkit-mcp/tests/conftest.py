@@ -1,4 +1,4 @@
-"""Makes the module beside this file importable, and runs ``vlmkit mcp`` as a process."""
+"""Adds this folder to the import path, and runs ``vlmkit mcp`` as a process."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from agents import Agent, Start, agent
 
 @pytest.fixture(scope="session")
 def start() -> Start:
-    """Return a function that starts ``vlmkit mcp`` with arguments, and an agent that asks it."""
+    """Return a function that starts ``vlmkit mcp`` and returns a connected client."""
 
     @contextmanager
     def start(

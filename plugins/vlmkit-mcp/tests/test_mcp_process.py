@@ -1,4 +1,4 @@
-"""``vlmkit mcp`` as a process, called by the official client over standard input and output."""
+"""``vlmkit mcp`` as a process, with the official client over standard input and output."""
 
 import base64
 import json
@@ -39,7 +39,7 @@ def vlmkit_register_models(registry):
 
 @pytest.fixture(scope="module")
 def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two images and other files; a secret is beside it."""
+    """Return a folder with two images and other files, beside a secret file."""
     root = tmp_path_factory.mktemp("album")
     folder = root / "pictures"
     (folder / "more").mkdir(parents=True)
@@ -71,8 +71,8 @@ def test_images_are_in_order_for_all_kinds_of_names(asking: Agent, album: Path) 
     url = "data:image/png;base64," + base64.b64encode((album / "grey.png").read_bytes()).decode()
     result = asking.ask("What are these?", "teal.png", str(album / "more/navy.png"), url)
     assert not result.is_error
-    pictures = [PIL.Image.open(album / "teal.png"), PIL.Image.open(album / "more/navy.png"), grey]
-    lines = [f"image {n}: {shown(picture)}" for n, picture in enumerate(pictures, start=1)]
+    images = [PIL.Image.open(album / "teal.png"), PIL.Image.open(album / "more/navy.png"), grey]
+    lines = [f"image {n}: {shown(image)}" for n, image in enumerate(images, start=1)]
     assert texts(result) == ["\n".join([*lines, "What are these?"])]
 
 
@@ -94,9 +94,7 @@ def test_images_are_in_order_for_all_kinds_of_names(asking: Agent, album: Path) 
         ("https://example.org/a.png", "images[0]: URLs are not fetched here"),
     ],
 )
-def test_a_forbidden_file_is_the_tools_error(
-    asking: Agent, album: Path, name: str, said: str
-) -> None:
+def test_a_forbidden_file_is_a_tool_error(asking: Agent, album: Path, name: str, said: str) -> None:
     result = asking.ask("What is this?", name.format(album=album))
     assert result.is_error
     assert texts(result)[0].startswith(said)
@@ -129,7 +127,7 @@ def test_links_out_of_a_folder_and_pipes_are_refused(asking: Agent, album: Path)
         ({"question": "?", "images": ["teal.png"], "max_tokens": 10**6}, "maximum context length"),
     ],
 )
-def test_wrong_arguments_are_the_tools_error(
+def test_invalid_arguments_are_a_tool_error(
     asking: Agent, arguments: dict[str, object], said: str
 ) -> None:
     result = asking.call(arguments)
@@ -137,12 +135,12 @@ def test_wrong_arguments_are_the_tools_error(
     assert said in texts(result)[0]
 
 
-def test_an_answer_that_was_cut_off_says_so(asking: Agent) -> None:
+def test_a_truncated_answer_is_marked(asking: Agent) -> None:
     result = asking.ask('{"mock": {"text": "abcdef"}}', "teal.png", max_tokens=3)
     assert texts(result) == ["abc", "[the answer was cut off at the limit of tokens]"]
 
 
-def test_a_failed_answer_is_the_tools_error_and_affects_no_other(asking: Agent) -> None:
+def test_a_failed_answer_is_a_tool_error_and_affects_no_other(asking: Agent) -> None:
     result = asking.ask('{"mock": {"text": "abc", "fail_at_token": 1}}', "teal.png")
     assert result.is_error
     assert texts(asking.ask('{"mock": {"text": "abc"}}', "teal.png")) == ["abc"]
@@ -167,7 +165,7 @@ def test_other_protocol_versions_work_and_settings_apply(
         assert texts(refused) == ["max_tokens is over the limit of 4"]
 
 
-def test_each_call_reports_a_model_that_cannot_be_loaded(start: Start, tmp_path: Path) -> None:
+def test_each_call_reports_that_the_model_cannot_be_loaded(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with start("mok", log=log) as asking:
         for _ in range(2):
@@ -219,7 +217,7 @@ def called(number: int, arguments: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.mark.posix
-def test_http_is_for_programs_of_this_machine(album: Path, tmp_path: Path) -> None:
+def test_http_accepts_only_clients_of_this_machine(album: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "vlmkit", "mcp", "mock", "--folder", str(album), "--port", "0"]
     with log.open("w") as said, subprocess.Popen(command, stderr=said) as process:
@@ -240,7 +238,7 @@ def test_http_is_for_programs_of_this_machine(album: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.posix
-def test_an_interrupt_ends_it_at_once() -> None:
+def test_an_interrupt_ends_the_process_at_once() -> None:
     command = [sys.executable, "-m", "vlmkit", "mcp", "mock"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:

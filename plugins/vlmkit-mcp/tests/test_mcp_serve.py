@@ -1,4 +1,4 @@
-"""``vlmkit serve`` with the tools of an MCP server, as a client of OpenAI's API sees it."""
+"""``vlmkit serve`` with tools of an MCP server, through the OpenAI API."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def ask(client: openai.OpenAI, name: str, arguments: dict[str, Any], **options: 
     )
 
 
-def test_a_model_is_shown_the_picture_of_a_tool(client: openai.OpenAI) -> None:
+def test_the_model_gets_the_image_of_a_tool(client: openai.OpenAI) -> None:
     (choice,) = ask(client, "own_show", {}).choices
     assert choice.finish_reason == "stop"
     assert re.match(r"I look\.\n\nimage 1: 8x6 sha256:[0-9a-f]{16}\n", choice.message.content)

@@ -1,4 +1,4 @@
-"""The MCP server in this process: cancelled calls, a loading model, URLs."""
+"""The MCP server in this process: cancelled calls, a loading model, and URLs."""
 
 import asyncio
 import io
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    """A web server of this machine whose every page is one picture."""
+    """Serve the same image under every path of a local web server."""
     content = io.BytesIO()
     PIL.Image.new("RGB", (8, 6), "teal").save(content, "PNG")
 
@@ -62,7 +62,7 @@ def site() -> Iterator[str]:
 
 
 def eventually(is_true: Callable[[], bool]) -> bool:
-    """Wait for something that must come."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + 300
     while not is_true() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -101,7 +101,7 @@ def test_cancelling_a_call_during_loading_does_not_affect_others(
         question = '{"mock": {"text": "hello"}}'
         first = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
         second = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
-        (tool,) = asking.portal.call(asking.client.list_tools).tools  # is told meanwhile
+        (tool,) = asking.portal.call(asking.client.list_tools).tools  # is listed during loading
         assert tool.name == "ask_about_image"
         first.cancel()
         is_there.set()
@@ -131,18 +131,18 @@ def test_a_panic_while_loading_is_reported_and_the_server_continues(folder: Path
     def load() -> Model:
         raise Panic("secret words of a library")
 
-    told: list[Exception] = []
-    late = BackgroundModel(load, told.append)
+    failures: list[Exception] = []
+    late = BackgroundModel(load, failures.append)
     late.start()
     with agent(make_server(ImageTool(late, ImageOpener([folder], None)))) as asking:
         result = asking.ask("What is this?", "teal.png")
         assert result.is_error
         assert "secret" not in texts(result)[0]
-    assert len(told) == 1
+    assert len(failures) == 1
     late.close()
 
 
-def test_addresses_are_fetched_by_the_rules_of_the_server(site: str) -> None:
+def test_urls_are_fetched_by_the_rules_of_the_server(site: str) -> None:
     settings = FetchSettings(enabled=True, allow_http=True)
     bounds = PipelineSettings()
     anywhere = ImageOpener([], ImageFetcher(settings, may_connect=lambda _: True))
@@ -159,11 +159,11 @@ def test_addresses_are_fetched_by_the_rules_of_the_server(site: str) -> None:
 
 def test_the_images_of_a_question_share_a_pixel_limit(folder: Path) -> None:
     bounds = PipelineSettings()
-    pictures = ImageOpener([folder], None, max_pixels=2 * 8 * 6)
-    images = asyncio.run(pictures.open_all(["teal.png"] * 2, bounds))
+    opener = ImageOpener([folder], None, max_pixels=2 * 8 * 6)
+    images = asyncio.run(opener.open_all(["teal.png"] * 2, bounds))
     assert [type(image) for image in images] == [Image, Image]
     with pytest.raises(ImageError, match="too many pixels together"):
-        asyncio.run(pictures.open_all(["teal.png"] * 3, bounds))
+        asyncio.run(opener.open_all(["teal.png"] * 3, bounds))
 
 
 def test_without_folders_no_file_is_read(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: their results and their failures, each for itself."""
+"""Tools of MCP servers: results, limits and failures of single calls."""
 
 import asyncio
 import subprocess
@@ -24,7 +24,7 @@ NO_IMAGES = ImageLimits(max_bytes=1)
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server that serves HTTP for as long as these tests run."""
+    """Serve the tools over HTTP during these tests."""
     with subprocess.Popen((*COMMAND, "--http"), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -51,7 +51,7 @@ def with_source(work: Callable[[McpTools], Awaitable[Any]], **fields: Any) -> An
 
 
 async def called(tools: McpTools, name: str, **arguments: Any) -> Any:
-    """What a call returns, in words, or its error."""
+    """Return the result of a call as text, or its error."""
     try:
         parts = await tools.call(f"t_{name}", arguments, ImageLimits())
     except EngineError as error:
@@ -82,8 +82,8 @@ def test_results_have_texts_and_images(url: str) -> None:
         assert failed.endswith("out of order")
         wrong = await called(tools, "say", other=1)
         assert wrong.startswith("error: the tool failed: ")
-        pictures = await tools.call("t_show", {}, NO_IMAGES)
-        assert [type(part) for part in pictures] == [TextPart]
+        shown = await tools.call("t_show", {}, NO_IMAGES)
+        assert [type(part) for part in shown] == [TextPart]
         definition = await tools.describe("t_say")
         assert definition["function"]["name"] == "t_say"
         assert definition["function"]["description"] == "Say a text."
@@ -92,7 +92,7 @@ def test_results_have_texts_and_images(url: str) -> None:
     with_source(work, url=url)
 
 
-def test_results_have_bounds(url: str) -> None:
+def test_results_are_limited(url: str) -> None:
     async def work(tools: McpTools) -> None:
         assert await called(tools, "say", text="a" * 60) == ["a" * 50 + "[the rest is left out]"]
         images = [(8, 6), *["[an image is left out]"] * 2]
@@ -116,7 +116,7 @@ def test_cancelling_a_call_does_not_affect_others(url: str) -> None:
     with_source(work, url=url)
 
 
-def test_a_program_that_died_or_hung_is_started_again_for_the_next_call(
+def test_a_dead_or_hanging_server_is_restarted_for_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GIVEN", "1")
@@ -189,6 +189,6 @@ def test_an_invalid_server_setting_prevents_the_start(servers: dict[str, Any]) -
         {"tools": ["x"], "command": ["b"], "call_timeout_s": 0},
     ],
 )
-def test_settings_have_bounds(server: dict[str, Any]) -> None:
+def test_settings_are_limited(server: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"servers": {"a": server}}, McpSettings)

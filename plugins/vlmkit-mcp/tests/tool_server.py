@@ -1,4 +1,4 @@
-"""An MCP server whose tools harm their callers in various ways; run as a program."""
+"""An MCP server with tools that fail in various ways; run as a program."""
 
 import asyncio
 import io

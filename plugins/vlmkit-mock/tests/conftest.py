@@ -1,4 +1,4 @@
-"""Shared helpers: conversations and the features of their images."""
+"""Fixtures: prompts of the mock and the features of their images."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
 class Side:
-    """The mock's tokenizer and encoder, for tests of its engine."""
+    """The tokenizer and the encoder of the mock, for tests of its engine."""
 
     def prompt(self, text: str, *images: Image) -> Prompt:
         return MockTokenizer().prompt([Message.of("user", text, images)])

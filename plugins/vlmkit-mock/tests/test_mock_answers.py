@@ -1,4 +1,4 @@
-"""The mock's answers, through a whole pipeline."""
+"""Answers of the mock through a complete pipeline."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def model() -> Iterator[Model]:
         yield loaded
 
 
-def test_it_repeats_the_last_user_text(model: Model) -> None:
+def test_the_answer_repeats_the_last_user_text(model: Model) -> None:
     messages = [
         Message.of("system", "Be brief."),
         Message.of("user", "first"),
@@ -56,12 +56,12 @@ def called(result: str, *, call_id: str | None = "call-1") -> list[Message]:
 
 
 @pytest.mark.parametrize("call_id", ["call-1", '"', None])
-def test_it_repeats_what_a_tool_returned_last(model: Model, call_id: str | None) -> None:
+def test_the_answer_repeats_the_last_tool_result(model: Model, call_id: str | None) -> None:
     assert model.generate(called("sunny", call_id=call_id)).text == "sunny"
     assert model.generate(called('{"mock": {"text": "so"}}', call_id=call_id)).text == "so"
     assert model.generate(called('"sun', call_id=call_id)).text == '"sun'
-    asked = [*called("sunny", call_id=call_id), Message.of("user", "and now?")]
-    assert model.generate(asked).text == "and now?"
+    conversation = [*called("sunny", call_id=call_id), Message.of("user", "and now?")]
+    assert model.generate(conversation).text == "and now?"
 
 
 def test_the_first_matching_reply_applies() -> None:
@@ -74,7 +74,7 @@ def test_the_first_matching_reply_applies() -> None:
         assert model.generate(called("weather: sunny")).text == "I look."
 
 
-def test_it_names_the_size_and_digest_of_every_image(model: Model) -> None:
+def test_the_answer_names_the_size_and_digest_of_every_image(model: Model) -> None:
     images = [picture(48, 64, seed=1), picture(30, 20, seed=2)]
     digests = [image.digest.hex()[:16] for image in images]
     assert model.generate("What?", images=images).text == (
@@ -125,7 +125,7 @@ def test_text_that_only_resembles_a_directive_is_text(model: Model) -> None:
     assert model.generate('say {"mock": {}}').text == 'say {"mock": {}}'
 
 
-def test_an_answer_fails_at_its_token_and_no_other_does(model: Model) -> None:
+def test_only_the_scripted_answer_fails_at_its_token(model: Model) -> None:
     streams = [
         model.submit(model.request(f'{{"mock": {{"text": "abcdef"{rest}}}}}'))
         for rest in ("", ', "fail_at_token": 3', "")
@@ -155,13 +155,13 @@ def test_a_crash_ends_this_answer_and_every_later_one(model: Model) -> None:
         model.generate("hello")
 
 
-def test_the_settings_script_what_no_directive_does() -> None:
+def test_the_script_of_the_settings_applies_without_a_directive() -> None:
     with assemble(MockEngineSettings(text="fixed", tokens=6)) as model:
         assert model.generate("hello").text == "fixedf"
         assert model.generate('{"mock": {"text": "mine"}}').text == "minemi"
 
 
-def test_a_picture_of_the_chosen_size_makes_the_encoder_fail() -> None:
+def test_an_image_of_the_chosen_size_makes_the_encoder_fail() -> None:
     with assemble(encoder=MockEncoderSettings(fail_size=(30, 20))) as model:
         with pytest.raises(EngineError, match="the mock was told to fail on size"):
             model.generate("hello", images=[picture(30, 20)])

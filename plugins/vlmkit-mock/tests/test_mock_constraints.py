@@ -1,4 +1,4 @@
-"""The mock's answers under a constraint: its script if allowed, or else something short."""
+"""Answers of the mock under a constraint: its script if allowed, or else a short answer."""
 
 import json
 from collections.abc import Iterator
@@ -160,13 +160,13 @@ def test_an_answer_leaves_its_script_if_repetition_cannot_end(model: Model) -> N
 
 def test_reasoning_ends_where_a_tool_must_be_called(model: Model) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    asked = replace(
+    request = replace(
         model.request("hello"),
         tools=(tool,),
         tool_choice="required",
         options=PromptOptions(chat_template_kwargs={"enable_thinking": True}),
     )
-    (choice,) = model.submit(asked).result().choices
+    (choice,) = model.submit(request).result().choices
     assert choice.finish_reason == "stop"
     assert [call.name for call in choice.tool_calls] == ["look"]
     assert choice.reasoning.startswith("hello")

@@ -1,4 +1,4 @@
-"""The contracts of all components, for the mock."""
+"""The contracts of the mock's components."""
 
 from collections.abc import Mapping
 

@@ -84,7 +84,7 @@ def test_a_token_needs_reserved_space(host: EngineHost, sequence: EngineSequence
 
 
 @pytest.mark.parametrize("num_tokens", [0, 65])
-def test_a_chunk_has_bounds(host: EngineHost, num_tokens: int) -> None:
+def test_a_chunk_outside_its_limits_is_refused(host: EngineHost, num_tokens: int) -> None:
     sequence = host.sequence(Prompt((1,) * 90))
     assert host.admit(sequence) == 0
     with pytest.raises(EngineError, match=rf"a chunk of {num_tokens} tokens is not in \[1, 64\]"):
@@ -167,7 +167,7 @@ def test_committed_tokens_cannot_be_truncated(
         engine.truncate(sequence, len(sequence) - 1)
 
 
-def test_kinds_are_not_mixed_unless_the_engine_says_so(side: Any) -> None:
+def test_prefill_and_decode_mix_only_if_the_engine_allows_it(side: Any) -> None:
     engine = MockEngine(MockEngineSettings(mixes_prefill_and_decode=False))
     host = EngineHost(engine, side.features)
     decoding, reading = (host.sequence(side.prompt("hello")) for _ in range(2))
@@ -263,7 +263,7 @@ def test_the_longest_sequence_is_never_longer_than_the_cache() -> None:
     assert engine.limits.max_sequence_tokens == 64
 
 
-def test_latency_is_that_of_the_slowest_in_the_step(
+def test_the_latency_of_a_step_is_that_of_its_slowest_sequence(
     host: EngineHost, side: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     naps: list[float] = []

@@ -1,4 +1,4 @@
-"""The hooks of the installed distribution: what they register and import."""
+"""The hooks of the installed distribution: registered providers and imports."""
 
 import importlib.metadata
 import subprocess
@@ -42,7 +42,7 @@ def test_auto_selects_every_component_of_the_model(
     assert engine.limits.capacity_tokens == 64
 
 
-def test_it_serves_no_other_model(offered: loader.Plugins, tmp_path: Path) -> None:
+def test_the_mock_serves_no_other_model(offered: loader.Plugins, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
     context = BuildContext("llava", Checkpoint("llava", tmp_path))
     with pytest.raises(PluginUnavailable, match="it serves only the packaged model 'mock'"):

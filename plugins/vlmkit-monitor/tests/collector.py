@@ -1,4 +1,4 @@
-"""A collector on this machine that stores the messages that it receives."""
+"""A local OTLP collector that stores the messages that it receives."""
 
 import gzip
 import threading
@@ -14,11 +14,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """What was sent.
+    """The received messages.
 
     Attributes:
-        url: where to send to.
-        bodies: as they came.
+        url: the address of the collector.
+        bodies: the message bodies, in order of arrival.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``vlmkit serve`` in a process of its own, with monitors."""
+"""``vlmkit serve`` in its own process, with monitors."""
 
 import base64
 import io
@@ -41,7 +41,7 @@ use = "ngram"
 
 @dataclass
 class Served:
-    """A server that listens."""
+    """A listening server."""
 
     url: str
     http: httpx2.Client
@@ -52,7 +52,7 @@ class Served:
         return self.http.post(f"{self.url}/v1/chat/completions", json=body)
 
     def samples(self, **options: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """Scrape; return every series."""
+        """Scrape the server; return every series."""
         answer = self.http.get(f"{self.url}/metrics", **options)
         assert answer.status_code == 200, answer.text
         return {
@@ -100,7 +100,7 @@ def scripted(**script: Any) -> str:
     return json.dumps({"mock": script})
 
 
-def picture(width: int, height: int) -> dict[str, Any]:
+def image(width: int, height: int) -> dict[str, Any]:
     content = io.BytesIO()
     Image.new("RGB", (width, height), "teal").save(content, "PNG")
     url = "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
@@ -108,7 +108,7 @@ def picture(width: int, height: int) -> dict[str, Any]:
 
 
 def seen(*sizes: tuple[int, int]) -> list[dict[str, Any]]:
-    parts = [{"type": "text", "text": "hello"}, *(picture(*size) for size in sizes)]
+    parts = [{"type": "text", "text": "hello"}, *(image(*size) for size in sizes)]
     return [{"role": "user", "content": parts}]
 
 

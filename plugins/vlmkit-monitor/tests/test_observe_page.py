@@ -1,4 +1,4 @@
-"""The page on monitoring a server is correct."""
+"""The how-to page on monitoring: its config, commands and metric names work."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_its_config_builds_the_stated_monitors(tmp_path):
+def test_the_config_of_the_page_builds_the_stated_monitors(tmp_path):
     (toml,) = blocks("toml")
     (tmp_path / "vlmkit.toml").write_text(toml)
     layers = read_layers(tmp_path / "vlmkit.toml", environ={})
@@ -32,7 +32,7 @@ def test_its_config_builds_the_stated_monitors(tmp_path):
         monitor.close()
 
 
-def test_its_queries_name_existing_metrics():
+def test_the_queries_of_the_page_name_existing_metrics():
     queries = re.findall(r"^\| .* \| `(.*)` \|$", PAGE, re.MULTILINE)
     assert len(queries) >= 6
     for query in queries:
@@ -42,13 +42,13 @@ def test_its_queries_name_existing_metrics():
 
 
 @pytest.mark.parametrize("what", ["dashboard", "rules"])
-def test_its_commands_print(what):
+def test_the_commands_of_the_page_run(what):
     (command,) = re.findall(rf"^python (-m vlmkit_monitor {what}) > ", PAGE, re.MULTILINE)
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, check=True)
     assert len(done.stdout) > 1000
 
 
-def test_it_names_the_metrics_of_the_conventions():
+def test_the_page_names_the_metrics_of_the_conventions():
     for name in (
         genai.REQUEST_DURATION,
         genai.TIME_TO_FIRST_TOKEN,

@@ -1,4 +1,4 @@
-"""A trace of a request from its client to the last token, as a collector receives it."""
+"""Traces and metrics of requests, as an OTLP collector receives them."""
 
 import pytest
 from collector import attributes, collecting
@@ -28,7 +28,7 @@ class TestOtlpMonitor(MonitorContract):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    """The data that a server sent for a few requests."""
+    """Return the data that a server sends for a few requests."""
     with collecting() as collector:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
         with served(tmp_path_factory.mktemp("otlp"), ("otlp",), environ=environ) as server:
@@ -56,7 +56,7 @@ def of_trace(collector):
 
 
 @posix
-def test_one_trace_goes_from_the_client_to_every_stage_of_every_picture(collected):
+def test_one_trace_covers_the_client_and_every_stage_of_every_image(collected):
     spans = of_trace(collected)
     (http,) = [span for span in spans if span.parent_span_id.hex() == PARENT]
     assert http.name == "POST /v1/chat/completions"
@@ -70,7 +70,7 @@ def test_one_trace_goes_from_the_client_to_every_stage_of_every_picture(collecte
     whole = [(name, None) for name in ("decode", "prefill", "prepare", "queue")]
     assert sorted(names, key=str) == sorted([*images, *whole], key=str)
     assert len(spans) == 2 + len(stages)
-    slack_ns = 50_000_000  # clocks of wall and of work differ a little
+    slack_ns = 50_000_000  # the wall clock and the monotonic clock differ slightly
     for span in stages:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         assert chat.start_time_unix_nano - slack_ns <= span.start_time_unix_nano

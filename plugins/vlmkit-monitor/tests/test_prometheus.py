@@ -36,10 +36,10 @@ def server(tmp_path_factory):
 
 
 def load(server):
-    """Ask for a little of everything."""
+    """Send one request of each type."""
     assert server.ask().status_code == 200
     assert server.ask(scripted(text="ab " * 40), stream=True, max_tokens=100).status_code == 200
-    for _ in range(2):  # the second time, nothing is encoded
+    for _ in range(2):  # the second request encodes nothing
         body = {"model": "mock", "messages": seen((31, 9), (9, 31)), "secret_field": 1}
         assert server.http.post(f"{server.url}/v1/chat/completions", json=body).status_code == 200
     assert server.ask(scripted(reasoning="hm", text="so"), n=2, max_tokens=3).status_code == 200
@@ -48,7 +48,7 @@ def load(server):
     assert server.ask(model="nobody").status_code == 404
     assert server.ask(model="other").status_code == 200
     assert server.http.get(f"{server.url}/nowhere").status_code == 404
-    wanted = 6  # of model mock, those that finished
+    wanted = 6  # finished requests of model mock
     assert eventually(lambda: (done(server) or 0) >= wanted)
 
 
@@ -109,7 +109,7 @@ MOCK = (("model", "mock"),)
 
 
 @posix
-def test_each_stage_of_each_picture_is_counted(server):
+def test_each_stage_of_each_image_is_counted(server):
     stages = ("fetch", "decode", "preprocess", "encode")
 
     def counts():
@@ -168,7 +168,7 @@ def test_scrapes_under_load_are_complete_and_affect_no_answer(server):
         assert len(set(answers)) == 1
     names = {name for name, _ in pages[-1]}
     assert all(names >= {name for name, _ in page} for page in pages)
-    for page in pages:  # the buckets of a histogram add up to its count, at any moment
+    for page in pages:  # the buckets of a histogram always add up to its count
         for (name, labels), value in page.items():
             if name.endswith("_count"):
                 bucket = name.removesuffix("_count") + "_bucket"
@@ -191,7 +191,7 @@ def test_metrics_of_the_process_are_included(server):
 
 
 @posix
-def test_a_scrape_needs_a_key_with_the_scope_where_keys_are_asked_for(tmp_path):
+def test_a_scrape_needs_a_key_with_the_scope_if_keys_are_required(tmp_path):
     issued = {scope: keys.new_key(scope, (scope,)) for scope in ("chat", "metrics", "admin")}
     file = tmp_path / "keys.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode(key) + b"\n" for key, _ in issued.values()))
@@ -233,7 +233,7 @@ def test_vllms_names_can_be_disabled():
         assert (b"vllm:" in page.content) == is_wanted
 
 
-def test_what_a_model_counted_before_it_was_unloaded_stays():
+def test_counters_of_an_unloaded_model_are_kept():
     monitor = PrometheusMonitor()
     for number in range(1, 4):
         observer = monitor.observer("model")

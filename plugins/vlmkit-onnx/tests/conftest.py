@@ -1,4 +1,4 @@
-"""Fixtures of the tests of vision."""
+"""Fixtures for tests of vision encoders."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 
 
 class Encoders:
-    """Opens vision graphs, with one thread and four pictures in a call."""
+    """Opens vision graphs with one thread and four images in a call."""
 
     def open(self, file: Path, *, is_own: bool = True) -> OnnxVisionEncoder:
         session = open_tower(file, ComputeSettings(num_threads=1))
@@ -22,7 +22,7 @@ class Encoders:
     def export(
         self, model: object, folder: Path, precision: TowerPrecision = "fp32"
     ) -> OnnxVisionEncoder:
-        """Export a model's tower and open that."""
+        """Export the tower of a model and open it."""
         from vlmkit_onnx.export.vision import FILE, export_vision
 
         made = export_vision(model, folder, precision, lambda _: None)  # type: ignore[arg-type]
@@ -32,5 +32,5 @@ class Encoders:
 
 @pytest.fixture(scope="session")
 def encoders() -> Encoders:
-    """Return what opens encoders."""
+    """Return an opener of encoders."""
     return Encoders()

@@ -1,11 +1,11 @@
-"""The engine and the encoder keep vlmkit's contracts, on families that differ in mechanism."""
+"""Engine and encoder pass the contracts, for families with different mechanisms."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")  # which exports the models
+pytest.importorskip("torch")  # exports the models
 
 from parity.contracts import EncoderOnFamily, EngineOnFamily, OnFamily
 from vlmkit.interfaces.engine import Engine

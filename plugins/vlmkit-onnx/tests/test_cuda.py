@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")  # which exports the models
+pytest.importorskip("torch")  # exports the models
 
 from pretend import onnx_cuda
 from pretend.steps import logits_of
@@ -29,7 +29,7 @@ Open = Callable[..., Any]
 def open_engine(
     one_thread: None, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Open]:
-    """Return a function that opens a family in half precision on the device, if not said."""
+    """Return a function that opens a family, by default in half precision on the device."""
     made = []
 
     def build(
@@ -47,7 +47,7 @@ def open_engine(
         engine.close()
 
 
-def test_a_device_that_copies_inputs_when_they_are_bound_answers_as_the_cpu(
+def test_a_device_that_copies_inputs_at_binding_answers_as_the_cpu(
     open_engine: Open,
 ) -> None:
     expected = logits_of(open_engine(device="cpu"))
@@ -83,10 +83,10 @@ def test_an_exported_decoder_that_computes_other_logits_here_is_refused(
         open_engine(device="cpu")
 
 
-def test_slots_on_a_device_take_no_more_than_the_cache_may(
+def test_slots_on_a_device_stay_within_the_cache_size(
     open_engine: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gib = 4 * 120 * 384 / 2**30  # four sequences of 119 tokens and one more, of 384 bytes each
+    gib = 4 * 120 * 384 / 2**30  # four sequences of 120 tokens of 384 bytes
     engine = open_engine(cache_tokens=None, cache_gib=gib)
     memory = engine._decoder.memory
 
@@ -94,8 +94,8 @@ def test_slots_on_a_device_take_no_more_than_the_cache_may(
     assert memory.num_slots * memory.slot_tokens * memory.token_bytes <= gib * 2**30
     assert engine.limits.max_sequence_tokens == 119
     assert "sequences have at most 119 tokens, not 2048" in caplog.text
-    told = open_engine(cache_tokens=None, cache_gib=gib, max_sequence_tokens=200)
-    assert told.limits.max_sequence_tokens == 200
+    limited = open_engine(cache_tokens=None, cache_gib=gib, max_sequence_tokens=200)
+    assert limited.limits.max_sequence_tokens == 200
 
 
 def test_single_precision_is_refused_on_a_device_with_a_hint(open_engine: Open) -> None:

@@ -1,4 +1,4 @@
-"""What `vlmkit doctor` reports about a model, before a graph is opened or exported."""
+"""The report of `vlmkit doctor` about a model, before a graph is opened or exported."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ DEMO = Path(vlmkit_demo.__file__).with_name("checkpoint")
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The packaged model without its graphs, and an empty cache of exports."""
+    """Return the packaged model without graphs; the cache of exports is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     graphs = shutil.ignore_patterns("*onnx*", "embeddings.safetensors")
     return Path(shutil.copytree(DEMO, tmp_path / "model", ignore=graphs))
@@ -74,14 +74,14 @@ def test_an_export_without_the_exporter_is_reported(
 
 
 @pytest.mark.parametrize("run", [build.examine_engine, build.build_engine])
-def test_graphs_of_another_precision_than_was_asked_for_are_refused(run: Any) -> None:
+def test_graphs_of_another_precision_than_requested_are_refused(run: Any) -> None:
     settings = EngineSettings(precision="int8")
     with pytest.raises(ConfigError, match="'int8', and the graphs of model 'm' are 'w8a8'"):
         run(BuildContext("", Checkpoint("m", DEMO), settings))
 
 
 @pytest.mark.parametrize("run", [build.examine_encoder, build.build_encoder])
-def test_a_tower_of_another_precision_than_was_asked_for_is_refused(run: Any) -> None:
+def test_a_tower_of_another_precision_than_requested_is_refused(run: Any) -> None:
     settings = EncoderSettings(precision="w8a8")
     with pytest.raises(ConfigError, match="'w8a8', and that of the vision tower of model 'm' is"):
         run(BuildContext("", Checkpoint("m", DEMO), settings))
@@ -108,7 +108,7 @@ def test_a_tower_beside_such_an_engine_is_exported_in_single_precision(
     assert beside_engine(weights, "int8") == "to be exported"
 
 
-def test_a_stored_tower_of_8_bits_is_refused_where_fp32_was_asked_for(tmp_path: Path) -> None:
+def test_a_stored_8_bit_tower_is_refused_if_fp32_is_requested(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
     stated = msgspec.structs.replace(manifest.read(DEMO), vision_precision="w8a8")
     manifest.write(folder, stated)
@@ -118,7 +118,7 @@ def test_a_stored_tower_of_8_bits_is_refused_where_fp32_was_asked_for(tmp_path: 
     assert beside_engine(DEMO, "fp32") == "fp32, cpu"
 
 
-def test_a_tower_of_8_bits_is_for_cpus(tmp_path: Path) -> None:
+def test_an_8_bit_tower_is_refused_on_devices_other_than_cpus(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
     stated = msgspec.structs.replace(manifest.read(DEMO), vision_precision="w8a8")
     manifest.write(folder, stated)

@@ -1,4 +1,4 @@
-"""Cached exports: found without torch, exported once, and never used half-written."""
+"""Cached exports: found without torch, exported once, and never used while incomplete."""
 
 import ast
 import hashlib
@@ -53,7 +53,7 @@ def test_the_folder_is_in_the_users_cache_and_named_by_content_and_part(
     assert folder != cached_folder(Checkpoint("tiny", checkpoint.path), "w8a8")
 
 
-def test_a_fine_tune_of_equal_sizes_and_times_is_not_answered_by_another_models_graphs(
+def test_a_fine_tune_with_equal_file_sizes_and_times_has_its_own_export(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     weights = checkpoint.path / "model.safetensors"
@@ -201,7 +201,7 @@ def test_one_of_several_processes_exports(
     assert stages == ["waiting for another export"]
 
 
-def test_a_tower_is_exported_apart_and_found_again(
+def test_a_tower_is_exported_separately_and_found_again(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
@@ -223,7 +223,7 @@ def test_a_tower_is_exported_apart_and_found_again(
 
 
 @pytest.mark.parametrize("part", ["int4", "tower"])
-def test_without_the_exporter_each_half_is_served_by_its_own_export_only(
+def test_without_the_exporter_each_part_needs_its_own_export(
     part: Literal["int4", "tower"], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkpoint.path / "config.json").write_text('{"model_type": "llava", "vision_config": {}}')
@@ -249,7 +249,7 @@ def test_the_exporters_extra_installs_its_packages() -> None:
 
 
 def _code_of(path: Path) -> str:
-    """Return a file's lines without docstrings, blank lines and lines of comments."""
+    """Return the lines of a file without docstrings, blank lines and comments."""
     text = path.read_text(encoding="utf-8")
     lines = dict(enumerate(text.splitlines(), 1))
     for node in ast.walk(ast.parse(text)):
@@ -261,7 +261,7 @@ def _code_of(path: Path) -> str:
 
 
 def _early_folder(checkpoint: Checkpoint) -> Path:
-    """Return a name as early versions wrote it, with a digest of the exporter's sources."""
+    """Return the folder name of early versions, with a digest of the exporter's sources."""
     folder = cached_folder(checkpoint, "w8a8")
     return folder.with_name(f"0123456789abcdef-{checkpoint.fingerprint}")
 

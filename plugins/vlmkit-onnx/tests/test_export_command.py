@@ -1,4 +1,4 @@
-"""``vlmkit export`` as a user runs it."""
+"""``vlmkit export`` on the command line: output, errors and progress."""
 
 import logging
 import shutil
@@ -32,7 +32,7 @@ class TestExport(CommandContract):
         return (("./nobody-has-this", str(self.folder)),)
 
 
-def test_without_the_exporters_packages_it_says_what_to_install(
+def test_without_the_exporters_packages_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch", "onnxscript"])
@@ -44,7 +44,7 @@ def test_without_the_exporters_packages_it_says_what_to_install(
     assert result.exception.hint == install_command("vlmkit-onnx[export]")
 
 
-def test_a_precision_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_unknown_precision_is_a_usage_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         export_command(BuildContext()), ["m", str(tmp_path / "out"), "--precision", "int3"]
     )
@@ -71,9 +71,7 @@ def test_a_folder_becomes_a_folder_of_graphs(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_an_export_is_not_exported_again_and_says_so(
-    exported: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_exporting_an_export_is_refused(exported: Callable[[str], Path], tmp_path: Path) -> None:
     result = CliRunner().invoke(
         export_command(BuildContext()), [str(exported("llama")), str(tmp_path / "out")]
     )
@@ -94,7 +92,7 @@ def test_an_export_without_its_tokenizer_reports_the_tokenizer(
 
 
 class _Tokenizers:
-    """Of a plugin that cannot keep what it finds out."""
+    """A tokenizer plugin that cannot save its text side."""
 
     def choose(self, _: str, __: object) -> Provider[object]:
         return Provider("some", lambda _: object(), keep=lambda _, __: "it cannot be described")
@@ -104,7 +102,7 @@ def test_warnings_of_an_export_are_on_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     context = BuildContext(registries={"tokenizers": _Tokenizers()})  # type: ignore[dict-item]
-    caplog.set_level(logging.CRITICAL)  # as the command line has it
+    caplog.set_level(logging.CRITICAL)  # as on the command line
     with Progress() as progress, warnings_of("vlmkit_onnx", progress.tell):
         text_side.keep(context, Checkpoint("m", tmp_path), tmp_path)
     text_side.keep(context, Checkpoint("m", tmp_path), tmp_path)

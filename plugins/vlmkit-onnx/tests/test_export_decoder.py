@@ -1,4 +1,4 @@
-"""The exporter: an exported decoder computes what the model computes, or nothing is written."""
+"""The exporter: a decoder computes the values of its model, or nothing is written."""
 
 import functools
 import os
@@ -39,13 +39,13 @@ from vlmkit_onnx.sessions.session import open_session  # noqa: E402
 from vlmkit_onnx.settings import ComputeSettings  # noqa: E402
 from vlmkit_onnx.slots.memory import CacheSize  # noqa: E402
 
-# Every family of the zoo is exported by tests/parity, which compares the whole pipeline.
+# tests/parity exports every family of the zoo and compares the whole pipeline.
 FURTHER = {
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "olmo2": {},
     "cohere2": {"sliding_window": 12, "sliding_window_pattern": 2},
     "smollm3": {"no_rope_layers": [1, 0]},
-    "ctrl": {"dff": 96},  # it scales embeddings where they lie
+    "ctrl": {"dff": 96},  # scales embeddings in place
 }
 FALCON_H1 = {
     "mamba_d_ssm": 64,
@@ -104,7 +104,7 @@ class Exported(NamedTuple):
 
 
 def _decoder(checkpoint: Checkpoint, folder: Path) -> Exported:
-    """Export a decoder alone, and return how far its graph is from the model."""
+    """Export a decoder alone; return the difference between its graph and the model."""
     parts = Parts(exporter.load(checkpoint))
     traits = inspect_decoder(parts, family_of(checkpoint.config).visibility)
     taken = sample.make_sample(parts, traits, sample.embeddings_of(parts))
@@ -124,12 +124,12 @@ def test_a_decoder_with_a_window_agrees_with_its_model(mistral: Exported) -> Non
     assert mistral.difference < 1e-5
 
 
-def test_the_check_sees_a_window_that_is_one_too_wide(mistral: Exported, tmp_path: Path) -> None:
+def test_the_check_detects_a_window_that_is_one_too_wide(mistral: Exported, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"differs from the model by \d"):
         check(_changed(mistral.path, tmp_path, "local_window_size", 9), mistral.sample, "fp32")
 
 
-def test_the_check_sees_a_wrong_window_even_where_rounding_is_allowed_for(
+def test_the_check_detects_a_wrong_window_within_rounding_tolerance(
     mistral: Exported, tmp_path: Path
 ) -> None:
     path = _changed(mistral.path, tmp_path, "local_window_size", 4)
@@ -137,7 +137,7 @@ def test_the_check_sees_a_wrong_window_even_where_rounding_is_allowed_for(
         check(path, mistral.sample, "w8a8", chooses=True)
 
 
-def test_the_check_sees_halves_that_are_rotated_the_wrong_way(
+def test_the_check_detects_swapped_halves_of_the_rotation(
     mistral: Exported, tmp_path: Path
 ) -> None:
     path = _changed(mistral.path, tmp_path, "rotary_interleaved", 1)
@@ -145,15 +145,15 @@ def test_the_check_sees_halves_that_are_rotated_the_wrong_way(
         check(path, mistral.sample, "fp32")
 
 
-def test_a_graph_that_does_not_open_is_refused(mistral: Exported, tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_opened_is_refused(mistral: Exported, tmp_path: Path) -> None:
     path = tmp_path / "decoder.onnx"
     path.write_bytes(b"not a graph")
     with pytest.raises(CheckpointError, match=r"'decoder\.onnx' is not a whole ONNX file"):
         check(path, mistral.sample, "fp32")
 
 
-def test_a_graph_that_does_not_run_is_refused(mistral: Exported) -> None:
-    positions = mistral.sample.positions.astype(np.float64)  # a kind that the graph does not take
+def test_a_graph_that_cannot_run_is_refused(mistral: Exported) -> None:
+    positions = mistral.sample.positions.astype(np.float64)  # a kind that graphs do not support
     with pytest.raises(CheckpointError, match="the exported decoder does not run"):
         check(mistral.path, replace(mistral.sample, positions=positions), "fp32")
 
@@ -193,7 +193,7 @@ def test_sections_of_rotation_that_only_a_familys_code_states_are_three_axes() -
     assert inspect_decoder(Parts(model), "causal").num_position_axes == 3
 
 
-def test_a_window_that_no_layer_has_takes_no_mask_of_its_own(tmp_path: Path) -> None:
+def test_a_window_that_no_layer_uses_has_no_mask(tmp_path: Path) -> None:
     layers = {"layer_types": ["full_attention"] * 2, "sliding_window": 8, "head_dim": 16}
     made = _from_config("gemma3_text", tmp_path / "model", **layers)
     parts = Parts(exporter.load(made))
@@ -241,7 +241,7 @@ def test_an_export_has_a_complete_manifest(
 def test_every_precision_agrees_with_the_same_modules_in_torch(
     name: str, precision: manifest.Precision, exported: Callable[..., Path]
 ) -> None:
-    folder = exported(name, precision)  # which compares, and would leave nothing
+    folder = exported(name, precision)  # compares, and leaves nothing on a difference
     assert manifest.read(folder).is_batch_invariant == (precision != "fp16")
     inputs = onnx_ir.load(folder / "decoder.onnx").graph.inputs
     types = {item.name: item.dtype for item in inputs}
@@ -268,13 +268,13 @@ def test_8_bit_activations_are_quantized_once_for_all_readers(
     nodes = onnx_ir.load(exported("llama", "w8a8") / "decoder.onnx").graph
     kinds = [node.op_type for node in nodes]
     num_layers = kinds.count("GroupQueryAttention")
-    # Read by: the packed projection, the output's, gate and up, down; and by the head.
+    # Readers: the packed projection, the output projection, gate and up, down; and the head.
     assert kinds.count("QuantizeLinear") == 4 * num_layers + 1
     assert kinds.count("MatMulIntegerToFloat") == 5 * num_layers + 1
     assert not {"Round", "Div", "MatMulInteger"} & set(kinds)
 
 
-def test_the_table_times_its_scale_is_what_the_model_embeds(
+def test_the_scaled_table_equals_the_embeddings_of_the_model(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
     from safetensors.numpy import load_file

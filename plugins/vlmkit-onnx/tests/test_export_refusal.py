@@ -66,7 +66,7 @@ def test_the_refusal_comes_before_the_weights_are_read(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("targets", [[1, 2, 2], [1, 1, 2, 2, 2]])
-def test_granites_spatial_layers_may_be_fewer_than_its_projectors_and_not_more(
+def test_granite_may_have_fewer_spatial_layers_than_projectors_but_not_more(
     saved: Callable[[str], Path], targets: list[int]
 ) -> None:
     import transformers

@@ -1,4 +1,4 @@
-"""External files of a graph: never more than ONNX Runtime allows, and refused in one sentence."""
+"""External data of a graph: only what ONNX Runtime accepts; the rest is refused in one sentence."""
 
 import shutil
 
@@ -17,7 +17,7 @@ NUMBERS = np.arange(4, dtype=np.float32)
 
 
 def graph(location, offset=0, length=16):
-    """Return a model that adds four numbers of another file."""
+    """Return a model that adds four numbers from another file."""
     tensor = TensorProto(
         name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL
     )
@@ -37,7 +37,7 @@ def graph(location, offset=0, length=16):
 
 
 def runs(file):
-    """Tell whether ONNX Runtime itself takes a graph."""
+    """Return whether ONNX Runtime itself accepts a graph."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -59,7 +59,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def hub(tmp_path):
-    """Return a snapshot in a hub's cache, whose files are links to blobs."""
+    """Return a snapshot in a hub cache, whose files are links to blobs."""
     repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / "main" / "onnx"
     snapshot.mkdir(parents=True)
@@ -77,7 +77,7 @@ def write(folder, content):
     return file
 
 
-def test_data_beside_the_graph_and_below_are_taken(folder):
+def test_external_data_in_the_folder_and_below_is_accepted(folder):
     file = write(folder, graph("weights"))
     external_data.check(file, folder)
     assert runs(file)
@@ -105,7 +105,7 @@ def test_a_snapshot_may_not_link_to_another_repository(hub, tmp_path):
         external_data.check(hub / "model.onnx", hub)
 
 
-def test_blobs_that_are_a_link_are_no_blobs(folder, tmp_path):
+def test_a_linked_blobs_folder_is_refused(folder, tmp_path):
     snapshot = folder / "snapshots" / "main"
     snapshot.mkdir(parents=True)
     (folder / "blobs").symlink_to(tmp_path)
@@ -130,7 +130,7 @@ def test_blobs_that_are_a_link_are_no_blobs(folder, tmp_path):
         "weights\n",
     ],
 )
-def test_a_location_that_is_no_plain_path_is_refused(folder, location):
+def test_a_location_other_than_a_plain_path_is_refused(folder, location):
     file = write(folder, graph(location))
     with pytest.raises(CheckpointError, match=r"^'model.onnx' reads .* is not a plain path"):
         external_data.check(file, folder)
@@ -195,7 +195,7 @@ def test_a_link_within_the_model_that_onnxruntime_would_refuse_is_refused(folder
 
 
 @pytest.mark.parametrize("location", ["absent", "part", "x" * 4000, "loop", "weights/below"])
-def test_data_that_are_not_there_are_refused(folder, location):
+def test_missing_external_data_is_refused(folder, location):
     (folder / "part").mkdir()
     (folder / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError, match="reads, is missing"):
@@ -203,7 +203,7 @@ def test_data_that_are_not_there_are_refused(folder, location):
 
 
 @pytest.mark.parametrize(("offset", "wanted"), [(1, 17), (16, 32), (2**62, 2**62 + 16)])
-def test_data_that_are_too_short_are_refused(folder, offset, wanted):
+def test_truncated_external_data_is_refused(folder, offset, wanted):
     file = write(folder, graph("weights", offset))
     with pytest.raises(CheckpointError) as caught:
         external_data.check(file, folder)

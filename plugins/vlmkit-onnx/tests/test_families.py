@@ -1,4 +1,4 @@
-"""Positions and visibility are those of the families' own code."""
+"""Positions and attention masks equal those of the families' own code."""
 
 from collections.abc import Callable
 from functools import cache
@@ -29,7 +29,7 @@ pieces = st.lists(st.tuples(st.integers(1, 12), grids), min_size=1, max_size=4)
 
 
 def prompt_of(pieces: list[tuple[int, tuple[int, int, int]]], tail: int) -> Prompt:
-    """Text runs and images in turn; a grid counts merged cells."""
+    """Return a prompt of text runs and images in turn; a grid counts merged cells."""
     ids: list[int] = []
     slots = []
     for length, (time, height, width) in pieces:
@@ -50,7 +50,7 @@ def config_of(name: str) -> Any:
 
 @cache
 def rope_index_of(name: str) -> Callable[..., Any]:
-    """The family's own rule; it needs no weights."""
+    """Return the family's own position function, without weights."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 
@@ -67,7 +67,7 @@ def rope_index_of(name: str) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", GRIDS)
 @settings(max_examples=60)
 @given(pieces=pieces, tail=st.integers(1, 12))
-def test_positions_of_any_prompt_are_those_of_the_family(
+def test_positions_of_any_prompt_equal_those_of_the_family(
     name: str, pieces: list[tuple[int, tuple[int, int, int]]], tail: int
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -160,7 +160,7 @@ def test_gemma_4_states_whether_image_tokens_see_each_other(name: str, sees: str
 
 
 @pytest.mark.torch
-def test_each_family_that_prompts_know_has_a_tower_and_the_other_way_round() -> None:
+def test_prompt_layouts_and_towers_cover_the_same_families() -> None:
     pytest.importorskip("torch")
     from vlmkit_onnx.export.towers import table
 

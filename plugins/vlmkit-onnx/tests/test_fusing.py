@@ -1,4 +1,4 @@
-"""Fusing quantized layers: when it is possible, and that no output changes by a bit."""
+"""Fusing quantized layers: the conditions, and equal outputs bit for bit."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ WIDTH, BLOCK, SIZES = 64, 32, (24, 8, 8)
 
 
 class Layers:
-    """Three layers of one kind; those that read each other's input can be joined."""
+    """Three layers of one kind; layers of the same input can be fused."""
 
     def __init__(self, kind: str, *, biases: tuple[bool, ...] = (True, True, True)) -> None:
         self.random = np.random.default_rng(0)
@@ -37,7 +37,7 @@ class Layers:
         return [node.outputs[0] for node in self.nodes]
 
     def read(self, values: list[Value]) -> list[Node]:
-        """Have somebody read each value once."""
+        """Add one reader for each value."""
         tape = Tape()
         for value in values:
             made = tape.op("Identity", [value])
@@ -108,7 +108,7 @@ def _run(layers: Layers, nodes: list[Node]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["MatMulNBits", token_linear.OPERATOR])
 @pytest.mark.parametrize("has_biases", [True, False])
-def test_joined_layers_give_the_outputs_of_each_bit_for_bit(kind: str, has_biases: bool) -> None:
+def test_fused_layers_give_the_same_outputs_bit_for_bit(kind: str, has_biases: bool) -> None:
     apart = Layers(kind, biases=(has_biases,) * 3)
     together = Layers(kind, biases=(has_biases,) * 3)
     together.read(together.outputs)
@@ -118,14 +118,14 @@ def test_joined_layers_give_the_outputs_of_each_bit_for_bit(kind: str, has_biase
     assert np.array_equal(whole, np.concatenate(_run(apart, apart.nodes), axis=-1))
 
 
-def test_layers_that_read_different_values_stay_apart() -> None:
+def test_layers_with_different_inputs_stay_separate() -> None:
     one, other = Layers("MatMulNBits"), Layers("MatMulNBits")
     outputs = [*one.outputs[:2], other.outputs[2]]
     one.read(outputs)
     assert fuse(outputs) is None
 
 
-def test_layers_of_which_some_have_a_bias_stay_apart() -> None:
+def test_layers_of_which_only_some_have_a_bias_stay_separate() -> None:
     layers = Layers("MatMulNBits", biases=(True, True, False))
     layers.read(layers.outputs)
     assert fuse(layers.outputs) is None

@@ -54,7 +54,7 @@ def test_inputs_and_outputs_have_types_and_shapes(tmp_path):
     assert header.external == ()
 
 
-def test_the_header_of_real_files_is_what_onnx_itself_reads():
+def test_the_header_of_real_files_equals_that_of_onnx():
     files = sorted(Path(onnx.__file__).parent.rglob("*.onnx"))
     assert files, "the onnx package carries small models"
     for file in files:
@@ -73,7 +73,7 @@ def test_the_header_of_real_files_is_what_onnx_itself_reads():
                 assert header.inputs[stated.name].shape == axes
 
 
-def test_a_value_that_the_file_brings_along_is_no_input(tmp_path):
+def test_an_initializer_is_no_input(tmp_path):
     weight = helper.make_tensor("w", TensorProto.FLOAT, [1], [0.5])
     made = model(initializers=[weight], inputs=[value("w", TensorProto.FLOAT, [1])])
     assert list(read_header(save(tmp_path, made)).inputs) == ["x"]
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_onnx_is_refused(tmp_path, content):
 
 def test_every_truncation_is_refused(tmp_path):
     whole = model(initializers=[external("w", "a")])
-    whole.ClearField("opset_import")  # what follows the graph may be absent
+    whole.ClearField("opset_import")  # the fields after the graph are optional
     content = whole.SerializeToString()
     assert read_header(save(tmp_path, content))
     for length in range(len(content)):
@@ -221,12 +221,12 @@ def test_a_file_of_endless_fields_ends_early(tmp_path, monkeypatch):
     ],
     ids=lambda tensor: str(tensor).replace("\n", " ")[-40:],
 )
-def test_external_data_without_a_clear_location_are_refused(tmp_path, tensor):
+def test_external_data_without_a_clear_location_is_refused(tmp_path, tensor):
     with pytest.raises(CheckpointError, match="is not a whole ONNX file"):
         read_header(save(tmp_path, model(initializers=[tensor])))
 
 
-def test_external_data_that_are_stated_twice_are_refused(tmp_path):
+def test_external_data_that_is_stated_twice_is_refused(tmp_path):
     tensor = external("w", "a")
     tensor.external_data.add(key="location", value="b")
     with pytest.raises(CheckpointError, match="is not a whole ONNX file"):
@@ -257,7 +257,7 @@ def test_gigabytes_of_weights_in_the_file_are_skipped(tmp_path):
     graph = varint(7 << 3 | 2) + varint(len(tensor) + num_bytes + len(OUTPUT))
     file = save(tmp_path, VERSION + graph + tensor)
     with file.open("r+b") as opened:
-        opened.seek(num_bytes, os.SEEK_END)  # a hole, which takes no room on the disk
+        opened.seek(num_bytes, os.SEEK_END)  # a sparse file, which needs no disk space
         opened.write(OUTPUT)
     tracemalloc.start()
     assert list(read_header(file).outputs) == ["y"]

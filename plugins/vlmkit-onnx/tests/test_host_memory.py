@@ -1,4 +1,4 @@
-"""The cache's memory: resident when written, freed when a slot is discarded."""
+"""The memory of the cache: resident when written, freed when a slot is discarded."""
 
 import mmap
 import sys
@@ -21,7 +21,7 @@ def memory(num_slots=3, slot_tokens=100, **states):
 
 
 class WithoutAdvice(mmap.mmap):
-    """As macOS has it: the pages stay where they are, and so does what is in them."""
+    """Memory like that of macOS: discarded pages keep their content."""
 
     def madvise(self, *_):
         pass

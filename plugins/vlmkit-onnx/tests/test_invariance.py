@@ -1,4 +1,4 @@
-"""Batch invariance that an exporter states is checked on the machine that runs the graph."""
+"""Batch invariance stated by an exporter is checked on the machine that runs the graph."""
 
 import shutil
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings, EngineSettings
 from vlmkit_onnx.slots.memory import CacheSize
 
-pytestmark = pytest.mark.torch  # exports what it runs
+pytestmark = pytest.mark.torch  # the exporter makes the graph
 
 
 class AnotherKernelForLoneRows(SlotsDecoder):
-    """Computes a row by itself a rounding away from what it is in a batch."""
+    """Rounds a single row differently from the same row in a batch."""
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Any) -> Any:
         logits = super().decode(first_slot, starts, tokens)
@@ -51,11 +51,11 @@ def test_a_graph_with_equal_sums_for_every_row_is_batch_invariant(
     assert rows_are_invariant(opened(exported(name), SlotsDecoder))
 
 
-def test_another_rounding_of_single_rows_is_detected(exported: Callable[..., Path]) -> None:
+def test_different_rounding_of_single_rows_is_detected(exported: Callable[..., Path]) -> None:
     assert not rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows))
 
 
-def test_one_slot_has_no_batch(exported: Callable[..., Path]) -> None:
+def test_an_engine_of_one_slot_is_batch_invariant(exported: Callable[..., Path]) -> None:
     assert rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows, 1))
 
 
@@ -69,7 +69,7 @@ def test_invariance_is_promised_only_if_it_holds_here(
     monkeypatch.setattr(
         decoder_check, "rows_are_invariant", lambda decoder: tried.append(decoder) or keeps
     )
-    for num_trials in (1, 1):  # the second time it is known
+    for num_trials in (1, 1):  # the second load uses the record
         engine = built(exported("llama"))
         assert engine.limits.is_batch_invariant is keeps
         assert len(tried) == num_trials

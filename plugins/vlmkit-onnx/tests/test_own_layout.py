@@ -1,4 +1,4 @@
-"""Folders of vlmkit's exporter: a broken one is refused in a sentence."""
+"""Folders of vlmkit's exporter: a broken folder is refused in one sentence."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ DEMO = Path(vlmkit_demo.__file__).with_name("checkpoint")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The packaged model's ONNX form, to be broken."""
+    """Return a copy of the packaged ONNX model that a test may break."""
     made = tmp_path / "model"
     shutil.copytree(DEMO, made, ignore=shutil.ignore_patterns("model.safetensors"))
     return made
@@ -37,7 +37,7 @@ def encoder_of(folder: Path) -> Any:
 
 
 def cut(file: str, share: float) -> Callable[[Path], None]:
-    """Return what leaves only a share of a file."""
+    """Return a function that truncates a file to a share of its size."""
 
     def change(folder: Path) -> None:
         path = folder / file
@@ -48,7 +48,7 @@ def cut(file: str, share: float) -> Callable[[Path], None]:
 
 
 def state(**changes: Any) -> Callable[[Path], None]:
-    """Return what changes the manifest; None drops a field."""
+    """Return a function that changes the manifest; None drops a field."""
 
     def change(folder: Path) -> None:
         path = folder / "vlmkit_onnx.json"
@@ -63,7 +63,7 @@ def drop(file: str) -> Callable[[Path], None]:
 
 
 def point(file: str, target: str) -> Callable[[Path], None]:
-    """Return what replaces a file by a link to somewhere else."""
+    """Return a function that replaces a file by a link to another place."""
 
     def change(folder: Path) -> None:
         outside = folder.parent / target

@@ -1,4 +1,4 @@
-"""8-bit products are exact on every CPU: sessions select kernels by computing with them."""
+"""8-bit products are exact on every CPU: sessions select kernels by a test computation."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from vlmkit_onnx.settings import ComputeSettings
 
 
 def made() -> bytes:
-    """Make the graph that the package carries."""
+    """Return a new copy of the packaged graph."""
     onnx = pytest.importorskip("onnx")
     weights = np.full((products.DEPTH, products.WIDTH), 127, np.int8)
     graph = onnx.helper.make_graph(
@@ -31,13 +31,13 @@ def made() -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def test_the_packaged_graph_is_the_one_made_here() -> None:
+def test_the_packaged_graph_equals_a_new_one() -> None:
     assert products.GRAPH.read_bytes() == made()
 
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A layer as others quantise it: activations rounded at run time, signed weights."""
+    """A layer as other exporters quantize it: dynamic activations and signed weights."""
     onnx = pytest.importorskip("onnx")
     weights = np.full((products.DEPTH, products.WIDTH), -127, np.int8)
     nodes = [
@@ -95,7 +95,7 @@ def test_a_cpu_without_exact_kernels_runs_only_graphs_without_8_bit_products(
     open_session(foreign, ComputeSettings())
 
 
-def test_layers_that_others_quantised_are_exact_here(foreign: Path) -> None:
+def test_layers_quantized_by_other_exporters_are_exact(foreign: Path) -> None:
     np.testing.assert_allclose(sums(foreign), -127 * products.DEPTH, rtol=1e-5)
 
 

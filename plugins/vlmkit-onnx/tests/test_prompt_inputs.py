@@ -1,4 +1,4 @@
-"""Image rows, positions and masks of prompts, against a literal implementation of the rules."""
+"""Image rows, positions and masks of prompts, against a direct implementation of the rules."""
 
 from typing import get_args
 
@@ -16,7 +16,7 @@ IMAGE, TEXT, HIDDEN = 7, 1, 4
 
 
 def prompt(layout):
-    """Make a prompt of a text such as ``..II.I``, where each run of I is one image."""
+    """Return a prompt of a pattern such as ``..II.I``, in which each run of I is one image."""
     ids = tuple(IMAGE if mark == "I" else TEXT for mark in layout)
     slots, start = [], None
     for index, mark in enumerate([*layout, "."]):
@@ -35,7 +35,7 @@ def features(inputs, number):
 
 
 def sees(layout, visibility, window, query, key):
-    """Say in plain words whether one token sees another."""
+    """Return whether one token attends to another, by the written rules."""
     is_same = False
     if max(query, key) < len(layout):
         between = layout[min(query, key) : max(query, key) + 1]
@@ -59,7 +59,7 @@ layouts = st.text("I.", min_size=1, max_size=14)
     st.none() | st.integers(1, 6),
     st.data(),
 )
-def test_a_chunk_sees_what_the_rules_say(layout, visibility, window, data):
+def test_a_chunk_attends_by_the_rules_of_its_layout(layout, visibility, window, data):
     inputs = read_prompt(prompt(layout), Family(IMAGE, visibility))
     stop = data.draw(st.integers(1, len(layout) + 3))
     start = data.draw(st.integers(0, stop - 1))
@@ -89,7 +89,7 @@ def test_a_window_cuts_the_block_of_an_image_and_no_prefix(visibility, expected)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.none() | st.integers(1, 6))
-def test_a_new_token_sees_its_own_row_and_no_further(starts, window):
+def test_a_new_token_attends_up_to_its_own_row(starts, window):
     whole, near = visible_to_last(np.array(starts, np.int32), window)
     for row, start in enumerate(starts):
         for bias, width in ((whole, None), (near, window)):
@@ -108,7 +108,7 @@ def test_spans_are_bidirectional_ranges(layout, visibility):
     assert inside == covered
 
 
-def test_a_prompt_of_text_has_no_part_that_must_be_read_at_once():
+def test_a_text_prompt_has_no_atomic_spans():
     assert [
         read_prompt(prompt(layout), Family(IMAGE, "prefix")).spans() for layout in ("...", "I..")
     ] == [(), (Span(0, 3),)]
@@ -141,7 +141,7 @@ def test_deepstack_rows_go_where_the_image_is():
     assert levels[:, :, 0].tolist() == [[0, 101, 102, 0], [0, 102, 103, 0]]
 
 
-def test_features_that_are_not_there_are_an_error_and_not_zeros():
+def test_missing_features_are_an_error_and_not_zeros():
     inputs = read_prompt(prompt(".II."), Family(IMAGE))
     rows = np.zeros((4, HIDDEN), np.float32)
     with pytest.raises(EngineError, match="features of image 0 of a prompt are not there"):

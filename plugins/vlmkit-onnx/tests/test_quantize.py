@@ -63,13 +63,13 @@ def test_block_weights_are_off_by_no_more_than_plain_rounding(
     blocks = torch.split(linear.weight, BLOCKS[bits], 1), torch.split(weight, BLOCKS[bits], 1)
     for before, after in zip(*blocks, strict=True):
         reach = before.amax(1).clamp_min(0) - before.amin(1).clamp_max(0)
-        # Half a step, and half of one more at the ends: the zero has a code of its own.
+        # Half a step, and half of another at the ends, because zero has its own code.
         assert ((after - before).norm(dim=1) <= before.shape[1] ** 0.5 * reach / steps).all()
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(4, 0.080), (8, 0.0055)])
-def test_block_weights_are_nearer_than_those_of_a_scale_alone(bits: int, bound: float) -> None:
-    # 32 numbers from the normal distribution with a scale but no zero: 0.086 and 0.0053; for 8 bits
+def test_block_weights_are_nearer_than_with_a_scale_alone(bits: int, bound: float) -> None:
+    # Expected errors for 32 normal numbers with a scale but no zero: 0.086 and 0.0053. For 8 bits,
     # blocks are twice as long.
     random = torch.Generator().manual_seed(0)
     linear = nn.Linear(1024, 64, bias=False).requires_grad_(requires_grad=False)
@@ -93,7 +93,7 @@ def test_block_weights_that_are_multiples_of_the_scale_are_exact(
     assert torch.allclose(kept, linear.weight, rtol=1e-6, atol=0)
 
 
-def test_layers_of_zeros_give_their_bias() -> None:
+def test_layers_of_zeros_return_their_bias() -> None:
     linear = nn.Linear(40, 3).requires_grad_(requires_grad=False)
     linear.weight.zero_()
     for layer in (TokenLinear(linear), BlockLinear(linear, 4), BlockLinear(linear, 8)):
@@ -102,7 +102,7 @@ def test_layers_of_zeros_give_their_bias() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layers_are_made_of_short_floats_too(dtype: torch.dtype) -> None:
+def test_layers_are_quantized_from_half_precision_too(dtype: torch.dtype) -> None:
     linear = nn.Linear(64, 5000).to(dtype).requires_grad_(requires_grad=False)
     whole = nn.Linear(64, 5000).requires_grad_(requires_grad=False)
     whole.weight.copy_(linear.weight)

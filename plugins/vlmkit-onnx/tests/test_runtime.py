@@ -1,4 +1,4 @@
-"""ONNX Runtime writes nothing into a user's home and records no events."""
+"""ONNX Runtime writes nothing into the user's home and sends no telemetry."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def test_importing_onnx_runtime_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_plugin_changes_the_environment_no_sooner_than_it_imports_onnx_runtime(
+def test_the_plugin_sets_the_environment_only_when_it_imports_onnx_runtime(
     tmp_path: Path,
 ) -> None:
     assert imported(tmp_path) == "None 1"

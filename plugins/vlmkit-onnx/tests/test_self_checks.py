@@ -1,4 +1,4 @@
-"""Exported models are checked with images at load, by the sample that the exporter wrote."""
+"""Exported models are checked at load with the sample images that the exporter wrote."""
 
 import json
 import shutil
@@ -22,13 +22,13 @@ FAMILY = "qwen2_5_vl"
 
 @pytest.fixture(autouse=True)
 def _nothing_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remember in a folder of the test's own."""
+    """Store check records in a folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def folder(exported: Callable[[str], Path], tmp_path: Path) -> Path:
-    """An exported model, to be changed."""
+    """Return a copy of an exported model that a test may change."""
     return Path(shutil.copytree(exported(FAMILY), tmp_path / "m"))
 
 
@@ -62,9 +62,7 @@ def test_an_export_has_two_sample_images_and_passes_its_check(
 
 
 @pytest.mark.parametrize("image", ["0", "1"])
-def test_a_tower_that_computes_otherwise_than_when_it_was_exported_is_refused(
-    image: str, folder: Path
-) -> None:
+def test_a_tower_with_other_features_than_at_export_is_refused(image: str, folder: Path) -> None:
     arrays = stored(folder)
     name = next(name for name in arrays if name.startswith(f"{image}/out/"))
     arrays[name] = arrays[name] * 1.05
@@ -96,7 +94,7 @@ def test_a_folder_without_sample_images_loads_and_a_broken_sample_is_refused(fol
     load(folder)
 
 
-def test_kept_images_that_would_take_much_memory_are_refused(
+def test_sample_images_that_need_too_much_memory_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "MAX_BYTES", 2**22)
@@ -117,7 +115,7 @@ def test_a_processor_that_does_not_fit_the_exported_tower_is_refused(folder: Pat
     load(folder, self_check=False)
 
 
-def test_an_answer_that_is_no_number_is_refused(
+def test_non_finite_logits_at_the_check_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = OnnxEngine.forward

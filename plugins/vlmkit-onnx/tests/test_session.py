@@ -1,4 +1,4 @@
-"""Memory of open graphs."""
+"""Open graphs return memory after large runs and report when memory runs out."""
 
 import sys
 from pathlib import Path
@@ -17,12 +17,12 @@ MIB = 2**20
 
 @pytest.fixture
 def widening(tmp_path: Path) -> onnxruntime.InferenceSession:
-    """Return an open graph that takes MiB of memory for each number of its input."""
+    """Return an open graph that needs MiB of memory for each input number."""
     return opened(tmp_path, MIB // 4)
 
 
 def opened(folder: Path, num_columns: int) -> onnxruntime.InferenceSession:
-    """Return an open graph that makes many numbers of each number of its input."""
+    """Return an open graph that computes many numbers from each input number."""
     width = helper.make_tensor("width", TensorProto.INT64, [2], [1, num_columns])
     graph = helper.make_graph(
         [
@@ -47,12 +47,12 @@ def test_a_large_run_returns_its_memory(widening: onnxruntime.InferenceSession) 
     before = resident_bytes()
     widening.run(None, {"x": np.zeros((64, 1), np.float32)}, options)
     assert resident_bytes() - before < 16 * MIB
-    widening.run(None, {"x": np.zeros((64, 1), np.float32)})  # the control: it was that large
+    widening.run(None, {"x": np.zeros((64, 1), np.float32)})  # control: the run was that large
     assert resident_bytes() - before > 48 * MIB
 
 
 def test_out_of_memory_is_distinguished_from_other_failures(tmp_path: Path) -> None:
-    session = opened(tmp_path, 2**46)  # more than there are addresses
+    session = opened(tmp_path, 2**46)  # more than the address space
     one = np.zeros((1, 1), np.float32)
     with pytest.raises(Exception, match="allocate") as caught:
         session.run(None, {"x": one})
@@ -63,6 +63,6 @@ def test_out_of_memory_is_distinguished_from_other_failures(tmp_path: Path) -> N
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has now, but for files."""
+    """Return the resident memory of this process, without files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))

@@ -1,4 +1,4 @@
-"""Values of settings that are almost valid are refused."""
+"""Settings of devices and variants: valid values are accepted, misspelled ones refused."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The slot manager: a prefix that it reports is really stored, and no slot has two owners."""
+"""The slot manager: reported prefixes are really stored, and no slot has two owners."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def computed(slots, made, num_tokens):
 
 
 def finished(slots, ids, **more):
-    """Compute a sequence's prompt whole and release it."""
+    """Compute the whole prompt of a sequence and release it."""
     made = sequence(ids, **more)
     admission = slots.admit(made)
     computed(slots, made, len(ids))
@@ -81,7 +81,7 @@ def test_a_prefix_never_ends_inside_a_span():
 def test_tokens_of_another_bidirectional_range_are_no_prefix():
     slots = SlotManager(2, 64, 128)
     finished(slots, range(12), spans=[(0, 12)])
-    # A prompt that ends within the first, whose answer goes on in the same words.
+    # A prompt that is a prefix of the first; its answer continues with the same tokens.
     other = sequence(range(8), spans=[(0, 8)], name="other")
     other.output_ids += [8, 9, 10]
     assert slots.admit(other).num_cached == 0
@@ -164,7 +164,7 @@ def test_a_sequence_is_not_admitted_twice():
 
 
 class Slots(RuleBasedStateMachine):
-    """Random comings and goings beside a memory that holds what was written to it."""
+    """Random admissions and releases, compared with a model of the memory."""
 
     @initialize(num_slots=st.integers(1, 4), capacity=st.integers(8, 60), shares=st.booleans())
     def begin(self, num_slots, capacity, shares):
@@ -231,7 +231,7 @@ class Slots(RuleBasedStateMachine):
         if done < len(made) or not self.slots.reserve(made, len(made) + num_drafts):
             return
         slot = self.slots.slot(made)
-        self.memory[slot, done : done + num_drafts] = 5  # no token is that
+        self.memory[slot, done : done + num_drafts] = 5  # no token has this id
         self.slots.set_computed(made, done + num_drafts)
         self.give_back()
         self.slots.truncate(made, done)

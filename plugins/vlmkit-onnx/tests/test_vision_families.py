@@ -1,4 +1,4 @@
-"""Vision graphs compute the rows of the families' own code for each image, in any batch."""
+"""Vision graphs compute the same rows as the families' own code, in any batch."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 
 
 class Seeing(NamedTuple):
-    """A family's model, its graph, and an encoder on that."""
+    """The model of a family, its graph, and an encoder on the graph."""
 
     model: Any
     file: Path
@@ -39,7 +39,7 @@ def seeing(
     saved: Callable[[str], Path],
     tower: Callable[[str], Path],
 ) -> Callable[[str], Seeing]:
-    """Return a function that gives a family's model and encoder."""
+    """Return a function from a family to its model and encoder."""
     import transformers
 
     @functools.cache
@@ -53,7 +53,7 @@ def seeing(
 
 
 def slot_of(name: str, model: Any, number: int) -> MediaSlot:
-    """One picture, as the family's processor prepares it."""
+    """Return the slot of an image that the family's processor prepares."""
     message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}
     made = zoo.reference(name, [message], [zoo.picture(number, *SIZES[number])])
     count = int((made["input_ids"] == model.config.image_token_id).sum())
@@ -73,7 +73,7 @@ def bits(features: MediaFeatures) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", families.towers(FAMILIES))
-def test_features_are_those_of_the_family_alone_and_in_a_batch(
+def test_features_equal_those_of_the_family_alone_and_in_a_batch(
     name: str, seeing: Callable[[str], Seeing]
 ) -> None:
     from vlmkit_onnx.export.vision_check import reference
@@ -121,7 +121,7 @@ def test_a_tiled_graph_of_another_exporter_is_fed_by_its_own_names(
         )
 
 
-def test_a_graph_that_does_not_compute_what_the_model_does_is_not_kept(
+def test_a_graph_that_differs_from_its_model_is_deleted(
     seeing: Callable[[str], Seeing],
     encoders: Any,
     tmp_path: Path,
@@ -146,7 +146,7 @@ def test_a_graph_that_does_not_compute_what_the_model_does_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exporter_that_assumes_equal_windows_is_caught(
+def test_an_exporter_that_assumes_equal_windows_is_detected(
     seeing: Callable[[str], Seeing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vlmkit_onnx.export.vision_check import VisionCheck
@@ -185,7 +185,7 @@ def test_a_large_tower_keeps_its_weights_in_a_file_beside_it(
     np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_a_tower_that_is_not_known_is_refused(
+def test_an_unknown_tower_is_refused(
     saved: Callable[[str], Path], encoders: Any, tmp_path: Path
 ) -> None:
     import transformers

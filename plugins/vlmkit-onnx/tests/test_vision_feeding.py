@@ -1,4 +1,4 @@
-"""How images become a graph's inputs: arithmetic equal to transformers', errors in one sentence."""
+"""Images become the inputs of a graph: values equal transformers', errors are one sentence."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def slot_of(num_features: int = 1, **arrays: Any) -> MediaSlot:
 
 
 class Recorder:
-    """Runs nothing: notes its inputs and gives each picture its sum, as one row."""
+    """Records its inputs, and returns the sum of each image as one row."""
 
     def __init__(self, name: str = FEATURES) -> None:
         self.name = name
@@ -135,7 +135,7 @@ def test_an_axis_is_resampled_as_by_torch(length: int, size: int) -> None:
         AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=2, max_tiles=9),
     ],
 )
-def test_a_feeding_is_read_back_from_a_graphs_metadata(feeding: own.OwnFeeding) -> None:
+def test_a_feeding_is_restored_from_the_metadata_of_a_graph(feeding: own.OwnFeeding) -> None:
     assert own.own_feeding(own.written(feeding)) == feeding
 
 
@@ -146,7 +146,7 @@ def test_a_graph_without_a_feeding_in_its_metadata_is_refused(text: str) -> None
     assert "vlmkit export" in caught.value.hint
 
 
-def test_pictures_of_one_shape_share_calls_up_to_the_limit() -> None:
+def test_images_of_one_shape_share_calls_up_to_the_limit() -> None:
     random = np.random.default_rng(0)
     tiles = [random.normal(size=(1, count, 3, 4, side)) for count, side in [(3, 4), (1, 8), (4, 4)]]
     run = Recorder()
@@ -207,15 +207,15 @@ def placed(height: int, width: int, most: int) -> MediaSlot:
 
 def test_patches_with_positions_are_ordered_cell_by_cell_without_padding() -> None:
     feeding = PositionFeeding(merge=2)
-    pictures = feeding.pictures(placed(2, 4, 12))
-    assert pictures.group == (2, 4)
-    assert pictures.pixels[0, :, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
-    places = feeding.inputs(pictures.pixels, pictures.group)["position_ids"]
+    images = feeding.pictures(placed(2, 4, 12))
+    assert images.group == (2, 4)
+    assert images.pixels[0, :, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    places = feeding.inputs(images.pixels, images.group)["position_ids"]
     assert places[:5].tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0]]
 
 
 @pytest.mark.parametrize(("height", "width", "first"), [(2, 3, 0), (0, 0, 0), (2, 4, 1), (2, 2, 3)])
-def test_positions_that_are_no_grid_of_cells_are_refused(
+def test_positions_that_form_no_grid_of_cells_are_refused(
     height: int, width: int, first: int
 ) -> None:
     slot = placed(height, width, 12)
@@ -245,14 +245,14 @@ def test_tiles_that_do_not_fill_their_resolution_are_refused() -> None:
         feeding.rows(slot, outputs)
 
 
-def test_an_image_of_one_tile_is_that_and_the_end_of_a_line() -> None:
+def test_an_image_of_one_tile_has_the_tile_and_a_line_end() -> None:
     feeding = AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=1)
     outputs = {FEATURES: np.ones((1, 1, 8), np.float32), "image_newline": np.zeros((1, 8))}
     rows = feeding.rows(slot_of(image_sizes=[[28, 28]]), outputs)[FEATURES]
     assert rows.sum(axis=1).tolist() == [8, 0]
 
 
-def test_a_foreign_graph_gets_the_arrays_that_it_names_with_as_many_axes() -> None:
+def test_a_foreign_graph_gets_its_named_arrays_with_the_right_rank() -> None:
     axes = {"pixel_values": 2, "grid_thw": 2, "mask": 5}
     graph = ForeignGraph(axes, ["rows"], {"pixel_attention_mask": "mask", FEATURES: "rows"})
     arrays = {"pixel_values": np.ones((1, 6, 4)), "image_grid_thw": np.array([[1, 2, 3]])}
@@ -266,12 +266,12 @@ def test_a_foreign_graph_gets_the_arrays_that_it_names_with_as_many_axes() -> No
     assert rows[0][FEATURES].shape == (6, 1)
 
 
-def test_a_foreign_graph_that_takes_something_else_is_refused() -> None:
+def test_a_foreign_graph_with_unknown_inputs_is_refused() -> None:
     with pytest.raises(CheckpointError, match="takes 'pixel_position_ids'"):
         ForeignGraph({"pixel_values": 4, "pixel_position_ids": 2}, [FEATURES], {})
 
 
-def test_a_foreign_graph_that_gives_no_features_is_refused() -> None:
+def test_a_foreign_graph_without_features_is_refused() -> None:
     with pytest.raises(CheckpointError, match="must take 'pixel_values' and give 'image_features'"):
         ForeignGraph({"pixel_values": 4}, ["logits"], {})
 

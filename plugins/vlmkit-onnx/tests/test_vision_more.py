@@ -1,4 +1,4 @@
-"""Towers whose family the zoo has not: their processors lay out a conversation as a whole."""
+"""Towers of families outside the zoo, whose processors lay out a whole conversation."""
 
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def test_a_llava_with_a_pixtral_tower_accepts_images_of_any_size(
 
 
 @pytest.mark.slow
-def test_a_tower_that_clips_what_its_layers_take_and_give_has_all_bounds_in_its_graph(
+def test_the_graph_of_a_clipping_tower_has_all_clip_bounds(
     one_thread: None, encoders: Any, tmp_path: Path
 ) -> None:
     import torch
@@ -137,5 +137,5 @@ def test_a_tower_that_clips_what_its_layers_take_and_give_has_all_bounds_in_its_
             for name, bound in (("input", 0.5), ("output", 0.4)):
                 getattr(layer, f"{name}_min").fill_(-bound - 0.01 * number)
                 getattr(layer, f"{name}_max").fill_(bound + 0.02 * number)
-    encoder = encoders.export(model, tmp_path)  # which compares
+    encoder = encoders.export(model, tmp_path)  # compares the graph with the model
     encoder.close()

@@ -1,4 +1,4 @@
-"""Vision towers of 8 bits: the allowed effects of rounding."""
+"""8-bit vision towers: the allowed effects of rounding."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ Rounded = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def rounded(tower: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Rounded:
-    """Return a function that gives a family's tower in 8 bits, beside its two images."""
+    """Return a function from a family to its 8-bit tower and two images."""
 
     @functools.cache
     def made(name: str) -> Path:
@@ -45,7 +45,7 @@ def rounded(tower: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(params=[products.SIGNED, products.UNSIGNED], ids=lambda form: form.name)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> products.Form:
-    """Each way to multiply 8-bit numbers that is exact on this CPU; sessions take it."""
+    """Make sessions use each kernel for 8-bit products that is exact on this CPU."""
     taken: products.Form = request.param
     if not products.are_exact(taken):
         pytest.skip(f"this CPU saturates sums of {taken.name}")
@@ -54,7 +54,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pro
 
 
 def slots_of(file: Path) -> Iterator[tuple[MediaSlot, dict[str, Any]]]:
-    """Yield the two images that lie beside a graph, and darker ones of their sizes; their rows."""
+    """Yield the two sample images of a graph and darker copies, each with its rows."""
     for arrays, rows in kept._images(file.with_name(kept.FILE)):
         count = len(rows[FEATURES])
         for share in (1, 0.5):
@@ -79,7 +79,9 @@ def test_features_do_not_depend_on_the_batch_with_any_kernels(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_features_are_rounded_and_near(name: str, rounded: Rounded, encoders: Any) -> None:
+def test_features_are_rounded_and_near_the_exact_ones(
+    name: str, rounded: Rounded, encoders: Any
+) -> None:
     encoder = encoders.open(rounded(name))
     for slot, rows in slots_of(encoder._file):
         if rows:
@@ -116,7 +118,9 @@ def reads_pixels(node: Any) -> bool:
     return bool(value.name == "pixel_values")
 
 
-def test_a_graph_itself_shows_its_precision(rounded: Rounded, tower: Callable[[str], Path]) -> None:
+def test_the_precision_of_a_graph_is_read_from_the_graph(
+    rounded: Rounded, tower: Callable[[str], Path]
+) -> None:
     assert own_tower(rounded("llava")).precision == "w8a8"
     assert own_tower(tower("llava") / vision.FILE).precision == "fp32"
 

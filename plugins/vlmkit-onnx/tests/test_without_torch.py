@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")  # which exports the model
+pytest.importorskip("torch")  # exports the model
 
 from parity import runner
 
@@ -42,7 +42,7 @@ print(answer.usage.prompt_tokens, sorted({"torch", "transformers"} & set(sys.mod
 """
 
 
-def test_a_model_whose_text_side_was_written_answers_about_pictures_without_transformers(
+def test_a_model_with_a_saved_text_side_answers_about_images_without_transformers(
     one_thread: None, exported: Callable[..., Path], tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
@@ -50,7 +50,7 @@ def test_a_model_whose_text_side_was_written_answers_about_pictures_without_tran
     shutil.copytree(exported("llava"), folder)
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
-    def asked() -> list[str]:
+    def answer_of() -> list[str]:
         done = subprocess.run(
             [sys.executable, "-c", WHOLE, str(folder)],
             env=environ,
@@ -59,20 +59,20 @@ def test_a_model_whose_text_side_was_written_answers_about_pictures_without_tran
         )
         return done.stdout.decode().split(maxsplit=1)
 
-    num_tokens, imported = asked()
-    assert "transformers" in imported  # of a folder without, which is kept then
-    assert asked() == [num_tokens, "[]\n"]
+    num_tokens, imported = answer_of()
+    assert "transformers" in imported  # the folder has no saved text side yet
+    assert answer_of() == [num_tokens, "[]\n"]
 
 
 def test_answers_about_images_import_neither_torch_nor_transformers(
     one_thread: None, exported: Callable[..., Path]
 ) -> None:
     folder = exported("llava")
-    asked = runner.prompts("llava", runner.config_of(folder))[0]
-    assert asked.media
+    answer_of = runner.prompts("llava", runner.config_of(folder))[0]
+    assert answer_of.media
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)],
-        input=pickle.dumps(asked),
+        input=pickle.dumps(answer_of),
         check=True,
         capture_output=True,
     )

@@ -1,4 +1,4 @@
-"""Makes the module beside this file importable."""
+"""Adds this folder to the import path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Generates PDF files of all kinds."""
+"""PDF files for tests: scanned, written, endless and locked."""
 
 import io
 import random
@@ -10,7 +10,7 @@ COLOURS = ("red", "green", "blue", "white", "black")
 
 
 def scanned(num_pages: int = 1, size: tuple[int, int] = (200, 100)) -> bytes:
-    """A document whose pages are pictures in one colour each, of 72 points for 72 pixels."""
+    """Return a document whose pages are images of one colour, one pixel a point."""
     pages = [PilImage.new("RGB", size, COLOURS[n % len(COLOURS)]) for n in range(num_pages)]
     content = io.BytesIO()
     pages[0].save(content, "PDF", save_all=True, append_images=pages[1:])
@@ -20,7 +20,7 @@ def scanned(num_pages: int = 1, size: tuple[int, int] = (200, 100)) -> bytes:
 def written(
     *texts: str, size: Sequence[float] = (200, 100), stream: bytes = b"", catalog: bytes = b""
 ) -> bytes:
-    """A document with a line of text on each page, written by hand."""
+    """Return a handmade document with a line of text on each page."""
     num = len(texts)
     kids = b" ".join(b"%d 0 R" % (4 + 2 * n) for n in range(num))
     box = b" ".join(f"{side:f}".encode() for side in size)
@@ -52,7 +52,7 @@ def _file(objects: Sequence[bytes], trailer: bytes = b"") -> bytes:
 
 
 def endless() -> bytes:
-    """A document of one page that would take hours: it is filled with millions of tiles."""
+    """Return a document of one page that would take hours, with millions of tiles."""
     fills = b"/Pattern cs /P scn " + b"0 0 2000 2000 re f " * 64
     tile = b"1 0 0 rg 0 0 1 1 re f"
     page = (
@@ -69,7 +69,7 @@ def endless() -> bytes:
 
 
 def locked() -> bytes:
-    """A document with an unknown password."""
+    """Return a document with an unknown password."""
     digits = random.Random(0).randbytes(32).hex().encode()
     trailer = (
         b"/Encrypt << /Filter /Standard /V 2 /R 3 /Length 128 /P -4 /O <%b> /U <%b> >> "

@@ -1,4 +1,4 @@
-"""Prompts with documents: order of pages, token limits, and which file an error names."""
+"""Prompts with documents: order of pages, token limits, and the file that an error names."""
 
 import io
 import re
@@ -104,13 +104,13 @@ def test_a_file_takes_at_least_a_token():
         FilePart(b"", max_tokens=0)
 
 
-def test_settings_of_the_config_are_those_of_the_loader():
+def test_settings_of_the_config_reach_the_loader():
     with vlmkit.load("mock", media_loaders={"pdf": {"timeout_s": 1000.0, "dpi": 72}}) as model:
         (image,) = model.generate("?", media=[scanned(1)]).usage.images
     assert image.transform.source_size == (100, 200)
 
 
-def test_the_readmes_program_runs(tmp_path, monkeypatch, capsys):
+def test_the_program_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("report.pdf").write_bytes(scanned(4))
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

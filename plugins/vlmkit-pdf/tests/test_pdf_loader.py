@@ -53,7 +53,7 @@ def refused(data, pages=None, bounds=BOUNDS, **settings):
 
 
 def colour(part):
-    """The name of the colour in an image's centre, which PDFium may change slightly by rounding."""
+    """Return the name of the colour in the centre of an image, within rounding of PDFium."""
     image = part.image.to_pil()
     found = image.getpixel((image.width // 2, image.height // 2))
     near = (n for rgb, n in NAMED.items() if _distance(rgb, found) < 3)
@@ -64,7 +64,7 @@ def _distance(one, other):
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def test_each_page_is_a_picture_in_the_order_of_the_document():
+def test_pages_become_images_in_the_order_of_the_document():
     parts = shown(scanned(5))
     assert [part.page for part in parts] == [1, 2, 3, 4, 5]
     assert [colour(part) for part in parts] == list(COLOURS)
@@ -82,7 +82,7 @@ def test_text_on_a_page_is_rendered():
     assert len(set(full.image.to_pil().get_flattened_data())) > 16
 
 
-def test_a_page_has_so_many_pixels_for_each_inch_and_no_more_than_allowed():
+def test_a_page_has_the_configured_resolution_within_the_pixel_limit():
     page = written("x", size=(72, 144))
     assert [part.image.source_size for part in shown(page)] == [(144, 288)]
     assert [part.image.source_size for part in shown(page, dpi=72)] == [(72, 144)]
@@ -98,7 +98,7 @@ def test_a_page_that_is_a_line_is_refused():
     assert "times as long" in str(refused(written("x", size=(14_400, 1))))
 
 
-def test_a_document_with_more_pages_than_fit_is_refused_and_nothing_is_left_out():
+def test_a_document_with_too_many_pages_is_refused_as_a_whole():
     error = refused(scanned(17))
     assert (error.code, str(error)) == (
         "too_many_images",
@@ -130,7 +130,7 @@ def test_an_unreadable_file_is_refused_with_the_reason(data, problem):
     assert problem in str(refused(data))
 
 
-def test_pictures_over_the_bounds_are_refused():
+def test_page_images_over_the_limits_are_refused():
     page = written("x" * 20)
     few_bytes = PipelineSettings(max_media_bytes=len(page) + 1)
     error = refused(page, bounds=few_bytes)
@@ -226,8 +226,8 @@ def tree() -> bytes:
 
 
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=8))
-@examples(max_examples=examples.default.max_examples // 10)  # each is a process
-def test_a_document_that_was_changed_anywhere_is_opened_or_refused(place, put):
+@examples(max_examples=examples.default.max_examples // 10)  # each document runs in a process
+def test_a_document_with_changed_bytes_is_opened_or_refused(place, put):
     data = tree()
     start = place % len(data)
     changed = data[:start] + put + data[start + len(put) :]

@@ -1,4 +1,4 @@
-"""One thread, quiet libraries, and each family's checkpoint made once."""
+"""Fixtures: one thread, quiet libraries, and a loader of families."""
 
 import importlib.util
 from collections.abc import Callable

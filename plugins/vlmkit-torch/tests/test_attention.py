@@ -1,4 +1,4 @@
-"""Attention over the paged cache equals attention written out token by token."""
+"""Attention over the paged cache equals attention computed token by token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Owner:
-    """One sequence: all its keys and values, its slots, and which tokens are new."""
+    """A sequence: its keys and values, its slots and its new tokens."""
 
     first: int
     keys: torch.Tensor
@@ -59,7 +59,7 @@ def owners_of(parts: list[tuple[int, int]], random: torch.Generator, blocks: lis
 def written_out(
     query: torch.Tensor, owner: Owner, visible: Callable[[int, int], bool], more: dict[str, Any]
 ) -> torch.Tensor:
-    """Return ``[count, heads, value_head]`` with a loop over heads and tokens."""
+    """Return ``[count, heads, value_head]``, computed by a loop over heads and tokens."""
     rows = []
     for offset in range(owner.stop - owner.first):
         index = owner.first + offset
@@ -134,7 +134,7 @@ NAMES = ("keys", "values")
 
 
 def filled(owners: list[Owner]) -> KVCache:
-    """Return a cache that holds what is computed already, and nowhere else a number."""
+    """Return a cache with the computed keys and values, and NaN elsewhere."""
     cache = KVCache(80 * BLOCK, CPU)
     everything = torch.arange(80 * BLOCK)
     junk = torch.full((KV_HEADS, 80 * BLOCK, 1), torch.nan)
@@ -147,7 +147,7 @@ def filled(owners: list[Owner]) -> KVCache:
 
 
 def blocks_in(order: str, random: torch.Generator) -> list[int]:
-    """Return the blocks of a pool so that ``pop`` gives them in some order."""
+    """Return the blocks of a pool so that ``pop`` returns them in a given order."""
     blocks: list[int] = torch.randperm(80, generator=random).tolist()
     if order != "shuffled":
         blocks.sort(reverse=order != "descending")
@@ -214,7 +214,7 @@ def test_batches_take_all_rows_in_order_and_are_bounded(
     assert padding <= len(ranges) * costs.call_tokens, "no more than as many calls would cost"
 
 
-def test_one_long_row_widens_no_others() -> None:
+def test_one_long_row_does_not_widen_the_others() -> None:
     on_cpu, on_gpu = ReadCosts(4096, 2**19, may_split=True), ReadCosts(4096, 2**24, may_split=False)
     lengths = [100] * 63 + [131_072]  # at 4 KiB a token, 32 GiB in one batch
 
@@ -224,7 +224,7 @@ def test_one_long_row_widens_no_others() -> None:
 
 
 def read_by(first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8) -> list[Any]:
-    """Return what a decoding sequence reads, alone: slices, and lists of gathered slots."""
+    """Return the reads of a single decoding sequence: slices and lists of gathered slots."""
     costs = ReadCosts(1, call_tokens, may_split=True)
     [own] = key_ranges.decode_ranges(
         kind, [NewTokens(first, np.array(slots))], costs, 999, Uploads(CPU)

@@ -1,4 +1,4 @@
-"""The engine and the encoder keep vlmkit's contracts, on families that differ in mechanism."""
+"""Engine and encoder pass the contracts, for families with different mechanisms."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +66,7 @@ class TestEngineOfMllama(OnEngine):
 
 
 class OnHybridEngine(EngineContract):
-    """Recurrent layers: nothing is shared, a state is kept for each sequence."""
+    """The contract for recurrent layers, which share nothing and keep a state for each sequence."""
 
     family = ""
     most_cuts = 7
@@ -91,7 +91,7 @@ class TestEngineOfLfm2(OnHybridEngine):
 
 
 class TestEngineOfQwen3Next(OnHybridEngine):
-    atol = 3e-4  # its layers sum a chunk in another order than single tokens, in float32
+    atol = 3e-4  # in float32, chunks are summed in another order than single tokens
     family = "qwen3_next"
 
 

@@ -1,4 +1,4 @@
-"""Cross-attention on the host: spans of tokens that attend to images, and the cache of images."""
+"""Cross-attention on the host: tokens that attend to images, and the cache of image rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,9 +57,7 @@ def test_tokens_attend_to_the_images_of_the_processors_mask_in_any_chunks(
 
 
 @given(st.lists(st.sampled_from([1, IMAGE]), min_size=1, max_size=12), st.integers(1, 12))
-def test_what_a_token_attends_to_does_not_depend_on_later_tokens(
-    ids: list[int], count: int
-) -> None:
+def test_attention_to_images_does_not_depend_on_later_tokens(ids: list[int], count: int) -> None:
     def looks(part: list[int]) -> list[tuple[int, ...]]:
         spans = SPEC.attending_spans(prompt(part))
         return [s for a, b, s in runs(spans, 0, len(part)) for _ in range(b - a)]
@@ -79,7 +77,7 @@ def test_image_tokens_without_an_image_are_refused() -> None:
 
 @dataclass(eq=False)
 class CachedSequence:
-    """A sequence as the cache sees it."""
+    """The attributes of a sequence that the cache reads."""
 
     prompt: Prompt
     scope: bytes
@@ -95,7 +93,7 @@ MAX_ROWS = 30
 
 
 class Images(RuleBasedStateMachine):
-    """Sequences are admitted with images, compute them and are released."""
+    """Random admissions, computations and releases of sequences with images."""
 
     sequences = Bundle("sequences")
 
@@ -136,9 +134,9 @@ class Images(RuleBasedStateMachine):
     def compute(self, sequence: CachedSequence) -> None:
         for index, span in enumerate(sequence.plan.state.attending_spans):
             if sequence in self.admitted and index in self.cache._in_use.get(sequence, {}):
-                picture = self.cache.image(sequence, index)
-                assert picture.num_rows == span.num_rows
-                picture.is_complete = True
+                cached_image = self.cache.image(sequence, index)
+                assert cached_image.num_rows == span.num_rows
+                cached_image.is_complete = True
 
     @rule(sequence=consumes(sequences), is_finite=st.booleans())
     def release(self, sequence: CachedSequence, is_finite: bool) -> None:

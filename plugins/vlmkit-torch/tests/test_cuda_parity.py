@@ -1,8 +1,8 @@
 """On a CUDA device the engine and the encoder answer as on the CPU.
 
-Every test is there for a real device (``gpu``) and for one that is played on the CPU, see
-``tests/pretend``: that one minds where arrays lie, and knows nothing of kernels and rounding. Of
-its tests a few always run, and the others are ``slow``.
+Each test runs on a real device (``gpu``) and on a simulated one, see ``tests/pretend``. The
+simulation checks where arrays are, but has no kernels and no other rounding. A few of its tests
+always run; the others are ``slow``.
 """
 
 from collections.abc import Callable, Iterator, Sequence as Seq
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.torch
 
 Load = Callable[..., Any]
 Rows = list[np.ndarray]
-ALWAYS = ("llama", "qwen2_5_vl", "gemma3_text")  # quick, and of three mechanisms
+ALWAYS = ("llama", "qwen2_5_vl", "gemma3_text")  # quick families with three mechanisms
 TOLERANCE = {"played": 1e-5, "real": 2e-3}
 HALF_TOLERANCE = {"played": 1e-5, "real": 0.1}  # of the largest logit
 
 
 def on_devices(*names: str) -> Any:
-    """Return a mark that runs a test for some families, on a played device and on a real one."""
+    """Return a mark that runs a test for families on a simulated device and on a real one."""
     cases = []
     for name in names:
         marks = () if name in ALWAYS else pytest.mark.slow
@@ -45,7 +45,7 @@ def on_devices(*names: str) -> Any:
 
 @contextmanager
 def cuda(device: str) -> Iterator[None]:
-    """Have a CUDA device of a kind."""
+    """Provide a simulated or real CUDA device."""
     if device == "played":
         with pretended_cuda() as played:
             yield
@@ -57,7 +57,7 @@ def cuda(device: str) -> Iterator[None]:
 
 
 def answered(load: Load, name: str, prompts: Seq[Prompt], **settings: Any) -> Rows:
-    """Return the logits of a family's answers to prompts."""
+    """Return the logits of the answers of a family to prompts."""
     engine, encoder = load(name, **settings)
 
     def features(prompt: Prompt) -> dict[int, Any]:
@@ -67,7 +67,7 @@ def answered(load: Load, name: str, prompts: Seq[Prompt], **settings: Any) -> Ro
 
 
 def agree(found: Rows, expected: Rows, tolerance: float) -> None:
-    """Require that logits differ by so much at most, as a part of the largest."""
+    """Require that logits differ by at most a share of the largest."""
     largest = max(1.0, *(np.abs(row).max() for row in expected))
     for row, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(row, wanted, atol=tolerance * largest, rtol=0)

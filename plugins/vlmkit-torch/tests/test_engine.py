@@ -74,7 +74,9 @@ def test_non_finite_values_do_not_stop_other_sequences_from_sharing(load: Load) 
     sick.features[0] = replace(good, embeddings=torch.full_like(good.embeddings, torch.nan))
     for sequence in (sick, sound):
         assert host.admit(sequence) == 0
-    host.step([host.chunk(sick, len(prompt) - 1), host.chunk(sound)])  # a row of the other only
+    host.step(
+        [host.chunk(sick, len(prompt) - 1), host.chunk(sound)]
+    )  # only a row of the other sequence
     engine.release(sick)
     again = host.sequence(TEXT, scope=b"a")
     assert host.admit(again) == 28, "all blocks of the neighbour that are full"
@@ -87,7 +89,7 @@ def test_non_finite_values_do_not_stop_other_sequences_from_sharing(load: Load) 
     assert host.admit(host.sequence(prompt, scope=b"a")), "its place was sick only while it was"
 
 
-def test_features_from_another_library_are_taken_as_they_are(load: Load) -> None:
+def test_features_from_another_library_are_used_unchanged(load: Load) -> None:
     engine, encoder = load("qwen3_vl")
     host, prompt = host_of(engine, encoder), first_prompt("qwen3_vl")
     expected = host.last_logits(prompt)
@@ -103,7 +105,7 @@ def test_features_from_another_library_are_taken_as_they_are(load: Load) -> None
     np.testing.assert_allclose(host.prefill(sequence), expected, atol=1e-5)
 
 
-def test_an_image_without_features_is_an_error_that_says_which(load: Load) -> None:
+def test_an_image_without_features_is_reported_by_its_index(load: Load) -> None:
     engine, _ = load("llava")
     host = EngineHost(engine)
     sequence = host.sequence(first_prompt("llava"))
@@ -199,7 +201,7 @@ def test_an_encoder_that_was_built_first_moves_with_the_engine(saved: Callable[[
 
 
 @pytest.mark.parametrize("name", ["llama4", "kimi_k25"])
-def test_a_converted_model_equals_one_that_was_read_in_that_precision(
+def test_a_converted_model_equals_one_read_in_that_precision(
     name: str, saved: Callable[[str], Any]
 ) -> None:
     checkpoint, shared = Checkpoint(name, saved(name)), {}
@@ -225,7 +227,7 @@ def test_a_converted_model_equals_one_that_was_read_in_that_precision(
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
     ],
 )
-def test_a_tower_that_fails_at_one_picture_refuses_the_picture(
+def test_a_tower_failure_at_one_image_refuses_only_that_image(
     load: Load, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
 ) -> None:
     _, encoder = load("llava")
@@ -260,7 +262,7 @@ def test_too_little_device_memory_for_an_image_is_reported(
         encoder.encode(slots)
 
 
-def test_half_precision_serves_too(load: Load) -> None:
+def test_the_engine_answers_in_half_precision(load: Load) -> None:
     engine, encoder = load("qwen3_vl", dtype="bfloat16")
     row = host_of(engine, encoder).last_logits(first_prompt("qwen3_vl"))
 
@@ -284,7 +286,7 @@ def test_the_precision_on_a_device_follows_checkpoint_and_settings(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.lists(st.booleans(), min_size=9))
-def test_spans_are_the_blocks_in_which_a_token_sees_a_later_one(
+def test_spans_are_the_blocks_with_bidirectional_attention(
     sizes: list[int], is_block: list[bool]
 ) -> None:
     stops, spans, end = [], [], 0

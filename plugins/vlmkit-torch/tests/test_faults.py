@@ -1,4 +1,4 @@
-"""A device that runs out of memory, or fails: affected requests, new limits, and messages."""
+"""A device that runs out of memory or fails: affected requests, new limits and messages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ ASSERTION = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_C
 
 
 class Failing:
-    """A decoder that fails at passes of more than so many tokens."""
+    """A decoder that fails for forward passes of more than a number of tokens."""
 
     def __init__(self, engine: Any, error: Exception, max_tokens: int = 0) -> None:
         self.decoder, self.error, self.max_tokens = (
@@ -49,7 +49,7 @@ class Failing:
         return self.decoder(position_ids=position_ids, **arguments)
 
 
-def test_a_step_that_runs_out_of_memory_is_halved_once_for_all(load: Load) -> None:
+def test_a_step_that_runs_out_of_memory_is_halved_from_then_on(load: Load) -> None:
     engine, _ = load("llama")
     host = EngineHost(engine)
     sequences, _ = begin(host)
@@ -99,7 +99,7 @@ def test_a_recurrent_family_is_halved_too(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError(ASSERTION), torch.AcceleratorError(ASSERTION)])
-def test_a_device_error_is_reported_as_one(
+def test_a_device_error_is_reported_as_a_device_error(
     error: Exception, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = load("llama")

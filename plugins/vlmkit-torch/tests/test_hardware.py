@@ -1,6 +1,6 @@
-"""Devices: by which name, in whose turn, and what they say when memory is not enough.
+"""Devices: their names, the lock of MPS, and errors when memory runs out.
 
-No test here has an MPS device: ``hardware.is_mps`` is told that the CPU is one.
+No test needs an MPS device: a replaced ``hardware.is_mps`` treats the CPU as one.
 """
 
 import threading
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 Load = Callable[..., Any]
 Saved = Callable[[str], Any]
 TEXT = Prompt(tuple(range(40, 70)))
-TOLD = (
+MESSAGES = (
     "MPS backend out of memory (MPS allocated: 5.56 GB, max allowed: 6.80 GB).",
     "Invalid buffer size: 12.00 GiB",
     "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory",
@@ -59,7 +59,7 @@ def chosen(name: str) -> torch.device:
 
 
 def is_free_for_another_thread() -> bool:
-    """Tell whether another thread would get its turn now."""
+    """Return whether another thread could take the lock now."""
     found: list[bool] = []
 
     def ask() -> None:
@@ -117,10 +117,10 @@ def test_an_older_torch_uses_the_cpu_or_refuses_mps(
         chosen("mps")
 
 
-# Turns.
+# The lock of MPS.
 
 
-def test_engine_and_encoder_exclude_each_other_on_mps(load: Load, as_mps: None) -> None:
+def test_engine_and_encoder_never_run_at_once_on_mps(load: Load, as_mps: None) -> None:
     engine, encoder = load("llava")
     tower, decoder = encoder._tower, engine._views.decoder
     seen: list[bool] = []
@@ -167,7 +167,7 @@ def test_other_devices_have_no_lock(load: Load) -> None:
 
 
 class OnMps:
-    """Looks like a tensor on MPS."""
+    """A CPU tensor that looks like a tensor on MPS."""
 
     device = torch.device("mps:0")
 
@@ -209,9 +209,9 @@ def test_attention_on_mps_reads_no_views_and_computes_the_same(
 # Memory.
 
 
-@pytest.mark.parametrize("words", TOLD)
+@pytest.mark.parametrize("words", MESSAGES)
 @pytest.mark.parametrize("where", ["weights", "cache"])
-def test_too_little_memory_is_reported_as_such(
+def test_out_of_memory_on_mps_is_reported(
     words: str, where: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -226,9 +226,9 @@ def test_too_little_memory_is_reported_as_such(
         build_engine(context)
 
 
-def test_another_error_is_not_taken_for_memory() -> None:
+def test_other_errors_are_not_reported_as_out_of_memory() -> None:
     assert not faults.is_out_of_memory(RuntimeError("shapes do not match"))
-    assert not faults.is_out_of_memory(ValueError(TOLD[0]))
+    assert not faults.is_out_of_memory(ValueError(MESSAGES[0]))
     assert faults.is_out_of_memory(MemoryError())
 
 

@@ -1,7 +1,7 @@
-"""A step runs without one host read: the host lays out the next one while the device computes.
+"""A step runs without a host read, so the host prepares the next one while the device computes.
 
-Shown twice: on a CUDA device that is played on the CPU, which counts reads and copies, and with
-torch's own fake tensors, which hold no values, so that to read one is an error.
+Two methods show this: a simulated CUDA device, which counts reads and copies, and the fake tensors
+of torch, for which a read is an error because they hold no values.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ Saved = Callable[[str], Path]
 
 
 def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
-    """Return reads by the host and copies to the device of steps in which answers grow."""
+    """Return the host reads and the copies to the device of decode steps."""
     sequences, _ = begin(host)
     seen = []
     for batch in (sequences[:1], sequences, sequences):
@@ -102,7 +102,7 @@ def test_draft_tokens_are_checked_without_a_host_read(load: Load) -> None:
 
 def test_a_single_sequence_is_read_in_place_and_a_batch_is_gathered_once(load: Load) -> None:
     with pretended_cuda() as device:
-        engine, _ = load("llama", device="cuda", self_check=False)  # a cache that nobody used
+        engine, _ = load("llama", device="cuda", self_check=False)  # an unused cache
         host, num_layers = EngineHost(engine), len(engine._context.cache.shapes)
         sequences, _ = begin(host)
         seen = []
@@ -128,7 +128,7 @@ def test_the_counter_detects_a_read(load: Load, monkeypatch: pytest.MonkeyPatch)
 
 @contextmanager
 def fake_engine(name: str, saved: Saved) -> Iterator[TorchEngine]:
-    """Give an engine on a CUDA device whose tensors hold no values."""
+    """Return an engine on a CUDA device whose tensors hold no values."""
     settings = EngineSettings(cache_tokens=800, block_tokens=4)
     loaded = shared_model(
         BuildContext("", Checkpoint(name, saved(name)), settings), for_engine=True
@@ -139,7 +139,7 @@ def fake_engine(name: str, saved: Saved) -> Iterator[TorchEngine]:
 
 
 def two_steps(engine: TorchEngine) -> list[Any]:
-    """Read prompts of different lengths, and let their answers begin; return the logits."""
+    """Prefill prompts of different lengths and decode one token; return the logits."""
     host = EngineHost(engine)
     sequences = [host.sequence(prompt) for prompt in TEXTS]
     for sequence in sequences:
@@ -168,7 +168,7 @@ def test_a_read_of_a_tensor_without_values_is_an_error(
 
 
 def reading_once(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an engine look at its states once in each step."""
+    """Make an engine read its states once in each step."""
     head = engine._views.head
     monkeypatch.setattr(
         engine._views, "head", lambda rows: head(rows * rows.isfinite().all().item())

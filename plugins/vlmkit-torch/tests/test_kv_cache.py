@@ -1,4 +1,4 @@
-"""Memory of keys and values is reserved at once, and resident page by page when written."""
+"""The memory of the KV cache: addresses are reserved, pages become resident when written."""
 
 import ctypes
 import mmap
@@ -17,7 +17,7 @@ HEADS, HEAD, NUM_SLOTS = 2, 64, 2**14
 
 
 def resident_bytes(pool: torch.Tensor) -> int:
-    """Return how much of a tensor's memory the system has given, as Linux tells it."""
+    """Return the resident bytes of a tensor, as Linux reports them."""
     num_pages = -(-pool.numel() * pool.itemsize // mmap.PAGESIZE)
     pages = (ctypes.c_ubyte * num_pages)()
     start = ctypes.c_void_p(pool.data_ptr())

@@ -20,7 +20,7 @@ NUM_BYTES = 2**22
 
 
 def own_bytes(tensor: torch.Tensor) -> int:
-    """Return how many bytes of a tensor's pages this process has in its page table."""
+    """Return the bytes of a tensor's pages in the page table of this process."""
     first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     pages = range(first // mmap.PAGESIZE, -(-last // mmap.PAGESIZE))
     with Path("/proc/self/pagemap").open("rb") as file:
@@ -40,14 +40,12 @@ def test_pages_are_dropped_and_read_again(mapped: torch.Tensor, tmp_path: Path) 
     total = mapped.sum()
     assert own_bytes(mapped) >= NUM_BYTES
     MappedFiles([tmp_path / "weights.safetensors"]).drop(mapped)
-    # The first and the last page hold other things, too; the kernel reads around what is read.
+    # The first and the last page also hold other data, and the kernel reads ahead.
     assert own_bytes(mapped) <= 2 * mmap.PAGESIZE
     assert mapped.sum() == total
 
 
-def test_only_the_pages_of_a_tensor_itself_are_dropped(
-    mapped: torch.Tensor, tmp_path: Path
-) -> None:
+def test_only_the_pages_of_the_tensor_are_dropped(mapped: torch.Tensor, tmp_path: Path) -> None:
     half = mapped[: len(mapped) // 2]
     mapped.sum()
     MappedFiles([tmp_path / "weights.safetensors"]).drop(half)

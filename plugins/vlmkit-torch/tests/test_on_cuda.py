@@ -1,7 +1,6 @@
-"""What the engine does with a CUDA device: one that is played on the CPU, see ``tests/pretend``.
+"""The engine on a simulated CUDA device, see ``tests/pretend``: sampling, and a lost device.
 
-What it samples, and what it does when the device is gone. How often the host waits is asked in
-``test_host_reads``, and whether the answers are those of the CPU in ``test_cuda_parity``.
+``test_host_reads`` counts reads by the host; ``test_cuda_parity`` compares answers with the CPU.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.torch
 Load = Callable[..., Any]
 
 
-def test_tokens_are_sampled_where_the_logits_are(load: Load) -> None:
+def test_tokens_are_sampled_on_the_device_of_the_logits(load: Load) -> None:
     params = [
         SamplingParams(),
         SamplingParams(temperature=1.0, top_p=0.9, top_k=20, logprobs=True, top_logprobs=3),
@@ -47,7 +46,7 @@ def test_tokens_are_sampled_where_the_logits_are(load: Load) -> None:
     assert len(found[1].top) == 3
 
 
-def test_a_device_that_is_gone_ends_the_engine(load: Load) -> None:
+def test_a_lost_device_ends_the_engine(load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load("llama", device="cuda")
         host = EngineHost(engine)

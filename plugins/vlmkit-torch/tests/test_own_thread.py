@@ -1,6 +1,6 @@
-"""On a CPU, nothing but the engine loop's thread keeps a team of OpenMP's: what others had is gone.
+"""On a CPU, only the thread of the engine loop keeps an OpenMP thread pool.
 
-A team shows as threads of the process, counted in one of its own.
+A pool shows as threads of a process, so each test counts them in a new process.
 """
 
 import subprocess
@@ -44,7 +44,7 @@ def test_a_thread_that_loaded_a_model_leaves_no_thread_pool(tmp_path: Path) -> N
     command = [sys.executable, "-c", STARTED, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
 
-    assert done.stdout.split() == ["1"]  # what it computes itself starts one
+    assert done.stdout.split() == ["1"]  # its own computation starts a pool
 
 
 def test_results_and_errors_of_an_own_thread_reach_the_caller() -> None:

@@ -1,4 +1,4 @@
-"""Packed layers compute the same as the original layers, in any order of calls."""
+"""Packed layers compute the same values as the original layers, in any order of calls."""
 
 import itertools
 import weakref
@@ -49,7 +49,7 @@ def test_layers_of_one_input_may_be_called_in_any_order(
 
 
 @torch.no_grad()
-def test_layers_that_get_another_input_compute_it(
+def test_layers_with_another_input_compute_it_unpacked(
     linears: list[nn.Linear],
 ) -> None:
     packed = _packed(linears)
@@ -79,7 +79,7 @@ def packed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _num_packed(engine: Any) -> tuple[int, int]:
-    """Return how many layers of an engine are packed, and how many are not."""
+    """Return the numbers of packed and unpacked layers of an engine."""
     model = engine._views.model
     kinds = [type(module) for module in (*engine._views.decoder.modules(), model.lm_head)]
     return kinds.count(PackedLinear), kinds.count(nn.Linear)
@@ -89,7 +89,7 @@ def test_packing_begins_after_two_sequences_and_each_step_packs_one_group(
     load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "MIN_NUMBERS", 0)
-    engine, _ = load("llama")  # checked at load, which is no sequence of a user
+    engine, _ = load("llama")  # the check at load runs no user sequence
     host = EngineHost(engine)
     num_layers = engine._views.text_config.num_hidden_layers
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_packing_begins_after_two_sequences_and_each_step_packs_one_group(
     assert found[-1] == found[-2], "nothing is left to do"
 
 
-def test_layers_of_two_inputs_are_packed_each_for_itself(
+def test_layers_of_two_inputs_are_packed_separately(
     monkeypatch: pytest.MonkeyPatch, packed_from_the_start: None
 ) -> None:
     made: list[int] = []
@@ -153,7 +153,7 @@ def test_packing_ends_where_memory_runs_out(
     assert caplog.text.count("memory ran out") == 1
 
 
-def test_a_mapped_weight_leaves_memory_when_it_is_packed(
+def test_a_mapped_weight_is_dropped_from_memory_after_packing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_from_the_start: None
 ) -> None:
     path = tmp_path / "m.safetensors"

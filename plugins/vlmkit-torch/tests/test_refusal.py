@@ -35,7 +35,7 @@ TINY = {
 }
 
 
-EMPTY = (2).to_bytes(8, "little") + b"{}"  # a whole file of no weights
+EMPTY = (2).to_bytes(8, "little") + b"{}"  # a valid file without weights
 
 
 def checkpoint(folder: Path, config: dict[str, Any], *, weights: bool = True) -> Checkpoint:
@@ -111,7 +111,7 @@ def test_a_config_that_cannot_be_run_gives_its_reason(
         (transformers.Inkling2Config, "convolutions beside attention with a window"),
     ],
 )
-def test_layers_that_only_a_familys_own_defaults_name_are_refused_before_weights_are_read(
+def test_unsupported_layers_of_a_familys_defaults_are_refused_early(
     config: Callable[[], Any], reason: str, tmp_path: Path
 ) -> None:
     made = checkpoint(tmp_path, {"model_type": config().model_type})
@@ -129,7 +129,7 @@ def test_layers_that_only_a_familys_own_defaults_name_are_refused_before_weights
         {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision"}},
     ],
 )
-def test_a_tower_of_timm_names_the_packages_that_it_needs(
+def test_the_refusal_of_a_timm_tower_names_the_missing_packages(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, has = checkpoint(tmp_path, config), {"timm"}
@@ -143,7 +143,7 @@ def test_a_tower_of_timm_names_the_packages_that_it_needs(
     assert refusal.engine_cannot_serve(made) is None
 
 
-def test_features_that_are_drawn_at_random_are_refused_and_the_text_is_not(tmp_path: Path) -> None:
+def test_random_features_are_refused_but_the_text_model_is_not(tmp_path: Path) -> None:
     tower = {"tokenize_function": "gumbel_argmax"}
     made = checkpoint(tmp_path, {"model_type": "ovis2", "vision_config": tower})
     reason = refusal.encoder_cannot_serve(made)
@@ -184,13 +184,13 @@ def test_supported_checkpoints_are_not_refused(config: dict[str, Any], tmp_path:
     assert refusal.engine_cannot_serve(checkpoint(tmp_path, config)) is None
 
 
-def test_a_head_which_its_family_names_decoder_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_head_named_decoder_is_not_treated_as_one(tmp_path: Path) -> None:
     made = transformers.ModernBertDecoderConfig(**TINY, local_attention=16)
 
     assert build(saved_model(tmp_path, made)).limits.vocab_size == TINY["vocab_size"]
 
 
-def test_the_registry_passes_the_reason_on(tmp_path: Path) -> None:
+def test_the_registry_shows_the_reason_of_a_refusal(tmp_path: Path) -> None:
     made = checkpoint(tmp_path, {"model_type": "no_such"})
 
     with pytest.raises(PluginUnavailable, match=r"engine 'torch' .* cannot be used: model type"):
@@ -237,7 +237,7 @@ def test_registering_imports_no_heavy_library() -> None:
                 use_mamba_kernels=False,
                 initializer_range=0.15,
             ),
-            "differs from the plain one",  # its chunks do not go on where the last one ended
+            "differs from the plain one",  # its chunks do not continue each other
         ),
         (
             lambda: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=2),
@@ -258,7 +258,7 @@ def test_registering_imports_no_heavy_library() -> None:
     ],
     ids=["mamba", "nemotron_h", "jamba", "bloom", "codegen", "t5"],
 )
-def test_a_model_that_would_be_run_wrong_is_refused_at_load(
+def test_a_model_that_would_be_computed_wrongly_is_refused_at_load(
     config: Callable[[], Any], reason: str, tmp_path: Path
 ) -> None:
     made = config()
@@ -271,7 +271,7 @@ def test_a_model_that_would_be_run_wrong_is_refused_at_load(
         build(Checkpoint("m", tmp_path))
 
 
-def test_a_checkpoint_with_a_weight_missing_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_missing_weight_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
@@ -287,7 +287,7 @@ def test_a_checkpoint_with_a_weight_missing_is_refused(tmp_path: Path) -> None:
     ("field", "value"),
     [("hidden_size", 2**20), ("intermediate_size", 2**24), ("num_hidden_layers", 1000)],
 )
-def test_a_config_of_a_far_larger_model_is_refused_before_it_takes_memory(
+def test_the_config_of_a_larger_model_is_refused_before_allocation(
     tmp_path: Path, field: str, value: int
 ) -> None:
     made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
@@ -309,7 +309,7 @@ def test_a_field_that_transformers_refuses_is_named(tmp_path: Path) -> None:
         build(made)
 
 
-def test_a_broken_weight_file_is_refused_without_the_words_of_a_library(tmp_path: Path) -> None:
+def test_a_broken_weight_file_is_refused_without_library_messages(tmp_path: Path) -> None:
     made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
     (tmp_path / "model.safetensors").write_bytes(b"not a weight file")
 
@@ -326,7 +326,7 @@ def test_a_broken_weight_file_is_refused_without_the_words_of_a_library(tmp_path
         ({"block_tokens": 64}, "the cache has room for 64 tokens, and 128 are the least"),
     ],
 )
-def test_a_setting_that_cannot_be_met_says_so(
+def test_a_setting_that_cannot_be_met_is_refused(
     settings: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
@@ -347,8 +347,8 @@ def test_device_and_precision_are_known_before_weights_are_read(tmp_path: Path) 
     context = BuildContext("", checkpoint(tmp_path, config), EncoderSettings(dtype="float16"), {})
     assert weights.examine_encoder(context) == weights.examine(context)
     open_context = replace(context, settings=EncoderSettings())
-    told = f"with the engine's copy, or {weights.examine(open_context)}"
-    assert weights.examine_encoder(open_context) == told
+    expected = f"with the engine's copy, or {weights.examine(open_context)}"
+    assert weights.examine_encoder(open_context) == expected
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_device_and_precision_are_known_before_weights_are_read(tmp_path: Path) 
         ({"model_type": "llama", "hidden_size": "x"}, {}, "is not one that transformers can read"),
     ],
 )
-def test_errors_that_need_no_weights_are_found_without_them(
+def test_errors_of_a_config_are_found_without_weights(
     config: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(VlmkitError, match=message):

@@ -1,4 +1,4 @@
-"""A CPU computes in the fastest precision that fits; too large models are refused unread."""
+"""A CPU uses the fastest precision that fits; too large models are refused before their weights."""
 
 import json
 import struct
@@ -18,13 +18,13 @@ from vlmkit_torch import plugin
 from vlmkit_torch.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_torch.support import sizing
 
-MANY = 2**33  # numbers of a large model
+MANY = 2**33  # the number of weights of a large model
 Make = Callable[..., Checkpoint]
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 def sparse_weights(path: Path, **numbers: int) -> None:
-    """Write a safetensors file that holds so many zeros of each type and takes no disk space."""
+    """Write a sparse safetensors file of zeros of each type, which needs no disk space."""
     header, end = {}, 0
     for dtype, number in numbers.items():
         size = number * ITEM_BYTES[dtype]
@@ -48,13 +48,13 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that sets what the system tells of processor and memory."""
+    """Return a function that sets the reported processor features and available memory."""
 
-    def told(*features: str, available: int | None = 2**50) -> None:
+    def set_machine(*features: str, available: int | None = 2**50) -> None:
         monkeypatch.setattr(processor, "features", lambda: frozenset(features))
         monkeypatch.setattr(memory, "available_bytes", lambda: available)
 
-    return told
+    return set_machine
 
 
 BF16, F16, F32 = {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": "float32"}
@@ -68,7 +68,12 @@ BF16, F16, F32 = {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": "f
         (("avx2", "amx_bf16"), BF16, {"BF16": 9, "F32": 2}, ("bfloat16",)),
         (("avx512_bf16",), {"text_config": BF16}, {"BF16": 9}, ("bfloat16",)),
         (("avx512_bf16",), {"thinker_config": BF16}, {"BF16": 9}, ("bfloat16",)),
-        (("avx512_bf16",), BF16, {"BF16": 2, "F32": 9}, ("float32",)),  # it would be rounded
+        (
+            ("avx512_bf16",),
+            BF16,
+            {"BF16": 2, "F32": 9},
+            ("float32",),
+        ),  # the weights would be rounded
         (("avx512_bf16",), {}, {"BF16": 9}, ("float32",)),
         (("avx512_bf16",), F16, {"F16": 9}, ("float32", "float16")),
         (("avx512_bf16",), F32, {"F32": 9}, ("float32",)),
@@ -80,7 +85,7 @@ BF16, F16, F32 = {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": "f
         ),
     ],
 )
-def test_precisions_keep_the_checkpoints_own_and_the_fastest_comes_first(
+def test_supported_precisions_are_ordered_by_speed_and_include_the_checkpoints(
     make: Make,
     machine: Callable[..., None],
     features: tuple[str, ...],
@@ -172,7 +177,7 @@ def test_a_model_that_fits_in_no_precision_is_refused(
     assert "take 16.6 GiB in bfloat16, and 16.6 GiB are" in str(
         plugin._engine_cannot_serve(checkpoint)
     )
-    monkeypatch.setattr(sizing, "ACCELERATORS", (checkpoint.path,))  # a GPU may have room
+    monkeypatch.setattr(sizing, "ACCELERATORS", (checkpoint.path,))  # a GPU may have enough memory
     assert plugin._engine_cannot_serve(checkpoint) is None
 
 

@@ -1,4 +1,4 @@
-"""The check at load runs once for the same files, settings, packages and code."""
+"""The self-check at load runs once for the same files, settings, packages and code."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Saved = Callable[[str], Path]
 
 @pytest.fixture
 def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Return a function that loads a model and tells whether it was checked."""
+    """Return a function that loads a model and returns whether it was checked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     references: list[object] = []
@@ -57,7 +57,7 @@ def test_a_model_is_checked_once_until_a_file_a_setting_or_a_version_changes(
     weights.write_bytes(weights.read_bytes())
     assert checked(folder)
 
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # other kernels compute
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # other kernels are used
     assert checked(folder)
     assert not checked(folder)
     monkeypatch.setattr(selfcheck_records, "packages", lambda: {"torch-9.9"})
@@ -75,7 +75,7 @@ def test_recurrent_layers_are_checked_once_even_where_checks_are_off(
     assert not checked(text, self_check=False)
 
 
-def test_a_model_that_is_refused_is_refused_again(
+def test_a_refused_model_is_refused_again(
     checked: Callable[..., bool], saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(saved("llama"), tmp_path / "m")

@@ -1,5 +1,5 @@
-"""Components that each break one promise of a protocol, and the tests of contracts that kill them.
+"""Broken components: each breaks one promise, and one test of a contract must detect it.
 
-One module for each contract; it ends in its table. ``test_contracts_catch.py`` tries them all, and
-``docs/reference/contracts.md`` lists them (``python -m broken``, in the folder above, writes it).
+Each contract has a module that ends in its table. ``test_contracts_catch.py`` tries all components.
+``python -m broken``, run in the folder above, writes the tables of ``docs/reference/contracts.md``.
 """

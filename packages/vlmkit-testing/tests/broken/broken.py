@@ -1,4 +1,4 @@
-"""What is said of a broken component, and of all that are tried on one contract."""
+"""The description of a broken component, and the table of those of one contract."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Contract = Callable[[Any], Any]
-"""Returns an instance of a contract that is filled in for one component, given its class."""
+"""Returns a contract for a component, given the component's class."""
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,14 @@ class Broken:
     """A component that breaks one promise.
 
     Attributes:
-        component: its class, or whatever the contract is filled in with.
+        component: its class, or another argument of ``on``.
         promise: the sentence of the protocol that it breaks.
-        killed_by: the contract's test that must fail, without ``test_``. One with parameters must
-            fail for one set of them.
-        raises: errors of the component by which the test may fail, beside an assertion of its own.
-        honest: what it was made from, on which the same test passes; None is the table's.
-        on: fills the contract in; None is the table's.
+        killed_by: the test of the contract that must fail, without ``test_``. A parametrized test
+            must fail for at least one set of arguments.
+        raises: errors of the component that also count as a failure of the test.
+        honest: the component that it was made from, which passes the same test. None means the
+            table's.
+        on: builds the contract for a component. None means the table's.
     """
 
     component: Any
@@ -32,19 +33,19 @@ class Broken:
 
     @property
     def name(self) -> str:
-        """Its class's name in words."""
+        """The name of its class, in words."""
         return re.sub(r"(?<!^)(?=[A-Z])", " ", self.component.__name__).capitalize()
 
 
 @dataclass(frozen=True)
 class Table:
-    """All that is tried on one contract.
+    """The broken components of one contract.
 
     Attributes:
         contract: the class of :mod:`vlmkit_testing`.
-        on: fills it in for a component.
-        honest: what most of the broken ones were made from.
-        broken: the broken ones.
+        on: builds the contract for a component.
+        honest: the component from which most of the broken ones were made.
+        broken: the broken components.
     """
 
     contract: type
@@ -54,7 +55,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The contract's, without the word."""
+        """The name of the contract, without the word "Contract"."""
         return self.contract.__name__.removesuffix("Contract")
 
     def contract_on(self, broken: Broken) -> Any:
@@ -62,5 +63,5 @@ class Table:
         return (broken.on or self.on)(broken.component)
 
     def control(self, broken: Broken) -> tuple[Contract, Any, str]:
-        """Return how to fill the contract in, what with, and which of its tests must pass then."""
+        """Return the builder of the contract, the honest component and the test that must pass."""
         return broken.on or self.on, broken.honest or self.honest, broken.killed_by

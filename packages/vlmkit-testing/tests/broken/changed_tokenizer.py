@@ -1,4 +1,4 @@
-"""What broken tokenizers are made of: the mock's, with one step of a prompt changed."""
+"""Base classes of broken tokenizers: the mock tokenizer with one changed step of a prompt."""
 
 import dataclasses
 from collections.abc import Callable, Sequence as Seq
@@ -12,7 +12,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 
 
 class Changed(MockTokenizer):
-    """Changes what it is given, or what it makes of it."""
+    """Changes the messages, the tools or the prompt."""
 
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return messages
@@ -31,7 +31,7 @@ class Changed(MockTokenizer):
 
 
 class ChangedSlots(Changed):
-    """Changes each slot."""
+    """Changes each media slot."""
 
     def slot(self, slot: MediaSlot) -> MediaSlot:
         raise NotImplementedError
@@ -41,12 +41,12 @@ class ChangedSlots(Changed):
 
 
 def with_parts(message: Message, wanted: Callable[[Part], bool]) -> Message:
-    """Return a message with some of its parts."""
+    """Return a message with the wanted parts only."""
     return dataclasses.replace(message, parts=tuple(filter(wanted, message.parts)))
 
 
 def with_role(message: Message, role: Any) -> Message:
-    """Return what somebody said as somebody else's words."""
+    """Return a message with another role."""
     if role == "assistant":
         return dataclasses.replace(message, role=role, call_id=None)
     said = tuple(part for part in message.parts if isinstance(part, TextPart | ImagePart))

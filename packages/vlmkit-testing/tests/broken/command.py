@@ -1,4 +1,4 @@
-"""Commands that break one promise each, made of one that counts letters."""
+"""Commands that break one promise each, derived from a command that counts letters."""
 
 import json
 import shutil
@@ -15,15 +15,15 @@ RAISED = '            raise CheckpointError("\'nothing\' has no letters", hint="
 TOLD = 'click.echo(json.dumps({"letters": len(word)}) if as_json else len(word))'
 
 
-class IsNotDescribed(Count):
+class HasNoDescription(Count):
     replaced = (('description="Count the letters of a word."', 'description=""'),)
 
 
-class SaysNoHelp(Count):
+class HasNoHelp(Count):
     replaced = (('        """Count the letters of WORD."""\n', ""),)
 
 
-class TalksWhenItIsBuilt(Count):
+class PrintsWhenItIsBuilt(Count):
     replaced = (("def build(context):\n", 'def build(context):\n    click.echo("hello")\n'),)
 
 
@@ -37,13 +37,13 @@ class ImportsArrays(Count):
     replaced = (("def build(context):\n", "def build(context):\n    import numpy\n"),)
 
 
-class TakesAnyOption(Count):
+class AcceptsAnyOption(Count):
     replaced = (
         ("@click.command()", '@click.command(context_settings={"ignore_unknown_options": True})'),
     )
 
 
-class MisusedIsFailed(Count):
+class ReportsMisuseAsFailure(Count):
     replaced = (
         ("@click.command()", "@click.command(cls=Sloppy)"),
         (
@@ -62,13 +62,13 @@ def build(context):
     )
 
 
-class NeedsNothingItSays(Count):
+class AcceptsMissingArguments(Count):
     replaced = (
         ('@click.argument("word")', '@click.argument("word", required=False, metavar="WORD")'),
     )
 
 
-class EndsWithItsResult(Count):
+class ExitsWithItsResult(Count):
     replaced = ((TOLD, f"{TOLD}\n        return len(word)"),)
 
 
@@ -76,7 +76,7 @@ class FailsAsABug(Count):
     replaced = ((RAISED, '            raise KeyError("nothing")'),)
 
 
-class FailsWithZero(Count):
+class FailsWithCodeZero(Count):
     replaced = (
         (
             RAISED,
@@ -85,19 +85,19 @@ class FailsWithZero(Count):
     )
 
 
-class FailsInSilence(Count):
+class FailsWithoutAMessage(Count):
     replaced = ((RAISED, "            raise SystemExit(1)"),)
 
 
-class TellsItWhereResultsStand(Count):
+class ReportsErrorsOnStandardOutput(Count):
     replaced = ((RAISED, f'            click.echo("failed")\n{RAISED}'),)
 
 
-class GreetsBeforeJson(Count):
+class PrintsBeforeJson(Count):
     replaced = ((TOLD, f'click.echo("here it is:")\n        {TOLD}'),)
 
 
-class WritesPython(Count):
+class PrintsPythonInsteadOfJson(Count):
     replaced = (('json.dumps({"letters": len(word)})', '{"letters": len(word)}'),)
 
 
@@ -128,14 +128,14 @@ TABLE = Table(
     Count,
     (
         Broken(
-            IsNotDescribed,
-            "A command is described in a line.",
+            HasNoDescription,
+            "A command has a description of one line.",
             "it_is_listed_with_what_it_does",
         ),
-        Broken(SaysNoHelp, "A help says what the command does.", "its_help_says_what_it_does"),
+        Broken(HasNoHelp, "The help states what the command does.", "its_help_says_what_it_does"),
         Broken(
-            TalksWhenItIsBuilt,
-            "A help is all that --help writes.",
+            PrintsWhenItIsBuilt,
+            "--help writes only the help.",
             "its_help_says_what_it_does",
         ),
         Broken(
@@ -145,38 +145,38 @@ TABLE = Table(
         ),
         Broken(
             ImportsArrays,
-            "Nothing heavy is imported to show a help.",
+            "--help imports no heavy library.",
             "its_help_imports_nothing_heavy",
         ),
-        Broken(TakesAnyOption, "An option that is none is refused.", "misuse_exits_with_code_2"),
-        Broken(MisusedIsFailed, "A misuse ends with 2.", "misuse_exits_with_code_2"),
+        Broken(AcceptsAnyOption, "An unknown option is refused.", "misuse_exits_with_code_2"),
+        Broken(ReportsMisuseAsFailure, "Misuse exits with code 2.", "misuse_exits_with_code_2"),
         Broken(
-            NeedsNothingItSays,
-            "An argument that is missing is a misuse.",
+            AcceptsMissingArguments,
+            "A missing argument is misuse.",
             "misuse_exits_with_code_2",
         ),
-        Broken(EndsWithItsResult, "What worked ends with 0.", "success_exits_with_code_0"),
+        Broken(ExitsWithItsResult, "Success exits with code 0.", "success_exits_with_code_0"),
         Broken(
             FailsAsABug,
-            "An error is one of vlmkit.errors.",
+            "Errors come from vlmkit.errors.",
             "a_failure_is_one_sentence_on_standard_error",
         ),
         Broken(
-            FailsWithZero,
-            "What failed does not end with 0.",
+            FailsWithCodeZero,
+            "A failure does not exit with code 0.",
             "a_failure_is_one_sentence_on_standard_error",
         ),
         Broken(
-            FailsInSilence,
-            "An error is told in a sentence.",
+            FailsWithoutAMessage,
+            "An error is reported in a sentence.",
             "a_failure_is_one_sentence_on_standard_error",
         ),
         Broken(
-            TellsItWhereResultsStand,
-            "Errors stand on standard error.",
+            ReportsErrorsOnStandardOutput,
+            "Errors are on standard error.",
             "a_failure_is_one_sentence_on_standard_error",
         ),
-        Broken(GreetsBeforeJson, "--json writes one document and nothing else.", "json_stays_json"),
-        Broken(WritesPython, "--json writes JSON.", "json_stays_json"),
+        Broken(PrintsBeforeJson, "--json writes one document and nothing else.", "json_stays_json"),
+        Broken(PrintsPythonInsteadOfJson, "--json writes JSON.", "json_stays_json"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Compilers of constraints that break one promise each, made of one that takes choices."""
+"""Constraint compilers that break one promise each, derived from a compiler of choices."""
 
 import time
 import unicodedata
@@ -23,8 +23,8 @@ class AllowsTooLittle(Spelling):
         mask[-1] = 0
 
 
-class LosesTheSign(Spelling):
-    """Sets bits in words that it takes for unsigned."""
+class LosesTheSignBit(Spelling):
+    """Sets bits as if mask words were unsigned."""
 
     def fill(self, mask):
         super().fill(mask)
@@ -49,7 +49,7 @@ class AcceptsNothing(Spelling):
         return False
 
 
-class FallsOverGuesses(Spelling):
+class ForgetsItsStateAfterARefusal(Spelling):
     def accept(self, token_id):
         if not super().accept(token_id):
             self.rests[-1] = []
@@ -57,41 +57,41 @@ class FallsOverGuesses(Spelling):
         return True
 
 
-class TakesBackTooMuch(Spelling):
+class RollsBackTooMuch(Spelling):
     def roll_back(self, num_tokens):
         del self.rests[1:]
 
 
-class TakesAllBackForNothing(Spelling):
+class RollsBackEverythingForZero(Spelling):
     def roll_back(self, num_tokens):
         del self.rests[-num_tokens:]
         self.rests = self.rests or [[]]
 
 
-class IsResetHalfway(Spelling):
+class ResetsHalfway(Spelling):
     def reset(self):
         del self.rests[2:]
 
 
-class StaysAtTheEnd(Spelling):
-    """Takes nothing back of an answer that is whole."""
+class KeepsCompleteTexts(Spelling):
+    """Rolls back nothing of a complete answer."""
 
     def roll_back(self, num_tokens):
         if self.rests[-1] != [b""]:
             super().roll_back(num_tokens)
 
 
-class ForcesGuesses(Spelling):
+class ForcesForbiddenTokens(Spelling):
     def forced(self):
         return [2]
 
 
-class ForcesTheFirst(Spelling):
+class ForcesTheFirstChoice(Spelling):
     def forced(self):
         return [1 + byte for byte in self.rests[-1][0]]
 
 
-class ForcesWhatTheTokenizerSays(SpellingCompiler):
+class ForcesTheTokensOfTheTokenizer(SpellingCompiler):
     def __init__(self, vocabulary):
         super().__init__(vocabulary)
         self.encode = vocabulary.encode
@@ -108,7 +108,7 @@ class ForcesWhatTheTokenizerSays(SpellingCompiler):
         return made
 
 
-class GoesOnByWhatIsForced(Spelling):
+class AcceptsForcedTokens(Spelling):
     def forced(self):
         found = super().forced()
         for token_id in found:
@@ -116,25 +116,25 @@ class GoesOnByWhatIsForced(Spelling):
         return found
 
 
-class LooksOnce(Spelling):
+class ComputesItsMaskOnce(Spelling):
     def fill(self, mask):
         super().fill(mask)
         self._after = lambda token_id: []
 
 
-class AcceptsSilence(Spelling):
+class AcceptsTokensWithoutText(Spelling):
     def accept(self, token_id):
         return not 0 < token_id < len(self.token_bytes) or super().accept(token_id)
 
 
-class SharesOneAnswer(SpellingCompiler):
+class SharesOneMatcher(SpellingCompiler):
     def compile(self, constraint):
         made = super().compile(constraint)()
         return lambda: made
 
 
-class MakesTheNewest(SpellingCompiler):
-    """Keeps what it compiles where the next one is put."""
+class KeepsOnlyTheNewestConstraint(SpellingCompiler):
+    """Stores each compiled constraint in the same attribute."""
 
     def compile(self, constraint):
         self.texts = constraint.texts
@@ -152,12 +152,12 @@ class CompilesOneAtATime(SpellingCompiler):
         return super().compile(constraint)
 
 
-class TakesAnything(SpellingCompiler):
+class CompilesAnything(SpellingCompiler):
     def compile(self, constraint):
         return super().compile(TRIED[OneOf])
 
 
-class KnowsOneOfEqualTokens(Spelling):
+class AllowsOneOfEqualTokens(Spelling):
     """Looks tokens up by their bytes."""
 
     def fill(self, mask):
@@ -166,7 +166,7 @@ class KnowsOneOfEqualTokens(Spelling):
                 mask[token_id // 32] |= np.uint32(1 << token_id % 32).astype(np.int32)
 
 
-class GoesOnPastTheEnd(Spelling):
+class ContinuesCompleteTexts(Spelling):
     def accept(self, token_id):
         if self.rests[-1] != [b""]:
             return super().accept(token_id)
@@ -174,12 +174,12 @@ class GoesOnPastTheEnd(Spelling):
         return True
 
 
-class WritesSignsAsOthers(Spelling):
+class NormalisesChoices(Spelling):
     def __init__(self, token_bytes, texts):
         super().__init__(token_bytes, [unicodedata.normalize("NFKC", text) for text in texts])
 
 
-class RemembersSixteen(Spelling):
+class RemembersSixteenTokens(Spelling):
     def accept(self, token_id):
         is_accepted = super().accept(token_id)
         del self.rests[:-17]
@@ -203,111 +203,119 @@ class OnSpelling(ConstraintContract):
 
 CHOICE = "every_text_of_a_choice_is_possible_and_nothing_else"
 ROWS = (
-    (AllowsTooMuch, "Only tokens that may follow are set.", CHOICE),
-    (AllowsTooMuch, "What is set is accepted.", "every_allowed_token_is_accepted"),
-    (AllowsTooLittle, "Every token that may follow is set.", CHOICE),
+    (AllowsTooMuch, "The mask sets only tokens that may follow.", CHOICE),
+    (AllowsTooMuch, "Every token of the mask is accepted.", "every_allowed_token_is_accepted"),
+    (AllowsTooLittle, "The mask sets every token that may follow.", CHOICE),
     (
-        LosesTheSign,
-        "Token i is bit i % 32 of word i // 32, the last bit too.",
+        LosesTheSignBit,
+        "Token i is bit i % 32 of word i // 32, the sign bit included.",
         "a_choice_is_of_texts_and_not_of_patterns",
     ),
     (
-        KnowsOneOfEqualTokens,
-        "Every token that may follow is set, of equal ones each.",
+        AllowsOneOfEqualTokens,
+        "The mask sets every token that may follow, also tokens of equal bytes.",
         CHOICE,
     ),
     (
-        GoesOnPastTheEnd,
-        "What is whole goes on only where another text does.",
+        ContinuesCompleteTexts,
+        "A complete text continues only if a longer choice has it as a prefix.",
         CHOICE,
     ),
     (
-        WritesSignsAsOthers,
-        "A choice is of texts as they are.",
+        NormalisesChoices,
+        "The texts of a choice are literal.",
         "a_choice_is_of_texts_and_not_of_patterns",
     ),
     (
-        RemembersSixteen,
-        "At most as many tokens are taken back as were accepted.",
+        RemembersSixteenTokens,
+        "All accepted tokens may be rolled back.",
         "a_long_answer_may_be_taken_back",
     ),
-    (EndsAnywhere, "A text may end where it is whole only.", "an_answer_may_end_where_it_is_whole"),
-    (NeverEnds, "A text that is whole may end.", CHOICE),
+    (
+        EndsAnywhere,
+        "An answer may end only where it is complete.",
+        "an_answer_may_end_where_it_is_whole",
+    ),
+    (NeverEnds, "A complete answer may end.", CHOICE),
     (
         NeverEnds,
-        "What was allowed all the way may end.",
+        "An answer of allowed tokens may end.",
         "an_answer_of_allowed_tokens_is_valid",
     ),
     (
         AcceptsAnything,
-        "What the constraint does not allow is refused.",
+        "A token that the constraint forbids is refused.",
         "a_token_that_is_refused_changes_nothing",
     ),
-    (AcceptsNothing, "What may follow is accepted.", "every_allowed_token_is_accepted"),
+    (AcceptsNothing, "A token that may follow is accepted.", "every_allowed_token_is_accepted"),
     (
-        FallsOverGuesses,
-        "What is refused changes nothing.",
+        ForgetsItsStateAfterARefusal,
+        "A refused token changes nothing.",
         "a_token_that_is_refused_changes_nothing",
     ),
     (
-        TakesBackTooMuch,
-        "As many tokens are taken back as was said.",
+        RollsBackTooMuch,
+        "Exactly num_tokens are rolled back.",
         "tokens_that_are_taken_back_leave_no_trace",
     ),
     (
-        TakesAllBackForNothing,
-        "Of no tokens, none are taken back.",
+        RollsBackEverythingForZero,
+        "Rolling back no tokens changes nothing.",
         "taking_nothing_back_changes_nothing",
     ),
     (
-        IsResetHalfway,
-        "A matcher is reset to the beginning.",
+        ResetsHalfway,
+        "A reset returns a matcher to its start.",
         "a_matcher_is_reset_to_the_beginning",
     ),
     (
-        StaysAtTheEnd,
-        "The newest tokens are taken back, of a whole text too.",
+        KeepsCompleteTexts,
+        "Tokens of a complete text can be rolled back.",
         "an_answer_may_be_taken_back_as_a_whole",
     ),
-    (ForcesGuesses, "What is forced may follow.", "what_is_forced_may_follow"),
+    (ForcesForbiddenTokens, "Forced tokens may follow.", "what_is_forced_may_follow"),
     (
-        ForcesTheFirst,
-        "Tokens are forced where there is but one text.",
+        ForcesTheFirstChoice,
+        "Tokens are forced only if one text remains.",
         "only_what_all_texts_have_in_common_is_forced",
     ),
     (
-        ForcesWhatTheTokenizerSays,
-        "The tokens of a text may begin with a space that is none of it.",
+        ForcesTheTokensOfTheTokenizer,
+        "A tokenizer may put a space before a text.",
         "a_tokenizer_may_put_a_space_before_a_text",
     ),
-    (GoesOnByWhatIsForced, "What is forced is not accepted.", "what_is_forced_may_follow"),
     (
-        LooksOnce,
-        "What may follow depends on the accepted tokens, and on nothing else.",
+        AcceptsForcedTokens,
+        "Forced tokens are not accepted by themselves.",
+        "what_is_forced_may_follow",
+    ),
+    (
+        ComputesItsMaskOnce,
+        "The mask depends only on the accepted tokens.",
         "reading_a_mask_changes_nothing",
     ),
     (
-        AcceptsSilence,
-        "A token that adds nothing follows where a grammar names it only.",
+        AcceptsTokensWithoutText,
+        "A token without text may follow only where a grammar names it.",
         "a_token_without_text_is_never_accepted",
     ),
     (
-        SharesOneAnswer,
-        "Each answer has a matcher that has seen nothing yet.",
+        SharesOneMatcher,
+        "Each answer has a fresh matcher.",
         "answers_grow_beside_each_other",
     ),
-    (MakesTheNewest, "One constraint is not another.", "constraints_do_not_mix"),
+    (KeepsOnlyTheNewestConstraint, "Compiled constraints do not mix.", "constraints_do_not_mix"),
     (
         CompilesOneAtATime,
-        "Constraints are compiled in several threads at once.",
+        "Several threads may compile constraints at once.",
         "constraints_are_compiled_beside_each_other",
     ),
     (
-        TakesAnything,
-        "What makes no sense is refused.",
+        CompilesAnything,
+        "An invalid constraint is refused.",
         "an_invalid_constraint_is_refused_when_it_is_compiled",
     ),
-    (TakesAnything, "A form that is not taken is refused.", "an_unsupported_form_is_refused"),
+    (CompilesAnything, "An unsupported form is refused.", "an_unsupported_form_is_refused"),
 )
 TABLE = Table(
     ConstraintContract,

@@ -1,4 +1,4 @@
-"""Engines that keep what is gone, or mind in which thread they are asked."""
+"""Engines that keep released data, or work in one thread only."""
 
 import threading
 from typing import Any
@@ -24,8 +24,8 @@ class ReadsInOneThread(AttentionEngine):
         return super().read(prompt)
 
 
-class KnowsTheLastPromptAlone(AttentionEngine):
-    """Keeps what it made of a prompt in itself, where the next one takes its place."""
+class RemembersOnlyTheLastPrompt(AttentionEngine):
+    """Stores the data of a prompt in an attribute that the next prompt overwrites."""
 
     def read(self, prompt: Prompt) -> PromptPlan:
         self.num_prompt = len(prompt)
@@ -35,7 +35,7 @@ class KnowsTheLastPromptAlone(AttentionEngine):
         return super().positions(item) % self.num_prompt
 
 
-class KeepsSequences(AttentionEngine):
+class KeepsReleasedSequences(AttentionEngine):
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[Any] = []
@@ -73,7 +73,7 @@ class KeepsTheLastStep(AttentionEngine):
         return super().compute(item)
 
 
-class KeepsWhoWasRefused(AttentionEngine):
+class KeepsRefusedSequences(AttentionEngine):
     refused: SequenceView | None = None
 
     def admit(self, sequence: SequenceView) -> Admission | None:
@@ -82,7 +82,7 @@ class KeepsWhoWasRefused(AttentionEngine):
         return admission
 
 
-class ClosesForEverybody(AttentionEngine):
+class ClosesAllInstances(AttentionEngine):
     made: list[AttentionEngine] = []  # noqa: RUF012 - shared, which is what is broken
 
     def __init__(self) -> None:
@@ -114,37 +114,43 @@ LIFE = (
         raises=(RuntimeError,),
     ),
     Broken(
-        KnowsTheLastPromptAlone,
-        "What was made of a prompt is kept for its sequence's life, in its plan.",
+        RemembersOnlyTheLastPrompt,
+        "The plan of a prompt holds its data for the life of its sequence.",
         "reading_a_prompt_changes_nothing_for_another",
     ),
     Broken(
-        KeepsSequences, "Nothing keeps a sequence that left.", "a_released_sequence_is_forgotten"
+        KeepsReleasedSequences,
+        "A released sequence is not referenced.",
+        "a_released_sequence_is_forgotten",
     ),
     Broken(
         KeepsPrompts,
-        "Nothing keeps the prompt of one who left.",
+        "The prompt of a released sequence is not referenced.",
         "a_released_sequence_is_forgotten",
     ),
     Broken(
         KeepsFeatures,
-        "Nothing keeps the features of one who left.",
+        "The features of a released sequence are not referenced.",
         "a_released_sequence_is_forgotten",
     ),
     Broken(
-        KeepsTheLastStep, "The last one who left is gone, too.", "a_released_sequence_is_forgotten"
+        KeepsTheLastStep,
+        "The last released sequence is not referenced either.",
+        "a_released_sequence_is_forgotten",
     ),
     Broken(
-        KeepsWhoWasRefused, "Nothing keeps one who was refused.", "a_released_sequence_is_forgotten"
+        KeepsRefusedSequences,
+        "A refused sequence is not referenced.",
+        "a_released_sequence_is_forgotten",
     ),
     Broken(
-        ClosesForEverybody,
+        ClosesAllInstances,
         "close() frees the memory of this engine.",
         "closing_ends_one_engine_alone",
     ),
     Broken(
         ClosesInOneThread,
-        "close() runs in the thread that closes.",
+        "close() runs in the calling thread.",
         "closing_ends_one_engine_alone",
         raises=(RuntimeError,),
     ),

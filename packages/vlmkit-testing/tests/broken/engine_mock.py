@@ -1,4 +1,4 @@
-"""Engines made of the mock's, which finds many a mistake of others' itself."""
+"""Broken engines derived from the mock engine, which detects many errors of its caller."""
 
 import dataclasses
 from collections.abc import Sequence as Seq
@@ -23,12 +23,12 @@ class LeaksToOtherScopes(MockEngine):
         return super().admit(sequence)
 
 
-class KeepsRoom(MockEngine):
+class KeepsReleasedRoom(MockEngine):
     def release(self, sequence: SequenceView) -> None:
         del self._states[sequence]
 
 
-class PromisesRoom(MockEngine):
+class ReservesMoreThanItHas(MockEngine):
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         return super().reserve(sequence, num_tokens) or True
 
@@ -38,7 +38,7 @@ class NeverShares(MockEngine):
         return None if super().admit(sequence) is None else Admission(0)
 
 
-class CountsTheNewestAsCached(MockEngine):
+class CountsTheNewestTokenAsCached(MockEngine):
     def admit(self, sequence: SequenceView) -> Admission | None:
         return None if super().admit(sequence) is None else Admission(len(sequence))
 
@@ -51,23 +51,23 @@ class SharesUncommittedBlocks(MockEngine):
         return output
 
 
-class ForgetsToCommit(MockEngine):
+class IgnoresCommits(MockEngine):
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
         pass
 
 
-class ForgetsTooMuch(MockEngine):
+class TruncatesTooMuch(MockEngine):
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         del self._states[sequence].fingerprints[num_tokens - 1 :]
 
 
-class LooksAtTheSchedulersBooks(MockEngine):
+class ReadsSchedulerState(MockEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         assert all(item.start >= item.sequence.num_computed_tokens for item in items)
         return super().forward(items)
 
 
-class ForgetsDrafts(MockEngine):
+class IgnoresDrafts(MockEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         cut = [
             structs.replace(i, num_tokens=i.num_tokens - len(i.drafts), num_rows=1, drafts=())
@@ -82,7 +82,7 @@ class RepeatsTheLastRow(MockEngine):
         return np.repeat(rows, [item.num_rows for item in wanted], axis=0)
 
 
-class StandsForRows(MockEngine):
+class CachesPastTheFirstRow(MockEngine):
     def admit(self, sequence: Any) -> Admission | None:
         wanted, sequence.wants_from = sequence.wants_from, None
         admission = super().admit(sequence)
@@ -96,7 +96,7 @@ class RepeatsTheLastState(MockEngine):
         return np.repeat(rows, [item.num_rows for item in wanted], axis=0)
 
 
-class MixesUpHidden(MockEngine):
+class MixesUpHiddenStates(MockEngine):
     def _hidden(self, wanted: Seq[WorkItem]) -> Any:
         return super()._hidden(wanted)[::-1]
 
@@ -107,27 +107,27 @@ class ClaimsDraftsWithoutRows(MockEngine):
         return dataclasses.replace(super().limits, max_item_rows=1)
 
 
-class TurnsRowsRound(MockEngine):
+class ReversesRows(MockEngine):
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         return super()._logits(wanted)[::-1]
 
 
-class AnswersEveryItem(MockEngine):
+class ReturnsRowsForEveryItem(MockEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         return super().forward([structs.replace(i, num_rows=1) for i in items])
 
 
-class FeelsItsNeighbours(MockEngine):
+class DependsOnItsNeighbours(MockEngine):
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         return super()._logits(wanted) + 0.01 * len(wanted)
 
 
-class FeelsItsChunks(MockEngine):
+class DependsOnItsChunks(MockEngine):
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         return super()._logits(wanted) + 0.01 * sum(item.num_tokens for item in wanted)
 
 
-class Drifts(MockEngine):
+class ReturnsDifferentRowsEachTime(MockEngine):
     num_steps = 0
 
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
@@ -135,12 +135,12 @@ class Drifts(MockEngine):
         return super()._logits(wanted) + 0.01 * self.num_steps
 
 
-class IsBlind(MockEngine):
+class IgnoresImages(MockEngine):
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         return np.zeros((sum(item.num_rows for item in wanted), self.limits.vocab_size))
 
 
-class TurnsSpansRound(MockEngine):
+class ReversesSpans(MockEngine):
     def read(self, prompt: Prompt) -> PromptPlan:
         spans = reversed([Span(slot.start, slot.stop) for slot in prompt.media])
         return dataclasses.replace(super().read(prompt), spans=tuple(spans))
@@ -149,21 +149,21 @@ class TurnsSpansRound(MockEngine):
 MOCKS = (
     Broken(
         LeaksToOtherScopes,
-        "What differs in scope shares nothing.",
+        "Sequences of different scopes share nothing.",
         "another_scope_shares_nothing",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        KeepsRoom,
-        "A release gives up the room of a sequence.",
+        KeepsReleasedRoom,
+        "A release frees the room of a sequence.",
         "all_room_comes_back",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        PromisesRoom,
-        "A reservation is refused where the cache is full.",
+        ReservesMoreThanItHas,
+        "A reservation is refused if the cache is full.",
         "room_beyond_the_capacity_is_refused",
         honest=MockEngine,
         on=OnMock,
@@ -176,70 +176,70 @@ MOCKS = (
         on=OnMock,
     ),
     Broken(
-        CountsTheNewestAsCached,
-        "num_cached never exceeds what comes before the sequence's first_row.",
+        CountsTheNewestTokenAsCached,
+        "num_cached never exceeds the sequence's first_row.",
         "a_cached_prefix_is_used_and_changes_nothing",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        TurnsRowsRound,
+        ReversesRows,
         "Rows come in the order of the items.",
         "rows_come_in_the_order_of_their_items",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        AnswersEveryItem,
-        "An item gets as many rows as it wants, and none where it wants none.",
+        ReturnsRowsForEveryItem,
+        "An item gets exactly as many rows as it wants.",
         "a_chunk_that_wants_no_logits_gets_none",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        FeelsItsNeighbours,
-        "An engine that is batch-invariant never lets what else is in a step change a row.",
+        DependsOnItsNeighbours,
+        "In a batch-invariant engine, other items of a step change no row.",
         "a_sequence_alone_agrees_with_the_same_in_a_batch",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        FeelsItsChunks,
-        "A prompt may be cut anywhere but inside an atomic span.",
+        DependsOnItsChunks,
+        "A prompt may be cut anywhere except inside an atomic span.",
         "a_chunked_prefill_agrees_with_a_whole_one",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        FeelsItsChunks,
-        "The cache holds what a fresh computation would.",
+        DependsOnItsChunks,
+        "The cache holds the values of a fresh computation.",
         "decoding_agrees_with_a_prefill_of_the_same_tokens",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        Drifts,
-        "The same items may be given again, with the same result.",
+        ReturnsDifferentRowsEachTime,
+        "Repeating a step gives the same result.",
         "a_step_may_be_repeated",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        Drifts,
+        ReturnsDifferentRowsEachTime,
         "A released sequence may be admitted again later.",
         "a_preempted_sequence_goes_on_where_it_was",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        IsBlind,
-        "The tokens of images get their embeddings from the features.",
+        IgnoresImages,
+        "Image tokens get their embeddings from the features.",
         "another_picture_changes_the_logits",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        TurnsSpansRound,
+        ReversesSpans,
         "The spans of a plan are ordered and disjoint.",
         "spans_are_ordered_disjoint_and_within_the_prompt",
         honest=MockEngine,
@@ -247,20 +247,20 @@ MOCKS = (
     ),
     Broken(
         SharesUncommittedBlocks,
-        "Tokens that are computed but not committed belong to one sequence.",
+        "Computed but uncommitted tokens belong to one sequence.",
         "uncommitted_tokens_are_never_shared",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        ForgetsToCommit,
-        "What was committed may be shared from now on.",
+        IgnoresCommits,
+        "Committed tokens may be shared.",
         "a_cached_prefix_is_used_and_changes_nothing",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        ForgetsTooMuch,
+        TruncatesTooMuch,
         "truncate() keeps the first num_tokens.",
         "drafts_that_are_refused_leave_nothing_behind",
         raises=(EngineError,),
@@ -268,43 +268,43 @@ MOCKS = (
         on=OnMock,
     ),
     Broken(
-        LooksAtTheSchedulersBooks,
-        "An engine reads no more of a sequence than SequenceView says.",
+        ReadsSchedulerState,
+        "An engine reads only the attributes of SequenceView.",
         "decoding_agrees_with_a_prefill_of_the_same_tokens",
         raises=(AttributeError,),
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        ForgetsDrafts,
-        "Drafts are computed beside the tokens that they follow.",
+        IgnoresDrafts,
+        "Drafts are computed with the tokens that they follow.",
         "drafts_get_the_rows_of_an_answer_that_holds_them",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
         RepeatsTheLastRow,
-        "Each draft's row is that of its token.",
+        "Each draft has the row of its token.",
         "drafts_get_the_rows_of_an_answer_that_holds_them",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
         RepeatsTheLastRow,
-        "num_rows of the last tokens get a row each.",
+        "Each of the last num_rows tokens gets a row.",
         "each_row_of_an_item_is_that_of_its_token",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        TurnsRowsRound,
+        ReversesRows,
         "Rows come in the order of the items, whatever their number.",
         "drafts_run_beside_other_items_of_a_step",
         honest=MockEngine,
         on=OnMock,
     ),
     Broken(
-        MixesUpHidden,
+        MixesUpHiddenStates,
         "Hidden states come in the order of the items.",
         "hidden_states_are_a_function_of_the_tokens",
         honest=MockEngine,
@@ -318,7 +318,7 @@ MOCKS = (
         on=OnMock,
     ),
     Broken(
-        StandsForRows,
+        CachesPastTheFirstRow,
         "A cache may stand for positions before the first wanted row only.",
         "a_cached_prefix_ends_before_the_first_wanted_row",
         honest=MockEngine,
@@ -326,7 +326,7 @@ MOCKS = (
     ),
     Broken(
         ClaimsDraftsWithoutRows,
-        "Each draft wants a row.",
+        "Each draft needs a row.",
         "the_limits_are_positive",
         honest=MockEngine,
         on=OnMock,

@@ -1,4 +1,4 @@
-"""Engines that compute wrong numbers, or say wrong things of themselves."""
+"""Engines that compute wrong values or state wrong limits."""
 
 import dataclasses
 import itertools
@@ -10,10 +10,10 @@ from honest.engine import VOCAB_SIZE, AttentionEngine, Floats
 
 from broken.broken import Broken
 from broken.engine_subjects import (
-    GivesPromptsOfOneLength,
-    GivesThreeTokens,
-    GivesTwoPrompts,
     OnAttention,
+    ReturnsPromptsOfOneLength,
+    ReturnsThreeTokens,
+    ReturnsTwoPrompts,
     on_itself,
 )
 from vlmkit.interfaces.engine import EngineLimits
@@ -22,11 +22,11 @@ from vlmkit.interfaces.step import StepOutput, WorkItem
 
 
 def claiming(**claims: Any) -> EngineLimits:
-    """Return limits with other claims."""
+    """Return limits with changed fields."""
     return dataclasses.replace(AttentionEngine.limits, **claims)
 
 
-# What it says of itself
+# Stated limits
 
 
 class NamesNoPrecision(AttentionEngine):
@@ -51,7 +51,7 @@ class ClaimsALargerVocabulary(AttentionEngine):
     limits = claiming(vocab_size=VOCAB_SIZE + 1)
 
 
-class SpansMoreThanAChunk(AttentionEngine):
+class ReturnsSpansLongerThanAChunk(AttentionEngine):
     def read(self, prompt: Prompt) -> PromptPlan:
         return PromptPlan((Span(0, len(prompt)),))
 
@@ -64,18 +64,18 @@ class NeedsAnItem(AttentionEngine):
         return super().forward([items[0], *items[1:]])
 
 
-class SaysProbabilities(AttentionEngine):
+class ReturnsProbabilities(AttentionEngine):
     def rows(self, item: WorkItem, hidden: Floats) -> Floats:
         made = np.exp(super().rows(item, hidden))
         return made / made.sum(axis=1, keepdims=True)
 
 
-class SaysWholeNumbers(AttentionEngine):
+class ReturnsIntegers(AttentionEngine):
     def rows(self, item: WorkItem, hidden: Floats) -> Floats:
         return (1000 * super().rows(item, hidden)).astype(np.int64)
 
 
-class StartsAtRandom(AttentionEngine):
+class StartsWithRandomWeights(AttentionEngine):
     numbers = itertools.count()
 
     def __init__(self) -> None:
@@ -83,23 +83,23 @@ class StartsAtRandom(AttentionEngine):
         self.weights.embedding = self.weights.embedding + 0.001 * next(self.numbers)
 
 
-class KnowsNoPositions(AttentionEngine):
+class IgnoresPositions(AttentionEngine):
     def positions(self, item: WorkItem) -> Floats:
         return np.zeros(item.num_tokens, np.int64)
 
 
-class ReadsPicturesFromTheEnd(AttentionEngine):
+class ReadsFeatureRowsFromTheEnd(AttentionEngine):
     def image_rows(self, item: WorkItem, index: int, first: int, num_rows: int) -> Floats:
         return item.sequence.features[index].embeddings[::-1][first : first + num_rows]
 
 
-class BeginsPicturesAnew(AttentionEngine):
+class RestartsImagesInEachChunk(AttentionEngine):
     def image_rows(self, item: WorkItem, index: int, first: int, num_rows: int) -> Floats:
         return super().image_rows(item, index, 0, num_rows)
 
 
-class TakesMarksForRows(AttentionEngine):
-    """Counts the mark before an image as one of its rows, where a chunk begins behind it."""
+class CountsMarksAsRows(AttentionEngine):
+    """Counts the mark before an image as a row if a chunk starts after the mark."""
 
     def image_rows(self, item: WorkItem, index: int, first: int, num_rows: int) -> Floats:
         return super().image_rows(item, index, first - bool(first), num_rows)
@@ -111,32 +111,32 @@ class CountsPositionsInEachChunk(AttentionEngine):
         return super().positions(item) - (item.start if is_prompt else 0)
 
 
-class SeesItsChunkAlone(AttentionEngine):
+class AttendsOnlyToItsChunk(AttentionEngine):
     def unseen(self, item: WorkItem) -> Floats:
         return super().unseen(item) | (np.arange(item.stop) < item.start)
 
 
-class LosesTheLastTokenOfAChunk(AttentionEngine):
+class DropsTheLastTokenOfAChunk(AttentionEngine):
     def write(self, places: Floats, made: Floats) -> None:
         if len(places) > 1:
             made[:, -1] = 0.0
         super().write(places, made)
 
 
-class ForgetsItsAnswer(AttentionEngine):
+class DropsTheTokensOfItsAnswer(AttentionEngine):
     def unseen(self, item: WorkItem) -> Floats:
         seen, num_prompt = np.arange(item.stop), item.sequence.num_prompt_tokens
         return super().unseen(item) | ((seen >= num_prompt) & (seen < item.start))
 
 
-class WantsFeaturesForEver(AttentionEngine):
+class NeedsFeaturesForever(AttentionEngine):
     def inputs(self, item: WorkItem) -> Floats:
         for index in range(len(item.sequence.prompt.media)):
             assert item.sequence.features[index]
         return super().inputs(item)
 
 
-class FeelsItsNeighboursABit(AttentionEngine):
+class RoundsByTheRestOfTheStep(AttentionEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         output = super().forward(items)
         if output.logits is None:
@@ -144,7 +144,7 @@ class FeelsItsNeighboursABit(AttentionEngine):
         return dataclasses.replace(output, logits=output.logits + 1e-12 * len(items))
 
 
-class FeelsItsPlaceInAStep(AttentionEngine):
+class DependsOnThePositionInAStep(AttentionEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         output = super().forward(items)
         if output.logits is None:
@@ -153,7 +153,7 @@ class FeelsItsPlaceInAStep(AttentionEngine):
         return dataclasses.replace(output, logits=output.logits + 0.01 * places)
 
 
-class MixesUpPositions(AttentionEngine):
+class MixesUpPositionsInMixedSteps(AttentionEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         self.offset = 0
         if len(items) > 1 and items[0].num_tokens > 1 and items[-1].num_tokens == 1:
@@ -164,7 +164,7 @@ class MixesUpPositions(AttentionEngine):
         return super().positions(item) + self.offset
 
 
-class AddsToItsCells(AttentionEngine):
+class AccumulatesInItsCells(AttentionEngine):
     def write(self, places: Floats, made: Floats) -> None:
         super().write(places, made + np.nan_to_num(self.cells[:, places]))
 
@@ -182,21 +182,21 @@ class CountsItsOwnTokens(AttentionEngine):
 
 NUMBERS = (
     Broken(
-        GivesTwoPrompts,
+        ReturnsTwoPrompts,
         "prompts() returns at least three prompts.",
         "there_are_prompts_and_answers_to_check_with",
         honest=OnAttention,
         on=on_itself,
     ),
     Broken(
-        GivesPromptsOfOneLength,
+        ReturnsPromptsOfOneLength,
         "prompts() returns prompts of different lengths.",
         "there_are_prompts_and_answers_to_check_with",
         honest=OnAttention,
         on=on_itself,
     ),
     Broken(
-        GivesThreeTokens,
+        ReturnsThreeTokens,
         "answer_ids() returns at least four tokens.",
         "there_are_prompts_and_answers_to_check_with",
         honest=OnAttention,
@@ -204,15 +204,15 @@ NUMBERS = (
     ),
     Broken(
         NamesNoPrecision,
-        "precision is a text, and empty where the engine does not say.",
+        "precision is a string, empty if the engine does not state it.",
         "the_limits_are_positive",
     ),
     Broken(
         ClaimsSequencesLongerThanItsCache,
-        "A sequence fits into the cache.",
+        "A sequence of the stated maximum fits into the cache.",
         "the_limits_are_positive",
     ),
-    Broken(ClaimsAsManyDraftsAsRows, "Each draft wants a row.", "the_limits_are_positive"),
+    Broken(ClaimsAsManyDraftsAsRows, "Each draft needs a row.", "the_limits_are_positive"),
     Broken(ChangesItsLimits, "The limits are constant.", "the_limits_never_change"),
     Broken(
         ClaimsALargerVocabulary,
@@ -220,8 +220,8 @@ NUMBERS = (
         "rows_come_in_the_order_of_their_items",
     ),
     Broken(
-        SpansMoreThanAChunk,
-        "What may not be cut fits into one work item.",
+        ReturnsSpansLongerThanAChunk,
+        "An atomic span fits into one work item.",
         "spans_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
@@ -230,82 +230,82 @@ NUMBERS = (
         "a_step_without_items_has_no_rows",
         raises=(IndexError,),
     ),
-    Broken(SaysProbabilities, "Logits are unnormalised.", "rows_are_no_probabilities"),
+    Broken(ReturnsProbabilities, "Logits are unnormalised.", "rows_are_no_probabilities"),
     Broken(
-        SaysWholeNumbers,
+        ReturnsIntegers,
         "Rows are floating-point numbers.",
         "rows_come_in_the_order_of_their_items",
     ),
-    Broken(StartsAtRandom, "Two engines of one model agree.", "two_engines_agree"),
+    Broken(StartsWithRandomWeights, "Two engines of one model agree.", "two_engines_agree"),
     Broken(
-        KnowsNoPositions,
-        "Positions are the engine's business, and it minds them.",
+        IgnoresPositions,
+        "The engine computes positions and uses them.",
         "the_reference_is_met",
     ),
     Broken(
-        ReadsPicturesFromTheEnd,
-        "The rows of features stand in the order of a medium's placeholders.",
+        ReadsFeatureRowsFromTheEnd,
+        "Feature rows are in the order of the medium's placeholders.",
         "the_reference_is_met",
     ),
     Broken(
-        BeginsPicturesAnew,
-        "A chunk that begins inside an image goes on with the row where the last one ended.",
+        RestartsImagesInEachChunk,
+        "A chunk that starts inside an image continues with the next feature row.",
         "a_chunked_prefill_agrees_with_a_whole_one",
     ),
     Broken(
-        TakesMarksForRows,
-        "An image's range may hold marks, which have no rows.",
+        CountsMarksAsRows,
+        "The range of an image may contain marks, which have no feature rows.",
         "a_chunked_prefill_agrees_with_a_whole_one",
     ),
     Broken(
         CountsPositionsInEachChunk,
-        "A work item's tokens stand from its start on.",
+        "The tokens of a work item begin at its start.",
         "a_chunked_prefill_agrees_with_a_whole_one",
     ),
     Broken(
-        SeesItsChunkAlone,
+        AttendsOnlyToItsChunk,
         "The cache holds what earlier chunks computed.",
         "a_chunked_prefill_agrees_with_a_whole_one",
     ),
     Broken(
-        LosesTheLastTokenOfAChunk,
+        DropsTheLastTokenOfAChunk,
         "Every token of a chunk is in the cache.",
         "a_chunked_prefill_agrees_with_a_whole_one",
     ),
     Broken(
-        ForgetsItsAnswer,
-        "The tokens of an answer are in the cache, too.",
+        DropsTheTokensOfItsAnswer,
+        "The cache also holds the tokens of the answer.",
         "decoding_agrees_with_a_prefill_of_the_same_tokens",
     ),
     Broken(
-        WantsFeaturesForEver,
-        "Features are there while items touch their slot.",
+        NeedsFeaturesForever,
+        "Features are available only while items touch their slot.",
         "decoding_agrees_with_a_prefill_of_the_same_tokens",
         raises=(KeyError,),
     ),
     Broken(
-        FeelsItsNeighboursABit,
-        "Of an engine that is batch-invariant, what else is in a step changes not one bit.",
+        RoundsByTheRestOfTheStep,
+        "In a batch-invariant engine, other items of a step change no bit of a row.",
         "a_sequence_alone_agrees_with_the_same_in_a_batch",
     ),
     Broken(
-        FeelsItsPlaceInAStep,
-        "A row does not depend on the place of its item.",
+        DependsOnThePositionInAStep,
+        "A row does not depend on the position of its item in the step.",
         "a_sequence_alone_agrees_with_the_same_in_a_batch",
     ),
     Broken(
-        MixesUpPositions,
-        "Who claims to mix computes chunks beside answers as one after the other.",
+        MixesUpPositionsInMixedSteps,
+        "An engine that claims mixing computes mixed steps as separate ones.",
         "a_step_may_mix_prefill_and_decode",
     ),
     Broken(
-        AddsToItsCells,
-        "The same items may be given again, with the same result.",
+        AccumulatesInItsCells,
+        "Repeating a step gives the same result.",
         "a_step_may_be_repeated",
     ),
     Broken(
         CountsItsOwnTokens,
-        "Where tokens stand is what their item says.",
+        "The item states the positions of its tokens.",
         "a_step_may_be_repeated",
     ),
 )

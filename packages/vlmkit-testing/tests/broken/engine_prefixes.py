@@ -1,4 +1,4 @@
-"""Engines that share what they should not, or share nothing."""
+"""Engines that share the wrong prefixes, or none."""
 
 from collections.abc import Callable, Sequence as Seq
 from hashlib import sha256
@@ -16,7 +16,7 @@ from vlmkit.kit.block_pool import BlockPool
 
 
 class PublishesAtAdmission(AttentionEngine):
-    """Blocks are found from the time when they are given, which is before they are computed."""
+    """Publishes blocks at admission, before they are computed."""
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         admission = super().admit(sequence)
@@ -26,7 +26,7 @@ class PublishesAtAdmission(AttentionEngine):
 
 
 class WithDrafts:
-    """A sequence to which drafts were added."""
+    """A sequence with appended drafts."""
 
     def __init__(self, sequence: SequenceView, drafts: tuple[int, ...]) -> None:
         self._sequence, self._drafts = sequence, drafts
@@ -39,7 +39,7 @@ class WithDrafts:
 
 
 class SharesDrafts(AttentionEngine):
-    """Blocks are found as soon as they are full, be it of drafts."""
+    """Publishes full blocks, blocks of drafts included."""
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         for item in items:
@@ -56,7 +56,7 @@ class SharesDrafts(AttentionEngine):
         return super().forward(items)
 
 
-class SharesPartsOfBlocks(AttentionEngine):
+class SharesPartialBlocks(AttentionEngine):
     def admit(self, sequence: SequenceView) -> Admission | None:
         admission = super().admit(sequence)
         return admission and Admission(max(0, admission.num_cached - 1))
@@ -79,8 +79,8 @@ class SharesHalfAnImage(AttentionEngine):
             return found[:5]
 
 
-class WritesWhereAnotherReads(AttentionEngine):
-    """Shares the block in which two prompts go apart, and copies nothing."""
+class WritesIntoSharedBlocks(AttentionEngine):
+    """Shares the block in which two prompts diverge, without a copy."""
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         admission = super().admit(sequence)
@@ -91,15 +91,15 @@ class WritesWhereAnotherReads(AttentionEngine):
         return admission
 
 
-class FreesWhatOthersRead(AttentionEngine):
+class FreesSharedBlocks(AttentionEngine):
     class Pool(BlockPool):
         def _drop(self, block: int) -> None:
             self._num_users[block] = 1
             super()._drop(block)
 
 
-class TruncatesWhatOthersRead(AttentionEngine):
-    """Gives up its part in shared blocks when it forgets drafts, and again when it goes."""
+class TruncatesSharedBlocks(AttentionEngine):
+    """Drops its use of shared blocks when it truncates drafts, and again at release."""
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         super().truncate(sequence, num_tokens)
@@ -109,7 +109,7 @@ class TruncatesWhatOthersRead(AttentionEngine):
 
 
 class LeavesSharedBlocksWritable(AttentionEngine):
-    """Takes the blocks before the drafts for its own, and has them handed out again."""
+    """Frees the blocks before the drafts, so another sequence may get them."""
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         super().truncate(sequence, num_tokens)
@@ -117,20 +117,20 @@ class LeavesSharedBlocksWritable(AttentionEngine):
             self.pool._free[block] = None
 
 
-class FindsByPlaceAlone(AttentionEngine):
+class FindsBlocksByPositionAlone(AttentionEngine):
     class Pool(BlockPool):
         def _key(self, sequence: SequenceView, table: Any, index: int) -> bytes:
             return sha256(sequence.scope + b"%d" % index).digest()
 
 
-class TakesPicturesForOne(AttentionEngine):
+class IgnoresImagesOfPrefixes(AttentionEngine):
     class Pool(BlockPool):
         def _key(self, sequence: SequenceView, table: Any, index: int) -> bytes:
             ids = bytes(sequence.tokens(0, (index + 1) * self.block_tokens))
             return sha256(sequence.scope + ids).digest()
 
 
-class FindsPicturesInAnyOrder(AttentionEngine):
+class IgnoresTheOrderOfImages(AttentionEngine):
     class Pool(BlockPool):
         def _key(self, sequence: SequenceView, table: Any, index: int) -> bytes:
             ids = bytes(sequence.tokens(0, (index + 1) * self.block_tokens))
@@ -138,7 +138,7 @@ class FindsPicturesInAnyOrder(AttentionEngine):
             return sha256(sequence.scope + ids + b"".join(seen)).digest()
 
 
-class FindsWhatWasOverwritten(AttentionEngine):
+class FindsOverwrittenBlocks(AttentionEngine):
     class Pool(BlockPool):
         def _take(self) -> int:
             block, _ = self._free.popitem(last=False)
@@ -146,7 +146,7 @@ class FindsWhatWasOverwritten(AttentionEngine):
             return block
 
 
-class SharesThoughItSaysNo(AttentionEngine):
+class SharesWithoutTheClaim(AttentionEngine):
     limits = claiming(prefix_block_tokens=0)
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
@@ -159,7 +159,7 @@ class SharesThoughItSaysNo(AttentionEngine):
 PREFIXES = (
     Broken(
         PublishesAtAdmission,
-        "Nothing is found that is not computed yet.",
+        "A prefix is found only after it is computed.",
         "nothing_is_found_before_it_is_computed",
     ),
     Broken(
@@ -168,7 +168,7 @@ PREFIXES = (
         "only_accepted_drafts_are_found_in_the_cache",
     ),
     Broken(
-        SharesPartsOfBlocks,
+        SharesPartialBlocks,
         "A cached prefix is shared in multiples of prefix_block_tokens.",
         "a_cached_prefix_is_used_and_changes_nothing",
     ),
@@ -179,48 +179,48 @@ PREFIXES = (
         on=OnAtomic,
     ),
     Broken(
-        WritesWhereAnotherReads,
-        "Two that share a prefix and then differ do not touch each other.",
+        WritesIntoSharedBlocks,
+        "Sequences that share a prefix and then differ do not affect each other.",
         "a_prefix_is_shared_with_one_that_still_runs",
     ),
     Broken(
-        FreesWhatOthersRead,
-        "A release gives up nothing that others share.",
+        FreesSharedBlocks,
+        "A release frees no blocks that others share.",
         "a_prefix_is_shared_with_one_that_still_runs",
     ),
     Broken(
-        TruncatesWhatOthersRead,
-        "Refused drafts give up nothing that was committed.",
+        TruncatesSharedBlocks,
+        "Rejected drafts free no committed blocks.",
         "a_shared_block_is_never_overwritten",
     ),
     Broken(
         LeavesSharedBlocksWritable,
-        "What was committed is never written again while somebody has it.",
+        "A committed block is not overwritten while a sequence uses it.",
         "a_shared_block_is_never_overwritten",
     ),
     Broken(
-        FindsByPlaceAlone,
-        "What is found has the tokens of the prompt.",
+        FindsBlocksByPositionAlone,
+        "A cached prefix has the tokens of the prompt.",
         "a_prompt_shares_only_what_is_equal",
     ),
     Broken(
-        SharesThoughItSaysNo,
+        SharesWithoutTheClaim,
         "An engine whose prefix_block_tokens are 0 shares nothing.",
         "a_prompt_shares_only_what_is_equal",
     ),
     Broken(
-        TakesPicturesForOne,
-        "What is found has the pictures of the prompt.",
+        IgnoresImagesOfPrefixes,
+        "A cached prefix has the images of the prompt.",
         "another_picture_is_not_shared",
     ),
     Broken(
-        FindsPicturesInAnyOrder,
-        "What is found has the pictures of the prompt in their order.",
+        IgnoresTheOrderOfImages,
+        "A cached prefix has the images of the prompt in their order.",
         "images_in_another_order_are_not_shared",
     ),
     Broken(
-        FindsWhatWasOverwritten,
-        "What was kept of those who left is found until its room is taken.",
+        FindsOverwrittenBlocks,
+        "Blocks of released sequences are found until they are reused.",
         "an_evicted_prefix_is_no_longer_found",
     ),
 )

@@ -1,4 +1,4 @@
-"""Engines that count their room wrong, or are smaller than they say."""
+"""Engines that miscount their cache room, or have less than they state."""
 
 import threading
 
@@ -17,8 +17,8 @@ class AdmitsMoreThanItClaims(AttentionEngine):
         return self.pool.admit(sequence)
 
 
-class LosesWhatWasReserved(AttentionEngine):
-    """Gives back what an admission took, and not what was reserved since."""
+class LosesReservedBlocks(AttentionEngine):
+    """Frees the blocks of the admission, but not those reserved later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,15 +31,15 @@ class LosesWhatWasReserved(AttentionEngine):
             self.lost += [self.pool._take() for _ in range(first - 2)]
 
 
-class HasFewerPlacesThanItClaims(AttentionEngine):
+class HasFewerSlotsThanItClaims(AttentionEngine):
     limits = claiming(max_sequences=9)
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         return super().admit(sequence) if self.pool.num_sequences < 6 else None
 
 
-class PutsTwoIntoOnePlace(AttentionEngine):
-    """Has a table of places for four."""
+class PutsTwoSequencesIntoOneSlot(AttentionEngine):
+    """Has slots for four sequences."""
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         admission = super().admit(sequence)
@@ -49,8 +49,8 @@ class PutsTwoIntoOnePlace(AttentionEngine):
         return admission
 
 
-class RefusesAtTheCostOfOthers(AttentionEngine):
-    """Takes the oldest one's first block before it finds out that this is not enough."""
+class DamagesOthersWhenItRefuses(AttentionEngine):
+    """Clears a block of the oldest sequence before it refuses."""
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         admission = super().admit(sequence)
@@ -60,7 +60,7 @@ class RefusesAtTheCostOfOthers(AttentionEngine):
         return admission
 
 
-class AdmitsWithoutOneMore(AttentionEngine):
+class AdmitsWithoutRoomForANewToken(AttentionEngine):
     def admit(self, sequence: SequenceView) -> Admission | None:
         admission = super().admit(sequence)
         if admission is not None:
@@ -68,7 +68,7 @@ class AdmitsWithoutOneMore(AttentionEngine):
         return admission
 
 
-class ReleasesAnother(AttentionEngine):
+class ReleasesAnotherSequence(AttentionEngine):
     def release(self, sequence: SequenceView) -> None:
         tables = self.pool._tables
         newest = list(tables)[-1]
@@ -76,8 +76,8 @@ class ReleasesAnother(AttentionEngine):
         super().release(sequence)
 
 
-class TakesTheReturnedForKnown(AttentionEngine):
-    """Believes that the cells of one who left are its cells when it comes again."""
+class TrustsCellsOfAReleasedSequence(AttentionEngine):
+    """Reuses the cells of a released sequence when it is admitted again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TakesTheReturnedForKnown(AttentionEngine):
         self.cells[:, places] = 0.0
 
 
-class TakesWhatThereIs(AttentionEngine):
+class TakesBlocksOfARefusedReservation(AttentionEngine):
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         if super().reserve(sequence, num_tokens):
             return True
@@ -106,8 +106,8 @@ class TakesWhatThereIs(AttentionEngine):
         return False
 
 
-class ReservesExactly(AttentionEngine):
-    """Takes a reservation for all that a sequence needs."""
+class ShrinksReservations(AttentionEngine):
+    """Treats a reservation as the total that a sequence needs."""
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         if num_tokens < len(sequence):
@@ -116,20 +116,20 @@ class ReservesExactly(AttentionEngine):
 
 
 class ComputesShortChunks(AttentionEngine):
-    """Has buffers for sixteen tokens, and begins them anew."""
+    """Has buffers for sixteen tokens, and restarts positions there."""
 
     def positions(self, item: WorkItem) -> Floats:
         return item.start + np.arange(item.num_tokens) % 16
 
 
-class KnowsFewerPositions(AttentionEngine):
+class HasOnly64Positions(AttentionEngine):
     def __init__(self) -> None:
         super().__init__()
         self.weights.positions = self.weights.positions[:64]
 
 
 class AnswersWithinAWindow(AttentionEngine):
-    """Sees the last tokens only, where it computes one."""
+    """Attends only to the last tokens when it decodes."""
 
     def unseen(self, item: WorkItem) -> Floats:
         masked = super().unseen(item)
@@ -142,7 +142,7 @@ class ClaimsMoreThanItHolds(AttentionEngine):
     limits = claiming(capacity_tokens=1024)
 
 
-class CountsWhatWasNeverUsed(AttentionEngine):
+class CountsOnlyUnusedBlocks(AttentionEngine):
     def __init__(self) -> None:
         super().__init__()
         self.used: set[int] = set()
@@ -154,8 +154,8 @@ class CountsWhatWasNeverUsed(AttentionEngine):
         return (self.pool.num_blocks - len(self.used)) * self.pool.block_tokens
 
 
-class CountsSharedAsFree(AttentionEngine):
-    """Counts what others can find as room, though its owner is there."""
+class CountsSharedBlocksAsFree(AttentionEngine):
+    """Counts shareable blocks as free although their sequence is admitted."""
 
     @property
     def num_free_tokens(self) -> int:
@@ -180,65 +180,65 @@ ROOM = (
         "all_room_comes_back",
     ),
     Broken(
-        LosesWhatWasReserved,
-        "A release gives up all room, also that which was reserved.",
+        LosesReservedBlocks,
+        "A release frees all blocks, reserved ones included.",
         "all_room_comes_back",
     ),
     Broken(
-        HasFewerPlacesThanItClaims,
-        "max_sequences are admitted where there is room.",
+        HasFewerSlotsThanItClaims,
+        "max_sequences are admitted if there is room.",
         "all_admitted_sequences_run_together",
     ),
     Broken(
-        PutsTwoIntoOnePlace,
-        "Each admitted sequence has room of its own.",
+        PutsTwoSequencesIntoOneSlot,
+        "Each admitted sequence has its own room.",
         "all_admitted_sequences_run_together",
     ),
     Broken(
-        RefusesAtTheCostOfOthers,
+        DamagesOthersWhenItRefuses,
         "A refused admission changes nothing.",
         "a_full_engine_still_runs_what_it_admitted",
     ),
     Broken(
-        AdmitsWithoutOneMore,
-        "admit() makes room for all present tokens and one more.",
+        AdmitsWithoutRoomForANewToken,
+        "admit() reserves room for all present tokens and one more.",
         "an_admitted_sequence_has_room_for_one_more_token",
     ),
     Broken(
-        ReleasesAnother,
-        "release() gives up the room of its sequence.",
+        ReleasesAnotherSequence,
+        "release() frees the room of its own sequence.",
         "releasing_one_leaves_the_others_alone",
     ),
     Broken(
-        TakesTheReturnedForKnown,
-        "release() gives up the state of its sequence.",
+        TrustsCellsOfAReleasedSequence,
+        "release() drops the state of its sequence.",
         "a_preempted_sequence_goes_on_where_it_was",
     ),
     Broken(
-        TakesWhatThereIs,
+        TakesBlocksOfARefusedReservation,
         "A refused reservation changes nothing.",
         "room_beyond_the_capacity_is_refused",
     ),
     Broken(
-        ReservesExactly,
-        "reserve() takes nothing away.",
+        ShrinksReservations,
+        "reserve() never shrinks a reservation.",
         "reserving_reserved_tokens_changes_nothing",
         raises=(IndexError,),
     ),
     Broken(
         ComputesShortChunks,
-        "A work item may have max_chunk_tokens.",
+        "A work item may have up to max_chunk_tokens.",
         "the_longest_chunk_is_computed_as_shorter_ones",
     ),
     Broken(
-        KnowsFewerPositions,
-        "A sequence may have max_sequence_tokens.",
+        HasOnly64Positions,
+        "A sequence may have up to max_sequence_tokens.",
         "a_sequence_grows_to_the_longest_that_is_claimed",
         raises=(IndexError,),
     ),
     Broken(
         AnswersWithinAWindow,
-        "A long sequence is computed as a short one.",
+        "A long sequence is computed like a short one.",
         "a_sequence_grows_to_the_longest_that_is_claimed",
     ),
     Broken(
@@ -247,18 +247,18 @@ ROOM = (
         "the_cache_holds_what_is_claimed",
     ),
     Broken(
-        CountsWhatWasNeverUsed,
-        "What no admitted sequence has is free, though it is kept for later.",
+        CountsOnlyUnusedBlocks,
+        "Blocks that no admitted sequence uses are free, cached ones included.",
         "free_room_is_counted",
     ),
     Broken(
-        CountsSharedAsFree,
-        "What an admitted sequence has is not free, though it is shared.",
+        CountsSharedBlocksAsFree,
+        "Blocks of admitted sequences are not free, shared ones included.",
         "free_room_is_counted",
     ),
     Broken(
         CountsInOneThread,
-        "num_free_tokens is asked for from any thread.",
+        "num_free_tokens may be read from any thread.",
         "free_room_is_counted",
     ),
 )

@@ -1,4 +1,4 @@
-"""Engines that give wrong rows, drafts or hidden states."""
+"""Engines that return wrong rows, or mishandle drafts or hidden states."""
 
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -13,18 +13,18 @@ from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
 
 
-class GivesTheFirstRows(AttentionEngine):
+class ReturnsTheFirstRows(AttentionEngine):
     def compute(self, item: WorkItem) -> Floats:
         hidden = super().compute(item)
         return np.roll(hidden, item.num_tokens - item.num_rows, axis=0)
 
 
-class SeesAhead(AttentionEngine):
+class AttendsToLaterTokens(AttentionEngine):
     def unseen(self, item: WorkItem) -> Floats:
         return np.zeros_like(super().unseen(item))
 
 
-class ClaimsMoreRowsThanItGives(AttentionEngine):
+class ClaimsMoreRowsThanItReturns(AttentionEngine):
     limits = claiming(max_item_rows=24)
 
     def compute(self, item: WorkItem) -> Floats:
@@ -39,7 +39,7 @@ class ClaimsMoreDraftsThanItTakes(AttentionEngine):
         return super().inputs(structs.replace(item, drafts=taken))
 
 
-class GoesOnBehindRefusedDrafts(AttentionEngine):
+class ContinuesAfterRejectedDrafts(AttentionEngine):
     def __init__(self) -> None:
         super().__init__()
         self.behind: dict[SequenceView, int] = {}
@@ -51,12 +51,12 @@ class GoesOnBehindRefusedDrafts(AttentionEngine):
         return super().positions(item) + self.behind.get(item.sequence, 0)
 
 
-class GivesLogitsForStates(AttentionEngine):
+class ReturnsLogitsAsStates(AttentionEngine):
     def rows(self, item: WorkItem, hidden: Floats) -> Floats:
         return super().rows(structs.replace(item, output="logits"), hidden)
 
 
-class GivesLogitsAndStates(AttentionEngine):
+class ReturnsLogitsAndStates(AttentionEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         both: dict[str, Any] = {}
         for output in ("logits", "hidden"):
@@ -73,43 +73,43 @@ class NormalisesByItsChunk(AttentionEngine):
 
 ROWS = (
     Broken(
-        GivesTheFirstRows,
-        "The rows of an item are those of its last tokens.",
+        ReturnsTheFirstRows,
+        "The rows of an item belong to its last tokens.",
         "each_row_of_an_item_is_that_of_its_token",
     ),
     Broken(
-        SeesAhead,
-        "A row depends on the tokens up to its own.",
+        AttendsToLaterTokens,
+        "A row depends only on the tokens up to its own.",
         "each_row_of_an_item_is_that_of_its_token",
     ),
     Broken(
-        ClaimsMoreRowsThanItGives,
-        "An item may have max_item_rows.",
+        ClaimsMoreRowsThanItReturns,
+        "An item may have up to max_item_rows.",
         "an_item_has_as_many_rows_as_are_claimed",
     ),
     Broken(
         ClaimsMoreDraftsThanItTakes,
-        "An item may have max_draft_tokens.",
+        "An item may have up to max_draft_tokens.",
         "drafts_get_the_rows_of_an_answer_that_holds_them",
     ),
     Broken(
-        GoesOnBehindRefusedDrafts,
+        ContinuesAfterRejectedDrafts,
         "truncate() forgets what was computed after the first num_tokens.",
         "drafts_that_are_refused_leave_nothing_behind",
     ),
     Broken(
-        GivesLogitsForStates,
+        ReturnsLogitsAsStates,
         "Hidden states have hidden_size columns.",
         "hidden_states_are_a_function_of_the_tokens",
     ),
     Broken(
-        GivesLogitsAndStates,
-        "There are no logits where no item wants any.",
+        ReturnsLogitsAndStates,
+        "A step has no logits if no item wants any.",
         "hidden_states_are_a_function_of_the_tokens",
     ),
     Broken(
         NormalisesByItsChunk,
-        "A token's hidden state is that of its tokens, in whatever chunk.",
+        "A hidden state does not depend on the chunks.",
         "each_token_of_a_chunk_may_have_its_hidden_state",
     ),
 )

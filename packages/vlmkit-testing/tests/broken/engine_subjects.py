@@ -1,4 +1,4 @@
-"""How the engine's contract is filled in for broken engines, and for those they were made from."""
+"""Engine contracts for broken engines and for the engines from which they were made."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,23 +51,23 @@ class OnAtomic(OnAttention):
     images_are_atomic = True
 
 
-class GivesTwoPrompts(OnAttention):
+class ReturnsTwoPrompts(OnAttention):
     def prompts(self) -> list[Prompt]:
         return super().prompts()[:2]
 
 
-class GivesPromptsOfOneLength(OnAttention):
+class ReturnsPromptsOfOneLength(OnAttention):
     def prompts(self) -> list[Prompt]:
         return super().prompts()[:1] * 3
 
 
-class GivesThreeTokens(OnAttention):
+class ReturnsThreeTokens(OnAttention):
     def answer_ids(self) -> list[int]:
         return super().answer_ids()[:3]
 
 
 def on_itself(contract: type[OnAttention]) -> OnAttention:
-    """Return a contract that was given too little, on an engine that is right."""
+    """Return an incomplete contract on a correct engine."""
     return contract(AttentionEngine)
 
 

@@ -1,4 +1,4 @@
-"""Encoders that break one promise each, made of the mock's."""
+"""Media encoders that break one promise each, derived from the mock encoder."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from vlmkit_testing import MediaEncoderContract, picture
 
 
 class HonestEncoder(MockVisionEncoder):
-    """Tells what it computes with, which may be said of it."""
+    """Multiplies features by a gain, which is part of its identity."""
 
     def __init__(self, gain: float = 1.0) -> None:
         super().__init__()
@@ -26,16 +26,16 @@ class HonestEncoder(MockVisionEncoder):
 
     @property
     def identity(self) -> str:  # type: ignore[override]
-        """Says the gain."""
+        """The identity of the mock, with the gain."""
         return f"honest {self.gain}"
 
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
-        """Return rows times the gain."""
+        """Return the rows of the mock, times the gain."""
         return changed(super().encode(slots), lambda rows, _: self.gain * rows)
 
 
 def changed(made: Seq[MediaFeatures], change: Any) -> list[MediaFeatures]:
-    """Return features with other embeddings, given those and their number."""
+    """Return features with changed embeddings; ``change`` gets the embeddings and their index."""
     return [
         dataclasses.replace(features, embeddings=change(np.from_dlpack(features.embeddings), i))
         for i, features in enumerate(made)
@@ -47,20 +47,20 @@ class NamesNoKind(HonestEncoder):
 
 
 class NamesKindsInAList(HonestEncoder):
-    media_kinds = ["image"]  # type: ignore[assignment] # noqa: RUF012 - which is what is broken
+    media_kinds = ["image"]  # type: ignore[assignment] # noqa: RUF012 - the broken promise
 
 
-class NeedsAPicture(HonestEncoder):
+class NeedsAnImage(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return super().encode([slots[0], *slots[1:]])
 
 
-class TurnsFeaturesRound(HonestEncoder):
+class ReversesFeatures(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return super().encode(slots)[::-1]
 
 
-class EncodesTheFirst(HonestEncoder):
+class EncodesOnlyTheFirst(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return super().encode(slots[:1]) * len(slots)
 
@@ -75,12 +75,12 @@ class MiscountsItsRows(HonestEncoder):
         return [dataclasses.replace(f, num_tokens=1) for f in super().encode(slots)]
 
 
-class DividesByNothing(HonestEncoder):
+class DividesByZero(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return changed(super().encode(slots), lambda rows, _: np.where(rows < 0.1, np.nan, rows))
 
 
-class GivesWholeNumbers(HonestEncoder):
+class ReturnsIntegers(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return changed(super().encode(slots), lambda rows, _: (255 * rows).astype(np.int64))
 
@@ -92,8 +92,8 @@ class NormalisesOverTheBatch(HonestEncoder):
         return changed(made, lambda rows, _: rows / largest)
 
 
-class EncodesEight(HonestEncoder):
-    """Has a batch of eight, and forgets to go on."""
+class EncodesAtMostEight(HonestEncoder):
+    """Encodes one batch of eight and drops the rest."""
 
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return changed(super().encode(slots), lambda rows, i: rows if i < 8 else 0 * rows)
@@ -106,12 +106,12 @@ class MixesUpExtras(HonestEncoder):
         return [dataclasses.replace(f, extra=e) for f, e in zip(made, turned, strict=True)]
 
 
-class AnswersEqualOnesOnce(HonestEncoder):
+class EncodesEqualMediaOnce(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return super().encode(list({slot.digest: slot for slot in slots}.values()))
 
 
-class StartsAtRandom(HonestEncoder):
+class StartsWithRandomWeights(HonestEncoder):
     numbers = itertools.count()
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class HasNoIdentity(HonestEncoder):
     identity = ""
 
 
-class IsAnotherInEachProcess(HonestEncoder):
+class HasAnotherIdentityInEachProcess(HonestEncoder):
     @property
     def identity(self) -> str:
         return f"encoder {id(self)}"
@@ -144,13 +144,13 @@ class ChangesItsIdentity(HonestEncoder):
         return super().encode(slots)
 
 
-class SaysNoWeights(HonestEncoder):
+class LeavesWeightsOutOfItsIdentity(HonestEncoder):
     @property
     def identity(self) -> str:
         return "honest"
 
 
-class LooksAtItsPlace(HonestEncoder):
+class DependsOnThePosition(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         made = super().encode(slots)
         return changed(made, lambda rows, i: rows + slots[i].start)
@@ -166,7 +166,7 @@ class WritesIntoInputs(HonestEncoder):
         return made
 
 
-class CountsNoExtras(HonestEncoder):
+class IgnoresExtrasInItsMemory(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return [
             dataclasses.replace(f, num_bytes=np.from_dlpack(f.embeddings).nbytes)
@@ -208,8 +208,8 @@ class EncodesInOneThread(HonestEncoder):
         return super().encode(slots)
 
 
-class ClosesForEverybody(HonestEncoder):
-    closed: list[bool] = []  # noqa: RUF012 - shared, which is what is broken
+class ClosesAllInstances(HonestEncoder):
+    closed: list[bool] = []  # noqa: RUF012 - shared, the broken promise
 
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         made = super().encode(slots)
@@ -219,7 +219,7 @@ class ClosesForEverybody(HonestEncoder):
         self.closed.append(True)
 
 
-class SeesTheDigest(HonestEncoder):
+class DependsOnTheDigest(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return changed(super().encode(slots), lambda rows, i: rows + slots[i].digest[0])
 
@@ -232,13 +232,13 @@ class KeepsItsLastBatch(HonestEncoder):
         return super().encode(slots)
 
 
-class NamesAnAddress(HonestEncoder):
+class HasAnAddressInItsIdentity(HonestEncoder):
     @property
     def identity(self) -> str:
         return f"{HonestEncoder.encode} {self.gain}"
 
 
-class IsMadeForItsFirstBatch(HonestEncoder):
+class AdaptsToItsFirstBatch(HonestEncoder):
     num = 0
 
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
@@ -264,13 +264,13 @@ class OnEncoder(MediaEncoderContract):
         return list(MockTokenizer().prompt([Message.of("user", "?", images)]).media)
 
 
-class ShowsTwo(OnEncoder):
+class ReturnsTwoSlots(OnEncoder):
     def slots(self) -> list[MediaSlot]:
         return super().slots()[:2]
 
 
 def on_itself(contract: type[OnEncoder]) -> OnEncoder:
-    """Return a contract that was given too little, on an encoder that is right."""
+    """Return an incomplete contract on a correct encoder."""
     return contract(HonestEncoder)
 
 
@@ -282,27 +282,27 @@ TABLE = Table(
     HonestEncoder,
     (
         Broken(
-            SeesTheDigest,
+            DependsOnTheDigest,
             "Features are a function of the inputs alone.",
             "features_depend_on_the_inputs_and_not_on_the_digest",
         ),
         Broken(
             KeepsItsLastBatch,
-            "Nothing of slots is kept.",
+            "The encoder keeps nothing of slots.",
             "inputs_and_features_are_released",
         ),
         Broken(
-            NamesAnAddress,
-            "The identity is for caches that outlive the process.",
+            HasAnAddressInItsIdentity,
+            "The identity is valid in other processes.",
             "two_encoders_agree",
         ),
         Broken(
-            IsMadeForItsFirstBatch,
-            "Features are a function of the inputs, whatever was encoded first.",
+            AdaptsToItsFirstBatch,
+            "Features do not depend on what was encoded first.",
             ALONE,
         ),
         Broken(
-            ShowsTwo,
+            ReturnsTwoSlots,
             "slots() returns at least three media.",
             "there_are_media_to_check_with",
             honest=OnEncoder,
@@ -310,7 +310,7 @@ TABLE = Table(
         ),
         Broken(
             NamesNoKind,
-            "media_kinds names the kinds of media that it encodes.",
+            "media_kinds names the kinds of media that the encoder encodes.",
             "it_names_the_kinds_of_what_it_encodes",
         ),
         Broken(
@@ -319,55 +319,59 @@ TABLE = Table(
             "it_names_the_kinds_of_what_it_encodes",
         ),
         Broken(
-            NeedsAPicture,
+            NeedsAnImage,
             "A batch may be empty.",
             "an_encoder_without_pictures_returns_nothing",
             raises=(IndexError,),
         ),
-        Broken(TurnsFeaturesRound, "The features of each medium come in order.", ALONE),
-        Broken(NormalisesOverTheBatch, "What else is in a batch changes nothing.", ALONE),
-        Broken(EncodesEight, "A batch may be of any size.", ALONE),
-        Broken(MixesUpExtras, "extra is of its own medium.", ALONE),
+        Broken(ReversesFeatures, "The features of each medium come in order.", ALONE),
+        Broken(NormalisesOverTheBatch, "Other media of a batch change nothing.", ALONE),
+        Broken(EncodesAtMostEight, "A batch may have any size.", ALONE),
+        Broken(MixesUpExtras, "extra belongs to its own medium.", ALONE),
         Broken(
-            EncodesTheFirst,
-            "The features are those of each medium.",
+            EncodesOnlyTheFirst,
+            "Each medium has its own features.",
             "different_pictures_have_different_features",
         ),
         Broken(DropsARow, "embeddings has num_tokens rows.", ROWS),
         Broken(MiscountsItsRows, "num_tokens equals the slot's num_features.", ROWS),
-        Broken(DividesByNothing, "Embeddings are numbers.", ROWS),
-        Broken(GivesWholeNumbers, "Embeddings are floating-point numbers.", ROWS),
+        Broken(DividesByZero, "Embeddings are finite.", ROWS),
+        Broken(ReturnsIntegers, "Embeddings are floating-point numbers.", ROWS),
         Broken(
-            AnswersEqualOnesOnce,
-            "Each medium of a batch gets its features.",
+            EncodesEqualMediaOnce,
+            "Each medium of a batch gets features, equal ones included.",
             "a_picture_twice_in_a_batch_gets_the_same_features_twice",
         ),
-        Broken(StartsAtRandom, "Two encoders of one model agree.", "two_encoders_agree"),
+        Broken(StartsWithRandomWeights, "Two encoders of one model agree.", "two_encoders_agree"),
         Broken(HasNoIdentity, "The identity is never empty.", "two_encoders_agree"),
-        Broken(IsAnotherInEachProcess, "The identity outlives a process.", "two_encoders_agree"),
+        Broken(
+            HasAnotherIdentityInEachProcess,
+            "The identity is the same in another process.",
+            "two_encoders_agree",
+        ),
         Broken(ChangesItsIdentity, "The identity is constant.", "two_encoders_agree"),
         Broken(
-            SaysNoWeights,
-            "The identity says what computes: weights, precision, code.",
+            LeavesWeightsOutOfItsIdentity,
+            "The identity covers weights, precision and code.",
             "an_encoder_with_other_weights_has_another_identity",
         ),
         Broken(
-            LooksAtItsPlace,
+            DependsOnThePosition,
             "Features are a function of a slot's inputs alone.",
             "the_position_of_an_image_changes_nothing",
         ),
-        Broken(WritesIntoInputs, "Inputs are not written.", "the_inputs_stay_as_they_are"),
+        Broken(WritesIntoInputs, "Inputs are not modified.", "the_inputs_stay_as_they_are"),
         Broken(
-            CountsNoExtras,
-            "num_bytes is the memory that all arrays take.",
+            IgnoresExtrasInItsMemory,
+            "num_bytes covers the memory of all arrays.",
             "the_stated_memory_covers_the_arrays",
         ),
         Broken(
             ReusesItsBuffer,
-            "Features belong to who asked: their memory is not used again.",
+            "The caller owns the features; their memory is not reused.",
             "features_of_an_earlier_call_stay_as_they_are",
         ),
-        Broken(KeepsFeatures, "Nothing of features is kept.", "inputs_and_features_are_released"),
+        Broken(KeepsFeatures, "The encoder keeps no features.", "inputs_and_features_are_released"),
         Broken(
             EncodesInOneThread,
             "encode() runs in a thread of its own.",
@@ -375,7 +379,7 @@ TABLE = Table(
             raises=(RuntimeError,),
         ),
         Broken(
-            ClosesForEverybody,
+            ClosesAllInstances,
             "close() frees the memory of this encoder.",
             "closing_one_encoder_leaves_another_running",
         ),

@@ -1,4 +1,4 @@
-"""Media loaders that break one promise each, made of one for a toy's documents."""
+"""Media loaders that break one promise each, derived from a loader of toy documents."""
 
 import dataclasses
 import time
@@ -30,27 +30,27 @@ from vlmkit.types.pages import Pages
 from vlmkit_testing import MediaLoaderContract, picture
 
 
-class OpensAnything(SheetLoader):
+class RecognisesEveryFile(SheetLoader):
     def recognises(self, data: bytes) -> bool:
         return True
 
 
-class KnowsNoFile(SheetLoader):
+class RecognisesNoFile(SheetLoader):
     def recognises(self, data: bytes) -> bool:
         return False
 
 
-class LooksAnywhere(SheetLoader):
+class SearchesTheWholeFile(SheetLoader):
     def recognises(self, data: bytes) -> bool:
         return MAGIC in data or b"WAVE" in data
 
 
-class KnowsTheContainerOnly(SheetLoader):
+class ChecksOnlyTheContainer(SheetLoader):
     def recognises(self, data: bytes) -> bool:
         return data.startswith((MAGIC, b"RIFF"))
 
 
-class OpensItToTell(SheetLoader):
+class OpensFilesToRecogniseThem(SheetLoader):
     def recognises(self, data: bytes) -> bool:
         try:
             return data.startswith(MAGIC) and bool(sheets_of(data))
@@ -63,19 +63,19 @@ class NeedsEightBytes(SheetLoader):
         return data.startswith(MAGIC) and data[7] > 0
 
 
-class OpensNothing(SheetLoader):
+class ReturnsNoParts(SheetLoader):
     def load(self, data: bytes, bounds: PipelineSettings) -> Any:
         super().load(data, bounds)
         return ()
 
 
-class PassesOn(SheetLoader):
+class ReturnsFileParts(SheetLoader):
     def load(self, data: bytes, bounds: PipelineSettings) -> Any:
         super().load(data, bounds)
         return (FilePart(data),)
 
 
-class GivesThoughts(SheetLoader):
+class ReturnsReasoning(SheetLoader):
     def load(self, data: bytes, bounds: PipelineSettings) -> Any:
         return [*super().load(data, bounds), ReasoningPart("hm")]
 
@@ -85,27 +85,27 @@ class Yields(SheetLoader):
         return iter(super().load(data, bounds))
 
 
-class Weightless(Tone):
+class ToneWithoutMemory(Tone):
     num_bytes = 0  # type: ignore[assignment]
 
 
-class WeighsNothing(SheetLoader):
+class StatesNoMemory(SheetLoader):
     def heard(self, samples: bytes) -> MediaPart:
-        return MediaPart("audio", Weightless(samples))
+        return MediaPart("audio", ToneWithoutMemory(samples))
 
 
-class ShortlyDigested(Tone):
+class ToneWithAShortDigest(Tone):
     @property
     def digest(self) -> bytes:
         return super().digest[:8]
 
 
-class DigestsShortly(SheetLoader):
+class HasShortDigests(SheetLoader):
     def heard(self, samples: bytes) -> MediaPart:
-        return MediaPart("audio", ShortlyDigested(samples))
+        return MediaPart("audio", ToneWithAShortDigest(samples))
 
 
-class DigestsTheBeginning(SheetLoader):
+class DigestsTheFirstBytes(SheetLoader):
     def heard(self, samples: bytes) -> MediaPart:
         begun = Tone(samples[:1024])
 
@@ -115,12 +115,12 @@ class DigestsTheBeginning(SheetLoader):
         return MediaPart("audio", Begun(samples))
 
 
-class HearsOneSound(SheetLoader):
+class HasOneDigestForAllMedia(SheetLoader):
     def heard(self, samples: bytes) -> MediaPart:
         return super().heard(b"beep")
 
 
-class DrawsAnew(SheetLoader):
+class DrawsRandomDigests(SheetLoader):
     num_drawn = 0
 
     def heard(self, samples: bytes) -> MediaPart:
@@ -135,13 +135,13 @@ class KeepsTheLastFile(SheetLoader):
         return super().load(self.data, bounds)
 
 
-class CrashesOnRests(SheetLoader):
+class CrashesOnTruncatedFiles(SheetLoader):
     def load(self, data: bytes, bounds: PipelineSettings) -> Any:
         assert data[len(MAGIC)] > 0, "it has pages"
         return super().load(data, bounds)
 
 
-class BelievesWhatIsStated(SheetLoader):
+class TrustsStatedSizes(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -151,14 +151,14 @@ class BelievesWhatIsStated(SheetLoader):
         return super().parts(enumerate(sheets_of(data), 1), data, bounds)
 
 
-class HasNoBounds(SheetLoader):
+class HasNoLimits(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
         return super().parts(sheets, data, PipelineSettings())
 
 
-class CountsTheFileAlone(SheetLoader):
+class LimitsOnlyTheFileSize(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -167,18 +167,18 @@ class CountsTheFileAlone(SheetLoader):
         return super().parts(sheets, data, PipelineSettings())
 
 
-class CountsEachSoundAlone(SheetLoader):
+class LimitsEachMediumAlone(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
         return [
             part
             for each in sheets
-            for part in super(CountsEachSoundAlone, self).parts([each], data, bounds)
+            for part in super(LimitsEachMediumAlone, self).parts([each], data, bounds)
         ]
 
 
-class ShowsOneMore(SheetLoader):
+class ShowsOneImageTooMany(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -186,7 +186,7 @@ class ShowsOneMore(SheetLoader):
         return super().parts(sheets, data, more)
 
 
-class MindsNoPixels(SheetLoader):
+class IgnoresPixelLimits(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -194,12 +194,12 @@ class MindsNoPixels(SheetLoader):
         return super().parts(sheets, data, changed(bounds, images=limits))
 
 
-class MindsNoPixelsOfPages(SheetLoader):
+class IgnoresPixelLimitsOfPages(SheetLoader):
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
         return super().load_pages(data, pages, PipelineSettings())
 
 
-class RefusesWhatJustFits(SheetLoader):
+class RefusesFilesAtTheLimit(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -207,7 +207,7 @@ class RefusesWhatJustFits(SheetLoader):
         return super().parts(sheets, data, changed(bounds, max_images=most))
 
 
-class LeavesTheRestOut(SheetLoader):
+class SkipsImagesAtTheLimit(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -221,7 +221,7 @@ class LeavesTheRestOut(SheetLoader):
         return parts
 
 
-class InflatesFirst(SheetLoader):
+class InflatesBeforeItChecks(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -247,7 +247,7 @@ class CountsPagesFromZero(SheetLoader):
         return self.parts(chosen, data, bounds)
 
 
-class LeavesAbsentPagesOut(SheetLoader):
+class SkipsMissingPages(SheetLoader):
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
         sheets = sheets_of(data)
         if not (there := [(n, sheets[n - 1]) for n in pages if n <= len(sheets)]):
@@ -255,20 +255,20 @@ class LeavesAbsentPagesOut(SheetLoader):
         return self.parts(there, data, bounds)
 
 
-class ShowsARange(SheetLoader):
+class ShowsPagesInBetween(SheetLoader):
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
         first, last = pages.runs[0][0], pages.runs[-1][1]
         return super().load_pages(data, Pages(((first, last),)), bounds)
 
 
-class NumbersNoPages(SheetLoader):
+class LeavesPageNumbersOut(SheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
         return list(without_pages(super().parts(sheets, data, bounds)))
 
 
-class NumbersWhatItShows(SheetLoader):
+class NumbersChosenPagesFromOne(SheetLoader):
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
         parts = without_pages(super().load_pages(data, pages, bounds))
         return [
@@ -293,7 +293,7 @@ def without_pages(parts: Iterable[Part]) -> Iterator[Part]:
         yield dataclasses.replace(part, page=None) if isinstance(part, ImagePart) else part
 
 
-class KnowsFilesByTheirBeginning(SheetLoader):
+class CachesFilesByTheirFirstBytes(SheetLoader):
     def __init__(self) -> None:
         self.opened: dict[tuple[bytes, str], Seq[Part]] = {}
 
@@ -304,7 +304,7 @@ class KnowsFilesByTheirBeginning(SheetLoader):
         return self.opened[key]
 
 
-class OpensPagesBeforeItLooks(SheetLoader):
+class OpensPagesBeforeItChecks(SheetLoader):
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
         for sheet in sheets_of(data):
             if isinstance(sheet, Heard):
@@ -312,18 +312,18 @@ class OpensPagesBeforeItLooks(SheetLoader):
         return super().load_pages(data, pages, bounds)
 
 
-class OpensWhatWasCancelled(SlowSheetLoader):
+class OpensFilesOfCancelledRequests(SlowSheetLoader):
     def for_request(self, cancellation: Cancellation) -> SlowSheetLoader:
         return self
 
 
-class CancelsAllRequests(SlowSheetLoader):
+class SharesCancellationBetweenRequests(SlowSheetLoader):
     def for_request(self, cancellation: Cancellation) -> SlowSheetLoader:
         self._cancellation = cancellation
         return self
 
 
-class LosesItsPages(SlowSheetLoader):
+class LosesPageLoadingForRequests(SlowSheetLoader):
     def for_request(self, cancellation: Cancellation) -> Any:
         return Whole(super().for_request(cancellation))
 
@@ -333,7 +333,7 @@ class Whole:
         self.recognises, self.load = loader.recognises, loader.load
 
 
-class LooksOnceWhetherItWasCancelled(SlowSheetLoader):
+class ChecksCancellationOnce(SlowSheetLoader):
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
@@ -374,162 +374,168 @@ TABLE = Table(
     SheetLoader,
     (
         Broken(
-            KnowsFilesByTheirBeginning,
-            "All bytes of a file distinguish it, also in a cache of its content.",
+            CachesFilesByTheirFirstBytes,
+            "Every byte of a file counts, also for a cache of its content.",
             "a_digest_covers_the_whole_file",
         ),
         Broken(
-            OpensWhatWasCancelled,
+            OpensFilesOfCancelledRequests,
             "load() of a cancelled request raises RequestCancelled.",
             "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
             honest=SlowSheetLoader,
         ),
         Broken(
-            CancelsAllRequests,
+            SharesCancellationBetweenRequests,
             "for_request() returns a loader for the files of one request.",
             "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
             raises=(RequestCancelled,),
             honest=SlowSheetLoader,
         ),
         Broken(
-            LosesItsPages,
-            "for_request() returns a loader of pages, if this is one.",
+            LosesPageLoadingForRequests,
+            "for_request() of a page loader returns a page loader.",
             "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
             honest=SlowSheetLoader,
         ),
         Broken(
-            LooksOnceWhetherItWasCancelled,
-            "Once the request is cancelled, load() raises within a second.",
+            ChecksCancellationOnce,
+            "load() raises within a second after a cancellation.",
             "cancelling_stops_a_file_that_is_being_opened",
             honest=SlowSheetLoader,
         ),
         Broken(
-            OpensPagesBeforeItLooks,
-            "Bounds are looked at before memory is taken, for some pages too.",
+            OpensPagesBeforeItChecks,
+            "Limits are checked before memory is allocated, also for chosen pages.",
             "bounds_are_checked_before_memory_is_allocated",
         ),
         Broken(
-            OpensAnything,
-            "recognises() tells whether a file is of its formats.",
+            RecognisesEveryFile,
+            "recognises() accepts only files of its formats.",
             "it_recognises_its_own_files_and_no_others",
         ),
         Broken(
-            KnowsNoFile,
-            "recognises() knows the files that it opens.",
+            RecognisesNoFile,
+            "recognises() accepts the files that load() opens.",
             "it_recognises_its_own_files_and_no_others",
         ),
         Broken(
-            LooksAnywhere,
-            "It tells from the first bytes, not from what stands further on.",
+            SearchesTheWholeFile,
+            "recognises() reads only the first bytes.",
             "it_recognises_its_own_files_and_no_others",
         ),
         Broken(
-            KnowsTheContainerOnly,
-            "A file of another format is not recognised for what it lies in.",
+            ChecksOnlyTheContainer,
+            "A shared container format is not enough to recognise a file.",
             "it_recognises_its_own_files_and_no_others",
         ),
-        Broken(OpensItToTell, "recognises() opens nothing.", "the_first_bytes_identify_a_file"),
+        Broken(
+            OpensFilesToRecogniseThem,
+            "recognises() opens nothing.",
+            "the_first_bytes_identify_a_file",
+        ),
         Broken(
             NeedsEightBytes,
-            "A file may be shorter than any beginning.",
+            "A file may be shorter than any signature.",
             "the_first_bytes_identify_a_file",
             raises=(IndexError,),
         ),
         Broken(
-            OpensNothing, "load() returns what the file holds.", "a_file_becomes_parts_of_a_message"
+            ReturnsNoParts,
+            "load() returns the content of the file.",
+            "a_file_becomes_parts_of_a_message",
         ),
         Broken(
-            PassesOn, "A file does not become a file again.", "a_file_becomes_parts_of_a_message"
+            ReturnsFileParts, "load() returns no file parts.", "a_file_becomes_parts_of_a_message"
         ),
         Broken(
-            GivesThoughts,
-            "A file holds images, media and text, and no thoughts.",
+            ReturnsReasoning,
+            "A file contains images, media and text, but no reasoning.",
             "a_file_becomes_parts_of_a_message",
         ),
         Broken(Yields, "load() returns a sequence.", "a_file_becomes_parts_of_a_message"),
         Broken(
-            WeighsNothing,
-            "A medium says the memory that it takes.",
+            StatesNoMemory,
+            "A medium states its memory.",
             "a_file_becomes_parts_of_a_message",
         ),
         Broken(
-            DigestsShortly, "A medium's digest is a sha256.", "a_file_becomes_parts_of_a_message"
+            HasShortDigests, "A medium's digest is a sha256.", "a_file_becomes_parts_of_a_message"
         ),
         Broken(
-            HearsOneSound,
+            HasOneDigestForAllMedia,
             "Different media have different digests.",
             "a_digest_covers_the_whole_file",
         ),
         Broken(
-            DigestsTheBeginning,
-            "A digest is of all that a medium holds.",
+            DigestsTheFirstBytes,
+            "A digest covers the whole medium.",
             "a_digest_covers_the_whole_file",
         ),
         Broken(
-            DrawsAnew,
+            DrawsRandomDigests,
             "Equal media have equal digests.",
             "digests_depend_on_the_file_alone",
         ),
         Broken(
             KeepsTheLastFile,
-            "Its methods are called from several threads at once.",
+            "Several threads may call the methods at once.",
             "digests_depend_on_the_file_alone",
         ),
         Broken(
-            CrashesOnRests,
-            "A broken file is refused with a MediaError.",
+            CrashesOnTruncatedFiles,
+            "A truncated file is refused with a MediaError.",
             "a_file_that_was_cut_is_opened_or_refused",
             raises=(IndexError,),
         ),
         Broken(
-            BelievesWhatIsStated,
-            "A file may be hostile.",
+            TrustsStatedSizes,
+            "A hostile file is refused with a MediaError.",
             "a_file_with_changed_bytes_is_opened_or_refused",
             raises=(zlib.error,),
         ),
         Broken(
-            HasNoBounds, "What is over the bounds is refused.", "a_file_over_the_bounds_is_refused"
+            HasNoLimits, "A file over the limits is refused.", "a_file_over_the_bounds_is_refused"
         ),
         Broken(
-            CountsTheFileAlone,
-            "max_media_bytes bounds what a file holds, too.",
+            LimitsOnlyTheFileSize,
+            "max_media_bytes also limits the content of a file.",
             "no_bound_is_exceeded",
         ),
         Broken(
-            CountsEachSoundAlone,
-            "max_media_bytes bounds all media of a file together.",
+            LimitsEachMediumAlone,
+            "max_media_bytes limits all media of a file together.",
             "no_bound_is_exceeded",
         ),
-        Broken(ShowsOneMore, "No more than max_images are shown.", "no_bound_is_exceeded"),
+        Broken(ShowsOneImageTooMany, "At most max_images are shown.", "no_bound_is_exceeded"),
         Broken(
-            MindsNoPixels,
-            "The bounds of pictures hold for those of a file.",
-            "no_bound_is_exceeded",
-        ),
-        Broken(
-            MindsNoPixelsOfPages,
-            "load_pages() keeps to the bounds as load() does.",
+            IgnoresPixelLimits,
+            "Image limits also apply to the images of a file.",
             "no_bound_is_exceeded",
         ),
         Broken(
-            RefusesWhatJustFits,
-            "What is within the bounds is opened.",
+            IgnoresPixelLimitsOfPages,
+            "load_pages() enforces the limits of load().",
+            "no_bound_is_exceeded",
+        ),
+        Broken(
+            RefusesFilesAtTheLimit,
+            "A file within the limits is opened.",
             "a_bound_that_just_suffices_refuses_nothing",
             raises=(MediaError,),
         ),
         Broken(
-            LeavesTheRestOut,
-            "Nothing is left out of what fits.",
+            SkipsImagesAtTheLimit,
+            "Nothing of a file within the limits is left out.",
             "a_bound_that_just_suffices_refuses_nothing",
         ),
         Broken(
-            InflatesFirst,
-            "Bounds are looked at before memory is taken.",
+            InflatesBeforeItChecks,
+            "Limits are checked before memory is allocated.",
             "bounds_are_checked_before_memory_is_allocated",
         ),
         Broken(
             ShowsTheFirstPage,
-            "load_pages() returns the pages that were chosen.",
+            "load_pages() returns the chosen pages.",
             "chosen_pages_are_those_of_the_whole_file",
         ),
         Broken(
@@ -538,23 +544,23 @@ TABLE = Table(
             "chosen_pages_are_those_of_the_whole_file",
         ),
         Broken(
-            LeavesAbsentPagesOut,
-            "A page that the file does not have is refused.",
+            SkipsMissingPages,
+            "A page that does not exist is refused.",
             "chosen_pages_are_those_of_the_whole_file",
         ),
         Broken(
-            ShowsARange,
-            "Pages between those that were chosen are not shown.",
+            ShowsPagesInBetween,
+            "Pages between chosen pages are not shown.",
             "chosen_pages_are_those_of_the_whole_file",
         ),
         Broken(
-            NumbersNoPages,
-            "A page that is an image says so.",
+            LeavesPageNumbersOut,
+            "A page image has a page number.",
             "a_page_that_is_an_image_says_which_it_is",
         ),
         Broken(
-            NumbersWhatItShows,
-            "A page has its number in the file, whatever was chosen.",
+            NumbersChosenPagesFromOne,
+            "A page keeps its number in the file, whatever pages are chosen.",
             "a_page_that_is_an_image_says_which_it_is",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Sources of models that break one promise each, made of one in a folder."""
+"""Model sources that break one promise each, derived from a source in a folder."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from vlmkit_testing import ModelContract
 
 
 class Changed(Store):
-    """Changes what it gives."""
+    """Changes the model files that it returns."""
 
     def changed(self, checkpoint: Checkpoint) -> Any:
         raise NotImplementedError
@@ -34,7 +34,7 @@ class NamesNoFolder(Changed):
         return dataclasses.replace(checkpoint, path=checkpoint.path / "config.json")
 
 
-class NamesAPlaceByText(Changed):
+class NamesAPathAsAString(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         return dataclasses.replace(checkpoint, path=str(checkpoint.path))  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ class HasNoConfig(Changed):
         return checkpoint
 
 
-class LinksNowhere(Changed):
+class HasDanglingLinks(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         link = checkpoint.path / "model.safetensors"
         if not link.is_symlink():
@@ -65,38 +65,38 @@ class HasPointers(Changed):
         return checkpoint
 
 
-class HasHalfOfItsJson(Changed):
+class HasTruncatedJson(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         (checkpoint.path / "tokenizer.json").write_text('{"model": ')
         return checkpoint
 
 
-class ListsItsConfig(Changed):
+class HasAListAsConfig(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         (checkpoint.path / "config.json").write_text("[1]")
         return checkpoint
 
 
-class CopiesEachTime(Changed):
+class CopiesTheModelEachTime(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         copy = self.folder / f"copy-{len(list(self.folder.iterdir()))}"
         shutil.copytree(checkpoint.path, copy)
         return dataclasses.replace(checkpoint, path=copy)
 
 
-class WritesIntoIt(Changed):
+class WritesIntoTheModel(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         with (checkpoint.path / "used.txt").open("a") as file:
             file.write("once more\n")
         return checkpoint
 
 
-class CallsItByItsFolder(Changed):
+class NamesTheModelByItsFolder(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         return dataclasses.replace(checkpoint, name=checkpoint.path.parent.name)
 
 
-class ForgetsTheRevision(Changed):
+class OmitsTheRevision(Changed):
     def changed(self, checkpoint: Checkpoint) -> Any:
         return dataclasses.replace(checkpoint, revision=None)
 
@@ -106,24 +106,24 @@ class HasOneRevision(Changed):
         return dataclasses.replace(checkpoint, path=checkpoint.path.with_name(REVISIONS[0]))
 
 
-class TakesTheNewestInstead(Store):
+class ReplacesAMissingRevisionByTheNewest(Store):
     def build(self, context: BuildContext) -> Checkpoint:
         known = context.revision if context.revision in REVISIONS else None
         made = super().build(dataclasses.replace(context, revision=known))
         return dataclasses.replace(made, revision=context.revision)
 
 
-class TakesEverything(Store):
+class AcceptsEverything(Store):
     def cannot_serve(self, reference: str) -> str | None:
         return None
 
 
-class TakesPaths(Store):
+class AcceptsPaths(Store):
     def cannot_serve(self, reference: str) -> str | None:
         return super().cannot_serve(reference) if "/" not in reference else None
 
 
-class RefusesWithoutAWord(Store):
+class RefusesWithoutAReason(Store):
     def cannot_serve(self, reference: str) -> Any:
         return "" if super().cannot_serve(reference) is None else " "
 
@@ -134,7 +134,7 @@ class CrashesOnOddNames(Store):
         return None if owner == "team" else "it is of another team"
 
 
-class TakesOthersNames(Packaged):
+class AcceptsNamesOfOthers(Packaged):
     def vlmkit_register_models(self, registry: Registry[Any]) -> None:
         registry.add(
             "store",
@@ -144,7 +144,7 @@ class TakesOthersNames(Packaged):
         )
 
 
-class FailsByAKey(Store):
+class RaisesAKeyError(Store):
     def absent(self, reference: str) -> Exception:
         return KeyError(reference)
 
@@ -159,13 +159,13 @@ class NamesNoModel(Store):
         return CheckpointError("there is no such model", hint="look for another")
 
 
-class AsksTheNetwork(Store):
+class QueriesTheNetwork(Store):
     def absent(self, reference: str) -> Exception:
         socket.getaddrinfo("models.invalid", 443)
         return super().absent(reference)
 
 
-class ListsWhatIsNotHere(Store):
+class ListsModelsThatAreNotHere(Store):
     def list_models(self) -> Iterable[str]:
         return [*super().list_models(), f"{PREFIX}large"]
 
@@ -180,30 +180,30 @@ class ListsFolders(Store):
         return [self.folder / name for name in NAMES]
 
 
-class AsksForItsList(Store):
+class FetchesItsList(Store):
     def list_models(self) -> Iterable[str]:
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
         return super().list_models()
 
 
-class AsksWhoseItIs(Store):
+class FetchesToCheckAReference(Store):
     def cannot_serve(self, reference: str) -> str | None:
         with contextlib.suppress(OSError):
             socket.getaddrinfo("models.invalid", 443)
         return super().cannot_serve(reference)
 
 
-class PreviewsWhatIsHere(Store):
+class PreviewsModelsOnThisDisk(Store):
     def previews(self, context: BuildContext) -> Iterator[Checkpoint]:
         yield dataclasses.replace(self.build(context), is_preview=True)
 
 
-class SaysNothingOfItself(Store):
+class HasNoDescription(Store):
     description = ""
 
 
-class SaysTooMuch(Store):
+class HasADescriptionOfTwoLines(Store):
     description = "models\nof a team"
 
 
@@ -241,92 +241,100 @@ TABLE = Table(
     OnStore,
     Store,
     (
-        Broken(NamesNoFolder, "A model's path is a folder.", FOLDER),
-        Broken(NamesAPlaceByText, "A model's path is a Path.", FOLDER),
-        Broken(NamesARelativeFolder, "It is the same from wherever a program runs.", FOLDER),
-        Broken(HasNoConfig, "The folder holds a config.", FOLDER),
-        Broken(LinksNowhere, "Every file is there.", "its_files_are_real_files"),
+        Broken(NamesNoFolder, "The path of a model is a folder.", FOLDER),
+        Broken(NamesAPathAsAString, "The path of a model is a Path.", FOLDER),
+        Broken(NamesARelativeFolder, "The path of a model is absolute.", FOLDER),
+        Broken(HasNoConfig, "The folder contains a config.", FOLDER),
+        Broken(HasDanglingLinks, "Every file exists.", "its_files_are_real_files"),
         Broken(
             HasPointers,
-            "Files are themselves, no notes of them.",
+            "Files are real files, not LFS pointers.",
             "its_files_are_real_files",
         ),
         Broken(
-            HasHalfOfItsJson,
-            "Its JSON files are whole.",
+            HasTruncatedJson,
+            "JSON files are complete.",
             "its_small_files_can_be_read",
             raises=(CheckpointError,),
         ),
         Broken(
-            ListsItsConfig,
-            "A config is an object.",
+            HasAListAsConfig,
+            "A config is a JSON object.",
             "its_small_files_can_be_read",
             raises=(CheckpointError,),
         ),
-        Broken(CopiesEachTime, "A model is in one place.", "it_has_the_same_files_each_time"),
         Broken(
-            WritesIntoIt,
-            "Asking for a model changes no file.",
+            CopiesTheModelEachTime,
+            "A model has the same path each time.",
             "it_has_the_same_files_each_time",
         ),
         Broken(
-            CallsItByItsFolder,
-            "A model's name is how users call it.",
+            WritesIntoTheModel,
+            "Resolving a model changes no file.",
+            "it_has_the_same_files_each_time",
+        ),
+        Broken(
+            NamesTheModelByItsFolder,
+            "The name of a model is the one that users write.",
             "a_model_has_the_name_that_was_requested",
         ),
-        Broken(ForgetsTheRevision, "A model says the revision that was asked for.", REVISION),
-        Broken(HasOneRevision, "A revision has files of its own.", REVISION),
-        Broken(TakesTheNewestInstead, "A revision that is not there is refused.", REVISION),
-        Broken(TakesEverything, "cannot_serve refuses what is not its own.", REFUSES),
-        Broken(TakesPaths, "Paths are folders' names.", REFUSES),
+        Broken(OmitsTheRevision, "A model states the requested revision.", REVISION),
+        Broken(HasOneRevision, "Each revision has its own files.", REVISION),
+        Broken(ReplacesAMissingRevisionByTheNewest, "A missing revision is refused.", REVISION),
+        Broken(AcceptsEverything, "cannot_serve refuses references of other sources.", REFUSES),
+        Broken(AcceptsPaths, "cannot_serve refuses paths.", REFUSES),
         Broken(
-            RefusesWithoutAWord,
-            "cannot_serve says why, in a sentence.",
+            RefusesWithoutAReason,
+            "cannot_serve returns the reason as a sentence.",
             REFUSES,
         ),
         Broken(
             CrashesOnOddNames,
-            "cannot_serve raises nothing, whatever it is asked.",
+            "cannot_serve never raises.",
             REFUSES,
             raises=(ValueError,),
         ),
         Broken(
-            TakesOthersNames,
-            "A packaged model has its own name, and no other.",
+            AcceptsNamesOfOthers,
+            "A packaged model serves only its own name.",
             REFUSES,
             honest=Packaged,
             on=OnPackaged,
         ),
         Broken(
-            FailsByAKey,
-            "A model that is not there is a CheckpointError.",
+            RaisesAKeyError,
+            "A missing model raises a CheckpointError.",
             ABSENT,
             raises=(PluginError,),
         ),
-        Broken(GivesNoHint, "Its hint says what to do.", ABSENT),
+        Broken(GivesNoHint, "The hint of the error names a remedy.", ABSENT),
         Broken(NamesNoModel, "The error names the model.", ABSENT),
         Broken(
-            AsksTheNetwork,
-            "Without a network, too, it is an error of ours.",
+            QueriesTheNetwork,
+            "Without a network, a missing model raises an error of vlmkit.",
             ABSENT,
             raises=(PluginError,),
         ),
         Broken(
-            ListsWhatIsNotHere,
-            "list_models() tells those on this disk.",
+            ListsModelsThatAreNotHere,
+            "list_models() lists only models on this disk.",
             LISTS,
             raises=(VlmkitError,),
         ),
-        Broken(ListsTwice, "It tells each of them once.", LISTS),
-        Broken(ListsFolders, "It tells them as users call them.", LISTS),
-        Broken(AsksForItsList, "Listing fetches nothing.", "asking_fetches_nothing"),
-        Broken(AsksWhoseItIs, "cannot_serve looks at small files only.", "asking_fetches_nothing"),
+        Broken(ListsTwice, "list_models() lists each model once.", LISTS),
+        Broken(ListsFolders, "list_models() uses the names that users write.", LISTS),
+        Broken(FetchesItsList, "list_models() fetches nothing.", "asking_fetches_nothing"),
+        Broken(FetchesToCheckAReference, "cannot_serve fetches nothing.", "asking_fetches_nothing"),
         Broken(
-            PreviewsWhatIsHere,
-            "What is on this disk is not shown before it is fetched.",
+            PreviewsModelsOnThisDisk,
+            "A model on this disk has no preview.",
             "a_model_on_this_disk_has_no_previews",
         ),
-        Broken(SaysNothingOfItself, "A provider is described in a line.", "it_has_a_description"),
-        Broken(SaysTooMuch, "That is a single line.", "it_has_a_description"),
+        Broken(HasNoDescription, "A provider has a description.", "it_has_a_description"),
+        Broken(
+            HasADescriptionOfTwoLines,
+            "The description of a provider is one line.",
+            "it_has_a_description",
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Monitors that break one promise each, made of one that counts."""
+"""Monitors that break one promise each, derived from a monitor with counters."""
 
 import http
 import threading
@@ -21,7 +21,7 @@ class NeedsARoute(Tally):
         super().ended(request, end)
 
 
-class KnowsNoClientThatIsGone(Tally):
+class FailsOnStatus499(Tally):
     def ended(self, request: HttpRequest, end: HttpEnd) -> None:
         super().ended(request, end)
         self.counts[http.HTTPStatus(end.status).phrase] += 1
@@ -52,7 +52,7 @@ class TimesOfTokens(Tokens):
         del self.first_s[request]
 
 
-class WritesLatinNames(Tally):
+class EncodesNamesAsLatin1(Tally):
     def began(self, request: HttpRequest) -> str:
         request.id.encode("ascii")
         return super().began(request)
@@ -64,23 +64,23 @@ class WritesCodesAsText(Tally):
         self.counts["of codes"] += len(end.code.encode())
 
 
-class PassesAnythingOn(Tally):
+class PropagatesAnyTraceparent(Tally):
     def began(self, request: HttpRequest) -> str:
         return request.traceparent
 
 
-class MindsNoCase(Tally):
+class AcceptsUppercaseTraces(Tally):
     def began(self, request: HttpRequest) -> str:
         sent = HttpRequest("", "", 0.0, request.traceparent.lower())
         return super().began(sent) and request.traceparent
 
 
-class BeginsAnotherTrace(Tally):
+class StartsAnotherTrace(Tally):
     def began(self, request: HttpRequest) -> str:
         return f"00-{'1' * 32}-{'2' * 16}-01" if super().began(request) else ""
 
 
-class HasAPageAtTimes(Tally):
+class HidesItsPageFromSomeClients(Tally):
     def page(self, state: ServerState, accept: str) -> Page | None:
         return None if "html" in accept else super().page(state, accept)
 
@@ -91,18 +91,18 @@ class WritesText(Tally):
         return page and Page(page.content.decode(), "text/plain")  # type: ignore[arg-type]
 
 
-class ShowsNothingAtFirst(Tally):
+class StartsWithAnEmptyPage(Tally):
     def page(self, state: ServerState, accept: str) -> Page | None:
         return super().page(state, accept) if self.counts else Page(b"", "text/plain")
 
 
-class SaysNoMediaType(Tally):
+class OmitsTheMediaType(Tally):
     def page(self, state: ServerState, accept: str) -> Page | None:
         page = super().page(state, accept)
         return page and Page(page.content, accept)
 
 
-class DividesByTheRoom(Tally):
+class DividesByTheCapacity(Tally):
     def page(self, state: ServerState, accept: str) -> Page | None:
         assert all(used / most >= 0 for used, most in state.resources.values())
         return super().page(state, accept)
@@ -126,22 +126,22 @@ class LabelsByIds(Tally):
         self.counts[request.id] += 1
 
 
-class WalksOverWhatChanges(Tally):
+class IteratesOverChangingData(Tally):
     def page(self, state: ServerState, accept: str) -> Page | None:
         for _ in self.counts:
             time.sleep(0.0005)
         return super().page(state, accept)
 
 
-class SharesItsObserver(Tally):
+class SharesOneObserver(Tally):
     shared: Tokens | None = None
 
     def observer(self, model: str) -> Observer | None:
-        self.shared = self.shared or OnceOnly(self.counts, model, self.lock)
+        self.shared = self.shared or TokensUntilClosed(self.counts, model, self.lock)
         return self.shared
 
 
-class OnceOnly(Tokens):
+class TokensUntilClosed(Tokens):
     is_closed = False
 
     def tokens(self, request: RequestFacts, chunk: Chunk, at_s: float) -> None:
@@ -152,7 +152,7 @@ class OnceOnly(Tokens):
         self.is_closed = True
 
 
-class KeepsRequests(Tally):
+class KeepsFinishedRequests(Tally):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[HttpRequest] = []
@@ -162,32 +162,32 @@ class KeepsRequests(Tally):
         return super().began(request)
 
 
-class KeepsWhatIsObserved(Tally):
+class KeepsObservedEvents(Tally):
     def observer(self, model: str) -> Observer | None:
-        return Keeping(self.counts, model, self.lock)
+        return TokensThatKeepEvents(self.counts, model, self.lock)
 
 
-class Keeping(Tokens):
+class TokensThatKeepEvents(Tokens):
     last: Any = None
 
     def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
         self.last = request
 
 
-class WritesSlowly(Tally):
+class BlocksTheEventLoop(Tally):
     def ended(self, request: HttpRequest, end: HttpEnd) -> None:
         time.sleep(0.05)
         super().ended(request, end)
 
 
-class WaitsForAll(Tally):
+class WaitsForActiveRequests(Tally):
     def close(self) -> None:
         deadline = time.monotonic() + 2.0
         while self.num_open and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
-class ClosesOnce(Tally):
+class FailsOnASecondClose(Tally):
     def __init__(self) -> None:
         super().__init__()
         self.sending = threading.Lock()
@@ -214,129 +214,129 @@ TABLE = Table(
     (
         Broken(
             NeedsARoute,
-            "A request may be of no route.",
+            "A request may have no route.",
             "it_takes_the_whole_life_of_a_request",
             raises=(IndexError,),
         ),
         Broken(
-            KnowsNoClientThatIsGone,
-            "The status is 499 where the client was gone before.",
+            FailsOnStatus499,
+            "The status is 499 if the client disconnected.",
             "it_takes_the_whole_life_of_a_request",
             raises=(ValueError,),
         ),
         Broken(
             ReturnsNoTrace,
-            "began() returns a text, which is empty where nothing is traced.",
+            "began() returns a string, empty if nothing is traced.",
             "it_takes_the_whole_life_of_a_request",
         ),
         Broken(
             NeedsAToken,
-            "A request may fail before it has a token.",
+            "A request may fail before its first token.",
             "it_takes_the_whole_life_of_a_request",
             raises=(KeyError,),
         ),
         Broken(
-            WritesLatinNames,
-            "Ids may hold any character.",
+            EncodesNamesAsLatin1,
+            "Ids may contain any character.",
             "any_values_of_clients_are_accepted",
             raises=(UnicodeEncodeError,),
         ),
         Broken(
             WritesCodesAsText,
-            "So may whatever else comes from outside.",
+            "Error codes may contain any character.",
             "any_values_of_clients_are_accepted",
             raises=(UnicodeEncodeError,),
         ),
         Broken(
-            PassesAnythingOn,
-            "traceparent is whatever a client sent; what began() returns is a trace.",
+            PropagatesAnyTraceparent,
+            "began() returns a valid trace for any traceparent of a client.",
             "an_invalid_trace_is_not_propagated",
         ),
         Broken(
-            MindsNoCase,
-            "A trace is written as W3C Trace Context has it.",
+            AcceptsUppercaseTraces,
+            "A trace has the format of W3C Trace Context.",
             "an_invalid_trace_is_not_propagated",
         ),
         Broken(
-            BeginsAnotherTrace,
-            "A request belongs to the trace that it came with.",
+            StartsAnotherTrace,
+            "A request continues the trace of its client.",
             "a_trace_goes_on",
         ),
         Broken(
-            HasAPageAtTimes,
-            "There is a page or there is none, whatever a client takes.",
+            HidesItsPageFromSomeClients,
+            "Whether there is a page does not depend on the client's Accept header.",
             "a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing",
         ),
         Broken(
             WritesText,
-            "A page's content is bytes.",
+            "The content of a page is bytes.",
             "a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing",
         ),
         Broken(
-            ShowsNothingAtFirst,
-            "A page holds something from the start.",
+            StartsWithAnEmptyPage,
+            "A page is never empty.",
             "a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing",
         ),
         Broken(
-            SaysNoMediaType,
-            "A page says what kind it is.",
+            OmitsTheMediaType,
+            "A page states its media type.",
             "a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing",
         ),
         Broken(
-            DividesByTheRoom,
-            "There may be nothing of a resource.",
+            DividesByTheCapacity,
+            "The capacity of a resource may be zero.",
             "an_idle_server_has_a_page",
             raises=(ZeroDivisionError,),
         ),
         Broken(
             NeedsItsCounters,
-            "A runner may have counted nothing.",
+            "A runner may have no counters.",
             "an_idle_server_has_a_page",
             raises=(KeyError,),
         ),
         Broken(
             LabelsByMethods,
-            "A method is as the client wrote it, and no label.",
+            "The method of a client is not a label.",
             "a_page_does_not_grow_with_its_clients",
         ),
         Broken(
             LabelsByIds,
-            "An id is as the client wrote it, and no label.",
+            "The id of a client is not a label.",
             "a_page_does_not_grow_with_its_clients",
         ),
         Broken(
-            WalksOverWhatChanges,
-            "page() is called in a thread of its own.",
+            IteratesOverChangingData,
+            "page() runs in another thread.",
             "a_page_may_be_requested_while_requests_arrive",
         ),
         Broken(
-            SharesItsObserver,
-            "Several observers of one model are told at once while one replaces another.",
+            SharesOneObserver,
+            "Two observers of one model may get events at once during a replacement.",
             "one_model_may_have_two_observers_while_it_is_replaced",
         ),
         Broken(
-            KeepsRequests,
-            "A request that is over is let go.",
+            KeepsFinishedRequests,
+            "A finished request is not referenced.",
             "a_finished_request_is_released",
         ),
         Broken(
-            KeepsWhatIsObserved,
-            "So is what its observer was told of it.",
+            KeepsObservedEvents,
+            "The events of a finished request are not referenced.",
             "a_finished_request_is_released",
         ),
         Broken(
-            WritesSlowly,
-            "What is called in the event loop is quick.",
+            BlocksTheEventLoop,
+            "Calls in the event loop do not block.",
             "the_event_loop_is_not_blocked",
         ),
         Broken(
-            WaitsForAll,
-            "close() lets go of everything, of requests under way too.",
+            WaitsForActiveRequests,
+            "close() releases everything, active requests included.",
             "it_closes_while_requests_are_active",
         ),
         Broken(
-            ClosesOnce,
-            "After close() it may be called again.",
+            FailsOnASecondClose,
+            "Methods may be called after close().",
             "closing_twice_is_harmless",
             raises=(RuntimeError,),
         ),

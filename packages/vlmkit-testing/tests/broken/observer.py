@@ -1,4 +1,4 @@
-"""Observers that break one promise each, made of the counters."""
+"""Observers that break one promise each, derived from the counters."""
 
 import math
 import sqlite3
@@ -15,7 +15,7 @@ from vlmkit.types.completion import Chunk
 from vlmkit_testing import ObserverContract
 
 
-class KeepsRequests(Counters):
+class KeepsFinishedRequests(Counters):
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[RequestFacts] = []
@@ -29,7 +29,7 @@ class ExpectsAnAcceptedRequest(Counters):
         assert self._counts["num_accepted"]
 
 
-class TellsRequestsByTheirIds(Observer):
+class DistinguishesRequestsByTheirIds(Observer):
     def __init__(self) -> None:
         self.begun: set[str] = set()
 
@@ -41,19 +41,19 @@ class TellsRequestsByTheirIds(Observer):
         self.begun.remove(request.id)
 
 
-class DividesByNothing(Counters):
+class DividesByZero(Counters):
     def stats(self) -> Mapping[str, float]:
         return {"mean": float("nan"), **super().stats()}
 
 
-class CountsForEverybody(Counters):
+class CountsForAllInstances(Counters):
     everybody = Counters()
 
     def __init__(self) -> None:
         self.__dict__ = self.everybody.__dict__
 
 
-class WritesLatinNames(Observer):
+class EncodesNamesAsLatin1(Observer):
     def accepted(self, request: RequestFacts, at_s: float) -> None:
         request.id.encode("ascii")
 
@@ -81,23 +81,23 @@ class ExpectsAFirstToken(Counters):
         self.begun = None
 
 
-class KnowsTwoErrors(Counters):
+class ExpectsTwoErrors(Counters):
     def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:
         self._counts[{EngineError: "engine", RequestError: "request"}[type(error)]] += 1
 
 
-class DividesByTheTime(Counters):
+class DividesByTheTimeOfAStep(Counters):
     def step(self, step: StepFacts, at_s: float) -> None:
         self._seconds["tokens_per_s"] = step.num_tokens / step.step_s
 
 
-class TellsInfinity(Counters):
+class ReturnsInfinity(Counters):
     def step(self, step: StepFacts, at_s: float) -> None:
         rate = step.num_tokens / step.step_s if step.step_s else math.inf
         self._seconds["most_per_s"] = max(rate, self._seconds.get("most_per_s", 0.0))
 
 
-class KeepsErrors(Counters):
+class KeepsErrorsOfRequests(Counters):
     last: VlmkitError | None = None
 
     def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:
@@ -113,7 +113,7 @@ class CountsEachId(Counters):
         self.by_id[request.id] += 1
 
 
-class KeepsEveryTime(Counters):
+class KeepsTheTimeOfEveryStep(Counters):
     def __init__(self) -> None:
         super().__init__()
         self.times_s: list[float] = []
@@ -122,22 +122,22 @@ class KeepsEveryTime(Counters):
         self.times_s.append(at_s + step.step_s * len(self.times_s))
 
 
-class NamesNumbersByNumbers(Counters):
+class NamesNumbersByIntegers(Counters):
     def stats(self) -> Any:
         return {**super().stats(), 99: 1.0}
 
 
-class WritesItsNumbers(Counters):
+class ReturnsNumbersAsStrings(Counters):
     def stats(self) -> Any:
         return {name: str(number) for name, number in super().stats().items()}
 
 
-class TellsWhatItCountsOn(Counters):
+class ReturnsItsLiveCounters(Counters):
     def stats(self) -> Mapping[str, float]:
         return self._counts
 
 
-class OpensItsFileWhereItIsMade(Counters):
+class OpensItsFileInTheConstructor(Counters):
     def __init__(self) -> None:
         super().__init__()
         self._file = sqlite3.connect(":memory:")
@@ -146,7 +146,7 @@ class OpensItsFileWhereItIsMade(Counters):
         self._file.execute("select 1")
 
 
-class CountsWhereItIsTold(Counters):
+class CountsInOneThread(Counters):
     def __init__(self) -> None:
         super().__init__()
         self._own = threading.local()
@@ -178,7 +178,7 @@ class CountsEachSeed(Counters):
 
 
 class KeepsLatencies(Counters):
-    """A list for a median: eight bytes a request."""
+    """Keeps a list for a median: eight bytes for each request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,8 +188,8 @@ class KeepsLatencies(Counters):
         self._times_s.append(end.timings.decode_s)
 
 
-class ForgetsWhoFinishes(Counters):
-    """And keeps whoever fails in the middle of an answer."""
+class ForgetsOnlyFinishedRequests(Counters):
+    """Keeps requests that fail during their answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,8 +216,8 @@ TABLE = Table(
     Counters,
     (
         Broken(
-            KeepsRequests,
-            "A request that is over is let go.",
+            KeepsFinishedRequests,
+            "A finished request is not referenced.",
             "a_finished_request_is_released",
         ),
         Broken(
@@ -226,110 +226,110 @@ TABLE = Table(
             "a_request_may_fail_at_any_time",
         ),
         Broken(
-            TellsRequestsByTheirIds,
+            DistinguishesRequestsByTheirIds,
             "Requests may overlap and share an id.",
             "requests_may_overlap_and_share_an_id",
         ),
         Broken(
-            DividesByNothing,
-            "Its numbers are numbers at any time.",
+            DividesByZero,
+            "stats() returns finite numbers at any time.",
             "its_numbers_are_numbers_at_any_time",
         ),
         Broken(
-            CountsForEverybody,
-            "Two observers count apart.",
+            CountsForAllInstances,
+            "Two observers count separately.",
             "two_observers_count_apart",
         ),
         Broken(
-            WritesLatinNames,
-            "Names may hold any character.",
+            EncodesNamesAsLatin1,
+            "Names may contain any character.",
             "names_may_hold_any_character",
             raises=(UnicodeEncodeError,),
         ),
         Broken(
             NeedsAToken,
-            "An answer may have no token.",
+            "An answer may have no tokens.",
             "it_takes_the_whole_life_of_a_request",
             raises=(ZeroDivisionError,),
         ),
         Broken(
             ExpectsText,
-            "A chunk may hold thoughts and calls, or nothing.",
+            "A chunk may contain reasoning and calls, or nothing.",
             "it_accepts_every_kind_of_chunk",
             raises=(AttributeError,),
         ),
         Broken(
             ExpectsAFirstToken,
-            "A text that is embedded has no first token.",
+            "An embedding request has no first token.",
             "it_accepts_every_kind_of_chunk",
         ),
         Broken(
-            KnowsTwoErrors,
-            "A request may fail with any error of ours.",
+            ExpectsTwoErrors,
+            "A request may fail with any error of vlmkit.",
             "a_request_may_fail_at_any_time",
             raises=(KeyError,),
         ),
         Broken(
-            DividesByTheTime,
-            "A step may take no time that a clock can tell.",
+            DividesByTheTimeOfAStep,
+            "The measured time of a step may be zero.",
             "a_step_may_be_empty",
             raises=(ZeroDivisionError,),
         ),
         Broken(
-            TellsInfinity,
-            "What is counted of steps is a number, too.",
+            ReturnsInfinity,
+            "The numbers of steps are finite.",
             "a_step_may_be_empty",
         ),
         Broken(
-            KeepsErrors,
-            "The error of a request is let go with it.",
+            KeepsErrorsOfRequests,
+            "The error of a finished request is not referenced.",
             "a_finished_request_is_released",
         ),
         Broken(
             CountsEachId,
-            "Nothing is kept for each id.",
+            "No data is kept for each id.",
             "memory_does_not_grow_with_the_requests",
         ),
         Broken(
-            KeepsEveryTime,
-            "Nothing is kept for each step.",
+            KeepsTheTimeOfEveryStep,
+            "No data is kept for each step.",
             "memory_does_not_grow_with_the_requests",
         ),
         Broken(
-            NamesNumbersByNumbers,
-            "Numbers have texts as names.",
+            NamesNumbersByIntegers,
+            "The names of numbers are strings.",
             "its_numbers_are_numbers_at_any_time",
         ),
         Broken(
-            WritesItsNumbers,
-            "Numbers are numbers, not texts.",
+            ReturnsNumbersAsStrings,
+            "Values are numbers, not strings.",
             "its_numbers_are_numbers_at_any_time",
         ),
         Broken(
-            TellsWhatItCountsOn,
-            "stats() is called from any thread: what it told changes no more.",
+            ReturnsItsLiveCounters,
+            "The result of stats() does not change later.",
             "returned_numbers_never_change",
         ),
         Broken(
-            OpensItsFileWhereItIsMade,
-            "Events come in a thread of the observer's own, which did not make it.",
+            OpensItsFileInTheConstructor,
+            "Events arrive in a different thread than the constructor's.",
             "events_come_in_a_thread_of_its_own",
             raises=(sqlite3.ProgrammingError,),
         ),
         Broken(
-            CountsWhereItIsTold,
-            "stats() is called from any thread.",
+            CountsInOneThread,
+            "stats() may be called from any thread.",
             "events_come_in_a_thread_of_its_own",
             raises=(AttributeError,),
         ),
         Broken(
             KeepsTraces,
-            "Nothing is kept for each trace.",
+            "No data is kept for each trace.",
             "memory_does_not_grow_with_the_requests",
         ),
         Broken(
             CountsEachSeed,
-            "Nothing is kept for each request's parameters.",
+            "No data is kept for the parameters of each request.",
             "memory_does_not_grow_with_the_requests",
         ),
         Broken(
@@ -338,8 +338,8 @@ TABLE = Table(
             "memory_does_not_grow_with_the_requests",
         ),
         Broken(
-            ForgetsWhoFinishes,
-            "A request that fails after its first token is let go.",
+            ForgetsOnlyFinishedRequests,
+            "A request that fails after its first token is not referenced.",
             "a_finished_request_is_released",
         ),
     ),

@@ -1,4 +1,4 @@
-"""The tables of ``docs/reference/contracts.md``, made of the lists of broken components."""
+"""Writes the tables of ``docs/reference/contracts.md`` from the lists of broken components."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,9 @@ def rows(table: Table) -> str:
 
 
 def renewed(page: str, tables: tuple[Table, ...]) -> str:
-    """Return a page whose tables are those of the lists; what is said around them stays.
+    """Return the page with the current tables; the other text stays.
 
-    Each stands at the end of the section that has its contract's name.
+    A table ends the section that has the name of its contract.
     """
     for table in tables:
         above, heading, below = page.partition(f"\n## {table.contract.__name__}\n")

@@ -1,4 +1,4 @@
-"""Proposers that break one promise each, made of the built-in one."""
+"""Proposers that break one promise each, derived from the built-in proposer."""
 
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -9,12 +9,12 @@ from vlmkit.running.engine_loop.ngram import NgramProposer
 from vlmkit_testing import ProposerContract
 
 
-class GuessesWithoutEnd(NgramProposer):
+class GuessesTooManyTokens(NgramProposer):
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
         return super().propose(sequence, num_tokens + 1)
 
 
-class FillsUp(NgramProposer):
+class PadsItsGuesses(NgramProposer):
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
         guesses = [*super().propose(sequence, num_tokens)]
         return guesses + [-1] * (num_tokens - len(guesses))
@@ -38,8 +38,8 @@ class NeedsThreeTokens(NgramProposer):
         return super().propose(sequence, num_tokens)
 
 
-class HasAShortMemory(NgramProposer):
-    """Has a table for so many tokens."""
+class HasAShortTable(NgramProposer):
+    """Has a table of fixed size."""
 
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
         table = [0] * 4096
@@ -54,13 +54,13 @@ class WritesItsGuesses(NgramProposer):
         return guesses
 
 
-class AppendsWhatStands(NgramProposer):
+class AppendsItsGuesses(NgramProposer):
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         super().note(sequence, num_drafted, num_accepted)
         sequence.output_ids += sequence.output_ids[:num_accepted]
 
 
-class ExpectsThatAllIsComputed(NgramProposer):
+class ExpectsAllGuessesToBeComputed(NgramProposer):
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
         self.guesses = super().propose(sequence, num_tokens)
         return self.guesses
@@ -70,7 +70,7 @@ class ExpectsThatAllIsComputed(NgramProposer):
         super().note(sequence, num_drafted, num_accepted)
 
 
-class ExpectsToBeTold(NgramProposer):
+class ExpectsANoteForEveryGuess(NgramProposer):
     waits = False
 
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
@@ -84,8 +84,8 @@ class ExpectsToBeTold(NgramProposer):
         super().note(sequence, num_drafted, num_accepted)
 
 
-class HasOneMemory(NgramProposer):
-    """Looks up what any answer said."""
+class SharesItsTableBetweenAnswers(NgramProposer):
+    """Looks up tokens of every answer."""
 
     def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
         if self._memories:
@@ -93,7 +93,7 @@ class HasOneMemory(NgramProposer):
         return super().propose(sequence, num_tokens)
 
 
-class ForgetsNothing(NgramProposer):
+class IgnoresForget(NgramProposer):
     def forget(self, sequence: Sequence) -> None:
         pass
 
@@ -108,7 +108,7 @@ class KeepsAnswers(NgramProposer):
         self.answers.append(sequence.output_ids)
 
 
-class KnowsNoStrangers(NgramProposer):
+class FailsForUnknownSequences(NgramProposer):
     def forget(self, sequence: Sequence) -> None:
         del self._memories[sequence]
 
@@ -128,47 +128,51 @@ TABLE = Table(
     NgramProposer,
     (
         Broken(
-            GuessesWithoutEnd, "Up to num_tokens guesses are returned.", "guesses_are_token_ids"
+            GuessesTooManyTokens,
+            "At most num_tokens guesses are returned.",
+            "guesses_are_token_ids",
         ),
-        Broken(FillsUp, "Fewer guesses may be returned.", "guesses_are_token_ids"),
+        Broken(PadsItsGuesses, "Fewer guesses may be returned.", "guesses_are_token_ids"),
         Broken(
             GuessesWords, "Guesses are token ids.", "guesses_are_token_ids", raises=(TypeError,)
         ),
         Broken(NeedsAnAnswer, "An answer may have no token yet.", ANY_LENGTH, raises=(IndexError,)),
         Broken(NeedsThreeTokens, "A prompt may be one token.", ANY_LENGTH),
-        Broken(HasAShortMemory, "A prompt may be long.", ANY_LENGTH, raises=(IndexError,)),
+        Broken(HasAShortTable, "A prompt may be long.", ANY_LENGTH, raises=(IndexError,)),
         Broken(WritesItsGuesses, "A guess changes nothing.", "a_sequence_is_only_read"),
         Broken(
-            AppendsWhatStands,
-            "What stands is the sampler's to choose.",
+            AppendsItsGuesses,
+            "A proposer does not append tokens to the sequence.",
             "a_sequence_is_only_read",
         ),
         Broken(
-            ExpectsThatAllIsComputed,
-            "num_drafted says how many were computed, which may be fewer.",
+            ExpectsAllGuessesToBeComputed,
+            "num_drafted may be less than the number of guesses.",
             "fewer_may_be_computed_than_were_guessed",
         ),
         Broken(
-            ExpectsToBeTold,
-            "note() tells of what was computed, which may be nothing.",
+            ExpectsANoteForEveryGuess,
+            "note() is skipped if nothing was computed.",
             "fewer_may_be_computed_than_were_guessed",
         ),
         Broken(
-            HasOneMemory,
-            "What is guessed for one answer depends on that one alone.",
+            SharesItsTableBetweenAnswers,
+            "The guesses for an answer depend on that answer alone.",
             "answers_grow_beside_each_other",
         ),
         Broken(
-            ForgetsNothing,
-            "forget() drops what is known of a sequence.",
+            IgnoresForget,
+            "forget() drops all state of a sequence.",
             "a_released_sequence_is_forgotten",
         ),
         Broken(
-            KeepsAnswers, "Nothing of one who ended is kept.", "a_released_sequence_is_forgotten"
+            KeepsAnswers,
+            "A sequence that ended is not referenced.",
+            "a_released_sequence_is_forgotten",
         ),
         Broken(
-            KnowsNoStrangers,
-            "A sequence that ended may never have been shown.",
+            FailsForUnknownSequences,
+            "forget() accepts a sequence that the proposer has not seen.",
             "an_unknown_sequence_may_be_forgotten",
             raises=(KeyError,),
         ),

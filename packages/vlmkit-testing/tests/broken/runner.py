@@ -1,4 +1,4 @@
-"""Runners that break one promise each, made of a pipeline on the mock."""
+"""Runners that break one promise each, derived from a pipeline on the mock engine."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing import RunnerContract
 
 
-class CountsItsFacts(vlmkit.Pipeline):
+class ChangesItsFacts(vlmkit.Pipeline):
     numbers = itertools.count()
 
     @property
@@ -38,19 +38,19 @@ class KeepsAFileInItsFacts(vlmkit.Pipeline):
         self.facts = dataclasses.replace(self.facts, name=(lambda: "model"))
 
 
-class TakesOneChoice(vlmkit.Pipeline):
+class ReturnsOneChoice(vlmkit.Pipeline):
     def submit(self, request):
         params = dataclasses.replace(request, params=request.params.replaced({"n": 1}))
         return super().submit(params if request.messages else request)
 
 
-class StartsAnotherWithoutALoop(vlmkit.Pipeline):
+class ChangesRequestsOfAsubmit(vlmkit.Pipeline):
     async def asubmit(self, request):
         other = request.params and request.params.replaced({"max_tokens": 5})
         return await super().asubmit(dataclasses.replace(request, params=other))
 
 
-class NamesItsTokens(vlmkit.Pipeline):
+class ReturnsTheNamesOfTokens(vlmkit.Pipeline):
     def token_bytes(self, token_id):
         return f"<{token_id}>".encode()
 
@@ -61,29 +61,29 @@ class CountsTooFew(vlmkit.Pipeline):
         return dataclasses.replace(told, token_ids=told.token_ids[1:])
 
 
-class CountsWhatIsWrong(vlmkit.Pipeline):
+class CountsInvalidRequests(vlmkit.Pipeline):
     async def atokenize(self, request):
         asked = request if request.messages or request.text or request.token_ids else None
         return await super().atokenize(asked or vlmkit.Request(text="?"))
 
 
-class SaysSpecialTokens(vlmkit.Pipeline):
+class ShowsSpecialTokens(vlmkit.Pipeline):
     def detokenize(self, token_ids):
         return f"<begin>{super().detokenize(token_ids)}"
 
 
-class TakesEverything(vlmkit.Pipeline):
+class AcceptsEverything(vlmkit.Pipeline):
     def submit(self, request):
         asked = request.messages or [vlmkit.Message.of("user", "?")]
         return super().submit(dataclasses.replace(request, messages=asked))
 
 
-class LeavesTheConstraintOut(vlmkit.Pipeline):
+class IgnoresConstraints(vlmkit.Pipeline):
     def submit(self, request):
         return super().submit(dataclasses.replace(request, constraint=None))
 
 
-class AdmitsEverything(vlmkit.Pipeline):
+class IgnoresAdmission(vlmkit.Pipeline):
     def submit(self, request):
         return super().submit(dataclasses.replace(request, admit=None))
 
@@ -95,7 +95,7 @@ class NeverAborts(vlmkit.Pipeline):
         return stream
 
 
-class IsFull(vlmkit.Pipeline):
+class IsAlwaysFull(vlmkit.Pipeline):
     is_full = True
 
 
@@ -107,30 +107,30 @@ class IsAlwaysReady(vlmkit.Pipeline):
     is_ready = True
 
 
-class CountsFromOne(vlmkit.Pipeline):
+class CountsOneRequestTooMany(vlmkit.Pipeline):
     def stats(self):
         stats = super().stats()
         return dataclasses.replace(stats, num_running=stats.num_running + 1)
 
 
-class DrainsAtOnce(vlmkit.Pipeline):
+class EndsADrainAtOnce(vlmkit.Pipeline):
     def drain(self, timeout_s):
         super().drain(0.0)
         return True
 
 
-class GoesOnWhileItDrains(vlmkit.Pipeline):
+class AcceptsRequestsDuringADrain(vlmkit.Pipeline):
     def drain(self, timeout_s):
         return False
 
 
-class ClosesOnce(vlmkit.Pipeline):
+class FailsOnASecondClose(vlmkit.Pipeline):
     def close(self):
         assert not self._is_closed
         super().close()
 
 
-class ClosingIsAFailure(vlmkit.Pipeline):
+class ReportsClosingAsAFailure(vlmkit.Pipeline):
     def on_failure(self, tell):
         self.tell = tell
         super().on_failure(tell)
@@ -141,7 +141,7 @@ class ClosingIsAFailure(vlmkit.Pipeline):
             self.tell(RuntimeError("closed"))
 
 
-class KeepsFailuresToItself(vlmkit.Pipeline):
+class ReportsNoFailures(vlmkit.Pipeline):
     def on_failure(self, tell):
         pass
 
@@ -164,7 +164,7 @@ class PutsTextLast(ChangesTheFacts):
     changes = {"modalities": ("image", "text")}  # noqa: RUF012
 
 
-class NamesAnotherEnd(ChangesTheFacts):
+class NamesAnotherEndToken(ChangesTheFacts):
     changes = {"eos_ids": frozenset({7})}  # noqa: RUF012
 
 
@@ -172,8 +172,8 @@ class ClaimsConstraints(ChangesTheFacts):
     changes = {"options": frozenset({CONSTRAINT})}  # noqa: RUF012
 
 
-class Tells:
-    """A stream that tells some things otherwise."""
+class ChangedStream:
+    """A stream with some changed attributes."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -189,61 +189,61 @@ class Tells:
 
 
 class WithStreams(vlmkit.Pipeline):
-    stream = Tells
+    stream = ChangedStream
 
     def submit(self, request):
         return self.stream(super().submit(request))
 
 
-class TellsUsageLate(Tells):
+class StreamWithLateUsage(ChangedStream):
     @property
     def usage(self):
         usage = self._stream.usage
         return usage if self._stream.is_done else dataclasses.replace(usage, completion_tokens=0)
 
 
-class CountsAtTheEnd(WithStreams):
-    stream = TellsUsageLate
+class CountsOnlyAtTheEnd(WithStreams):
+    stream = StreamWithLateUsage
 
 
-class TellsTheEndFirst(Tells):
+class StreamWithEarlyReasons(ChangedStream):
     @property
     def reasons(self):
         return ("length",) * self._stream.num_choices
 
 
-class KnowsTheEndBefore(WithStreams):
-    stream = TellsTheEndFirst
+class StatesReasonsTooEarly(WithStreams):
+    stream = StreamWithEarlyReasons
 
 
-class TellsNoTimes(Tells):
+class StreamWithoutTimings(ChangedStream):
     timings = Timings()
 
 
-class TakesNoTime(WithStreams):
-    stream = TellsNoTimes
+class StatesNoTimings(WithStreams):
+    stream = StreamWithoutTimings
 
 
-class WithoutPrompt(Tells):
+class StreamWithoutPrompt(ChangedStream):
     def result(self):
         return dataclasses.replace(self._stream.result(), prompt_token_ids=())
 
 
-class ForgetsThePrompt(WithStreams):
-    stream = WithoutPrompt
+class DropsThePromptFromCompletions(WithStreams):
+    stream = StreamWithoutPrompt
 
 
-class AbortsWhatRuns(Tells):
+class StreamThatAbortsOnce(ChangedStream):
     def abort(self):
         assert not self._stream.is_done
         self._stream.abort()
 
 
 class AbortsOnce(WithStreams):
-    stream = AbortsWhatRuns
+    stream = StreamThatAbortsOnce
 
 
-class EndsInSilence(Tells):
+class StreamWithoutErrorsInLots(ChangedStream):
     async def next_chunks(self):
         try:
             return await self._stream.next_chunks()
@@ -251,11 +251,11 @@ class EndsInSilence(Tells):
             return []
 
 
-class SwallowsErrorsInLots(WithStreams):
-    stream = EndsInSilence
+class SwallowsErrorsOfNextChunks(WithStreams):
+    stream = StreamWithoutErrorsInLots
 
 
-class BreaksOff(Tells):
+class StreamWithoutErrorsInChunks(ChangedStream):
     def __iter__(self):
         try:
             yield from self._stream
@@ -263,8 +263,8 @@ class BreaksOff(Tells):
             return
 
 
-class SwallowsErrorsInChunks(WithStreams):
-    stream = BreaksOff
+class SwallowsErrorsOfIteration(WithStreams):
+    stream = StreamWithoutErrorsInChunks
 
 
 class SkipsUnknownTokens(vlmkit.Pipeline):
@@ -273,13 +273,13 @@ class SkipsUnknownTokens(vlmkit.Pipeline):
         return super().detokenize([i for i in token_ids if 0 <= i < most])
 
 
-class CutsLongPrompts(vlmkit.Pipeline):
+class TruncatesLongPrompts(vlmkit.Pipeline):
     def submit(self, request):
         ids = request.token_ids
         return super().submit(dataclasses.replace(request, token_ids=ids and ids[:9]))
 
 
-class CountsWhatFits(vlmkit.Pipeline):
+class CountsOnlyWhatFits(vlmkit.Pipeline):
     async def atokenize(self, request):
         told = await super().atokenize(request)
         if len(told.token_ids) > self.facts.limits.max_sequence_tokens:
@@ -287,7 +287,7 @@ class CountsWhatFits(vlmkit.Pipeline):
         return told
 
 
-class MindsItsThread(vlmkit.Pipeline):
+class WorksInOneThread(vlmkit.Pipeline):
     def __init__(self, **parts):
         super().__init__(**parts)
         self.thread = threading.get_ident()
@@ -302,7 +302,7 @@ class IsNeverFull(vlmkit.Pipeline):
     is_full = False
 
 
-class TellsTwice(vlmkit.Pipeline):
+class ReportsFailuresTwice(vlmkit.Pipeline):
     def on_failure(self, tell):
         super().on_failure(tell)
         super().on_failure(tell)
@@ -339,8 +339,8 @@ TABLE = Table(
     vlmkit.Pipeline,
     (
         Broken(
-            CountsItsFacts,
-            "The facts of a runner never change.",
+            ChangesItsFacts,
+            "The facts of a runner are constant.",
             "its_facts_can_be_serialized",
         ),
         Broken(
@@ -350,170 +350,170 @@ TABLE = Table(
             raises=(AttributeError, PicklingError, TypeError),
         ),
         Broken(
-            TakesOneChoice,
-            "A request gets as many answers as it asks for.",
+            ReturnsOneChoice,
+            "A request gets as many choices as it asks for.",
             "an_answer_is_the_same_however_it_is_read",
         ),
         Broken(
-            StartsAnotherWithoutALoop,
+            ChangesRequestsOfAsubmit,
             "asubmit() starts the request that submit() does.",
             "an_answer_is_the_same_however_it_is_read",
         ),
         Broken(
-            NamesItsTokens,
-            "token_bytes() returns the bytes that a token stands for.",
+            ReturnsTheNamesOfTokens,
+            "token_bytes() returns the bytes of a token.",
             "its_tokens_have_the_bytes_of_its_texts",
         ),
         Broken(
             CountsTooFew,
-            "atokenize() returns what a request's prompt comes to.",
+            "atokenize() returns the tokens of the prompt.",
             "a_prompt_can_be_tokenized_without_an_answer",
         ),
         Broken(
-            CountsWhatIsWrong,
-            "atokenize() refuses a request that is wrong.",
+            CountsInvalidRequests,
+            "atokenize() refuses an invalid request.",
             "a_prompt_can_be_tokenized_without_an_answer",
         ),
         Broken(
-            SaysSpecialTokens,
+            ShowsSpecialTokens,
             "detokenize() returns a text without special tokens.",
             "a_prompt_can_be_tokenized_without_an_answer",
         ),
         Broken(
-            TakesEverything,
-            "submit() refuses a request that is wrong.",
+            AcceptsEverything,
+            "submit() refuses an invalid request.",
             "a_wrong_request_is_refused_and_harms_no_other",
         ),
         Broken(
-            LeavesTheConstraintOut,
-            "An answer is kept within its constraint, or refused.",
+            IgnoresConstraints,
+            "A constraint is enforced or refused.",
             "a_constraint_is_enforced_or_refused",
         ),
         Broken(
-            AdmitsEverything,
-            "Who admits a request is told what it comes to, and may refuse.",
+            IgnoresAdmission,
+            "The admission callback gets the demand of a request and may refuse it.",
             "admission_sees_the_demand_and_may_refuse",
         ),
         Broken(
             NeverAborts,
-            "abort() stops generating and frees everything; so does dropping the stream.",
+            "abort() or dropping the stream stops generation and frees everything.",
             "an_abandoned_request_frees_its_resources",
         ),
         Broken(
-            IsFull,
-            "is_full tells whether a request would be refused now.",
+            IsAlwaysFull,
+            "is_full states whether a request would be refused now.",
             "an_idle_runner_takes_requests",
         ),
         Broken(
             IsNeverReady,
-            "is_ready tells whether requests can be answered.",
+            "is_ready states whether requests can be answered.",
             "an_idle_runner_takes_requests",
         ),
         Broken(
-            CountsFromOne,
-            "stats() counts the requests that are open.",
+            CountsOneRequestTooMany,
+            "stats() counts open requests.",
             "an_idle_runner_takes_requests",
         ),
         Broken(
-            DrainsAtOnce,
-            "drain() tells whether all requests ended in time.",
+            EndsADrainAtOnce,
+            "drain() returns whether all requests ended in time.",
             "a_drain_lets_answers_end_and_takes_no_more",
         ),
         Broken(
-            GoesOnWhileItDrains,
+            AcceptsRequestsDuringADrain,
             "drain() refuses new requests.",
             "a_drain_lets_answers_end_and_takes_no_more",
         ),
         Broken(
-            ClosesOnce,
-            "close() is harmless when done twice.",
+            FailsOnASecondClose,
+            "close() may be called twice.",
             "closing_ends_everything",
         ),
         Broken(
             IsAlwaysReady,
-            "No runner is ready that was closed.",
+            "A closed runner is not ready.",
             "closing_ends_everything",
         ),
         Broken(
-            ClosingIsAFailure,
-            "on_failure() tells of failures, and closing is none.",
+            ReportsClosingAsAFailure,
+            "on_failure() reports failures; closing is not a failure.",
             "closing_is_no_failure",
         ),
         Broken(
-            KeepsFailuresToItself,
-            "on_failure() calls a function when no request can be answered any more.",
+            ReportsNoFailures,
+            "on_failure() calls its function when the runner fails for good.",
             "a_failure_is_reported_once_and_fails_later_requests",
         ),
         Broken(
             IgnoresLateCallbacks,
-            "on_failure() calls at once where that has happened already.",
+            "on_failure() calls its function at once if the runner has failed already.",
             "a_failure_is_reported_once_and_fails_later_requests",
         ),
         Broken(PutsTextLast, "modalities begins with text.", FACTS),
         Broken(
-            NamesAnotherEnd,
+            NamesAnotherEndToken,
             "eos_ids are the tokens that end an answer.",
             "its_facts_name_the_tokens_that_end_an_answer",
         ),
         Broken(
             ClaimsConstraints,
-            "options says that an answer can be kept within a constraint where it can.",
+            "options names constraints only if the runner enforces them.",
             "a_constraint_is_enforced_or_refused",
             raises=(RequestError,),
         ),
         Broken(
-            ForgetsThePrompt,
-            "A completion has the tokens of its prompt, as its stream has.",
+            DropsThePromptFromCompletions,
+            "A completion has the prompt tokens that its stream has.",
             "an_answer_is_the_same_however_it_is_read",
         ),
-        Broken(CountsAtTheEnd, "usage is what the request took so far.", GROWS),
-        Broken(KnowsTheEndBefore, "reasons is of choices that ended.", GROWS),
-        Broken(TakesNoTime, "timings is where its time went so far.", GROWS),
+        Broken(CountsOnlyAtTheEnd, "usage counts the tokens of the request so far.", GROWS),
+        Broken(StatesReasonsTooEarly, "reasons covers only choices that ended.", GROWS),
+        Broken(StatesNoTimings, "timings covers the time of the request so far.", GROWS),
         Broken(
             AbortsOnce,
-            "abort() is harmless when an answer is over already.",
+            "abort() may be called after an answer has ended.",
             "a_finished_answer_may_be_aborted",
         ),
         Broken(
-            SwallowsErrorsInLots,
-            "next_chunks() raises where the request failed.",
+            SwallowsErrorsOfNextChunks,
+            "next_chunks() raises the error of a failed request.",
             "every_reader_gets_the_error_of_a_failure",
         ),
         Broken(
-            SwallowsErrorsInChunks,
-            "Iteration raises where the request failed.",
+            SwallowsErrorsOfIteration,
+            "Iteration raises the error of a failed request.",
             "every_reader_gets_the_error_of_a_failure",
         ),
         Broken(
             SkipsUnknownTokens,
-            "detokenize() refuses what is not in the vocabulary.",
+            "detokenize() refuses ids outside the vocabulary.",
             "a_token_beyond_the_vocabulary_is_refused",
         ),
         Broken(
-            CutsLongPrompts,
+            TruncatesLongPrompts,
             "submit() refuses a request that is too long.",
             "a_prompt_beyond_the_context_is_counted_and_not_answered",
         ),
         Broken(
-            CountsWhatFits,
-            "What atokenize() counts may be longer than what can be answered.",
+            CountsOnlyWhatFits,
+            "atokenize() also counts prompts that are too long to be answered.",
             "a_prompt_beyond_the_context_is_counted_and_not_answered",
             raises=(RequestError,),
         ),
         Broken(
-            MindsItsThread,
+            WorksInOneThread,
             "The methods of a runner may be called from any thread.",
             "requests_may_come_from_any_thread",
             raises=(RuntimeError,),
         ),
         Broken(
             IsNeverFull,
-            "is_full tells whether a request would be refused because too many wait.",
+            "is_full states whether the queue is full.",
             "a_full_queue_refuses_at_once",
         ),
         Broken(
-            TellsTwice,
-            "on_failure() calls a function once.",
+            ReportsFailuresTwice,
+            "on_failure() calls its function once.",
             "a_failure_is_reported_once_and_fails_later_requests",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Samplers that break one promise each: of what a choice may depend on, and of draws."""
+"""Samplers that break a promise about draws, or about the inputs of a choice."""
 
 import dataclasses
 import zlib
@@ -17,7 +17,7 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_testing import SamplerContract
 
-# What it takes and gives.
+# Inputs and outputs.
 
 
 class ReturnsAList(ArraySampler):
@@ -38,12 +38,12 @@ class ReturnsAColumn(ArraySampler):
         return lambda logits: pick(logits)[:, None]
 
 
-class TurnsRowsRound(ArraySampler):
+class ReversesRows(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         return super().prepare(rows[::-1])
 
 
-class Overwrites(ArraySampler):
+class OverwritesLogits(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         pick = super().prepare(rows)
 
@@ -55,7 +55,7 @@ class Overwrites(ArraySampler):
         return overwrite
 
 
-class BansInPlace(ArraySampler):
+class SetsBansInTheLogits(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         pick = super().prepare(rows)
 
@@ -67,8 +67,8 @@ class BansInPlace(ArraySampler):
         return ban
 
 
-class ReadsOnBeyondARow(ArraySampler):
-    """Takes it that rows follow each other without a gap."""
+class AssumesContiguousRows(ArraySampler):
+    """Assumes that rows follow each other without a gap."""
 
     def prepare(self, rows: Seq[Row]) -> Pick:
         pick = super().prepare(rows)
@@ -80,27 +80,27 @@ class ReadsOnBeyondARow(ArraySampler):
         return read
 
 
-class Sums(ArraySampler):
-    """Lets one row's values reach the others."""
+class SumsOverRows(ArraySampler):
+    """Adds values of one row to the others."""
 
     def prepare(self, rows: Seq[Row]) -> Pick:
         pick = super().prepare(rows)
         return lambda logits: pick(logits + 0 * logits.sum())
 
 
-class Clips(ArraySampler):
+class ClipsLogits(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         pick = super().prepare(rows)
         return lambda logits: pick(np.clip(logits, -20.0, None))
 
 
-class TakesInfinityForZero(ArraySampler):
+class TreatsMinusInfinityAsZero(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         pick = super().prepare(rows)
         return lambda logits: pick(np.nan_to_num(logits, neginf=0.0))
 
 
-class KeepsSequences(ArraySampler):
+class KeepsReleasedSequences(ArraySampler):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Sequence] = []
@@ -110,11 +110,11 @@ class KeepsSequences(ArraySampler):
         return super().prepare(rows)
 
 
-# What a choice depends on.
+# Inputs of a choice.
 
 
-class Changes(ArraySampler):
-    """Chooses as for other sequences."""
+class ChangedSequences(ArraySampler):
+    """Samples for changed sequences."""
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         raise NotImplementedError
@@ -128,32 +128,32 @@ class Changes(ArraySampler):
         return super().prepare(changed)
 
 
-class DrawsByPlace(Changes):
+class DrawsByRowIndex(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed + place}
 
 
-class DrawsByTheFirst(Changes):
+class DrawsByTheSeedOfTheFirstRow(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": rows[0].sequence.seed}
 
 
-class TakesTheFirstOnesParameters(Changes):
+class UsesParametersOfTheFirstRow(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"params": rows[0].sequence.params}
 
 
-class FeelsTheSizeOfABatch(Changes):
+class DependsOnTheBatchSize(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed ^ (len(rows) > 10)}
 
 
-class KnowsSequencesByTheirIds(Changes):
+class DependsOnSequenceIds(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed ^ zlib.crc32(row.sequence.id.encode())}
 
 
-class CountsItsCalls(Changes):
+class CountsItsCalls(ChangedSequences):
     num_calls = 0
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
@@ -161,15 +161,15 @@ class CountsItsCalls(Changes):
         return {"seed": row.sequence.seed ^ (self.num_calls - 1)}
 
 
-class DrawsFromOneStream(Changes):
+class DrawsFromOneStream(ChangedSequences):
     stream = np.random.default_rng(0)
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": int(self.stream.integers(2**62))}
 
 
-class CountsOneTokenAStep(Changes):
-    """Takes it that an answer grows by one token between two calls."""
+class CountsOneTokenForEachCall(ChangedSequences):
+    """Assumes that an answer grows by one token between two calls."""
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         sequence = row.sequence
@@ -180,7 +180,7 @@ class CountsOneTokenAStep(Changes):
         return {"output_ids": list(seen)}
 
 
-class KnowsSequencesByTheirPlaceInMemory(Changes):
+class CachesByTheAddressOfASequence(ChangedSequences):
     def __init__(self) -> None:
         super().__init__()
         self.prompts: dict[int, Any] = {}
@@ -190,8 +190,8 @@ class KnowsSequencesByTheirPlaceInMemory(Changes):
         return {"prompt": prompt, "seed": row.sequence.seed ^ prompt.token_ids[0]}
 
 
-class NeedsWhatItKept(Changes):
-    """Counts an answer's tokens by its own calls."""
+class NeedsItsKeptState(ChangedSequences):
+    """Counts the tokens of an answer by its own calls."""
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         sequence = row.sequence
@@ -199,26 +199,26 @@ class NeedsWhatItKept(Changes):
         return {"seed": sequence.seed + num_calls}
 
 
-class NotesTheSeed(ArraySampler):
+class WritesTheSeedIntoTheSequence(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         for row in rows:
             row.sequence.seed += 1
         return super().prepare(rows)
 
 
-class TakesDraftsForGiven(ArraySampler):
+class AppendsDraftsToTheSequence(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         for row in rows:
             row.sequence.output_ids.extend(row.ahead)
         return super().prepare([Row(row.sequence) for row in rows])
 
 
-class ForgetsWhatIsAhead(ArraySampler):
+class IgnoresDraftsAhead(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         return super().prepare([Row(row.sequence) for row in rows])
 
 
-class KeepsCountOfDrafts(Plain):
+class CountsRejectedDrafts(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         seen = row.sequence.kept.get(self, [])
         row.sequence.kept[self] = [*seen, *row.ahead]
@@ -227,8 +227,8 @@ class KeepsCountOfDrafts(Plain):
         return super().adjusted(row, logits)
 
 
-class GoesOnByDrafts(Mirostat):
-    """Lets its limit follow what was only ahead."""
+class AdaptsToRejectedDrafts(Mirostat):
+    """Adapts its limit to drafts."""
 
     def _after(self, state: Any, ahead: Seq[int]) -> float:
         state.limit -= self.target_bits * len(ahead)
@@ -238,7 +238,7 @@ class GoesOnByDrafts(Mirostat):
 # Draws.
 
 
-class ForgetsPositions(Changes):
+class IgnoresPositionsInDraws(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"output_ids": []}
 
@@ -249,12 +249,12 @@ class AddsSeedAndPosition(Plain):
         return np.random.default_rng(seed).gumbel(size=vocab_size)
 
 
-class TakesTheLowBitsOfASeed(Changes):
+class UsesTheLowBitsOfASeed(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed & (2**32 - 1)}
 
 
-class DropsTheSignOfASeed(Changes):
+class DropsTheSignOfASeed(ChangedSequences):
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": abs(row.sequence.seed)}
 
@@ -269,7 +269,7 @@ class DividesTwice(Plain):
         return super().drawn(row, logits, scaled / row.sequence.params.temperature)
 
 
-class NeverDrawsTheLast(Plain):
+class NeverDrawsTheLastToken(Plain):
     def noise(self, row: Row, vocab_size: int) -> Any:
         noise = super().noise(row, vocab_size)
         noise[-1] = -50.0
@@ -277,14 +277,14 @@ class NeverDrawsTheLast(Plain):
 
 
 class DrawsUniformNoise(Plain):
-    """Adds noise that is no Gumbel noise."""
+    """Adds uniform noise instead of Gumbel noise."""
 
     def noise(self, row: Row, vocab_size: int) -> Any:
         return np.exp(-np.exp(-super().noise(row, vocab_size))) * 4
 
 
-class FallsBackToTheLikeliest(Plain):
-    """Draws from all, and takes the likeliest where that was filtered out."""
+class ReplacesFilteredDrawsByTheLikeliest(Plain):
+    """Draws from all tokens, and replaces a filtered one by the likeliest."""
 
     def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
         chosen = int((scaled + self.noise(row, len(scaled))).argmax())
@@ -299,7 +299,7 @@ class AddsBiasAfterTheTemperature(Plain):
         return super().drawn(row, logits, scaled)
 
 
-class TakesTheLikeliestBehindDrafts(Plain):
+class ChoosesTheLikeliestAfterDrafts(Plain):
     def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
         return int(scaled.argmax()) if row.ahead else super().drawn(row, logits, scaled)
 
@@ -315,67 +315,67 @@ BROKEN = (
     *LONG,
     Broken(
         ReturnsAList,
-        "A pick returns an array.",
+        "The sampler returns an array.",
         "there_is_one_token_for_each_row",
         raises=(AttributeError,),
     ),
     Broken(ReturnsFloats, "Token ids are integers.", "there_is_one_token_for_each_row"),
-    Broken(ReturnsAColumn, "Token ids are [rows].", "there_is_one_token_for_each_row"),
+    Broken(ReturnsAColumn, "Token ids have the shape [rows].", "there_is_one_token_for_each_row"),
     Broken(
-        TurnsRowsRound,
-        "The logits come in the order of the rows.",
+        ReversesRows,
+        "The logits are in the order of the rows.",
         "neighbours_never_change_a_choice",
     ),
-    Broken(Overwrites, "A pick leaves the logits as they are.", "the_logits_stay_as_they_are"),
-    Broken(BansInPlace, "The logits are never modified.", "the_logits_stay_as_they_are"),
+    Broken(OverwritesLogits, "Sampling does not modify the logits.", "the_logits_stay_as_they_are"),
+    Broken(SetsBansInTheLogits, "The logits are never modified.", "the_logits_stay_as_they_are"),
     Broken(
-        ReadsOnBeyondARow,
-        "Logits are any array, with gaps between its rows too.",
+        AssumesContiguousRows,
+        "Logits may be any array, also with gaps between its rows.",
         "logits_may_be_a_part_of_something_larger",
     ),
     Broken(
-        Sums,
-        "A row without a finite value harms no other.",
+        SumsOverRows,
+        "A row without finite values affects no other.",
         "a_row_without_a_finite_value_harms_no_other",
     ),
     Broken(
-        Clips,
-        "What is minus infinity is never chosen, whatever else is left.",
+        ClipsLogits,
+        "A token of minus infinity is never chosen, whatever remains.",
         "the_tokens_that_a_constraint_allows_are_chosen",
     ),
     Broken(
-        TakesInfinityForZero,
-        "What is minus infinity is never chosen.",
+        TreatsMinusInfinityAsZero,
+        "A token of minus infinity is never chosen.",
         "logits_of_minus_infinity_are_never_chosen",
     ),
     Broken(
-        KeepsSequences,
-        "A sampler keeps of a sequence what it needs in the sequence.",
+        KeepsReleasedSequences,
+        "A sampler keeps per-sequence state in the sequence.",
         "ended_sequences_are_released",
     ),
     Broken(
-        DrawsByPlace,
-        "A row's place in a batch never changes its choice.",
+        DrawsByRowIndex,
+        "The position of a row in a batch never changes its choice.",
         "equal_rows_differ_by_their_seeds_alone",
     ),
     Broken(
-        DrawsByTheFirst,
+        DrawsByTheSeedOfTheFirstRow,
         "Another row's seed never changes a choice.",
         "equal_rows_differ_by_their_seeds_alone",
     ),
     Broken(
-        TakesTheFirstOnesParameters,
+        UsesParametersOfTheFirstRow,
         "Another row's parameters never change a choice.",
         "neighbours_never_change_a_choice",
     ),
     Broken(
-        FeelsTheSizeOfABatch,
+        DependsOnTheBatchSize,
         "The size of a batch never changes a choice.",
         "neighbours_never_change_a_choice",
     ),
     Broken(
-        KnowsSequencesByTheirIds,
-        "A choice depends on no more of a sequence than tokens, parameters and seed.",
+        DependsOnSequenceIds,
+        "A choice depends only on tokens, parameters and seed.",
         "a_choice_depends_on_nothing_else_of_a_sequence",
     ),
     Broken(
@@ -385,57 +385,59 @@ BROKEN = (
     ),
     Broken(DrawsFromOneStream, "A seed determines the choice.", "a_seed_determines_the_choice"),
     Broken(
-        CountsOneTokenAStep,
-        "A choice depends on all tokens of the answer, however they came.",
+        CountsOneTokenForEachCall,
+        "A choice depends on all tokens of the answer, however many a step added.",
         "earlier_calls_never_change_a_choice",
     ),
     Broken(
-        KnowsSequencesByTheirPlaceInMemory,
-        "A choice depends on no sequence that is gone.",
+        CachesByTheAddressOfASequence,
+        "A choice depends on no released sequence.",
         "earlier_calls_never_change_a_choice",
     ),
     Broken(
-        NeedsWhatItKept,
-        "What a sampler keeps is a help and no need.",
+        NeedsItsKeptState,
+        "A sampler works without its kept state.",
         "a_preempted_sequence_chooses_as_before",
     ),
     Broken(
-        NotesTheSeed,
-        "Of a sequence, a sampler writes its state and nothing else.",
+        WritesTheSeedIntoTheSequence,
+        "A sampler modifies only its own state in a sequence.",
         "a_sequence_stays_as_it_is",
     ),
     Broken(
-        TakesDraftsForGiven, "What is ahead is not in the sequence.", "a_sequence_stays_as_it_is"
+        AppendsDraftsToTheSequence,
+        "Drafts ahead of a row are not in the sequence.",
+        "a_sequence_stays_as_it_is",
     ),
     Broken(
-        ForgetsWhatIsAhead,
-        "The choice is the one that the sequence would have if the drafts were its own.",
+        IgnoresDraftsAhead,
+        "Drafts count as if they were in the sequence.",
         "drafts_count_as_if_they_were_in_the_answer",
     ),
     Broken(
-        KeepsCountOfDrafts,
-        "What is ahead leaves no trace in what is counted.",
+        CountsRejectedDrafts,
+        "Rejected drafts leave no trace in counts.",
         "rejected_drafts_leave_no_trace",
         honest=Plain,
     ),
     Broken(
-        GoesOnByDrafts,
-        "What is ahead leaves no trace in what is kept.",
+        AdaptsToRejectedDrafts,
+        "Rejected drafts leave no trace in kept state.",
         "rejected_drafts_leave_no_trace",
         honest=Mirostat,
     ),
-    Broken(ForgetsPositions, "Each position draws anew.", "each_position_draws_anew"),
+    Broken(IgnoresPositionsInDraws, "Each position has its own draw.", "each_position_draws_anew"),
     Broken(
         AddsSeedAndPosition,
-        "The seed with the position determines a draw: no other pair repeats it.",
+        "Each pair of seed and position has its own draw.",
         "draws_of_other_seeds_and_positions_are_independent",
         honest=Plain,
     ),
-    Broken(TakesTheLowBitsOfASeed, "Every bit of a seed counts.", "every_bit_of_a_seed_counts"),
+    Broken(UsesTheLowBitsOfASeed, "Every bit of a seed counts.", "every_bit_of_a_seed_counts"),
     Broken(DropsTheSignOfASeed, "The sign of a seed counts.", "every_bit_of_a_seed_counts"),
     Broken(
         NeverDraws,
-        "Draws follow the softmax of the logits, where nothing is claimed.",
+        "Draws follow the softmax of the logits by default.",
         "draws_follow_the_distribution",
     ),
     Broken(
@@ -451,26 +453,26 @@ BROKEN = (
         honest=Plain,
     ),
     Broken(
-        NeverDrawsTheLast,
-        "Every token has its chance.",
+        NeverDrawsTheLastToken,
+        "Every token can be drawn.",
         "flat_logits_leave_all_to_chance",
         honest=Plain,
     ),
     Broken(
-        FallsBackToTheLikeliest,
-        "What filters keep is drawn as the logits say.",
+        ReplacesFilteredDrawsByTheLikeliest,
+        "Tokens that filters keep are drawn by their logits.",
         "filtered_tokens_are_drawn_by_their_logits",
         honest=Plain,
     ),
     Broken(
         AddsBiasAfterTheTemperature,
-        "A bias is added to the logit, and the temperature divides the sum.",
+        "A bias is added before the temperature divides.",
         "a_bias_changes_the_odds",
         honest=Plain,
     ),
     Broken(
-        TakesTheLikeliestBehindDrafts,
-        "Drafts change no answer: their rows draw as any other.",
+        ChoosesTheLikeliestAfterDrafts,
+        "Rows of drafts draw like any other row.",
         "drafts_do_not_change_how_often_a_token_comes",
         honest=Plain,
     ),

@@ -1,4 +1,4 @@
-"""Samplers that break one promise each: of long answers, and of numbers that are nearly equal."""
+"""Samplers that break a promise about long answers or nearly equal logits."""
 
 from collections import Counter
 from collections.abc import Sequence as Seq
@@ -11,7 +11,7 @@ from broken.broken import Broken
 from vlmkit.interfaces.sampler import Pick, Row
 
 
-class LooksBackSixtyFour(Plain):
+class LooksBackSixtyFourTokens(Plain):
     def repeated(self, row: Row) -> set[int]:
         sequence = row.sequence
         held = [*sequence.prompt.token_ids, *sequence.output_ids, *row.ahead]
@@ -33,7 +33,7 @@ class ComparesInHalfPrecision(Plain):
         return lambda logits: pick(np.asarray(logits).astype(np.float16).astype(np.float32))
 
 
-class LowersWhatIsBanned(Plain):
+class SubtractsAConstantForBans(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         banned = list(row.sequence.banned_ids)
         lowered = logits[banned] - 100.0
@@ -42,8 +42,8 @@ class LowersWhatIsBanned(Plain):
         return made
 
 
-class DrawsTheSameAgain(Plain):
-    """A counter of one byte."""
+class RepeatsDrawsEvery256Positions(Plain):
+    """Has a position counter of one byte."""
 
     def noise(self, row: Row, vocab_size: int) -> Any:
         seed = row.sequence.seed % 2**64
@@ -52,28 +52,28 @@ class DrawsTheSameAgain(Plain):
 
 ROWS = (
     (
-        LooksBackSixtyFour,
-        "A repetition penalty is for what prompt or answer hold, however long ago.",
+        LooksBackSixtyFourTokens,
+        "A repetition penalty covers the whole prompt and answer.",
         "penalties_cover_the_whole_sequence",
     ),
     (
         CountsInOneByte,
-        "A frequency penalty counts every time.",
+        "A frequency penalty counts every occurrence.",
         "penalties_cover_the_whole_sequence",
     ),
     (
         ComparesInHalfPrecision,
-        "The likeliest token is that of the logits as they are.",
+        "The likeliest token is chosen at the full precision of the logits.",
         "a_small_difference_decides",
     ),
     (
-        LowersWhatIsBanned,
+        SubtractsAConstantForBans,
         "A banned token is never chosen, however likely it is.",
         "banned_tokens_are_never_chosen",
     ),
     (
-        DrawsTheSameAgain,
-        "Draws of one seed differ from place to place, also far apart.",
+        RepeatsDrawsEvery256Positions,
+        "Draws of one seed differ at every position, distant ones included.",
         "draws_far_apart_are_not_alike",
     ),
 )

@@ -1,4 +1,4 @@
-"""Samplers that break one promise each: of what parameters do, and of what is claimed of them."""
+"""Samplers that break a promise about sampling parameters, or claim the wrong ones."""
 
 from collections import Counter
 from collections.abc import Sequence as Seq
@@ -21,16 +21,16 @@ class IgnoresBans(Plain):
     ignores = frozenset({"banned_ids"})
 
 
-class IgnoresInWordsOnly(ArraySampler):
+class ClaimsToIgnoreTopK(ArraySampler):
     ignores = frozenset({"top_k"})
 
 
-class IgnoresPenaltiesInWordsOnly(ArraySampler):
+class ClaimsToIgnorePenalties(ArraySampler):
     ignores = frozenset({"repetition_penalty"})
 
 
-class Drops(ArraySampler):
-    """Follows less than it says: passes a field over."""
+class DropsAField(ArraySampler):
+    """Drops a parameter that it does not claim to ignore."""
 
     field = ""
 
@@ -43,44 +43,44 @@ class Drops(ArraySampler):
         return Row(replace(row.sequence, params=params), row.ahead)
 
 
-class DropsTopK(Drops):
+class DropsTopK(DropsAField):
     field = "top_k"
 
 
-class DropsTopP(Drops):
+class DropsTopP(DropsAField):
     field = "top_p"
 
 
-class DropsMinP(Drops):
+class DropsMinP(DropsAField):
     field = "min_p"
 
 
-class DropsBias(Drops):
+class DropsBias(DropsAField):
     field = "logit_bias"
 
 
-class DropsTheMinimum(Drops):
+class DropsMinTokens(DropsAField):
     field = "min_tokens"
 
 
-class DropsPresence(Drops):
+class DropsPresence(DropsAField):
     field = "presence_penalty"
 
 
-class DropsFrequency(Drops):
+class DropsFrequency(DropsAField):
     field = "frequency_penalty"
 
 
-class DropsRepetition(Drops):
+class DropsRepetition(DropsAField):
     field = "repetition_penalty"
 
 
-class DropsXtc(Drops):
+class DropsXtc(DropsAField):
     field = "xtc_probability"
 
 
-class AlwaysXtc(ArraySampler):
-    """Leaves nothing to chance."""
+class AppliesXtcAlways(ArraySampler):
+    """Applies XTC at every token."""
 
     def prepare(self, rows: Seq[Row]) -> Pick:
         return super().prepare([self._certain(row) for row in rows])
@@ -92,58 +92,58 @@ class AlwaysXtc(ArraySampler):
         return Row(replace(row.sequence, params=params), row.ahead)
 
 
-class DropsDry(Drops):
+class DropsDry(DropsAField):
     field = "dry_multiplier"
 
 
-class DropsTheWindow(Drops):
+class DropsTheWindowOfPenalties(DropsAField):
     field = "repeat_last_n"
 
 
-class DropsTypicalP(Drops):
+class DropsTypicalP(DropsAField):
     field = "typical_p"
 
 
-class DropsEpsilon(Drops):
+class DropsEpsilon(DropsAField):
     field = "epsilon_cutoff"
 
 
-class DropsEta(Drops):
+class DropsEta(DropsAField):
     field = "eta_cutoff"
 
 
-class DropsSequenceBias(Drops):
+class DropsSequenceBias(DropsAField):
     field = "sequence_bias"
 
 
-class DropsBadWords(Drops):
+class DropsBadWords(DropsAField):
     field = "bad_words_ids"
 
 
-class DropsNgrams(Drops):
+class DropsNgrams(DropsAField):
     field = "no_repeat_ngram_size"
 
 
-class DropsSuppressed(Drops):
+class DropsSuppressed(DropsAField):
     field = "suppress_tokens"
 
 
-class DropsSuppressedAtTheBeginning(Drops):
+class DropsSuppressedAtTheBeginning(DropsAField):
     field = "begin_suppress_tokens"
 
 
-class DropsTopKAndSaysSo(DropsTopK):
+class DropsTopKWithTheClaim(DropsTopK):
     ignores = frozenset({"top_k"})
 
 
-class DropsRepetitionAndSaysSo(DropsRepetition):
+class DropsRepetitionWithTheClaim(DropsRepetition):
     ignores = frozenset({"repetition_penalty"})
 
 
 # Temperature.
 
 
-class NeverBelowAHalf(Plain):
+class RaisesTemperaturesToAHalf(Plain):
     def chosen(self, row: Row, own: Any) -> int:
         params = structs.replace(
             row.sequence.params, temperature=max(0.5, row.sequence.params.temperature)
@@ -151,7 +151,7 @@ class NeverBelowAHalf(Plain):
         return super().chosen(Row(replace(row.sequence, params=params), row.ahead), own)
 
 
-class DividesByNextToNothing(Plain):
+class DividesByTinyTemperatures(Plain):
     def chosen(self, row: Row, own: Any) -> int:
         temperature = row.sequence.params.temperature
         if not 0 < temperature < 1e-5:
@@ -164,21 +164,21 @@ class DividesByNextToNothing(Plain):
 # Filters.
 
 
-class KeepsOneMore(Plain):
+class KeepsOneTokenTooMany(Plain):
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         more = params.top_k + (params.top_k > 1)
         return super().kept(structs.replace(params, top_k=more), scaled)
 
 
-class CountsPastTheEnd(Plain):
+class FailsIfTopKExceedsTheVocabulary(Plain):
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         if params.top_k:
             np.partition(-scaled, params.top_k - 1)
         return super().kept(params, scaled)
 
 
-class CutsEquals(Plain):
-    """Takes the first of equals until it has enough."""
+class TopKDropsEqualLogits(Plain):
+    """Keeps the first of equal logits until it has enough."""
 
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         kept = super().kept(params, scaled)
@@ -187,7 +187,7 @@ class CutsEquals(Plain):
         return kept
 
 
-class CutsEqualsOfAMass(Plain):
+class TopPDropsEqualLogits(Plain):
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         kept = super().kept(params, scaled)
         if params.top_p < 1.0:
@@ -196,12 +196,12 @@ class CutsEqualsOfAMass(Plain):
         return kept
 
 
-class StaysBelowTheMass(Plain):
+class StaysBelowTopP(Plain):
     def num_of_mass(self, mass: float, ordered: Any) -> int:
         return max(0, super().num_of_mass(mass, ordered) - 1)
 
 
-class KeepsNothingOfALittleMass(Plain):
+class KeepsNothingForASmallTopP(Plain):
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         kept = super().kept(params, scaled)
         return kept if params.top_p > 0.01 else kept & False
@@ -213,7 +213,7 @@ class FiltersBeforeTheTemperature(Plain):
         return int((kept + self.noise(row, len(logits))).argmax())
 
 
-class TakesMinPForAProbability(Plain):
+class TreatsMinPAsAProbability(Plain):
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         kept = super().kept(structs.replace(params, min_p=0.0), scaled)
         chances = np.exp(scaled - scaled.max())
@@ -221,35 +221,35 @@ class TakesMinPForAProbability(Plain):
         return kept & ((chances >= params.min_p) | (chances == chances.max()))
 
 
-class LosesAboveFourThousand(Plain):
-    """Looks at as many columns as its buffer has."""
+class FiltersOnlyFourThousandTokens(Plain):
+    """Reads only the columns that its buffer holds."""
 
     def chosen(self, row: Row, own: Any) -> int:
         return super().chosen(row, own[:4096])
 
 
-class HasAThousandCandidates(Plain):
+class FiltersOnlyAThousandCandidates(Plain):
     def kept(self, params: SamplingParams, scaled: Any) -> Any:
         ordered = np.sort(scaled)[::-1]
         return super().kept(params, scaled) & (scaled >= ordered[:1000][-1])
 
 
-class TakesTheLikeliestForTypical(Plain):
-    """Fills the mass by probability."""
+class FillsTypicalPByProbability(Plain):
+    """Adds tokens to the mass in order of probability."""
 
     def likely(self, params: SamplingParams, scaled: Any, kept: Any) -> Any:
         params = structs.replace(params, top_p=params.typical_p, top_k=0, min_p=0.0, typical_p=1.0)
         return super().kept(params, scaled) if params.top_p < 1.0 else kept
 
 
-class CutsEpsilonFirst(Plain):
-    """Looks at probabilities before other filters."""
+class AppliesEpsilonFirst(Plain):
+    """Uses the probabilities before other filters."""
 
     def likely(self, params: SamplingParams, scaled: Any, kept: Any) -> Any:
         return kept & super().likely(params, scaled, kept | True)
 
 
-class TakesEtaForEpsilon(Plain):
+class TreatsEtaAsEpsilon(Plain):
     def likely(self, params: SamplingParams, scaled: Any, kept: Any) -> Any:
         params = structs.replace(params, epsilon_cutoff=params.eta_cutoff, eta_cutoff=0.0)
         return super().likely(params, scaled, kept)
@@ -258,8 +258,8 @@ class TakesEtaForEpsilon(Plain):
 # Adjustments.
 
 
-class BiasesAfterPenalties(Plain):
-    """Takes the bias of a token for that of the request."""
+class AddsSequenceBiasAfterPenalties(Plain):
+    """Treats a sequence bias as a bias of the request."""
 
     def adjusted(self, row: Row, logits: Any) -> Any:
         params = row.sequence.params
@@ -270,39 +270,39 @@ class BiasesAfterPenalties(Plain):
         return super().adjusted(Row(replace(row.sequence, params=params), row.ahead), logits)
 
 
-class ComparesTheNewestToken(Plain):
-    """Looks at the one token before the last of a sequence."""
+class ComparesOnlyTheNewestToken(Plain):
+    """Compares only the token before the last of a bad word."""
 
     def ends(self, tokens: list[int], ids: Seq[int]) -> bool:
         return super().ends(tokens, ids[-1:])
 
 
-class ForbidsTheEnd(Plain):
+class ForbidsTheEndAsABadWord(Plain):
     def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
         single = {ids[0] for ids in row.sequence.params.bad_words_ids if len(ids) == 1}
         return super().forbidden(row, tokens) | single
 
 
-class FindsRunsInTheAnswer(Plain):
+class FindsRunsOnlyInTheAnswer(Plain):
     def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
         if row.sequence.params.no_repeat_ngram_size:
             tokens = [*row.sequence.output_ids, *row.ahead]
         return super().forbidden(row, tokens)
 
 
-class SuppressesAtEveryPlace(Plain):
+class SuppressesBeginTokensEverywhere(Plain):
     def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
         return super().forbidden(row, tokens).union(row.sequence.params.begin_suppress_tokens)
 
 
-class SuppressesAtTheBeginning(Plain):
+class SuppressesOnlyAtTheStart(Plain):
     def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
         found = super().forbidden(row, tokens)
         return found - set(row.sequence.params.suppress_tokens) if row.num_output else found
 
 
-class SetsTheBias(Plain):
-    """Takes a bias for the logit itself."""
+class ReplacesTheLogitByTheBias(Plain):
+    """Replaces the logit by the bias."""
 
     def adjusted(self, row: Row, logits: Any) -> Any:
         for token_id in row.sequence.params.logit_bias:
@@ -310,31 +310,31 @@ class SetsTheBias(Plain):
         return super().adjusted(row, logits)
 
 
-class ForgetsBans(Plain):
+class IgnoresBannedTokens(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         return super().adjusted(Row(replace(row.sequence, banned_ids=()), row.ahead), logits)
 
 
-class BansByAHundred(Plain):
+class SubtractsAHundredForBans(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         logits[list(row.sequence.banned_ids)] -= 100.0
         return super().adjusted(Row(replace(row.sequence, banned_ids=()), row.ahead), logits)
 
 
-class BansOneEnd(Plain):
+class BansOneEndToken(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         ends = frozenset(sorted(row.sequence.eos_ids)[:1])
         return super().adjusted(Row(replace(row.sequence, eos_ids=ends), row.ahead), logits)
 
 
-class EndsATokenEarly(Plain):
+class AllowsTheEndATokenEarly(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         least = max(0, row.sequence.params.min_tokens - 1)
         params = structs.replace(row.sequence.params, min_tokens=least)
         return super().adjusted(Row(replace(row.sequence, params=params), row.ahead), logits)
 
 
-class PunishesThePrompt(Plain):
+class AppliesPresenceToThePrompt(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         for token_id in set(row.sequence.prompt.token_ids) - set(row.sequence.output_ids):
             if token_id < len(logits):
@@ -342,21 +342,21 @@ class PunishesThePrompt(Plain):
         return super().adjusted(row, logits)
 
 
-class PunishesPresenceEachTime(Plain):
+class AppliesPresenceForEachOccurrence(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         for token_id, num in Counter(row.sequence.output_ids).items():
             logits[token_id] -= (num - 1) * row.sequence.params.presence_penalty
         return super().adjusted(row, logits)
 
 
-class PunishesFrequencyOnce(Plain):
+class AppliesFrequencyOnce(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         for token_id, num in Counter(row.sequence.output_ids).items():
             logits[token_id] += (num - 1) * row.sequence.params.frequency_penalty
         return super().adjusted(row, logits)
 
 
-class CountsThePrompt(Plain):
+class AppliesFrequencyToThePrompt(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
         for token_id, num in Counter(row.sequence.prompt.token_ids).items():
             if token_id < len(logits):
@@ -365,7 +365,7 @@ class CountsThePrompt(Plain):
 
 
 class IgnoresNegativePenalties(Plain):
-    """Takes penalties below zero for none."""
+    """Treats negative penalties as zero."""
 
     def adjusted(self, row: Row, logits: Any) -> Any:
         params = row.sequence.params
@@ -377,25 +377,25 @@ class IgnoresNegativePenalties(Plain):
         return super().adjusted(Row(replace(row.sequence, params=params), row.ahead), logits)
 
 
-class StrengthensNegatives(Plain):
+class DividesNegativeLogits(Plain):
     def weaken(self, logits: Any, token_id: int, penalty: float) -> None:
         if token_id < len(logits):
             logits[token_id] /= penalty
 
 
-class WeakensTheAnswerOnly(Plain):
+class AppliesRepetitionOnlyToTheAnswer(Plain):
     def repeated(self, row: Row) -> set[int]:
         prompt = set(row.sequence.prompt.token_ids) - set(row.sequence.output_ids)
         return super().repeated(row) - prompt
 
 
-class WeakensEachTime(Plain):
+class AppliesRepetitionForEachOccurrence(Plain):
     def repeated(self, row: Row) -> Any:
         held = [*row.sequence.prompt.token_ids, *row.sequence.output_ids, *row.ahead]
         return held if super().repeated(row) else []
 
 
-class NeedsALogitForEachToken(Plain):
+class NeedsALogitForEachPromptToken(Plain):
     def weaken(self, logits: Any, token_id: int, penalty: float) -> None:
         logits[token_id] *= 1 / penalty if logits[token_id] > 0 else penalty
 
@@ -405,7 +405,7 @@ FIELDS = (
     (DropsTopP, "top_p", "top_p_keeps_the_smallest_set_that_reaches_it"),
     (DropsMinP, "min_p", "min_p_drops_what_is_unlikely_beside_the_likeliest"),
     (DropsBias, "logit_bias", "a_bias_forces_and_forbids"),
-    (DropsTheMinimum, "min_tokens", "the_end_waits_for_the_minimum"),
+    (DropsMinTokens, "min_tokens", "the_end_waits_for_the_minimum"),
     (DropsPresence, "presence_penalty", "a_presence_penalty_counts_once_and_only_in_the_answer"),
     (DropsFrequency, "frequency_penalty", "a_frequency_penalty_counts_every_time"),
     (DropsRepetition, "repetition_penalty", "a_repetition_penalty_weakens_prompt_and_answer"),
@@ -414,10 +414,10 @@ FIELDS = (
         "xtc_probability",
         "xtc_drops_the_likeliest_but_for_the_last_over_its_threshold",
     ),
-    (AlwaysXtc, "xtc_probability", "xtc_applies_with_its_probability"),
+    (AppliesXtcAlways, "xtc_probability", "xtc_applies_with_its_probability"),
     (DropsDry, "dry_multiplier", "dry_weakens_what_would_go_on_with_a_run_that_came_before"),
     (
-        DropsTheWindow,
+        DropsTheWindowOfPenalties,
         "repeat_last_n",
         "penalties_cover_the_requested_window",
     ),
@@ -436,16 +436,16 @@ FIELDS = (
 )
 OF_ARRAYS = (
     Broken(
-        IgnoresInWordsOnly,
-        "What a sampler says it ignores changes nothing: top_k.",
+        ClaimsToIgnoreTopK,
+        "An ignored parameter changes nothing: top_k.",
         "an_ignored_parameter_changes_nothing",
-        honest=DropsTopKAndSaysSo,
+        honest=DropsTopKWithTheClaim,
     ),
     Broken(
-        IgnoresPenaltiesInWordsOnly,
-        "What a sampler says it ignores changes nothing: repetition_penalty.",
+        ClaimsToIgnorePenalties,
+        "An ignored parameter changes nothing: repetition_penalty.",
         "an_ignored_parameter_changes_nothing",
-        honest=DropsRepetitionAndSaysSo,
+        honest=DropsRepetitionWithTheClaim,
     ),
     *(
         Broken(kind, f"What a sampler does not say it ignores it follows: {field}.", test)
@@ -455,151 +455,151 @@ OF_ARRAYS = (
 OF_PLAIN = (
     (
         IgnoresBans,
-        "Only parameters are ignored, and bans are none.",
+        "Only sampling parameters may be ignored; bans may not.",
         "only_sampling_parameters_are_ignored",
     ),
     (
-        NeverBelowAHalf,
-        "A temperature of 0 takes the likeliest.",
+        RaisesTemperaturesToAHalf,
+        "A temperature of 0 chooses the likeliest token.",
         "temperature_zero_takes_the_likeliest",
     ),
     (
-        DividesByNextToNothing,
-        "A temperature below 1e-5 takes the likeliest.",
+        DividesByTinyTemperatures,
+        "A temperature below 1e-5 chooses the likeliest token.",
         "a_temperature_of_next_to_nothing_takes_the_likeliest",
     ),
-    (KeepsOneMore, "top_k keeps so many and no more.", "top_k_keeps_the_likeliest"),
+    (KeepsOneTokenTooMany, "top_k keeps exactly that many tokens.", "top_k_keeps_the_likeliest"),
     (
-        CutsEquals,
-        "top_k keeps those as likely as the last.",
+        TopKDropsEqualLogits,
+        "top_k keeps tokens as likely as the last kept one.",
         "equal_logits_are_kept_or_dropped_together",
     ),
     (
-        CutsEqualsOfAMass,
-        "top_p keeps those as likely as the last.",
+        TopPDropsEqualLogits,
+        "top_p keeps tokens as likely as the last kept one.",
         "equal_logits_are_kept_or_dropped_together",
     ),
     (
-        StaysBelowTheMass,
-        "What top_p keeps reaches the sum.",
+        StaysBelowTopP,
+        "The tokens that top_p keeps reach the sum.",
         "top_p_keeps_the_smallest_set_that_reaches_it",
     ),
-    (KeepsNothingOfALittleMass, "top_p keeps one at least.", "top_p_keeps_one_at_least"),
+    (KeepsNothingForASmallTopP, "top_p keeps at least one token.", "top_p_keeps_one_at_least"),
     (
         FiltersBeforeTheTemperature,
-        "The probabilities of top_p are those at the temperature.",
+        "top_p uses the probabilities at the temperature.",
         "top_p_keeps_the_smallest_set_that_reaches_it",
     ),
     (
-        TakesMinPForAProbability,
-        "min_p is a fraction of the likeliest token's probability.",
+        TreatsMinPAsAProbability,
+        "min_p is relative to the probability of the likeliest token.",
         "min_p_drops_what_is_unlikely_beside_the_likeliest",
     ),
     (
-        LosesAboveFourThousand,
-        "Every token of a large vocabulary has a place.",
+        FiltersOnlyFourThousandTokens,
+        "Filters cover every token of a large vocabulary.",
         "filters_work_on_rows_of_every_size",
     ),
     (
-        HasAThousandCandidates,
-        "A filter drops no more than it says, however many are left.",
+        FiltersOnlyAThousandCandidates,
+        "A filter drops no token that it should keep, however many remain.",
         "a_filter_that_keeps_most_of_many_keeps_the_last_too",
     ),
     (
-        TakesTheLikeliestForTypical,
-        "typical_p goes by surprise, and may drop the likeliest.",
+        FillsTypicalPByProbability,
+        "typical_p orders by surprise, and may drop the likeliest token.",
         "typical_p_keeps_what_is_nearest_to_the_mean_surprise",
     ),
     (
-        CutsEpsilonFirst,
-        "epsilon_cutoff is for the probabilities that other filters leave.",
+        AppliesEpsilonFirst,
+        "epsilon_cutoff applies to the probabilities after other filters.",
         "an_epsilon_drops_what_is_less_likely_after_other_filters",
     ),
     (
-        TakesEtaForEpsilon,
-        "eta_cutoff falls with the entropy.",
+        TreatsEtaAsEpsilon,
+        "eta_cutoff decreases with the entropy.",
         "an_eta_drops_the_less_the_more_is_open",
     ),
     (
-        BiasesAfterPenalties,
-        "A sequence's bias is added before penalties.",
+        AddsSequenceBiasAfterPenalties,
+        "A sequence bias is added before penalties.",
         "a_sequence_bias_comes_before_penalties",
     ),
     (
-        ComparesTheNewestToken,
-        "All tokens before the last of a sequence must be the newest.",
+        ComparesOnlyTheNewestToken,
+        "A bad word matches only if all its earlier tokens are the newest.",
         "bad_words_are_not_completed",
     ),
-    (ForbidsTheEnd, "An end by itself is no bad word.", "bad_words_are_not_completed"),
+    (ForbidsTheEndAsABadWord, "An end token alone is no bad word.", "bad_words_are_not_completed"),
     (
-        FindsRunsInTheAnswer,
-        "A run may not come again that the prompt holds.",
+        FindsRunsOnlyInTheAnswer,
+        "A run of the prompt may not be repeated in the answer.",
         "no_run_of_tokens_comes_again",
     ),
     (
-        SuppressesAtEveryPlace,
-        "begin_suppress_tokens are for the first token.",
+        SuppressesBeginTokensEverywhere,
+        "begin_suppress_tokens apply to the first token only.",
         "tokens_suppressed_at_the_start_may_come_later",
     ),
     (
-        SuppressesAtTheBeginning,
-        "suppress_tokens are for all tokens.",
+        SuppressesOnlyAtTheStart,
+        "suppress_tokens apply to every token.",
         "suppressed_tokens_are_never_chosen",
     ),
-    (SetsTheBias, "A bias is added to the logit.", "a_bias_forces_and_forbids"),
-    (ForgetsBans, "Banned tokens are never chosen.", "banned_tokens_are_never_chosen"),
+    (ReplacesTheLogitByTheBias, "A bias is added to the logit.", "a_bias_forces_and_forbids"),
+    (IgnoresBannedTokens, "Banned tokens are never chosen.", "banned_tokens_are_never_chosen"),
     (
-        BansByAHundred,
-        "Banned tokens are never chosen, whatever is added to them.",
+        SubtractsAHundredForBans,
+        "Banned tokens are never chosen, whatever their bias.",
         "banned_tokens_are_never_chosen",
     ),
     (
-        BansOneEnd,
-        "Before min_tokens no end is chosen, of several none.",
+        BansOneEndToken,
+        "No end token is chosen before min_tokens, of several none.",
         "the_end_waits_for_the_minimum",
     ),
     (
-        EndsATokenEarly,
-        "No end is chosen before min_tokens.",
+        AllowsTheEndATokenEarly,
+        "No end token is chosen before min_tokens.",
         "the_end_waits_for_the_minimum",
     ),
     (
-        PunishesThePrompt,
-        "A presence penalty is for what the answer holds.",
+        AppliesPresenceToThePrompt,
+        "A presence penalty covers the answer only.",
         "a_presence_penalty_counts_once_and_only_in_the_answer",
     ),
     (
-        PunishesPresenceEachTime,
+        AppliesPresenceForEachOccurrence,
         "A presence penalty is subtracted once.",
         "a_presence_penalty_counts_once_and_only_in_the_answer",
     ),
     (
-        PunishesFrequencyOnce,
-        "A frequency penalty is subtracted each time.",
+        AppliesFrequencyOnce,
+        "A frequency penalty is subtracted for each occurrence.",
         "a_frequency_penalty_counts_every_time",
     ),
     (
-        CountsThePrompt,
-        "A frequency penalty counts the answer's tokens.",
+        AppliesFrequencyToThePrompt,
+        "A frequency penalty counts tokens of the answer only.",
         "a_frequency_penalty_counts_every_time",
     ),
     (
         IgnoresNegativePenalties,
-        "A penalty may be below zero.",
+        "A penalty may be negative.",
         "penalties_add_up_and_turn_round",
     ),
     (
-        StrengthensNegatives,
+        DividesNegativeLogits,
         "A repetition penalty multiplies negative logits.",
         "a_repetition_penalty_weakens_prompt_and_answer",
     ),
     (
-        WeakensTheAnswerOnly,
-        "A repetition penalty is for what prompt or answer hold.",
+        AppliesRepetitionOnlyToTheAnswer,
+        "A repetition penalty covers prompt and answer.",
         "a_repetition_penalty_weakens_prompt_and_answer",
     ),
     (
-        WeakensEachTime,
+        AppliesRepetitionForEachOccurrence,
         "A repetition penalty is applied once for each token.",
         "a_repetition_penalty_weakens_prompt_and_answer",
     ),
@@ -608,14 +608,14 @@ BROKEN = (
     *OF_ARRAYS,
     *(Broken(kind, promise, test, honest=Plain) for kind, promise, test in OF_PLAIN),
     Broken(
-        CountsPastTheEnd,
-        "top_k may be more than there are tokens.",
+        FailsIfTopKExceedsTheVocabulary,
+        "top_k may exceed the size of the vocabulary.",
         "top_k_may_be_more_than_there_are",
         raises=(ValueError,),
         honest=Plain,
     ),
     Broken(
-        NeedsALogitForEachToken,
+        NeedsALogitForEachPromptToken,
         "Tokens of a prompt may have no logit.",
         "tokens_of_a_prompt_may_have_no_logit",
         raises=(IndexError,),

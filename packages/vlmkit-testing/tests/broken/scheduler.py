@@ -1,4 +1,4 @@
-"""Schedulers that break one promise each, made of the built-in one."""
+"""Schedulers that break one promise each, derived from the built-in scheduler."""
 
 import dataclasses
 import random
@@ -20,18 +20,18 @@ from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_testing import SchedulerContract
 
 
-class KeepsThePlace(ContinuousScheduler):
+class KeepsTheSlotOfARemovedSequence(ContinuousScheduler):
     def remove(self, sequence: Sequence, cache: Cache) -> None:
         self._queue.ranks.pop(sequence, None)
 
 
-class ServesOneAtATime(ContinuousScheduler):
+class RunsOneSequenceAtATime(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
         return dataclasses.replace(step, items=step.items[:1])
 
 
-class ForgetsToEncode(ContinuousScheduler):
+class NeverEncodes(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         return dataclasses.replace(super().plan(cache), encodes=())
 
@@ -43,14 +43,14 @@ class WaitsForImages(ContinuousScheduler):
         return super().plan(cache)
 
 
-class NeverHolds(ContinuousScheduler):
+class IgnoresHoldsOfSequences(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         for sequence in self._running:
             sequence.is_held = False
         return super().plan(cache)
 
 
-class ReadsAgain(ContinuousScheduler):
+class ComputesCachedPrefixesAgain(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
         whole = [WorkItem(i.sequence, 0, len(i.sequence), num_rows=1) for i in step.items]
@@ -63,19 +63,19 @@ class TakesEveryDraft(ContinuousScheduler):
         return WorkItem(item.sequence, item.start, 1 + len(drafts), 1 + len(drafts), drafts)
 
 
-class SharesNothing(ContinuousScheduler):
+class ComputesSharedPrefixesTwice(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self._prefix_sharing.follow = lambda *_: False  # type: ignore[method-assign]
 
 
-class NeverLetsGo(ContinuousScheduler):
+class WaitsForeverToShare(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self._prefix_sharing.release_ready = list  # type: ignore[method-assign]
 
 
-class QueuesBehindThoseWhoShare(ContinuousScheduler):
+class QueuesBehindSequencesThatWaitToShare(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self._queue = QueueThatFollowersBlock(self._prefix_sharing)
@@ -87,26 +87,26 @@ class QueueThatFollowersBlock(WaitingQueue):
         return None if self._prefix_sharing._leaders else head
 
 
-class KnowsNoTime(ContinuousScheduler):
+class IgnoresTheTimeBudget(ContinuousScheduler):
     def commit(self, step: Step, duration_s: float) -> None:
         super().commit(step, 0.0)
 
 
-class WantsTheLastRowOnly(ContinuousScheduler):
+class RequestsOnlyTheLastRow(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
         items = [structs.replace(i, num_rows=min(i.num_rows, 1)) for i in step.items]
         return dataclasses.replace(step, items=tuple(items))
 
 
-class AsksForTooManyRows(ContinuousScheduler):
+class RequestsTooManyRows(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         limits = dataclasses.replace(cache.limits, max_item_rows=64)
         return super().plan(WithLimits(cache, limits))
 
 
 class WithLimits:
-    """A cache that says something else of itself."""
+    """A cache with changed limits."""
 
     def __init__(self, cache: Cache, limits: EngineLimits) -> None:
         self._cache, self.limits = cache, limits
@@ -115,7 +115,7 @@ class WithLimits:
         return getattr(self._cache, name)
 
 
-class SendsOthersAwayForDrafts(ContinuousScheduler):
+class PreemptsForDrafts(ContinuousScheduler):
     def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
         made = super()._with_drafts(item, plan, cache)
         if made is item and self._running[-1] is not item.sequence:
@@ -128,7 +128,7 @@ class SendsOthersAwayForDrafts(ContinuousScheduler):
         plan.items = [i for i in plan.items if i.sequence not in plan.preempted]
 
 
-class MakesDraftsUp(ContinuousScheduler):
+class InventsDrafts(ContinuousScheduler):
     def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
         made = super()._with_drafts(item, plan, cache)
         return structs.replace(made, drafts=(1,) * len(made.drafts))
@@ -141,15 +141,15 @@ class DropsDrafts(ContinuousScheduler):
         return super().plan(cache)
 
 
-class EmbedsByLogits(ContinuousScheduler):
+class RequestsLogitsForEmbeddings(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
         items = [structs.replace(item, output="logits") for item in step.items]
         return dataclasses.replace(step, items=tuple(items))
 
 
-class Ranks(ContinuousScheduler):
-    """Gives every sequence another rank."""
+class ChangedPriorities(ContinuousScheduler):
+    """Changes the priority of every sequence."""
 
     def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
         raise NotImplementedError
@@ -163,43 +163,43 @@ class Ranks(ContinuousScheduler):
         queue._push(sequence)
 
 
-class ServesTheLastFirst(Ranks):
+class RunsTheLastFirst(ChangedPriorities):
     def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
         return sequence.priority, -number
 
 
-class ServesTheLeastUrgentFirst(Ranks):
+class RunsTheLeastUrgentFirst(ChangedPriorities):
     def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
         return -sequence.priority, number
 
 
-class IgnoresPriorityInWordsOnly(ContinuousScheduler):
+class ClaimsToIgnorePriority(ContinuousScheduler):
     ignores = frozenset({"priority"})
 
 
-class IgnoresHolds(ContinuousScheduler):
+class ClaimsToIgnoreHolds(ContinuousScheduler):
     ignores = frozenset({"is_held"})
 
 
-class ThrowsDice(Ranks):
+class OrdersAtRandom(ChangedPriorities):
     def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
         return random.random(), number
 
 
-class LooksAtTheClock(Ranks):
-    """Lets who came an hour later overtake."""
+class ReadsTheClock(ChangedPriorities):
+    """Lets sequences that arrive an hour later overtake."""
 
     def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
         return sequence.priority - time.monotonic() // 3600, number
 
 
-class KeepsWhoLeft(ContinuousScheduler):
+class KeepsRemovedSequences(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self._queue._compact = lambda: None  # type: ignore[method-assign]
 
 
-class KeepsWhoEnded(ContinuousScheduler):
+class KeepsEndedSequences(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self.ended: list[Sequence] = []
@@ -209,7 +209,7 @@ class KeepsWhoEnded(ContinuousScheduler):
         self.ended.append(sequence)
 
 
-class KeepsWhoWasRefused(ContinuousScheduler):
+class KeepsRefusedSequences(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Sequence] = []
@@ -227,7 +227,7 @@ class NamesMediaTwice(ContinuousScheduler):
 
 
 class NamesAllMediaAtEveryStep(ContinuousScheduler):
-    """Leaves it to the loop what is there already."""
+    """Relies on the loop to skip media that are encoded already."""
 
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
@@ -250,7 +250,7 @@ class NamesMediaOfTheQueue(ContinuousScheduler):
         return dataclasses.replace(step, encodes=(*step.encodes, *ahead))
 
 
-class HidesPreemptions(ContinuousScheduler):
+class ReportsNoPreemptions(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         return dataclasses.replace(super().plan(cache), preempted=())
 
@@ -262,14 +262,14 @@ class KeepsFeatures(ContinuousScheduler):
         sequence.features.update(kept)
 
 
-class CountsOnAfterPreemptions(ContinuousScheduler):
+class KeepsTheCountAfterPreemptions(ContinuousScheduler):
     def _preempt(self, sequence: Sequence, plan: Any, cache: Cache) -> None:
         num_computed = sequence.num_computed_tokens
         super()._preempt(sequence, plan, cache)
         sequence.num_computed_tokens = num_computed
 
 
-class CountsEveryAdmission(ContinuousScheduler):
+class CountsCachedTokensOfEveryAdmission(ContinuousScheduler):
     def _try_admit(self, sequence: Sequence, plan: Any, cache: Cache) -> bool:
         is_admitted = super()._try_admit(sequence, plan, cache)
         if is_admitted:
@@ -277,13 +277,13 @@ class CountsEveryAdmission(ContinuousScheduler):
         return is_admitted
 
 
-class KeepsPlacesForTheHeld(ContinuousScheduler):
+class KeepsSlotsOfHeldSequences(ContinuousScheduler):
     def _victim(self) -> Sequence | None:
         victim = super()._victim()
         return None if victim is not None and victim.is_held else victim
 
 
-class OverlooksItsBudget(ContinuousScheduler):
+class IgnoresItsTokenLimit(ContinuousScheduler):
     def __init__(self, settings: SchedulerSettings | None = None) -> None:
         super().__init__()
 
@@ -296,14 +296,14 @@ def on(kind: Callable[[], Any]) -> SchedulerContract:
 
 
 def in_time(kind: Callable[[], Any]) -> SchedulerContract:
-    """Return the contract on a scheduler that bounds the time of a step."""
+    """Return the contract on a scheduler that limits the time of a step."""
     contract = on(kind)
     contract.step_budget_s = 0.2
     return contract
 
 
 def within_eleven(kind: Callable[..., Any]) -> SchedulerContract:
-    """Return the contract on a scheduler that was told to compute eleven tokens at most."""
+    """Return the contract on a scheduler with a limit of eleven tokens for each step."""
     contract = on(lambda: kind(SchedulerSettings(max_step_tokens=11)))
     contract.max_step_tokens = 11
     return contract
@@ -315,18 +315,18 @@ TABLE = Table(
     ContinuousScheduler,
     (
         Broken(
-            KeepsThePlace,
-            "A sequence that is removed gives up its room.",
+            KeepsTheSlotOfARemovedSequence,
+            "A removed sequence frees its slot.",
             "a_full_cache_delays_but_loses_no_sequence",
         ),
         Broken(
-            ServesOneAtATime,
+            RunsOneSequenceAtATime,
             "Sequences that have room run together.",
             "sequences_are_batched",
         ),
         Broken(
-            ServesOneAtATime,
-            "A newcomer does not wait for the others to finish.",
+            RunsOneSequenceAtATime,
+            "A new sequence does not wait for others to finish.",
             "a_newcomer_does_not_wait_for_the_others_to_finish",
         ),
         Broken(
@@ -335,141 +335,141 @@ TABLE = Table(
             "an_encoding_delays_no_other_sequence",
         ),
         Broken(
-            NeverHolds,
+            IgnoresHoldsOfSequences,
             "A held sequence does not run.",
             "a_held_sequence_does_not_run_until_it_is_released",
         ),
         Broken(
-            ReadsAgain,
-            "What was found in the cache is not computed again.",
+            ComputesCachedPrefixesAgain,
+            "A cached prefix is not computed again.",
             "a_cached_prefix_is_not_computed_again",
         ),
         Broken(
             TakesEveryDraft,
-            "A scheduler takes as many drafts as the engine has room and rows for.",
+            "A scheduler takes only drafts for which the engine has room and rows.",
             "drafts_displace_no_sequence",
         ),
         Broken(
-            SharesNothing,
-            "A beginning that several share is computed once.",
+            ComputesSharedPrefixesTwice,
+            "A shared prefix is computed once.",
             "a_common_beginning_is_computed_once",
         ),
         Broken(
-            QueuesBehindThoseWhoShare,
-            "Others overtake those who wait to share.",
+            QueuesBehindSequencesThatWaitToShare,
+            "Others overtake sequences that wait to share a prefix.",
             "others_overtake_sequences_that_wait_to_share",
         ),
         Broken(
-            WantsTheLastRowOnly,
-            "Each wanted row is asked for once.",
+            RequestsOnlyTheLastRow,
+            "Each wanted row is requested once.",
             "a_sequence_without_an_answer_gets_each_wanted_row_once",
         ),
         Broken(
-            AsksForTooManyRows,
+            RequestsTooManyRows,
             "No item wants more than max_item_rows.",
             "a_sequence_without_an_answer_gets_each_wanted_row_once",
         ),
         Broken(
-            NeverLetsGo,
-            "Who waits to share outlives the one who computes.",
+            WaitsForeverToShare,
+            "Sequences that wait to share continue when the computing one ends.",
             "waiting_to_share_ends_with_the_computing_sequence",
         ),
         Broken(
-            KnowsNoTime,
+            IgnoresTheTimeBudget,
             "A step takes no longer than its budget.",
             "a_long_prompt_stops_no_answer",
             on=in_time,
         ),
         Broken(
-            ForgetsToEncode,
+            NeverEncodes,
             "A medium is encoded before its tokens are computed.",
             "every_sequence_finishes",
         ),
         Broken(
-            SendsOthersAwayForDrafts,
+            PreemptsForDrafts,
             "Drafts preempt no sequence.",
             "drafts_preempt_no_sequence",
         ),
         Broken(
-            MakesDraftsUp,
-            "Drafts are the sequence's own.",
+            InventsDrafts,
+            "Drafts belong to their sequence.",
             "drafts_displace_no_sequence",
         ),
         Broken(
             DropsDrafts,
-            "A scheduler changes nothing of a sequence but its books.",
+            "A scheduler changes only its own fields of a sequence.",
             "drafts_displace_no_sequence",
         ),
         Broken(
-            EmbedsByLogits,
-            "Who embeds wants hidden states.",
+            RequestsLogitsForEmbeddings,
+            "An embedding request needs hidden states.",
             "a_sequence_without_an_answer_gets_each_wanted_row_once",
         ),
         Broken(
-            ServesTheLastFirst,
-            "Of equals the first to come is served first, where nothing is claimed.",
+            RunsTheLastFirst,
+            "Sequences of equal priority run in order of arrival by default.",
             "equal_priorities_run_in_order_of_arrival",
         ),
         Broken(
-            ServesTheLeastUrgentFirst,
-            "Smaller priorities run first, where nothing is claimed.",
+            RunsTheLeastUrgentFirst,
+            "Smaller priority values run first by default.",
             "higher_priority_runs_first",
         ),
         Broken(
-            IgnoresPriorityInWordsOnly,
-            "A priority that a scheduler says it ignores changes nothing.",
+            ClaimsToIgnorePriority,
+            "An ignored priority changes nothing.",
             "priorities_that_it_says_it_ignores_change_nothing",
             honest=ShortestPromptFirst,
         ),
         Broken(
-            IgnoresHolds,
-            "Nothing but the order may be ignored.",
+            ClaimsToIgnoreHolds,
+            "Only the order may be ignored.",
             "only_order_is_ignored",
         ),
         Broken(
-            ThrowsDice,
+            OrdersAtRandom,
             "A scheduler is pure: the same arrivals give the same steps.",
             "a_plan_is_a_function_of_what_was_added",
-            raises=(ValueError,),  # of a rank that changes: what is admitted is admitted again
+            raises=(ValueError,),  # the priority changes, so an admitted sequence is admitted again
         ),
         Broken(
-            LooksAtTheClock,
-            "A scheduler knows no clock.",
+            ReadsTheClock,
+            "A scheduler does not read a clock.",
             "plans_do_not_read_a_clock",
         ),
         Broken(
-            KeepsWhoEnded,
-            "A sequence that ended is forgotten.",
+            KeepsEndedSequences,
+            "A sequence that ended is not referenced.",
             "an_ended_sequence_is_released",
         ),
         Broken(
-            KeepsWhoWasRefused,
-            "A sequence that was refused is forgotten.",
+            KeepsRefusedSequences,
+            "A refused sequence is not referenced.",
             "an_ended_sequence_is_released",
         ),
         Broken(
-            KeepsWhoLeft,
-            "A queue keeps no sequence that left it.",
+            KeepsRemovedSequences,
+            "A queue does not reference removed sequences.",
             "removed_sequences_do_not_accumulate",
         ),
         Broken(
             NamesMediaTwice,
-            "A step names a medium once.",
+            "A step names each medium once.",
             "every_sequence_finishes",
         ),
         Broken(
             NamesAllMediaAtEveryStep,
-            "A step names media whose tokens enter the cache for the first time.",
+            "A step names a medium only when its tokens first enter the cache.",
             "every_sequence_finishes",
         ),
         Broken(
             NamesMediaOfTheQueue,
-            "A step names media whose tokens are about to enter the cache.",
+            "A step does not name media of queued sequences.",
             "every_sequence_finishes",
         ),
         Broken(
-            HidesPreemptions,
-            "A step names every sequence whose cache was given up.",
+            ReportsNoPreemptions,
+            "A step names every preempted sequence.",
             "every_sequence_finishes",
         ),
         Broken(
@@ -478,23 +478,23 @@ TABLE = Table(
             "a_preempted_sequence_starts_again",
         ),
         Broken(
-            CountsOnAfterPreemptions,
+            KeepsTheCountAfterPreemptions,
             "A preempted sequence has no computed tokens.",
             "every_sequence_finishes",
         ),
         Broken(
-            CountsEveryAdmission,
+            CountsCachedTokensOfEveryAdmission,
             "num_cached_tokens is what the first admission found.",
             "every_sequence_finishes",
         ),
         Broken(
-            KeepsPlacesForTheHeld,
-            "A held sequence gives its room to a sequence that needs it.",
+            KeepsSlotsOfHeldSequences,
+            "A held sequence gives its slot to a sequence that needs it.",
             "a_held_sequence_gives_up_its_slot_when_needed",
         ),
         Broken(
-            OverlooksItsBudget,
-            "A step keeps to the bound on its tokens.",
+            IgnoresItsTokenLimit,
+            "A step stays within its token limit.",
             "a_step_keeps_to_its_budget",
             on=within_eleven,
         ),

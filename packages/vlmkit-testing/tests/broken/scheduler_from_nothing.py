@@ -1,4 +1,4 @@
-"""Schedulers that break one promise each, made of one that was written from nothing."""
+"""Schedulers that break one promise each, derived from one that shares no code with ours."""
 
 from honest.scheduler import ShortestPromptFirst
 
@@ -11,13 +11,13 @@ from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 # Queues.
 
 
-class FallsOverNothing(ShortestPromptFirst):
+class FailsWithoutWork(ShortestPromptFirst):
     def plan(self, cache: Cache) -> Step:
         min(len(sequence) for sequence in [*self._running, *self._waiting])
         return super().plan(cache)
 
 
-class TakesOneMore(ShortestPromptFirst):
+class QueuesOneTooMany(ShortestPromptFirst):
     def add(self, sequence: Sequence) -> None:
         self.max_waiting += 1
         try:
@@ -26,7 +26,7 @@ class TakesOneMore(ShortestPromptFirst):
             self.max_waiting -= 1
 
 
-class QueuesWhomItRefuses(ShortestPromptFirst):
+class QueuesRefusedSequences(ShortestPromptFirst):
     def add(self, sequence: Sequence) -> None:
         try:
             super().add(sequence)
@@ -35,8 +35,8 @@ class QueuesWhomItRefuses(ShortestPromptFirst):
             raise
 
 
-class RefusesThePreempted(ShortestPromptFirst):
-    """Queues those again who lose their room as if they were new."""
+class RefusesPreemptedSequences(ShortestPromptFirst):
+    """Queues preempted sequences as if they were new."""
 
     def _preempt(self, sequence: Sequence, cache: Cache, preempted: list[Sequence]) -> None:
         super()._preempt(sequence, cache, preempted)
@@ -44,19 +44,19 @@ class RefusesThePreempted(ShortestPromptFirst):
         self.add(sequence)
 
 
-class LosesThePreempted(ShortestPromptFirst):
+class LosesPreemptedSequences(ShortestPromptFirst):
     def _preempt(self, sequence: Sequence, cache: Cache, preempted: list[Sequence]) -> None:
         super()._preempt(sequence, cache, preempted)
         self._waiting.remove(sequence)
 
 
-class KeepsWhoWaits(ShortestPromptFirst):
+class KeepsRemovedWaitingSequences(ShortestPromptFirst):
     def remove(self, sequence: Sequence, cache: Cache) -> None:
         if sequence in self._running:
             super().remove(sequence, cache)
 
 
-class FallsOverTheLarge(ShortestPromptFirst):
+class FailsOnSequencesThatNeverFit(ShortestPromptFirst):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
         if self._waiting and not self._running:
@@ -64,7 +64,7 @@ class FallsOverTheLarge(ShortestPromptFirst):
         return step
 
 
-# Turns.
+# Order.
 
 
 class PrefersPrompts(ShortestPromptFirst):
@@ -85,7 +85,7 @@ class PrefersAnswers(ShortestPromptFirst):
         return super().plan(cache)
 
 
-class Mixes(ShortestPromptFirst):
+class AlwaysMixes(ShortestPromptFirst):
     def plan(self, cache: Cache) -> Step:
         encodes: list[EncodeItem] = []
         preempted: list[Sequence] = []
@@ -94,7 +94,7 @@ class Mixes(ShortestPromptFirst):
         return Step(tuple(encodes), tuple(items), tuple(preempted))
 
 
-class ReadsSeveralPromptsAtOnce(ShortestPromptFirst):
+class PlansSeveralChunksWithoutMixing(ShortestPromptFirst):
     def _chunks(
         self, cache: Cache, encodes: list[EncodeItem], preempted: list[Sequence], most: int
     ) -> list[WorkItem]:
@@ -104,7 +104,7 @@ class ReadsSeveralPromptsAtOnce(ShortestPromptFirst):
 # Rooms and limits.
 
 
-class AsksForNoRoom(ShortestPromptFirst):
+class ReservesNoRoom(ShortestPromptFirst):
     def _answers(self, cache: Cache, preempted: list[Sequence]) -> list[WorkItem]:
         return [
             WorkItem(sequence, len(sequence) - 1, 1, num_rows=1)
@@ -120,7 +120,7 @@ class CommitsForTheLoop(ShortestPromptFirst):
         return super().plan(cache)
 
 
-class OverlooksTheLongestChunk(ShortestPromptFirst):
+class IgnoresMaxChunkTokens(ShortestPromptFirst):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
         items = [
@@ -147,7 +147,7 @@ class CutsSpans(ShortestPromptFirst):
 # Commits.
 
 
-class PlansWhatWaitsForAnImage(ShortestPromptFirst):
+class PlansItemsThatWaitForAnImage(ShortestPromptFirst):
     def plan(self, cache: Cache) -> Step:
         away = [(s, set(s.encoding)) for s in self._running if s.encoding]
         for sequence, _ in away:
@@ -159,7 +159,7 @@ class PlansWhatWaitsForAnImage(ShortestPromptFirst):
         return Step(tuple(is_new), step.items, step.preempted)
 
 
-class CommitsWhatItPlanned(ShortestPromptFirst):
+class CommitsPlannedItems(ShortestPromptFirst):
     planned: tuple[WorkItem, ...] = ()
 
     def plan(self, cache: Cache) -> Step:
@@ -171,7 +171,7 @@ class CommitsWhatItPlanned(ShortestPromptFirst):
         super().commit(Step(step.encodes, self.planned, step.preempted), duration_s)
 
 
-class ExpectsEveryItem(CommitsWhatItPlanned):
+class ExpectsEveryItemInACommit(CommitsPlannedItems):
     def commit(self, step: Step, duration_s: float) -> None:
         for item, planned in zip(step.items, self.planned, strict=True):
             assert item.sequence is planned.sequence
@@ -181,74 +181,74 @@ class ExpectsEveryItem(CommitsWhatItPlanned):
 EVERY = "every_sequence_finishes"
 TABLE_OF = (
     (
-        TakesOneMore,
-        "A queue takes as many as max_waiting says.",
+        QueuesOneTooMany,
+        "A queue takes at most max_waiting sequences.",
         "a_full_queue_refuses_and_keeps_what_it_has",
     ),
     (
-        QueuesWhomItRefuses,
-        "Who is refused leaves no trace.",
+        QueuesRefusedSequences,
+        "A refused sequence leaves no trace.",
         "a_full_queue_refuses_and_keeps_what_it_has",
     ),
     (
-        LosesThePreempted,
-        "Who is preempted waits again.",
+        LosesPreemptedSequences,
+        "A preempted sequence returns to the queue.",
         "a_full_cache_delays_but_loses_no_sequence",
     ),
     (
-        KeepsWhoWaits,
-        "A sequence that waits may be taken out, too.",
+        KeepsRemovedWaitingSequences,
+        "A waiting sequence can be removed.",
         "a_removed_sequence_leaves_nothing_behind",
     ),
     (
         PrefersPrompts,
-        "Answers go on while prompts come.",
+        "Answers continue while prompts arrive.",
         "answers_continue_while_prompts_arrive",
     ),
     (
         PrefersAnswers,
-        "Newcomers join while answers go on.",
+        "New sequences start while answers continue.",
         "a_newcomer_does_not_wait_for_the_others_to_finish",
     ),
-    (Mixes, "A step mixes only where the engine says that it does.", EVERY),
-    (ReadsSeveralPromptsAtOnce, "Where an engine does not mix, a step has one chunk.", EVERY),
-    (AsksForNoRoom, "Tokens have room before they run.", EVERY),
-    (CommitsForTheLoop, "A scheduler asks for room, and commits nothing.", EVERY),
-    (OverlooksTheLongestChunk, "A chunk is no longer than max_chunk_tokens.", EVERY),
+    (AlwaysMixes, "A step mixes chunks and answers only if the engine supports it.", EVERY),
+    (PlansSeveralChunksWithoutMixing, "If the engine does not mix, a step has one chunk.", EVERY),
+    (ReservesNoRoom, "Room is reserved for tokens before they run.", EVERY),
+    (CommitsForTheLoop, "A scheduler reserves room but does not commit.", EVERY),
+    (IgnoresMaxChunkTokens, "A chunk is no longer than max_chunk_tokens.", EVERY),
     (CutsSpans, "No chunk cuts an atomic span.", EVERY),
     (
-        PlansWhatWaitsForAnImage,
-        "While a medium is encoded, items that touch it take no room of others.",
+        PlansItemsThatWaitForAnImage,
+        "Items that wait for an encoding take no room from others.",
         EVERY,
     ),
-    (CommitsWhatItPlanned, "A commit is of the items that ran.", EVERY),
+    (CommitsPlannedItems, "Only items that ran are committed.", EVERY),
 )
 BROKEN = (
     *(Broken(kind, promise, test, honest=ShortestPromptFirst) for kind, promise, test in TABLE_OF),
     Broken(
-        FallsOverNothing,
-        "A plan is empty where there is nothing to do.",
+        FailsWithoutWork,
+        "A plan is empty if there is nothing to do.",
         "an_idle_scheduler_plans_nothing",
         raises=(ValueError,),
         honest=ShortestPromptFirst,
     ),
     Broken(
-        RefusesThePreempted,
-        "The bound of the queue is for newcomers.",
+        RefusesPreemptedSequences,
+        "The queue limit applies only to new sequences.",
         "a_full_queue_accepts_preempted_sequences",
         raises=(QueueFull,),
         honest=ShortestPromptFirst,
     ),
     Broken(
-        FallsOverTheLarge,
-        "A plan is empty where nothing can run.",
+        FailsOnSequencesThatNeverFit,
+        "A plan is empty if nothing can run.",
         "a_sequence_that_never_fits_gets_an_empty_step",
         raises=(RuntimeError,),
         honest=ShortestPromptFirst,
     ),
     Broken(
-        ExpectsEveryItem,
-        "One that failed is not among the items of a commit.",
+        ExpectsEveryItemInACommit,
+        "A failed sequence is not among the committed items.",
         "a_failed_sequence_harms_no_other",
         raises=(ValueError,),
         honest=ShortestPromptFirst,

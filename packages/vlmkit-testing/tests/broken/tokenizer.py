@@ -1,4 +1,4 @@
-"""Tokenizers that break one promise each, made of the mock's."""
+"""Tokenizers that break one promise each, derived from the mock tokenizer."""
 
 import dataclasses
 from collections.abc import Sequence as Seq
@@ -36,7 +36,7 @@ class ParsesSpecialTexts(MockTokenizer):
         return [*ids, END, *self.encode(tail)] if found else ids
 
 
-class ShowsHalfCharacters(MockTokenizer):
+class ShowsIncompleteCharacters(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainParser:
         tokenizer = self
 
@@ -50,7 +50,7 @@ class ShowsHalfCharacters(MockTokenizer):
         return PlainParser(Stream())
 
 
-class SaysWhatItThinks(MockTokenizer):
+class ReadsReasoningAsText(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainParser:
         return PlainParser(MockTokenStream())
 
@@ -61,25 +61,25 @@ class ChangedReader(ReasoningParser):
         super().__init__(MockTokenStream, *marks)
 
 
-class CountsNoMarks(ChangedReader):
+class LeavesMarksOutOfTheCount(ChangedReader):
     @property
     def num_reasoning_tokens(self) -> int:
         return max(0, super().num_reasoning_tokens - 2)
 
 
-class CountsAtTheEnd(ChangedReader):
+class CountsOnlyAtTheEnd(ChangedReader):
     @property
     def num_reasoning_tokens(self) -> int:
         return super().num_reasoning_tokens if self._phase == "say" else 0
 
 
-class CountsEveryToken(ChangedReader):
+class CountsTextAsReasoning(ChangedReader):
     def push(self, token_id: int) -> tuple[Delta, ...]:
         self._is_open = True
         return super().push(token_id)
 
 
-class SaysUnfinishedThoughts(ChangedReader):
+class ReadsUnfinishedReasoningAsText(ChangedReader):
     def finish(self) -> tuple[Delta, ...]:
         return (*super().finish(), TextDelta("..."))
 
@@ -91,25 +91,25 @@ class WithReader(MockTokenizer):
         return self.kind()
 
 
-class SaysItsMarks(MockTokenizer):
+class AddsSpecialTokensAsText(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode(f"<begin>{text}" if adds_special else text)
 
 
-class HonoursAnything(MockTokenizer):
+class HonoursUnknownOptions(MockTokenizer):
     @property
     def honours(self) -> frozenset[Any]:
         return super().honours | {"anything"}
 
 
-class AlwaysBegins(MockTokenizer):
+class AlwaysOpensAnAnswer(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
         return super().prompt(messages, tools=tools)
 
 
-class ClosesWhatGoesOn(MockTokenizer):
+class ClosesContinuedMessages(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -119,7 +119,7 @@ class ClosesWhatGoesOn(MockTokenizer):
         return dataclasses.replace(made, token_ids=ids)
 
 
-class MindsAnything(MockTokenizer):
+class DependsOnUnusedVariables(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -128,7 +128,7 @@ class MindsAnything(MockTokenizer):
         return dataclasses.replace(made, token_ids=(*made.token_ids, *b"x" * added))
 
 
-class ForgetsEfforts(MockTokenizer):
+class IgnoresReasoningEffort(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -136,19 +136,19 @@ class ForgetsEfforts(MockTokenizer):
         return super().prompt(messages, tools=tools, options=without)
 
 
-class NeverShowsSpecials(MockTokenizer):
+class NeverShowsSpecialTokens(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         return super().reader(prompt)
 
 
-class ForgetsTurns(MockTokenizer):
+class DropsTurns(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
         return super().prompt(messages[-1:], tools=tools, options=options)
 
 
-class ForgetsCalls(MockTokenizer):
+class DropsCalls(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -161,7 +161,7 @@ class ForgetsCalls(MockTokenizer):
         return super().prompt(said, tools=tools, options=options)
 
 
-class BelievesThoughts(MockTokenizer):
+class ParsesSpecialTextsOfReasoning(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -184,17 +184,17 @@ class ChangesSlots(MockTokenizer):
         return dataclasses.replace(made, media=self.change(made.media))
 
 
-class TakesAllForOne(ChangesSlots):
+class HasOneDigestForAllImages(ChangesSlots):
     def change(self, slots: tuple[MediaSlot, ...]) -> tuple[MediaSlot, ...]:
         return tuple(dataclasses.replace(slot, digest=bytes(32)) for slot in slots)
 
 
-class TurnsSlotsRound(ChangesSlots):
+class ReversesSlots(ChangesSlots):
     def change(self, slots: tuple[MediaSlot, ...]) -> tuple[MediaSlot, ...]:
         return slots[::-1]
 
 
-class LeavesMediaOut(MockTokenizer):
+class SkipsUnknownMedia(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -205,14 +205,14 @@ class LeavesMediaOut(MockTokenizer):
         return super().prompt(known, tools=tools, options=options)
 
 
-class LeavesToolsOut(MockTokenizer):
+class SkipsTools(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
         return super().prompt(messages, options=options)
 
 
-class TakesLightForWhole(MockTokenizer):
+class TreatsALightPromptAsWhole(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -245,7 +245,7 @@ class OnTokenizer(TokenizerContract):
 
 
 def on_reader(reader: type[Any]) -> OnTokenizer:
-    """Return the contract on a tokenizer with another reader; on a tokenizer as it is."""
+    """Return the contract on a tokenizer, or on the mock tokenizer with another reader."""
     if issubclass(reader, MockTokenizer):
         return OnTokenizer(reader)
     return OnTokenizer(type(reader.__name__, (WithReader,), {"kind": reader}))
@@ -257,37 +257,37 @@ TABLE = Table(
     MockTokenizer,
     (
         Broken(
-            SaysWhatItThinks,
-            "Reasoning is told apart from the text.",
+            ReadsReasoningAsText,
+            "Reasoning is separated from text.",
             "reasoning_is_separated_from_text",
         ),
         Broken(
-            CountsNoMarks,
-            "The marks of reasoning count as its tokens.",
+            LeavesMarksOutOfTheCount,
+            "Reasoning marks count as reasoning tokens.",
             "reasoning_is_separated_from_text",
             on=on_reader,
         ),
         Broken(
-            CountsAtTheEnd,
-            "Reasoning is counted while it comes.",
+            CountsOnlyAtTheEnd,
+            "Reasoning is counted while it streams.",
             "reasoning_is_counted_while_it_streams",
             on=on_reader,
         ),
         Broken(
-            CountsEveryToken,
-            "Text alone counts as no reasoning.",
+            CountsTextAsReasoning,
+            "Text is not counted as reasoning.",
             "text_alone_is_no_reasoning",
             on=on_reader,
         ),
         Broken(
-            SaysUnfinishedThoughts,
+            ReadsUnfinishedReasoningAsText,
             "An answer may end inside its reasoning.",
             "an_answer_may_end_within_its_reasoning",
             on=on_reader,
         ),
         Broken(
             ChangedReader,
-            "What follows a plain text is text.",
+            "The continuation of a plain text is text.",
             "the_continuation_of_a_plain_text_is_text",
             on=on_reader,
             honest=MockTokenizer,
@@ -298,87 +298,87 @@ TABLE = Table(
             "no_text_becomes_a_special_token",
         ),
         Broken(
-            ShowsHalfCharacters,
-            "A reader holds half a character back.",
+            ShowsIncompleteCharacters,
+            "A reader holds back an incomplete character.",
             "two_readers_do_not_mix",
         ),
         Broken(
-            SaysItsMarks,
-            "What is put around a text adds no text.",
+            AddsSpecialTokensAsText,
+            "Tokens added around a text add no text.",
             "tokens_around_a_text_add_no_text",
         ),
         Broken(
-            ForgetsCalls,
-            "Calls of tools are in the prompt, or refused.",
+            DropsCalls,
+            "Tool calls are in the prompt or refused.",
             "calls_of_tools_are_in_the_prompt_or_refused",
         ),
         Broken(
-            BelievesThoughts,
+            ParsesSpecialTextsOfReasoning,
             "No string of an earlier answer changes the structure of a prompt.",
             "no_string_of_an_earlier_answer_changes_the_structure_of_a_prompt",
         ),
         Broken(
-            HonoursAnything,
-            "Only what a request may ask for is honoured.",
+            HonoursUnknownOptions,
+            "Only known options are honoured.",
             "only_known_options_are_honoured",
         ),
         Broken(
-            AlwaysBegins,
-            "A prompt may end where no answer begins.",
+            AlwaysOpensAnAnswer,
+            "A prompt may end without the start of an answer.",
             "a_prompt_may_end_where_no_answer_begins",
         ),
         Broken(
-            ClosesWhatGoesOn,
+            ClosesContinuedMessages,
             "A prompt may end inside the last message.",
             "a_prompt_may_end_within_the_last_message",
         ),
         Broken(
-            MindsAnything,
-            "Variables that no template asks for change nothing.",
+            DependsOnUnusedVariables,
+            "Unused template variables change nothing.",
             "unused_template_variables_change_nothing",
         ),
         Broken(
-            ForgetsEfforts,
-            "An effort of reasoning is said to the model.",
+            IgnoresReasoningEffort,
+            "The reasoning effort changes the prompt.",
             "the_reasoning_effort_changes_the_prompt",
         ),
         Broken(
-            NeverShowsSpecials,
-            "Special tokens show where they are asked for.",
+            NeverShowsSpecialTokens,
+            "Special tokens are shown on request.",
             "special_tokens_are_shown_on_request",
         ),
         Broken(
-            ForgetsTurns,
-            "A conversation has every turn in its prompt.",
+            DropsTurns,
+            "The prompt contains every turn of a conversation.",
             "a_conversation_has_every_turn_in_its_prompt",
         ),
         Broken(
-            LeavesToolsOut,
-            "Tools are in the prompt, or refused.",
+            SkipsTools,
+            "Tools are in the prompt or refused.",
             "tools_are_in_the_prompt_or_refused",
         ),
         Broken(
-            LeavesMediaOut,
+            SkipsUnknownMedia,
             "Media of unknown kinds are refused by name.",
             "media_of_unknown_kinds_are_refused_by_name",
         ),
         Broken(
-            TakesAllForOne,
-            "Digests tell pictures apart.",
+            HasOneDigestForAllImages,
+            "Different images have different digests.",
             "digests_depend_on_the_image_alone",
         ),
         Broken(
-            TurnsSlotsRound,
+            ReversesSlots,
             "Slots are ordered.",
             "slots_are_ordered_disjoint_and_within_the_prompt",
         ),
         Broken(
-            TurnsSlotsRound,
+            ReversesSlots,
             "Slots follow the order of the images.",
             "slots_follow_the_order_of_the_images",
         ),
         Broken(
-            TakesLightForWhole,
+            TreatsALightPromptAsWhole,
             "Sizes alone give a light prompt the tokens of the whole one.",
             "sizes_alone_give_a_light_prompt_the_same_tokens",
             raises=(ImageError,),

@@ -1,4 +1,4 @@
-"""Tokenizers that break a promise about pictures and other media."""
+"""Tokenizers that break a promise about images and other media."""
 
 import dataclasses
 import hashlib
@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
-from honest.tokenizer import HearingTokenizer, Noise, TextTokenizer
+from honest.tokenizer import AudioTokenizer, Noise, TextTokenizer
 
 from broken.broken import Broken
 from broken.changed_tokenizer import Changed, ChangedSlots, with_parts
@@ -20,56 +20,56 @@ from vlmkit_mock.vocabulary import IMAGE
 from vlmkit_testing import TokenizerContract
 
 
-class LeavesFilesOut(Changed):
+class SkipsFiles(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [with_parts(m, lambda part: not isinstance(part, FilePart)) for m in messages]
 
 
-class LooksAway(TextTokenizer):
+class SkipsImages(TextTokenizer):
     def prompt(self, messages: Seq[Message], **options: Any) -> Prompt:
         said = [with_parts(m, lambda part: not isinstance(part, ImagePart)) for m in messages]
         return super().prompt(said, **options)
 
 
-class TakesAnySound(HearingTokenizer):
+class HasOneDigestForAllSounds(AudioTokenizer):
     def slot(self, media: Any, start: int) -> MediaSlot:
         return dataclasses.replace(super().slot(media, start), digest=bytes(32))
 
 
-class CallsItAnImage(HearingTokenizer):
+class NamesASoundAnImage(AudioTokenizer):
     def slot(self, media: Any, start: int) -> MediaSlot:
         return dataclasses.replace(super().slot(media, start), kind="image")
 
 
-class GivesOneTokenToAll(HearingTokenizer):
+class GivesEachMediumOneToken(AudioTokenizer):
     def slot(self, media: Any, start: int) -> MediaSlot:
         slot = super().slot(media, start)
         return dataclasses.replace(slot, stop=slot.start + 1)
 
 
-class DigestsThePlace(HearingTokenizer):
+class DigestsThePosition(AudioTokenizer):
     def slot(self, media: Any, start: int) -> MediaSlot:
         slot = super().slot(media, start)
         digest = hashlib.sha256(slot.digest + bytes([start % 256])).digest()
         return dataclasses.replace(slot, digest=digest)
 
 
-class MaySaySounds(HearingTokenizer):
+class AllowsAudioPlaceholders(AudioTokenizer):
     banned_ids = TextTokenizer.banned_ids - {260}
 
 
-class MaySayPlaceholders(MockTokenizer):
+class AllowsImagePlaceholders(MockTokenizer):
     @property
     def banned_ids(self) -> frozenset[int]:
         return super().banned_ids - {IMAGE}
 
 
-class NamesNoKindOfItsOwn(ChangedSlots):
+class NamesAnotherKind(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         return dataclasses.replace(slot, kind="picture")
 
 
-class SendsNothing(ChangedSlots):
+class SendsNoInputs(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         return dataclasses.replace(slot, inputs={})
 
@@ -79,7 +79,7 @@ class CountsTooManyRows(ChangedSlots):
         return dataclasses.replace(slot, num_features=slot.stop - slot.start + 1)
 
 
-class DropsPicturesOfTools(Changed):
+class DropsImagesOfTools(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [
             with_parts(m, lambda part: not isinstance(part, ImagePart)) if m.role == "tool" else m
@@ -87,14 +87,14 @@ class DropsPicturesOfTools(Changed):
         ]
 
 
-class ShowsTheSystemTwice(Changed):
+class ShowsSystemImagesTwice(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [
             dataclasses.replace(m, parts=m.parts * 2) if m.role == "system" else m for m in messages
         ]
 
 
-class PutsPicturesFirst(Changed):
+class PutsImagesFirst(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [
             dataclasses.replace(
@@ -128,7 +128,7 @@ class DigestsTheSize(MockTokenizer):
         return dataclasses.replace(made, media=tuple(slots))
 
 
-class FeelsItsNeighbours(Changed):
+class DependsOnItsNeighbours(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         num = np.array([len(prompt.media)])
         slots = [
@@ -137,13 +137,13 @@ class FeelsItsNeighbours(Changed):
         return dataclasses.replace(prompt, media=tuple(slots))
 
 
-class SendsTheFirst(Changed):
+class SendsInputsOfTheFirstImage(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         slots = [dataclasses.replace(slot, inputs=prompt.media[0].inputs) for slot in prompt.media]
         return dataclasses.replace(prompt, media=tuple(slots))
 
 
-class SendsTheSizeAlone(ChangedSlots):
+class SendsOnlyTheSize(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         return dataclasses.replace(slot, inputs={"size": slot.inputs["size"]})
 
@@ -156,7 +156,7 @@ class ReusesItsBuffer(ChangedSlots):
         return dataclasses.replace(slot, inputs={**slot.inputs, "digest": self.buffer})
 
 
-class TurnsSizesRound(ChangedSlots):
+class SwapsHeightAndWidth(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         assert slot.transform is not None
         turned = {
@@ -165,7 +165,7 @@ class TurnsSizesRound(ChangedSlots):
         return dataclasses.replace(slot, transform=dataclasses.replace(slot.transform, **turned))
 
 
-class ForgetsTheScale(ChangedSlots):
+class DropsTheScale(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         assert slot.transform is not None
         scale = tuple(3 * each for each in slot.transform.scale)
@@ -179,7 +179,7 @@ class DividesBySmallSides(Changed):
         return messages
 
 
-class OnBlind(TokenizerContract):
+class OnTextOnly(TokenizerContract):
     takes_images = False
 
     def __init__(self, kind: type[TextTokenizer]) -> None:
@@ -192,7 +192,7 @@ class OnBlind(TokenizerContract):
         return ["<end>", "<system>", "<user>", "<answer>"]
 
 
-class OnHearing(OnBlind):
+class OnAudio(OnTextOnly):
     def media(self) -> list[MediaPart]:
         noises = (b"beep", b"beeq", b"beep" * 9)
         return [MediaPart("audio", Noise(samples)) for samples in noises]
@@ -202,65 +202,65 @@ OF_SOUNDS = "slots_of_media_have_their_kind_and_tell_them_apart"
 
 BROKEN = (
     Broken(
-        LeavesFilesOut,
-        "A file that no loader opened is refused.",
+        SkipsFiles,
+        "A file without a loader is refused.",
         "a_file_without_a_loader_is_refused",
     ),
     Broken(
-        LooksAway,
-        "A model that takes no images refuses them.",
+        SkipsImages,
+        "A text model refuses images.",
         "a_text_model_refuses_images",
         honest=TextTokenizer,
-        on=OnBlind,
+        on=OnTextOnly,
     ),
     Broken(
-        TakesAnySound,
-        "Digests tell media of any kind apart.",
+        HasOneDigestForAllSounds,
+        "Different media of any kind have different digests.",
         OF_SOUNDS,
-        honest=HearingTokenizer,
-        on=OnHearing,
+        honest=AudioTokenizer,
+        on=OnAudio,
     ),
     Broken(
-        CallsItAnImage,
+        NamesASoundAnImage,
         "A slot names the kind of its medium.",
         OF_SOUNDS,
-        honest=HearingTokenizer,
-        on=OnHearing,
+        honest=AudioTokenizer,
+        on=OnAudio,
     ),
     Broken(
-        GivesOneTokenToAll,
+        GivesEachMediumOneToken,
         "A medium has a token for each of its rows.",
         OF_SOUNDS,
-        honest=HearingTokenizer,
-        on=OnHearing,
+        honest=AudioTokenizer,
+        on=OnAudio,
     ),
     Broken(
-        DigestsThePlace,
-        "A medium has the same digest wherever it stands.",
+        DigestsThePosition,
+        "The digest of a medium does not depend on its position.",
         OF_SOUNDS,
-        honest=HearingTokenizer,
-        on=OnHearing,
+        honest=AudioTokenizer,
+        on=OnAudio,
     ),
     Broken(
-        MaySaySounds,
+        AllowsAudioPlaceholders,
         "Placeholders of any medium are banned.",
         OF_SOUNDS,
-        honest=HearingTokenizer,
-        on=OnHearing,
+        honest=AudioTokenizer,
+        on=OnAudio,
     ),
     Broken(
-        MaySayPlaceholders,
+        AllowsImagePlaceholders,
         "Image placeholders must never be sampled.",
         "placeholders_are_never_sampled",
     ),
     Broken(
-        NamesNoKindOfItsOwn,
-        "The kind of a picture is image.",
+        NamesAnotherKind,
+        'The kind of an image is "image".',
         "slots_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
-        SendsNothing,
-        "A slot has what its encoder needs.",
+        SendsNoInputs,
+        "A slot has the inputs of the encoder.",
         "slots_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
@@ -269,43 +269,43 @@ BROKEN = (
         "slots_are_ordered_disjoint_and_within_the_prompt",
     ),
     Broken(
-        DropsPicturesOfTools,
-        "Every picture has a slot, one that a tool showed too.",
+        DropsImagesOfTools,
+        "Every image has a slot, images of tools included.",
         "images_of_any_role_have_their_slots_or_are_refused",
     ),
     Broken(
-        ShowsTheSystemTwice,
-        "No picture is shown twice.",
+        ShowsSystemImagesTwice,
+        "Each image is shown once.",
         "images_of_any_role_have_their_slots_or_are_refused",
     ),
     Broken(
-        PutsPicturesFirst,
-        "A picture stands where its message puts it.",
+        PutsImagesFirst,
+        "An image stays at its position in the message.",
         "an_image_stands_where_its_message_puts_it",
     ),
     Broken(
         DigestsAThumbnail,
-        "A digest is of a picture's whole content, not of a thumbnail.",
+        "A digest covers the whole image, not a thumbnail.",
         "a_digest_covers_every_pixel",
     ),
     Broken(
         DigestsTheSize,
-        "Pictures of one size are not one picture.",
+        "Images of equal size have different digests.",
         "a_digest_covers_every_pixel",
     ),
     Broken(
-        FeelsItsNeighbours,
-        "What else is shown does not change what an encoder gets.",
+        DependsOnItsNeighbours,
+        "Other images of a prompt do not change an encoder input.",
         "equal_pictures_have_equal_inputs",
     ),
     Broken(
-        SendsTheFirst,
+        SendsInputsOfTheFirstImage,
         "A slot has the arrays of its own medium.",
         "the_encoder_gets_the_picture",
     ),
     Broken(
-        SendsTheSizeAlone,
-        "Another picture has other arrays.",
+        SendsOnlyTheSize,
+        "Different images have different arrays.",
         "the_encoder_gets_the_picture",
     ),
     Broken(
@@ -314,18 +314,18 @@ BROKEN = (
         "inputs_of_an_earlier_prompt_stay_as_they_are",
     ),
     Broken(
-        TurnsSizesRound,
+        SwapsHeightAndWidth,
         "Sizes are heights and widths, in this order.",
         "a_transform_maps_the_image_to_its_tokens",
     ),
     Broken(
-        ForgetsTheScale,
-        "A scale is used pixels per upright pixel.",
+        DropsTheScale,
+        "The scale is the number of used pixels for each upright pixel.",
         "a_transform_maps_the_image_to_its_tokens",
     ),
     Broken(
         DividesBySmallSides,
-        "A picture that cannot be shown is refused with an ImageError.",
+        "An image that cannot be shown is refused with an ImageError.",
         "awkward_pictures_are_taken_or_refused",
         raises=(ZeroDivisionError,),
     ),

@@ -1,4 +1,4 @@
-"""Tokenizers that break a promise about conversations: something is lost, or pretends."""
+"""Tokenizers that break a promise about conversations: they drop parts or parse typed tokens."""
 
 import dataclasses
 from collections.abc import Sequence as Seq
@@ -23,8 +23,8 @@ class ReturnsAnArray(Changed):
         return dataclasses.replace(prompt, token_ids=tuple(np.array(prompt.token_ids)))
 
 
-class KnowsPromptsByTheirTexts(MockTokenizer):
-    """Keeps what it made, by what was said, whoever said it."""
+class CachesPromptsByTheirTexts(MockTokenizer):
+    """Caches prompts by their texts alone, without roles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class DropsItsOwnAnswers(Changed):
         return [m for m in messages[:-1] if m.role != "assistant"] + list(messages[-1:])
 
 
-class SaysTheFirstText(Changed):
+class KeepsOnlyTheFirstText(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         said = []
         for message in messages:
@@ -79,12 +79,12 @@ class IgnoresRoles(Changed):
         return [with_role(message, "user") for message in messages]
 
 
-class TakesTheSystemForAUser(Changed):
+class TreatsTheSystemAsAUser(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [with_role(m, "user") if m.role == "system" else m for m in messages]
 
 
-class TakesToolsForUsers(Changed):
+class TreatsToolsAsUsers(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [with_role(m, "user") if m.role == "tool" else m for m in messages]
 
@@ -102,7 +102,7 @@ class WritesRolesAsWords(Changed):
         return [Message("user", (TextPart(said.removeprefix("user: ")),))]
 
 
-class EndsWithABeginning(MockTokenizer):
+class EndsAnswersWithAnOpeningToken(MockTokenizer):
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset({BEGIN})
@@ -112,34 +112,34 @@ class EndsWithABeginning(MockTokenizer):
         return super().banned_ids - {BEGIN} | {END}
 
 
-class NeedsATurn(Changed):
+class FailsWithoutATurn(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [*messages[:-1], messages[-1]]
 
 
-class NeedsAText(Changed):
+class FailsWithoutAText(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         assert all(message.parts[0] for message in messages)
         return messages
 
 
-class NamesToolsAlone(Changed):
+class OmitsToolDescriptions(Changed):
     def offered(self, tools: Any) -> Any:
         return tools and [{"function": {"name": t["function"]["name"]}} for t in tools]
 
 
-class DescribesNoArguments(Changed):
+class OmitsToolParameters(Changed):
     def offered(self, tools: Any) -> Any:
         kept = ("name", "description")
         return tools and [{"function": {k: t["function"][k] for k in kept}} for t in tools]
 
 
-class OffersTheFirstTool(Changed):
+class ShowsOnlyTheFirstTool(Changed):
     def offered(self, tools: Any) -> Any:
         return tools and tools[:1]
 
 
-class CallsTheFirstTool(Changed):
+class AllowsOnlyTheFirstTool(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         if prompt.calling is None:
             return prompt
@@ -147,13 +147,13 @@ class CallsTheFirstTool(Changed):
         return dataclasses.replace(prompt, calling=calling)
 
 
-class AlwaysCalls(Changed):
+class AlwaysHasACallFormat(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         form = CallFormat(JsonCall(), Mark("<|call|>", CALL), Mark("<|call_end|>", CALL_END))
         return dataclasses.replace(prompt, calling=prompt.calling or Calling(form, ()))
 
 
-class ForgetsArguments(Changed):
+class DropsCallArguments(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [
             dataclasses.replace(
@@ -167,19 +167,19 @@ class ForgetsArguments(Changed):
         ]
 
 
-class TakesToolsAway(Changed):
+class RemovesGivenTools(Changed):
     def offered(self, tools: Any) -> Any:
         return tools and [tools.pop() for _ in range(len(tools))]
 
 
-class AddsATurn(Changed):
+class AddsATurnToItsInput(Changed):
     def turns(self, messages: Any) -> Seq[Message]:
         if messages and messages[0].role == "system":
             messages[0:1] = [Message.of("user", messages[0].text)]
         return messages
 
 
-class ParsesWhatIsSaid(MockTokenizer):
+class ParsesSpecialTextsOfUsers(MockTokenizer):
     roles: tuple[str, ...] = ("user",)
 
     def prompt(
@@ -191,15 +191,15 @@ class ParsesWhatIsSaid(MockTokenizer):
         return dataclasses.replace(made, token_ids=(*made.token_ids, *ends))
 
 
-class BelievesTheSystem(ParsesWhatIsSaid):
+class ParsesSpecialTextsOfTheSystem(ParsesSpecialTextsOfUsers):
     roles = ("system",)
 
 
-class BelievesItself(ParsesWhatIsSaid):
+class ParsesSpecialTextsOfAnswers(ParsesSpecialTextsOfUsers):
     roles = ("assistant",)
 
 
-class MakesRolesOfTypedOnes(MockTokenizer):
+class ParsesTypedRoles(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -208,7 +208,7 @@ class MakesRolesOfTypedOnes(MockTokenizer):
         return dataclasses.replace(made, token_ids=(*begun, *made.token_ids))
 
 
-class FindsPlaceholders(MockTokenizer):
+class FindsTypedPlaceholders(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -220,7 +220,7 @@ class FindsPlaceholders(MockTokenizer):
         return dataclasses.replace(made, token_ids=ids, media=(*made.media, *slots))
 
 
-class BelievesTools(MockTokenizer):
+class ParsesSpecialTextsOfTools(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -237,17 +237,17 @@ BROKEN = (
     ),
     Broken(
         InventsASlot,
-        "There is a slot for each medium, and no other.",
+        "There is exactly one slot for each medium.",
         "a_prompt_without_images_has_no_slots",
     ),
     Broken(
         DropsTheSystem,
-        "What the system says is in the prompt.",
+        "System text is in the prompt.",
         "a_text_of_any_role_is_in_the_prompt_or_refused",
     ),
     Broken(
         DropsResults,
-        "What a tool said is in the prompt.",
+        "Tool results are in the prompt.",
         "a_text_of_any_role_is_in_the_prompt_or_refused",
     ),
     Broken(
@@ -256,106 +256,120 @@ BROKEN = (
         "a_text_of_any_role_is_in_the_prompt_or_refused",
     ),
     Broken(
-        SaysTheFirstText,
+        KeepsOnlyTheFirstText,
         "Every part of a turn is in the prompt.",
         "each_text_of_a_turn_is_in_the_prompt",
     ),
     Broken(
-        SortsTexts, "Parts of a turn stand in their order.", "each_text_of_a_turn_is_in_the_prompt"
+        SortsTexts, "The parts of a turn keep their order.", "each_text_of_a_turn_is_in_the_prompt"
     ),
-    Broken(IgnoresRoles, "A prompt says who said what.", "roles_are_in_the_prompt_or_refused"),
     Broken(
-        KnowsPromptsByTheirTexts,
-        "What was asked before changes no prompt.",
+        IgnoresRoles,
+        "The prompt states the role of each turn.",
         "roles_are_in_the_prompt_or_refused",
     ),
-    Broken(TakesTheSystemForAUser, "The system is no user.", "roles_are_in_the_prompt_or_refused"),
     Broken(
-        TakesToolsForUsers,
-        "A tool's result is no user's word.",
+        CachesPromptsByTheirTexts,
+        "Earlier prompts do not change a prompt.",
         "roles_are_in_the_prompt_or_refused",
     ),
-    Broken(JoinsTurnsByNewlines, "A typed newline makes no turn.", "no_typed_text_is_another_turn"),
-    Broken(WritesRolesAsWords, "Nor does a typed role.", "no_typed_text_is_another_turn"),
     Broken(
-        EndsWithABeginning,
+        TreatsTheSystemAsAUser,
+        "A system turn differs from a user turn.",
+        "roles_are_in_the_prompt_or_refused",
+    ),
+    Broken(
+        TreatsToolsAsUsers,
+        "A tool result differs from a user turn.",
+        "roles_are_in_the_prompt_or_refused",
+    ),
+    Broken(
+        JoinsTurnsByNewlines,
+        "A typed newline does not start a turn.",
+        "no_typed_text_is_another_turn",
+    ),
+    Broken(
+        WritesRolesAsWords, "A typed role does not start a turn.", "no_typed_text_is_another_turn"
+    ),
+    Broken(
+        EndsAnswersWithAnOpeningToken,
         "eos_ids are the tokens that end an answer.",
         "an_earlier_answer_ends_as_answers_do",
     ),
     Broken(
-        NeedsATurn,
-        "What is no conversation is refused with a RequestError.",
+        FailsWithoutATurn,
+        "An invalid conversation is refused with a RequestError.",
         "odd_conversations_are_taken_or_refused",
         raises=(IndexError,),
     ),
     Broken(
-        NeedsAText,
+        FailsWithoutAText,
         "A turn may be empty.",
         "odd_conversations_are_taken_or_refused",
         raises=(IndexError,),
     ),
     Broken(
-        NamesToolsAlone, "What a tool does is in the prompt.", "tools_are_in_the_prompt_or_refused"
-    ),
-    Broken(
-        DescribesNoArguments,
-        "What a tool takes is in the prompt.",
+        OmitsToolDescriptions,
+        "The description of a tool is in the prompt.",
         "tools_are_in_the_prompt_or_refused",
     ),
     Broken(
-        OffersTheFirstTool, "Every tool is in the prompt.", "tools_are_in_the_prompt_or_refused"
+        OmitsToolParameters,
+        "The parameters of a tool are in the prompt.",
+        "tools_are_in_the_prompt_or_refused",
     ),
     Broken(
-        CallsTheFirstTool,
+        ShowsOnlyTheFirstTool, "Every tool is in the prompt.", "tools_are_in_the_prompt_or_refused"
+    ),
+    Broken(
+        AllowsOnlyTheFirstTool,
         "An answer may call every tool.",
         "only_offered_tools_have_a_call_format",
     ),
     Broken(
-        AlwaysCalls,
-        "Without tools there is nothing to call.",
+        AlwaysHasACallFormat,
+        "Without tools, a prompt has no call format.",
         "only_offered_tools_have_a_call_format",
     ),
     Broken(
-        ForgetsArguments,
-        "A call's arguments are in the prompt.",
+        DropsCallArguments,
+        "The arguments of a call are in the prompt.",
         "calls_of_tools_are_in_the_prompt_or_refused",
     ),
     Broken(
-        TakesToolsAway,
-        "The tools that it is given stay as they are.",
+        RemovesGivenTools,
+        "The given tools are not modified.",
         "its_inputs_are_not_modified",
     ),
+    Broken(AddsATurnToItsInput, "The given turns are not modified.", "its_inputs_are_not_modified"),
     Broken(
-        AddsATurn, "The turns that it is given stay as they are.", "its_inputs_are_not_modified"
-    ),
-    Broken(
-        ParsesWhatIsSaid,
-        "Text that a user typed never becomes a control token.",
+        ParsesSpecialTextsOfUsers,
+        "User text never becomes a control token.",
         "typed_special_texts_do_not_change_the_structure_of_a_prompt",
     ),
     Broken(
-        BelievesTheSystem,
-        "Nor does the text of a system's turn.",
+        ParsesSpecialTextsOfTheSystem,
+        "System text never becomes a control token.",
         "typed_special_texts_do_not_change_the_structure_of_a_prompt",
     ),
     Broken(
-        BelievesItself,
-        "Nor does the text of an earlier answer.",
+        ParsesSpecialTextsOfAnswers,
+        "Text of earlier answers never becomes a control token.",
         "typed_special_texts_do_not_change_the_structure_of_a_prompt",
     ),
     Broken(
-        MakesRolesOfTypedOnes,
-        "No special token may be typed, one that is neither an end nor a placeholder included.",
+        ParsesTypedRoles,
+        "No typed text becomes any special token, role tokens included.",
         "typed_special_texts_do_not_change_the_structure_of_a_prompt",
     ),
     Broken(
-        FindsPlaceholders,
-        "Media are placed by structure, not by searching for a string.",
+        FindsTypedPlaceholders,
+        "Images are placed by structure, not by searching for a string.",
         "typed_placeholders_make_no_image_slot",
     ),
     Broken(
-        BelievesTools,
-        "No string of a tool's definition becomes a control token.",
+        ParsesSpecialTextsOfTools,
+        "No string of a tool definition becomes a control token.",
         "no_string_of_a_tool_changes_the_structure_of_a_prompt",
     ),
 )

@@ -1,4 +1,4 @@
-"""Tokenizers whose readers break a promise: text that comes late, is lost, or is none."""
+"""Tokenizers whose readers break a promise: they delay, drop or misread text."""
 
 import dataclasses
 from functools import partial
@@ -15,7 +15,7 @@ from vlmkit_mock.vocabulary import NUM_BYTES
 
 
 class WithStream(MockTokenizer):
-    """Reads everything as text, by a stream of its own."""
+    """Reads everything as text, with its own stream."""
 
     stream: Any = MockTokenStream
 
@@ -28,13 +28,13 @@ class StrictStream(MockTokenStream):
         return bytes([token_id]).decode() if token_id < NUM_BYTES else ""
 
 
-class BareStream(MockTokenStream):
+class StreamWithoutSpaces(MockTokenStream):
     def push(self, token_id: int) -> str:
         return super().push(token_id).strip()
 
 
-class ForgetfulStream(MockTokenStream):
-    """Holds spaces back, in case nothing follows, and forgets them at the end."""
+class StreamThatDropsHeldSpaces(MockTokenStream):
+    """Holds back spaces until text follows, and drops them at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ForgetfulStream(MockTokenStream):
         return shown
 
 
-class PatientStream(MockTokenStream):
+class StreamThatWaitsForTheEnd(MockTokenStream):
     def __init__(self) -> None:
         super().__init__()
         self._held = ""
@@ -60,23 +60,23 @@ class PatientStream(MockTokenStream):
         return self._held + super().flush()
 
 
-class BreaksOnBadBytes(WithStream):
+class FailsOnInvalidBytes(WithStream):
     stream = StrictStream
 
 
-class LosesSpaces(WithStream):
-    stream = BareStream
+class DropsSpaces(WithStream):
+    stream = StreamWithoutSpaces
 
 
-class ForgetsWhatItHolds(WithStream):
-    stream = ForgetfulStream
+class DropsHeldText(WithStream):
+    stream = StreamThatDropsHeldSpaces
 
 
-class TellsAllAtTheEnd(WithStream):
-    stream = PatientStream
+class ReturnsAllTextAtTheEnd(WithStream):
+    stream = StreamThatWaitsForTheEnd
 
 
-class SpellsTheEnd(WithStream):
+class ShowsTheEndToken(WithStream):
     stream = partial(MockTokenStream, shows_special=True)
 
 
@@ -87,18 +87,18 @@ class SharesItsReader(MockTokenizer):
         return self.shared
 
 
-class ForgetsWhatWasBegun(MockTokenizer):
+class IgnoresOpenReasoning(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         begun = dataclasses.replace(prompt, opens_reasoning=False)
         return super().reader(begun, shows_special=shows_special)
 
 
-class SaysNotThatItBegan(Changed):
+class HidesThatItOpensReasoning(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         return dataclasses.replace(prompt, opens_reasoning=False)
 
 
-class NamesNoMarks(Changed):
+class NamesNoReasoningMarks(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         return dataclasses.replace(prompt, reasoning_marks=None)
 
@@ -113,8 +113,8 @@ class ReadsCallsEverywhere(MockTokenizer):
         return super().reader(dataclasses.replace(prompt, is_plain=False))
 
 
-class TalkativeReader(PlainParser):
-    """Says more than there is, in the place of a count."""
+class ReaderThatCountsTooMuch(PlainParser):
+    """Reports a constant count of reasoning tokens."""
 
     @property
     def num_reasoning_tokens(self) -> int:  # type: ignore[override]
@@ -124,67 +124,67 @@ class TalkativeReader(PlainParser):
         return (TextDelta(text_of(super().push(token_id))),)
 
 
-class CountsWhatIsNotThere(MockTokenizer):
+class CountsMissingReasoning(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
-        return TalkativeReader(MockTokenStream())
+        return ReaderThatCountsTooMuch(MockTokenStream())
 
 
 BROKEN = (
     Broken(
-        LosesSpaces,
-        "Deltas are the text of an answer, spaces included.",
+        DropsSpaces,
+        "Deltas contain the text of an answer, spaces included.",
         "streamed_text_equals_decoded_text",
     ),
     Broken(
-        BreaksOnBadBytes,
-        "A model may say anything, half characters too.",
+        FailsOnInvalidBytes,
+        "A model may sample any tokens, incomplete characters included.",
         "any_sampled_tokens_can_be_streamed",
         raises=(UnicodeDecodeError,),
     ),
     Broken(
-        CountsWhatIsNotThere,
+        CountsMissingReasoning,
         "num_reasoning_tokens counts tokens of this answer.",
         "any_sampled_tokens_can_be_streamed",
     ),
     Broken(SharesItsReader, "reader() returns a fresh reader.", "two_readers_do_not_mix"),
     Broken(
-        ForgetsWhatItHolds,
-        "finish() returns what was held back.",
+        DropsHeldText,
+        "finish() returns the held-back text.",
         "an_answer_may_end_anywhere",
     ),
     Broken(
-        TellsAllAtTheEnd,
-        "push() returns what a token adds, as a rule one delta.",
+        ReturnsAllTextAtTheEnd,
+        "push() returns the text that a token adds.",
         "text_is_streamed",
     ),
     Broken(
-        SpellsTheEnd,
-        "Special tokens are no part of the text, unless that is asked for.",
+        ShowsTheEndToken,
+        "Special tokens are not part of the text, unless requested.",
         "special_tokens_are_no_part_of_the_text",
     ),
     Broken(
-        ForgetsWhatWasBegun,
-        "Where the prompt began the reasoning, the answer goes on inside it.",
+        IgnoresOpenReasoning,
+        "An answer continues the reasoning that its prompt opened.",
         "reasoning_that_the_prompt_began_goes_on",
     ),
     Broken(
-        SaysNotThatItBegan,
-        "opens_reasoning says whether the template began the reasoning.",
+        HidesThatItOpensReasoning,
+        "opens_reasoning states whether the template opened reasoning.",
         "reasoning_that_the_prompt_began_goes_on",
     ),
     Broken(
-        NamesNoMarks,
-        "A prompt names the marks of reasoning, by which a budget is kept.",
+        NamesNoReasoningMarks,
+        "A prompt names the reasoning marks, which a budget needs.",
         "a_prompt_names_the_marks_of_reasoning",
     ),
     Broken(
         ReadsNoCalls,
-        "Calls are told apart from text where tools are offered.",
+        "Calls are separated from text if tools are offered.",
         "a_tool_call_is_separated_from_text",
     ),
     Broken(
         ReadsCallsEverywhere,
-        "What follows a plain text is text alone.",
+        "The continuation of a plain text contains no calls.",
         "a_tool_call_is_separated_from_text",
     ),
 )

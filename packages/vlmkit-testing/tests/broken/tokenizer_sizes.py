@@ -1,4 +1,4 @@
-"""Tokenizers that break a promise about images that are wanted smaller."""
+"""Tokenizers that break a promise about size limits of images."""
 
 import dataclasses
 import hashlib
@@ -37,32 +37,32 @@ class ChangesOptions(MockTokenizer):
         return super().prompt(changed, tools=tools, options=options)
 
 
-class ForgetsBounds(ChangesOptions):
+class IgnoresTokenLimits(ChangesOptions):
     def change(self, options: ImageOptions) -> ImageOptions:
         return dataclasses.replace(options, max_tokens=None)
 
 
-class TakesBoundsForWishes(ChangesOptions):
+class TreatsLimitsAsPreferences(ChangesOptions):
     def change(self, options: ImageOptions) -> ImageOptions:
         return dataclasses.replace(options, max_tokens=None, wanted_tokens=options.most_tokens)
 
 
-class TakesWishesForBounds(ChangesOptions):
+class TreatsPreferencesAsLimits(ChangesOptions):
     def change(self, options: ImageOptions) -> ImageOptions:
         return dataclasses.replace(options, max_tokens=options.most_tokens)
 
 
-class ForgetsWishes(ChangesOptions):
+class IgnoresPreferredSizes(ChangesOptions):
     def change(self, options: ImageOptions) -> ImageOptions:
         return dataclasses.replace(options, wanted_tokens=None)
 
 
-class PassesOverLimits(ChangesOptions):
+class IgnoresProcessorLimits(ChangesOptions):
     def change(self, options: ImageOptions) -> ImageOptions:
         return dataclasses.replace(options, processor={})
 
 
-class TellsByThePictureAlone(MockTokenizer):
+class LeavesTheSizeOutOfDigests(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -76,7 +76,7 @@ class TellsByThePictureAlone(MockTokenizer):
         return dataclasses.replace(made, media=tuple(slots))
 
 
-class TellsNotWhich(MockTokenizer):
+class DoesNotNameTheImage(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -87,7 +87,7 @@ class TellsNotWhich(MockTokenizer):
             raise
 
 
-class ForgetsPlaces(MockTokenizer):
+class StatesNoGroundingFormat(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -95,7 +95,7 @@ class ForgetsPlaces(MockTokenizer):
         return dataclasses.replace(made, place_format=None)
 
 
-class DigestsTheBound(MockTokenizer):
+class DigestsTheLimit(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -109,49 +109,49 @@ class DigestsTheBound(MockTokenizer):
 
 BROKEN = (
     Broken(
-        ForgetsBounds,
-        "max_tokens is kept to, or refused.",
+        IgnoresTokenLimits,
+        "max_tokens is enforced or refused.",
         "an_image_keeps_to_its_tokens_or_is_refused",
     ),
     Broken(
-        TakesBoundsForWishes,
-        "A bound is no wish: what cannot be made so small is refused.",
+        TreatsLimitsAsPreferences,
+        "An image that cannot be made small enough is refused.",
         "a_refused_bound_names_which_image_it_is",
     ),
     Broken(
-        TellsNotWhich,
-        "An ImageError says which image it is.",
+        DoesNotNameTheImage,
+        "An ImageError names the image.",
         "a_refused_bound_names_which_image_it_is",
     ),
     Broken(
-        TakesWishesForBounds,
-        "A wish is never refused.",
+        TreatsPreferencesAsLimits,
+        "A preferred size is never refused.",
         "a_preferred_size_is_never_refused",
         raises=(ImageError,),
     ),
     Broken(
-        ForgetsWishes,
-        "wanted_tokens makes pictures smaller.",
+        IgnoresPreferredSizes,
+        "wanted_tokens makes images smaller.",
         "a_preferred_size_makes_images_smaller",
     ),
     Broken(
-        TellsByThePictureAlone,
-        "Of images that are shown in several sizes, each size has a digest of its own.",
+        LeavesTheSizeOutOfDigests,
+        "Each size of an image has its own digest.",
         "one_image_in_two_sizes_has_two_digests",
     ),
     Broken(
-        DigestsTheBound,
-        "A bound that changes nothing changes no digest.",
+        DigestsTheLimit,
+        "A limit that changes nothing changes no digest.",
         "a_bound_that_is_large_enough_changes_nothing",
     ),
     Broken(
-        ForgetsPlaces,
-        "return_places means that prompts with images have a place_format.",
+        StatesNoGroundingFormat,
+        "If return_places is honoured, prompts with images have a place_format.",
         "a_known_grounding_format_is_stated",
     ),
     Broken(
-        PassesOverLimits,
-        "mm_processor_kwargs means that processor is looked at.",
+        IgnoresProcessorLimits,
+        "If mm_processor_kwargs is honoured, processor is read.",
         "limits_by_the_processors_names_are_taken_or_refused",
     ),
 )

@@ -17,12 +17,12 @@ from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vocabulary import BEGIN, END, NUM_BYTES, SPELLINGS
 
 
-class WritesSmallLetters(MockTokenizer):
+class LowersLetters(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode(text.lower(), adds_special=adds_special)
 
 
-class LosesTheLastSpace(MockTokenizer):
+class DropsTheLastSpace(MockTokenizer):
     def decode(self, token_ids: Seq[int]) -> str:
         return super().decode(token_ids).rstrip(" ")
 
@@ -42,12 +42,12 @@ class UndoesLigatures(MockTokenizer):
         return super().encode(text.replace("ﬁ", "fi"), adds_special=adds_special)
 
 
-class TakesTheBeginningForAMark(MockTokenizer):
+class DropsByteOrderMarks(MockTokenizer):
     def decode(self, token_ids: Seq[int]) -> str:
         return super().decode(token_ids).encode().decode("utf-8-sig")
 
 
-class EndsLinesItsOwnWay(MockTokenizer):
+class ChangesLineEndings(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode("\n".join(text.splitlines()), adds_special=adds_special)
 
@@ -57,7 +57,7 @@ class EndsAtNul(MockTokenizer):
         return super().encode(text.partition("\0")[0], adds_special=adds_special)
 
 
-class CleansUp(MockTokenizer):
+class DropsSpacesBeforePunctuation(MockTokenizer):
     def decode(self, token_ids: Seq[int]) -> str:
         return super().decode(token_ids).replace(" ,", ",").replace(" ?", "?")
 
@@ -72,17 +72,17 @@ class SpellsSpacesAsMarks(MockTokenizer):
         return super().token_bytes(token_id).replace(b" ", "▁".encode())
 
 
-class CutsLongTexts(MockTokenizer):
+class TruncatesLongTexts(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode(text[:8192], adds_special=adds_special)
 
 
-class CutsLongPrompts(Changed):
+class TruncatesLongPrompts(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         return Prompt(prompt.token_ids[-4096:], prompt.media)
 
 
-class AlwaysMarksTheBeginning(MockTokenizer):
+class AlwaysAddsSpecialTokens(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode(text, adds_special=True)
 
@@ -93,7 +93,7 @@ class CrashesOnSurrogates(MockTokenizer):
         return super().encode(text, adds_special=adds_special)
 
 
-class KnowsAsciiOnly(MockTokenizer):
+class CountsOnlyAsciiTokens(MockTokenizer):
     @property
     def vocab_size(self) -> int:
         return 128
@@ -105,12 +105,12 @@ class BansALetter(MockTokenizer):
         return super().banned_ids | {ord("e")}
 
 
-class ReturnsNumbersOfNumPy(MockTokenizer):
+class ReturnsNumpyIntegers(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> Any:
         return list(np.array(super().encode(text, adds_special=adds_special), np.int64))
 
 
-class CountsTokensThatAreNone(MockTokenizer):
+class CountsTokensThatDoNotExist(MockTokenizer):
     @property
     def vocab_size(self) -> int:
         return 512
@@ -121,30 +121,30 @@ class CountsTokensThatAreNone(MockTokenizer):
         return super().token_bytes(token_id)
 
 
-class EndsNowhere(MockTokenizer):
+class HasNoEndToken(MockTokenizer):
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset()
 
 
-class BansTheEnd(MockTokenizer):
+class BansTheEndToken(MockTokenizer):
     @property
     def banned_ids(self) -> frozenset[int]:
         return super().banned_ids | {END}
 
 
-class BansWhatIsNoToken(MockTokenizer):
+class BansIdsOutsideTheVocabulary(MockTokenizer):
     @property
     def banned_ids(self) -> frozenset[int]:
         return super().banned_ids | {self.vocab_size}
 
 
-class DecodesTheEnd(MockTokenizer):
+class DecodesTheEndToken(MockTokenizer):
     def decode(self, token_ids: Seq[int]) -> str:
         return super().decode(token_ids) + "<|end|>" * list(token_ids).count(END)
 
 
-class DecodesWhatBegins(MockTokenizer):
+class DecodesTheStartToken(MockTokenizer):
     def decode(self, token_ids: Seq[int]) -> str:
         return "<|begin|>" * list(token_ids).count(BEGIN) + super().decode(token_ids)
 
@@ -158,7 +158,7 @@ class KeepsTheConversation(MockTokenizer):
         return super().prompt(self.messages, tools=tools, options=options)
 
 
-class SharesWhatItMakes(MockTokenizer):
+class SharesResultsBetweenThreads(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
     ) -> Prompt:
@@ -167,7 +167,7 @@ class SharesWhatItMakes(MockTokenizer):
         return self.last
 
 
-class DrawsItsDigests(ChangedSlots):
+class HasRandomDigests(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         digest = np.random.default_rng().bytes(32)
         return MediaSlot(slot.start, slot.stop, digest, slot.inputs, slot.num_features)
@@ -175,23 +175,23 @@ class DrawsItsDigests(ChangedSlots):
 
 BROKEN = (
     Broken(
-        WritesSmallLetters,
-        "The text of a text's tokens is that text.",
+        LowersLetters,
+        "Decoding restores the text.",
         "decoding_restores_the_text",
     ),
     Broken(
-        LosesTheLastSpace,
-        "decode() returns the whole text of tokens, its last space too.",
+        DropsTheLastSpace,
+        "decode() keeps the last space of a text.",
         "a_space_at_the_end_of_a_text_stays",
     ),
     Broken(
         StripsWhatItEncodes,
-        "encode() returns the tokens of the whole text.",
+        "encode() keeps the spaces around a text.",
         "a_space_at_the_end_of_a_text_stays",
     ),
     Broken(
         SpacesHaveNoBytes,
-        "A token that is a space stands for its byte.",
+        "A space token has the byte of a space.",
         "the_bytes_of_the_tokens_are_the_bytes_of_the_text",
     ),
     Broken(
@@ -201,82 +201,90 @@ BROKEN = (
     ),
     Broken(UndoesLigatures, "A ligature stays one character.", "decoding_restores_the_text"),
     Broken(
-        TakesTheBeginningForAMark,
-        "What stands at the beginning of a text is text, a byte order mark too.",
+        DropsByteOrderMarks,
+        "A byte order mark at the start of a text is text.",
         "decoding_restores_the_text",
     ),
-    Broken(EndsLinesItsOwnWay, "Lines end as they ended.", "decoding_restores_the_text"),
-    Broken(EndsAtNul, "A text has any character, the first one too.", "decoding_restores_the_text"),
-    Broken(CleansUp, "Spaces before signs are text.", "decoding_restores_the_text"),
+    Broken(ChangesLineEndings, "Line endings stay as they are.", "decoding_restores_the_text"),
+    Broken(
+        EndsAtNul, "A text may contain any character, NUL included.", "decoding_restores_the_text"
+    ),
+    Broken(
+        DropsSpacesBeforePunctuation,
+        "Spaces before punctuation are text.",
+        "decoding_restores_the_text",
+    ),
     Broken(
         SpellsSpacesAsMarks,
-        "token_bytes() returns bytes of the text, not of the vocabulary's own spelling.",
+        "token_bytes() returns bytes of the text, not the spelling of the vocabulary.",
         "the_bytes_of_the_tokens_are_the_bytes_of_the_text",
     ),
-    Broken(CutsLongTexts, "encode() cuts no text.", "a_long_text_is_never_cut"),
-    Broken(CutsLongPrompts, "prompt() cuts no conversation.", "a_long_text_is_never_cut"),
+    Broken(TruncatesLongTexts, "encode() does not truncate.", "a_long_text_is_never_cut"),
+    Broken(TruncatesLongPrompts, "prompt() does not truncate.", "a_long_text_is_never_cut"),
     Broken(
-        AlwaysMarksTheBeginning,
-        "Nothing is put around a text, unless adds_special asks for it.",
+        AlwaysAddsSpecialTokens,
+        "No tokens are added around a text, unless adds_special requests them.",
         "no_tokens_are_added_around_a_text_by_default",
     ),
     Broken(
         CrashesOnSurrogates,
-        "Any text is encoded, or refused with a RequestError.",
+        "Any text is encoded or refused with a RequestError.",
         "half_a_surrogate_pair_is_refused_or_replaced",
         raises=(UnicodeEncodeError,),
     ),
     Broken(
-        KnowsAsciiOnly,
-        "vocab_size counts every token that a text may have.",
+        CountsOnlyAsciiTokens,
+        "vocab_size covers every token that a text may have.",
         "every_token_of_a_text_is_in_the_vocabulary",
     ),
     Broken(
         BansALetter,
-        "What is banned is no token of a text.",
+        "No token of a text is banned.",
         "every_token_of_a_text_is_in_the_vocabulary",
     ),
     Broken(
-        ReturnsNumbersOfNumPy,
+        ReturnsNumpyIntegers,
         "Token ids are plain integers.",
         "every_token_of_a_text_is_in_the_vocabulary",
     ),
     Broken(
-        CountsTokensThatAreNone,
-        "Every id under vocab_size can be decoded.",
+        CountsTokensThatDoNotExist,
+        "Every id below vocab_size can be decoded.",
         "every_token_of_the_vocabulary_can_be_decoded",
         raises=(KeyError,),
     ),
-    Broken(EndsNowhere, "Some token ends an answer.", "special_ids_are_in_the_vocabulary"),
-    Broken(BansTheEnd, "What ends an answer may be sampled.", "special_ids_are_in_the_vocabulary"),
     Broken(
-        BansWhatIsNoToken,
-        "Banned ids are of the vocabulary.",
+        HasNoEndToken, "At least one token ends an answer.", "special_ids_are_in_the_vocabulary"
+    ),
+    Broken(BansTheEndToken, "End tokens may be sampled.", "special_ids_are_in_the_vocabulary"),
+    Broken(
+        BansIdsOutsideTheVocabulary,
+        "Banned ids are in the vocabulary.",
         "special_ids_are_in_the_vocabulary",
     ),
     Broken(
-        DecodesTheEnd,
+        DecodesTheEndToken,
         "decode() returns text without special tokens.",
         "decoded_text_is_without_special_tokens",
     ),
     Broken(
-        DecodesWhatBegins,
-        "Nor does what begins a conversation have a text.",
+        DecodesTheStartToken,
+        "The token that begins a conversation has no text.",
         "decoded_text_is_without_special_tokens",
     ),
     Broken(
         KeepsTheConversation,
-        "Its methods are called from several threads at once.",
+        "Several threads may call the methods at once.",
         "a_prompt_is_a_function_of_its_conversation",
     ),
     Broken(
-        SharesWhatItMakes,
-        "What one thread is given is not what another one made.",
+        SharesResultsBetweenThreads,
+        "Threads do not share results.",
         "a_prompt_is_a_function_of_its_conversation",
     ),
     Broken(
-        DrawsItsDigests,
-        "A digest is a function of what is shown.",
+        HasRandomDigests,
+        "A digest is a function of the content.",
         "a_prompt_is_a_function_of_its_conversation",
     ),
 )

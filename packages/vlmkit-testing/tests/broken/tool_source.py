@@ -1,4 +1,4 @@
-"""Sources of tools that break one promise each, made of a toy's."""
+"""Tool sources that break one promise each, derived from a toy source."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ from vlmkit.settings.images import ImageLimits
 from vlmkit_testing import ToolSourceContract
 
 
-class HasNothing(ToyTools):
+class HasNoTools(ToyTools):
     names = frozenset()  # type: ignore[assignment]
 
 
-class NamesToolsInWords(ToyTools):
+class NamesToolsWithSpaces(ToyTools):
     names = frozenset({"say something"})  # type: ignore[assignment]
 
 
@@ -28,7 +28,7 @@ class ListsItsNames(ToyTools):
         return list(TOOLS)
 
 
-class LearnsItsNames(ToyTools):
+class FetchesItsNames(ToyTools):
     @property
     def names(self) -> frozenset[str]:
         return frozenset(TOOLS[:2] if self.beside is None else TOOLS)
@@ -48,7 +48,7 @@ class DescribesByOtherNames(ChangedDefinition):
         return {**function, "name": f"toy_{function['name']}"}
 
 
-class TakesALetter(ChangedDefinition):
+class TakesAString(ChangedDefinition):
     def changed(self, function: dict[str, Any]) -> Any:
         return {**function, "parameters": {"type": "string"}}
 
@@ -58,12 +58,12 @@ class DescribesInPython(ChangedDefinition):
         return {**function, "description": len}
 
 
-class DescribesTheMoment(ChangedDefinition):
+class DescribesTheCurrentTime(ChangedDefinition):
     def changed(self, function: dict[str, Any]) -> Any:
         return {**function, "description": str(time.perf_counter_ns())}
 
 
-class SaysNoType(ToyTools):
+class OmitsTheType(ToyTools):
     async def describe(self, name: str) -> Mapping[str, Any]:
         stated = await super().describe(name)
         return {"type": "tool", "function": stated["function"]}
@@ -74,19 +74,19 @@ class ChangedCall(ToyTools):
         return await super().call(name, arguments, limits)
 
 
-class BelievesTheModel(ChangedCall):
+class TrustsArguments(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         return await super().call(name, {"text": arguments["text"]}, limits)
 
 
-class TakesArgumentsAway(ChangedCall):
+class ModifiesArguments(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         if arguments:
             arguments.popitem()
         return await super().call(name, arguments, limits)
 
 
-class SaysNoWordOfIt(ChangedCall):
+class HidesErrorMessages(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         try:
             return await super().call(name, arguments, limits)
@@ -94,7 +94,7 @@ class SaysNoWordOfIt(ChangedCall):
             raise EngineError("") from None
 
 
-class ReturnsAText(ChangedCall):
+class ReturnsAString(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         return [str(part) for part in await super().call(name, arguments, limits)]
 
@@ -104,13 +104,13 @@ class Yields(ChangedCall):
         return iter(await super().call(name, arguments, limits))
 
 
-class SaysNothing(ChangedCall):
+class ReturnsNothing(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         await super().call(name, arguments, limits)
         return ()
 
 
-class MindsNoLimits(ChangedCall):
+class IgnoresLimits(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         return await super().call(name, arguments, ImageLimits())
 
@@ -122,7 +122,7 @@ class NeverEnds(ChangedCall):
         return await super().call(name, arguments, limits)
 
 
-class HoldsUpEverybody(ChangedCall):
+class BlocksTheEventLoop(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         if name == "wait":
             time.sleep(1.0)  # noqa: ASYNC251 - that is what is wrong with it
@@ -135,7 +135,7 @@ class DescribesSlowly(ToyTools):
         return await super().describe(name)
 
 
-class HearsNoCancel(ChangedCall):
+class IgnoresCancellation(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         while True:
             with contextlib.suppress(asyncio.CancelledError):
@@ -144,7 +144,7 @@ class HearsNoCancel(ChangedCall):
             await asyncio.shield(asyncio.Event().wait())
 
 
-class BreaksWhenCancelled(ChangedCall):
+class BreaksAfterACancellation(ChangedCall):
     is_broken = False
 
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
@@ -158,7 +158,7 @@ class BreaksWhenCancelled(ChangedCall):
         return await super().call(name, arguments, limits)
 
 
-class CrashesTheOthers(ChangedCall):
+class FailsConcurrentCalls(ChangedCall):
     is_cancelled = False
 
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
@@ -173,7 +173,7 @@ class CrashesTheOthers(ChangedCall):
         return await super().call(name, arguments, limits)
 
 
-class ClosesOnce(ToyTools):
+class FailsOnASecondClose(ToyTools):
     is_closed = False
 
     async def aclose(self) -> None:
@@ -182,7 +182,7 @@ class ClosesOnce(ToyTools):
         await super().aclose()
 
 
-class LeavesSomethingBehind(ToyTools):
+class LeavesABackgroundTask(ToyTools):
     async def aclose(self) -> None:
         pass
 
@@ -191,7 +191,7 @@ class LeavesSomethingBehind(ToyTools):
         return await super().call(name, arguments, limits)
 
 
-class GoesOnWhenClosed(ChangedCall):
+class ContinuesAfterClosing(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         await asyncio.sleep(9 if name == "wait" else 0)
         return await super().call(name, arguments, limits)
@@ -216,13 +216,13 @@ TABLE = Table(
     ToyTools,
     (
         Broken(
-            HasNothing,
-            "names says which tools a request may ask for.",
+            HasNoTools,
+            "names lists the tools that a request may use.",
             "its_tools_have_names_that_models_can_write",
         ),
         Broken(
-            NamesToolsInWords,
-            "A tool's name is one that a model can write.",
+            NamesToolsWithSpaces,
+            "The name of a tool can be written by a model.",
             "its_tools_have_names_that_models_can_write",
         ),
         Broken(
@@ -231,17 +231,17 @@ TABLE = Table(
             "its_tools_have_names_that_models_can_write",
         ),
         Broken(
-            LearnsItsNames,
-            "names is known without asking anybody.",
+            FetchesItsNames,
+            "names is known without a call to a server.",
             "its_tools_have_names_that_models_can_write",
         ),
         Broken(
             DescribesByOtherNames,
-            "A definition has its tool's name.",
+            "A definition has the name of its tool.",
             "each_tool_is_described_under_its_name",
         ),
         Broken(
-            TakesALetter,
+            TakesAString,
             "The arguments of a tool are an object.",
             "each_tool_is_described_under_its_name",
         ),
@@ -252,90 +252,90 @@ TABLE = Table(
             raises=(TypeError,),
         ),
         Broken(
-            DescribesTheMoment,
+            DescribesTheCurrentTime,
             "A definition is the same each time.",
             "each_tool_is_described_under_its_name",
         ),
         Broken(
-            SaysNoType,
+            OmitsTheType,
             "A definition is in OpenAI's form.",
             "each_tool_is_described_under_its_name",
         ),
         Broken(
-            BelievesTheModel,
-            "The arguments need not fit the definition.",
+            TrustsArguments,
+            "Arguments may violate the definition.",
             "any_arguments_give_a_result_or_a_vlmkit_error",
             raises=(KeyError,),
         ),
         Broken(
-            TakesArgumentsAway,
-            "The arguments stay as they are.",
+            ModifiesArguments,
+            "Arguments are not modified.",
             "any_arguments_give_a_result_or_a_vlmkit_error",
         ),
         Broken(
-            SaysNoWordOfIt,
-            "The model is told what failed, in the error's words.",
+            HidesErrorMessages,
+            "The error message of a failed tool reaches the model.",
             "any_arguments_give_a_result_or_a_vlmkit_error",
         ),
         Broken(
-            ReturnsAText,
+            ReturnsAString,
             "call() returns parts of a message.",
             "a_successful_call_returns_message_parts",
         ),
         Broken(Yields, "call() returns a sequence.", "a_successful_call_returns_message_parts"),
         Broken(
-            SaysNothing,
-            "call() returns what the tool says and shows.",
+            ReturnsNothing,
+            "call() returns the texts and images of the tool.",
             "a_successful_call_returns_message_parts",
         ),
         Broken(
-            MindsNoLimits,
-            "The limits say which images are refused.",
+            IgnoresLimits,
+            "Images over the limits are refused.",
             "no_image_exceeds_the_limits",
         ),
         Broken(
             NeverEnds,
-            "A call bounds the time that it takes.",
+            "A call ends within its time limit.",
             "no_call_exceeds_its_time_limit",
         ),
         Broken(
-            HoldsUpEverybody,
-            "What a call waits for holds up no other request.",
+            BlocksTheEventLoop,
+            "A waiting call does not block other requests.",
             "a_call_blocks_no_other",
         ),
         Broken(
             DescribesSlowly,
-            "Nor does what a definition waits for.",
+            "A waiting definition does not block other requests.",
             "a_call_blocks_no_other",
         ),
         Broken(
-            HearsNoCancel,
-            "A call is cancelled when its result is not needed any more.",
+            IgnoresCancellation,
+            "A call can be cancelled.",
             "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
         ),
         Broken(
-            BreaksWhenCancelled,
-            "After a call that was cancelled, the next one works as before.",
+            BreaksAfterACancellation,
+            "A call works after a cancelled one.",
             "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
         ),
         Broken(
-            CrashesTheOthers,
-            "Several requests are served at once, each with its own call.",
+            FailsConcurrentCalls,
+            "Concurrent calls do not affect each other.",
             "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
         ),
         Broken(
-            ClosesOnce,
-            "aclose() is harmless when done twice.",
+            FailsOnASecondClose,
+            "aclose() may be called twice.",
             "closing_twice_is_harmless",
         ),
         Broken(
-            LeavesSomethingBehind,
-            "aclose() ends whatever runs beside the calls.",
+            LeavesABackgroundTask,
+            "aclose() ends background tasks.",
             "closing_ends_running_calls",
         ),
         Broken(
-            GoesOnWhenClosed,
-            "aclose() ends the calls that run.",
+            ContinuesAfterClosing,
+            "aclose() ends running calls.",
             "closing_ends_running_calls",
         ),
     ),

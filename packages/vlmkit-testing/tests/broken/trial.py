@@ -1,4 +1,4 @@
-"""Runs one test of a contract on one component, without a run of pytest's for each."""
+"""Runs one test of a contract on one component, without a pytest run for each."""
 
 import inspect
 import itertools
@@ -12,18 +12,18 @@ from hypothesis import Phase, settings
 from broken.broken import Broken
 
 Lend = Callable[[str], Any]
-"""Returns a fixture of pytest's own, such as ``tmp_path``, by its name."""
+"""Returns a built-in fixture of pytest, such as ``tmp_path``, by its name."""
 
 
 class SkippedError(Exception):
-    """A test asked nothing of the component, whatever its parameters."""
+    """A test was skipped with every set of parameters."""
 
 
 def failure(contract: Any, test: str, lend: Lend) -> BaseException | None:
     """Run a test with each set of its parameters; return the first failure, or None.
 
     Raises:
-        SkippedError: it was skipped with all of them.
+        SkippedError: the test was skipped with all of them.
     """
     method = getattr(contract, f"test_{test}")
     reasons: list[str] | None = []
@@ -45,15 +45,15 @@ def failure(contract: Any, test: str, lend: Lend) -> BaseException | None:
 
 
 def is_expected(error: BaseException, broken: Broken) -> bool:
-    """Tell whether a test failed by an assertion, or by an error that the component raises."""
-    if isinstance(error, BaseExceptionGroup):  # as hypothesis tells of several
+    """Return whether a test failed by an assertion, or by an expected error of the component."""
+    if isinstance(error, BaseExceptionGroup):  # hypothesis reports several failures so
         return all(is_expected(each, broken) for each in error.exceptions)
     return isinstance(error, (AssertionError, pytest.fail.Exception, *broken.raises))
 
 
 @contextmanager
 def _unshrunk(method: Any) -> Iterator[None]:
-    """Let hypothesis report the first example that fails: nobody reads how small it could be."""
+    """Make hypothesis report the first failing example, without shrinking it."""
     if not hasattr(method, "hypothesis"):
         yield
         return
@@ -67,7 +67,7 @@ def _unshrunk(method: Any) -> Iterator[None]:
 
 
 def _parameters(method: Any) -> Iterator[dict[str, Any]]:
-    """Yield each set of arguments that a test is parametrised with."""
+    """Yield each set of arguments of a parametrized test."""
     marks = [mark for mark in getattr(method, "pytestmark", ()) if mark.name == "parametrize"]
     for choice in itertools.product(*(_rows(*mark.args) for mark in marks)):
         yield {name: value for row in choice for name, value in row.items()}
@@ -81,14 +81,14 @@ def _rows(named: str | Sequence[str], values: Iterable[Any]) -> list[dict[str, A
 
 
 def _plain(value: Any) -> Any:
-    """Return what a row says, without its name and marks."""
+    """Return the value of a row, without its id and marks."""
     if not isinstance(value, type(pytest.param())):
         return value
     return value.values if len(value.values) > 1 else value.values[0]
 
 
 def _run(contract: Any, method: Any, arguments: dict[str, Any], lend: Lend) -> None:
-    """Run a test once, with fresh fixtures of the contract's class."""
+    """Run a test once, with fresh fixtures of the contract."""
     made: dict[str, Any] = {}
 
     def fixture(name: str) -> Any:

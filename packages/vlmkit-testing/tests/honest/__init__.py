@@ -1,1 +1,1 @@
-"""Components that keep every promise in a way of their own, and must pass their contracts as is."""
+"""Correct components that differ from the built-in ones and must pass the contracts unchanged."""

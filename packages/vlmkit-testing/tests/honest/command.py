@@ -1,4 +1,4 @@
-"""A command that counts letters, as the source of a plugin's file."""
+"""A command that counts letters, as the source text of a plugin file."""
 
 SOURCE = '''
 """Counts letters."""
@@ -33,13 +33,13 @@ def vlmkit_register_commands(registry):
 
 
 class Count:
-    """The command as it should be."""
+    """The correct command."""
 
     replaced: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def source(cls) -> str:
-        """Return the plugin's file, with what differs in this one."""
+        """Return the text of the plugin file, with the replacements of this class."""
         source = SOURCE
         for old, new in cls.replaced:
             assert old in source

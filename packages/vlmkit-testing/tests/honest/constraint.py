@@ -1,4 +1,4 @@
-"""Compilers that allow the usual tokens alone where only one text can follow, or one pattern."""
+"""Compilers that allow only the usual tokens of a forced text, or support a single pattern."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class UsualTokensCompiler(SpellingCompiler):
 
 
 class FourDigits:
-    """Follows a year."""
+    """Matches a year."""
 
     def __init__(self, token_bytes):
         self.token_bytes, self.said = token_bytes, [b""]
@@ -54,7 +54,7 @@ class FourDigits:
 
 
 class YearCompiler:
-    """Takes one pattern and no other."""
+    """Supports a single pattern."""
 
     def __init__(self, vocabulary):
         self.token_bytes = vocabulary.token_bytes

@@ -1,8 +1,7 @@
-"""A language model of one layer of attention, in NumPy: small, and wrong as real ones are wrong.
+"""A language model of one attention layer in NumPy, in which typical errors change the logits.
 
-What is read at a wrong place of its cache, at a wrong position or from a wrong row of an image
-gives other logits. :class:`AttentionEngine` claims all that an engine can; :class:`PlainEngine`
-nothing.
+A wrong cache cell, position or feature row gives other logits. :class:`AttentionEngine` claims
+every capability; :class:`PlainEngine` claims none.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
 
 VOCAB_SIZE, WIDTH = 32, 8
-IMAGE, BEGIN, END = 29, 30, 31  # an image is BEGIN, a token for each of its rows, and END
+IMAGE, BEGIN, END = 29, 30, 31  # an image is BEGIN, a token for each feature row, and END
 NUM_BLOCKS, BLOCK_TOKENS = 64, 4
 NUM_POSITIONS = 128
 
@@ -27,13 +26,13 @@ Floats = np.ndarray[Any, Any]
 
 
 def image(num_rows: int, start: int, content: int) -> MediaSlot:
-    """Return the slot of an image that stands at ``start``, with its marks."""
+    """Return the slot of an image that begins at ``start``, marks included."""
     digest = content.to_bytes(32, "big")
     return MediaSlot(start, start + num_rows + 2, digest, {}, num_rows)
 
 
 def prompt_of(*parts: int | list[int], content: int = 1) -> Prompt:
-    """Return a prompt of tokens, and of images by the number of their rows."""
+    """Return a prompt of tokens and images; an image is given by its number of rows."""
     ids: list[int] = []
     media: list[MediaSlot] = []
     for part in parts:
@@ -46,7 +45,7 @@ def prompt_of(*parts: int | list[int], content: int = 1) -> Prompt:
 
 
 def features_of(prompt: Prompt) -> Mapping[int, MediaFeatures]:
-    """Return rows of noise for each image, by its digest."""
+    """Return rows of noise for each image, by digest."""
     found = {}
     for index, slot in enumerate(prompt.media):
         noise = np.random.default_rng(int.from_bytes(slot.digest, "big"))
@@ -56,7 +55,7 @@ def features_of(prompt: Prompt) -> Mapping[int, MediaFeatures]:
 
 
 class Weights:
-    """Numbers that are the same in every engine."""
+    """Weights that are equal in every engine."""
 
     def __init__(self) -> None:
         noise = np.random.default_rng(5)
@@ -67,7 +66,7 @@ class Weights:
 
 
 def truth(prompt: Prompt) -> Floats:
-    """Return the logits after a prompt, without any cache: what each engine here must compute."""
+    """Return the logits after a prompt, computed without a cache, as the reference."""
     weights, features = Weights(), features_of(prompt)
     x = weights.embedding[list(prompt.token_ids)]
     for index, slot in enumerate(prompt.media):
@@ -80,11 +79,11 @@ def truth(prompt: Prompt) -> Floats:
 
 
 class AttentionEngine:
-    """Pages its cache and shares prefixes; takes drafts, and gives every row of every kind.
+    """Pages its cache, shares prefixes, accepts drafts and returns any row of any kind.
 
     Attributes:
-        images_are_atomic: whether an image must be computed at once, as where its tokens see each
-            other both ways (here they do not).
+        images_are_atomic: whether an image must be computed in one chunk, as bidirectional
+            attention needs. Attention here is causal.
     """
 
     limits = EngineLimits(
@@ -113,37 +112,37 @@ class AttentionEngine:
 
     @property
     def num_free_tokens(self) -> int:
-        """Tokens that no admitted sequence has room for."""
+        """The tokens that no admitted sequence reserves."""
         return self.pool.num_free_blocks * self.pool.block_tokens
 
     # Room
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room; reuse whole blocks."""
+        """Reserve room; reuse whole blocks."""
         if self.pool.num_sequences == self.limits.max_sequences:
             return None
         return self.pool.admit(sequence)
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens``."""
+        """Reserve room for the first ``num_tokens``."""
         return self.pool.reserve(sequence, num_tokens)
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Let whole blocks be shared."""
+        """Publish whole blocks."""
         self.pool.commit(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Give blocks up that only drafts needed."""
+        """Free the blocks that only drafts needed."""
         self.pool.truncate(sequence, num_tokens)
 
     def release(self, sequence: SequenceView) -> None:
-        """Give up all of a sequence's blocks."""
+        """Free all blocks of a sequence."""
         self.pool.release(sequence)
 
-    # Work
+    # Computation
 
     def read(self, prompt: Prompt) -> PromptPlan:
-        """Say where images are, and number their rows."""
+        """Return the spans of images and the numbers of their rows."""
         spans = [Span(slot.start, slot.stop) for slot in prompt.media if self.images_are_atomic]
         return PromptPlan(tuple(spans), "read")
 
@@ -157,11 +156,11 @@ class AttentionEngine:
         return StepOutput(**{kind: np.concatenate(made) for kind, made in rows.items() if made})
 
     def rows(self, item: WorkItem, hidden: Floats) -> Floats:
-        """Return what an item wants of its hidden states."""
+        """Return the hidden states that an item wants."""
         return hidden @ self.weights.head if item.output == "logits" else hidden
 
     def compute(self, item: WorkItem) -> Floats:
-        """Write keys and values of an item's tokens; return their hidden states."""
+        """Write the keys and values of an item's tokens; return their hidden states."""
         weights, places = self.weights, self.places(item)
         x = self.inputs(item) + weights.positions[self.positions(item)]
         self.write(places[item.start :], np.stack([x @ weights.key, x @ weights.value]))
@@ -172,7 +171,7 @@ class AttentionEngine:
         return np.tanh(x + chances @ values / chances.sum(axis=1, keepdims=True))
 
     def unseen(self, item: WorkItem) -> Floats:
-        """Return which tokens each of an item's does not see: those that follow."""
+        """Return the mask of later tokens, which a token of an item does not attend to."""
         return np.arange(item.stop) > np.arange(item.start, item.stop)[:, None]
 
     def positions(self, item: WorkItem) -> Floats:
@@ -180,7 +179,7 @@ class AttentionEngine:
         return np.arange(item.start, item.stop)
 
     def inputs(self, item: WorkItem) -> Floats:
-        """Return a row for each of an item's tokens: its embedding, or that of an image."""
+        """Return the embedding or feature row of each token of an item."""
         made = self.weights.embedding[list(item.token_ids)]
         for index, slot in enumerate(item.sequence.prompt.media):
             first, stop = max(item.start, slot.start + 1), min(item.stop, slot.stop - 1)
@@ -203,12 +202,12 @@ class AttentionEngine:
         self.cells[:, places] = made
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         del self.cells
 
 
 class PlainEngine(AttentionEngine):
-    """A part of the cache for each sequence, one row an item, no step of two kinds: no claims."""
+    """Has a slot for each sequence and claims nothing: one row an item, no mixed steps."""
 
     limits = dataclasses.replace(
         AttentionEngine.limits,
@@ -229,16 +228,16 @@ class PlainEngine(AttentionEngine):
 
     @property
     def num_free_tokens(self) -> int:
-        """Tokens of the parts that nobody has."""
+        """The tokens of free slots."""
         return self.limits.capacity_tokens - len(self.slots) * self.slot_tokens
 
     @property
     def slot_tokens(self) -> int:
-        """Tokens of a part."""
+        """The tokens of a slot."""
         return self.limits.capacity_tokens // self.limits.max_sequences
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Give a part that nobody has."""
+        """Assign a free slot."""
         free = set(range(self.limits.max_sequences)) - set(self.slots.values())
         if not free:
             return None
@@ -246,19 +245,19 @@ class PlainEngine(AttentionEngine):
         return Admission(0)
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Tell whether so many fit."""
+        """Return whether ``num_tokens`` fit."""
         return num_tokens <= self.slot_tokens
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Never called, as nothing is shared."""
+        """Never called, because nothing is shared."""
         raise NotImplementedError
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Never called, as no drafts are taken."""
+        """Never called, because drafts are not supported."""
         raise NotImplementedError
 
     def release(self, sequence: SequenceView) -> None:
-        """Take the part back."""
+        """Free the slot."""
         del self.slots[sequence]
 
     def places(self, item: WorkItem) -> Floats:
@@ -266,7 +265,7 @@ class PlainEngine(AttentionEngine):
         return self.slots[item.sequence] * self.slot_tokens + np.arange(item.stop)
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
-        """Compute the items into an array that is written again in the next step."""
+        """Compute the items into an array that the next step overwrites."""
         chunks = [i for i in items if i.start < i.sequence.num_prompt_tokens or i.num_tokens > 1]
         assert not chunks or len(items) == 1, "a step is of answers, or one chunk"
         output = super().forward(items)

@@ -1,4 +1,4 @@
-"""A loader of a toy's documents, which have pages of pixels, of sound and of words, compressed."""
+"""A loader of toy documents with compressed pages of pixels, sound and text."""
 
 import hashlib
 import time
@@ -22,7 +22,7 @@ MAGIC = b"SHEETS\n"
 
 
 class Drawn(msgspec.Struct, tag=True):
-    """A picture: its size and its pixels, compressed."""
+    """An image page: its size and its compressed pixels."""
 
     width: int
     height: int
@@ -30,13 +30,13 @@ class Drawn(msgspec.Struct, tag=True):
 
 
 class Heard(msgspec.Struct, tag=True):
-    """A sound: its samples, compressed."""
+    """A sound page: its compressed samples."""
 
     samples: bytes
 
 
 class Said(msgspec.Struct, tag=True):
-    """Words."""
+    """A text page."""
 
     text: str
 
@@ -46,34 +46,34 @@ Sheet = Drawn | Heard | Said
 
 @dataclass(frozen=True)
 class Tone:
-    """A sound."""
+    """A sound as a medium."""
 
     samples: bytes
 
     @property
     def digest(self) -> bytes:
-        """Sha256 of the samples."""
+        """The SHA-256 of the samples."""
         return hashlib.sha256(self.samples).digest()
 
     @property
     def num_bytes(self) -> int:
-        """How many there are."""
+        """The number of sample bytes."""
         return len(self.samples)
 
 
 class SheetLoader:
-    """Opens such documents."""
+    """Opens toy documents."""
 
     def recognises(self, data: bytes) -> bool:
-        """Tell by the first bytes."""
+        """Compare the first bytes."""
         return data.startswith(MAGIC)
 
     def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
-        """Return every page."""
+        """Return all pages."""
         return self.parts(enumerate(sheets_of(data), 1), data, bounds)
 
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
-        """Return some pages."""
+        """Return the chosen pages."""
         sheets = sheets_of(data)
         numbers = list(pages) if len(pages) <= len(sheets) else [len(sheets) + 1]
         if numbers[-1] > len(sheets):
@@ -83,7 +83,7 @@ class SheetLoader:
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
-        """Return what pages hold, none of it over the bounds."""
+        """Return the parts of pages, within the limits."""
         if len(data) > bounds.max_media_bytes:
             raise MediaError("a document is too large")
         parts: list[Part] = []
@@ -103,12 +103,12 @@ class SheetLoader:
         return parts
 
     def heard(self, samples: bytes) -> MediaPart:
-        """Return a sound's part."""
+        """Return the part of a sound page."""
         return MediaPart("audio", Tone(samples))
 
 
 class SlowSheetLoader(SheetLoader):
-    """Opens such documents slowly, as long as their request is not cancelled."""
+    """Opens toy documents slowly, until their request is cancelled."""
 
     page_s = 0.01
 
@@ -116,13 +116,13 @@ class SlowSheetLoader(SheetLoader):
         self._cancellation = cancellation or Cancellation()
 
     def for_request(self, cancellation: Cancellation) -> "SlowSheetLoader":
-        """Return a loader that stops with a request."""
+        """Return a loader that stops when the request is cancelled."""
         return type(self)(cancellation)
 
     def parts(
         self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
     ) -> Seq[Part]:
-        """Return what pages hold."""
+        """Return the parts of pages."""
         return super().parts(self._checked(sheets), data, bounds)
 
     def _checked(self, sheets: Iterable[tuple[int, Sheet]]) -> Iterator[tuple[int, Sheet]]:
@@ -136,7 +136,7 @@ def sheets_of(data: bytes) -> list[Sheet]:
     """Return the pages of a document."""
     try:
         sheets = msgspec.msgpack.decode(data[len(MAGIC) :], type=list[Sheet])
-    except ValueError as error:  # msgspec's errors are
+    except ValueError as error:  # errors of msgspec are
         raise MediaError("a document is broken") from error
     if not sheets:
         raise MediaError("a document has no page")
@@ -144,7 +144,7 @@ def sheets_of(data: bytes) -> list[Sheet]:
 
 
 def inflated(content: bytes, most: int) -> bytes:
-    """Return what was compressed, of which no more than that is ever in memory."""
+    """Return decompressed data; never hold more than the limit in memory."""
     try:
         found = zlib.decompressobj().decompress(content, most + 1)
     except zlib.error as error:
@@ -155,7 +155,7 @@ def inflated(content: bytes, most: int) -> bytes:
 
 
 def drawn(sheet: Drawn, bounds: PipelineSettings) -> Image:
-    """Return a picture."""
+    """Return an image page."""
     Image.of_size((sheet.width, sheet.height), bounds.images)
     num_bytes = sheet.width * sheet.height * 3
     pixels = inflated(sheet.pixels, num_bytes)
@@ -166,7 +166,7 @@ def drawn(sheet: Drawn, bounds: PipelineSettings) -> Image:
 
 
 def document(*sheets: Any) -> bytes:
-    """Return a file of some pages: words, samples or pictures."""
+    """Return a document file of text, sound and image pages."""
     return MAGIC + msgspec.msgpack.encode([_sheet(sheet) for sheet in sheets])
 
 

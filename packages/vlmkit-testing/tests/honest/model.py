@@ -1,4 +1,4 @@
-"""A source of models in one folder, which has two of them, and two revisions of each."""
+"""A model source with a folder of two models, each in two revisions."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ REVISIONS = ("first", "second")
 
 
 class Store:
-    """Offers the models of a folder."""
+    """Provides the models of a folder."""
 
     description: ClassVar[str] = "models of a team"
 
@@ -23,7 +23,7 @@ class Store:
         self.folder = folder
 
     def vlmkit_register_models(self, registry: Registry[Any]) -> None:
-        """Offer them."""
+        """Register them."""
         registry.add(
             "store",
             self.build,
@@ -34,20 +34,20 @@ class Store:
         )
 
     def cannot_serve(self, reference: str) -> str | None:
-        """Leave to others what does not begin as ours do."""
+        """Refuse references without our prefix."""
         is_ours = reference.startswith(PREFIX) and reference.count("/") == 1
         return None if is_ours else f"it has only models named {PREFIX}NAME"
 
     def list_models(self) -> Iterable[str]:
-        """Return both."""
+        """Return both models."""
         return [PREFIX + name for name in NAMES]
 
     def previews(self, context: BuildContext) -> Iterator[Checkpoint]:
-        """Yield nothing: all models are here."""
+        """Yield nothing, because all models are on this disk."""
         yield from ()
 
     def build(self, context: BuildContext) -> Checkpoint:
-        """Return a model's files."""
+        """Return the files of a model."""
         name = context.reference.removeprefix(PREFIX)
         if name not in NAMES:
             raise self.absent(context.reference)
@@ -57,22 +57,22 @@ class Store:
         return Checkpoint(context.reference, path, context.revision)
 
     def absent(self, reference: str) -> Exception:
-        """Return why there is no such model."""
+        """Return the error of a missing model."""
         return CheckpointError(
             f"model {reference!r} is not in the store", hint=f"there are: {', '.join(NAMES)}"
         )
 
 
 class Packaged(Store):
-    """Offers one of them alone, as a distribution that carries it does."""
+    """Provides a single model, like a distribution that contains it."""
 
     def vlmkit_register_models(self, registry: Registry[Any]) -> None:
-        """Offer it."""
+        """Register it."""
         registry.add_packaged("store", self.folder / "tiny/first", description=self.description)
 
 
 def fill(folder: Path) -> None:
-    """Write the store's files."""
+    """Write the files of the store."""
     for name in NAMES:
         for revision in REVISIONS:
             path = folder / name / revision

@@ -1,4 +1,4 @@
-"""Samplers with ways of their own: they keep every promise, and say what they do not follow."""
+"""Correct samplers that differ from ours and state the parameters that they ignore."""
 
 from collections import Counter
 from collections.abc import Sequence as Seq
@@ -19,7 +19,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 class Plain:
-    """Chooses row by row, by the words of the parameters; draws by a generator for each place."""
+    """Samples row by row as the parameters are documented, with a generator for each position."""
 
     ignores = frozenset({"xtc_probability", "dry_multiplier"})
 
@@ -93,7 +93,7 @@ class Plain:
         return held if sequence.params.repetition_penalty != 1.0 else set()
 
     def newest(self, row: Row) -> list[int]:
-        """Return the tokens that penalties look at."""
+        """Return the tokens that penalties cover."""
         tokens = [*row.sequence.prompt.token_ids, *row.sequence.output_ids, *row.ahead]
         last_n = row.sequence.params.repeat_last_n
         return tokens if last_n < 0 else tokens[len(tokens) - min(last_n, len(tokens)) :]
@@ -103,7 +103,7 @@ class Plain:
             logits[token_id] *= 1 / penalty if logits[token_id] > 0 else penalty
 
     def kept(self, params: SamplingParams, scaled: Numbers) -> Numbers:
-        """Return which tokens the filters keep."""
+        """Return the tokens that the filters keep."""
         ordered = np.sort(scaled)[::-1]
         least = ordered[0] + np.log(params.min_p) if params.min_p else -np.inf
         if params.top_k:
@@ -113,7 +113,7 @@ class Plain:
         return self.likely(params, scaled, scaled >= least)
 
     def likely(self, params: SamplingParams, scaled: Numbers, kept: Numbers) -> Numbers:
-        """Return what typical-p, epsilon and eta leave of it."""
+        """Return the tokens that typical-p, epsilon and eta keep."""
         if params.typical_p < 1.0:
             probs, entropy = self.probs(scaled, kept)
             with np.errstate(all="ignore"):
@@ -131,20 +131,20 @@ class Plain:
         return kept
 
     def probs(self, scaled: Numbers, kept: Numbers) -> tuple[Numbers, float]:
-        """Return probabilities of what is kept, and their entropy."""
+        """Return the probabilities of the kept tokens, and their entropy."""
         probs = np.where(kept, np.exp(scaled - scaled.max()), 0.0)
         probs /= probs.sum()
         some = probs[probs > 0]
         return probs, float(-(some * np.log(some)).sum())
 
     def num_of_mass(self, mass: float, ordered: Numbers) -> int:
-        """Return the place of the token with which the likeliest reach a mass."""
+        """Return the index of the token with which the likeliest tokens reach a mass."""
         sums = np.cumsum(np.exp(ordered - ordered[0]))
         return min(int(np.searchsorted(sums, mass * sums[-1])), len(sums) - 1)
 
 
 class Greedy:
-    """Takes the likeliest token that is not banned, whatever a request asks for."""
+    """Chooses the likeliest token that is not banned, whatever the parameters."""
 
     ignores = frozenset(
         {
@@ -184,9 +184,9 @@ class Greedy:
 
 
 class Dry:
-    """Lowers what would repeat a run of tokens, the more the longer the run (DRY).
+    """Lowers tokens that would repeat a run, by its length (DRY).
 
-    A function of the tokens: nothing is kept.
+    It is a function of the tokens and keeps no state.
     """
 
     is_exact = False
@@ -230,7 +230,7 @@ class Dry:
 
 @dataclass
 class Surprise:
-    """How surprising tokens may be, after those that were seen; and what was counted of them."""
+    """The limit of surprise after the seen tokens, and their counts."""
 
     plain: Sequence
     limit: float
@@ -239,11 +239,10 @@ class Surprise:
 
 
 class Mirostat:
-    """Mirostat 2 (Basu et al., 2021, arXiv:2007.14966): cuts off what is too surprising.
+    """Mirostat 2 (Basu et al., 2021, arXiv:2007.14966): drops tokens that are too surprising.
 
-    The limit follows how surprising the answer was. That is measured by its tokens, whose odds are
-    those of their counts so far, and not by logits that are gone: so the limit is a function of the
-    tokens, and what is kept of it in the sequence is a help and no need.
+    The limit follows the surprise of the answer. It is measured by counts of the tokens, not by
+    earlier logits. So the limit is a function of the tokens, and the kept state only saves time.
     """
 
     ignores = frozenset(
@@ -283,7 +282,7 @@ class Mirostat:
         return pick_expected
 
     def _state(self, sequence: Sequence) -> Surprise:
-        """Return a sequence's state, brought up to its newest token."""
+        """Return the state of a sequence, updated to its newest token."""
         state = self._surprises.of(sequence)
         for token_id in sequence.output_ids[state.num_seen :]:
             state.limit = self._limit(state.limit, state.counts, token_id)
@@ -292,7 +291,7 @@ class Mirostat:
         return state
 
     def _after(self, state: Surprise, ahead: Seq[int]) -> float:
-        """Return the limit after tokens that are ahead, which leave no trace."""
+        """Return the limit after drafts, which leave no trace."""
         limit, counts = state.limit, state.counts.copy() if ahead else state.counts
         for token_id in ahead:
             limit = self._limit(limit, counts, token_id)

@@ -1,4 +1,4 @@
-"""A scheduler from nothing, in an order of its own, which it says; every promise is kept."""
+"""A correct scheduler that shares no code with ours, and states its own order."""
 
 from collections.abc import Iterable
 
@@ -10,9 +10,9 @@ from vlmkit.kit import prefix
 
 
 class ShortestPromptFirst:
-    """Reads the shortest prompt first; where there is no room, the longest waits again.
+    """Runs the shortest prompt first, and preempts the longest if there is no room.
 
-    Takes no drafts. Where an engine does not mix, answers and prompts take turns.
+    It uses no drafts. If the engine does not mix, steps of prompts and answers alternate.
     """
 
     ignores = frozenset({"priority", "arrival"})
@@ -21,7 +21,7 @@ class ShortestPromptFirst:
     def __init__(self) -> None:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._has_read = False  # the last step read a prompt
+        self._has_read = False  # the last step computed a prompt
 
     @property
     def num_waiting(self) -> int:
@@ -105,7 +105,7 @@ class ShortestPromptFirst:
         return next((sequence for sequence in self._running if sequence.is_held), None)
 
     def _is_coming(self, sequence: Sequence, limits: EngineLimits) -> bool:
-        """Tell whether another one computes what this one could share, at this moment."""
+        """Return whether another sequence computes a prefix that this one could share."""
         for reader in self._running:
             if not limits.prefix_block_tokens or not reader.is_prefilling:
                 continue
@@ -130,7 +130,7 @@ def _by_length(sequences: Iterable[Sequence]) -> list[Sequence]:
 
 
 def _chunk(sequence: Sequence, limits: EngineLimits, encodes: list[EncodeItem]) -> WorkItem | None:
-    """Return the next tokens of a prompt, as many as an item may have; None if an image lacks."""
+    """Return the next chunk of a prompt, or None if an image is not encoded yet."""
     start, rows = sequence.num_computed_tokens, sequence.rows
     stop = min(start + limits.max_chunk_tokens, rows.stop)
     if sequence.task != "embed":

@@ -1,4 +1,4 @@
-"""Tokenizers of models that do less than the mock: without pictures and tools, or with sounds."""
+"""Tokenizers of models without images and tools, or with audio."""
 
 import codecs
 import hashlib
@@ -23,7 +23,7 @@ ROLES = {"system": SYSTEM, "user": USER, "assistant": ANSWER}
 
 
 class TextTokenizer:
-    """One token for each byte; no pictures, no tools and no options."""
+    """One token for each byte; no images, no tools and no options."""
 
     vocab_size = 261
     eos_ids = frozenset({END})
@@ -38,7 +38,7 @@ class TextTokenizer:
         tools: Seq[Mapping[str, Any]] | None = None,
         options: PromptOptions = PLAIN,
     ) -> Prompt:
-        """Lay the turns out."""
+        """Join the turns."""
         used = any(isinstance(part, ToolCallPart) for part in parts_of(messages))
         if tools or used or any(message.role not in ROLES for message in messages):
             raise RequestError("this model uses no tools", param="tools")
@@ -75,30 +75,30 @@ class TextTokenizer:
         return bytes([token_id]) if token_id < END else b""
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
-        """Return what reads an answer: all of it is text."""
+        """Return a reader that treats everything as text."""
         return PlainParser(_Stream())
 
 
-class HearingTokenizer(TextTokenizer):
-    """One that takes sounds, too."""
+class AudioTokenizer(TextTokenizer):
+    """A text tokenizer that also accepts audio."""
 
     takes = frozenset({"audio"})
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A sound."""
+    """A sound as a medium."""
 
     samples: bytes
 
     @property
     def digest(self) -> bytes:
-        """Sha256 of the samples."""
+        """The SHA-256 of the samples."""
         return hashlib.sha256(self.samples).digest()
 
     @property
     def num_bytes(self) -> int:
-        """How many there are."""
+        """The number of sample bytes."""
         return len(self.samples)
 
 

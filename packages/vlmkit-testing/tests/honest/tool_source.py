@@ -1,4 +1,4 @@
-"""A source of tools that say and show something, with something of its own that runs beside."""
+"""A tool source with texts, images and a background task."""
 
 import asyncio
 from collections.abc import Mapping, Sequence as Seq
@@ -22,18 +22,18 @@ class ToyTools:
 
     @property
     def names(self) -> frozenset[str]:
-        """All of them."""
+        """The names of all tools."""
         return frozenset(TOOLS)
 
     async def describe(self, name: str) -> Mapping[str, Any]:
-        """Return what a tool takes."""
+        """Return the definition of a tool."""
         if self.beside is None:
             self.beside = asyncio.ensure_future(self.run_beside())
         takes = {"type": "object", "properties": {"text": {"type": "string"}}}
         return {"type": "function", "function": {"name": name, "parameters": takes}}
 
     async def run_beside(self) -> None:
-        """Do something for as long as the source is there."""
+        """Run a background task until the source is closed."""
         await asyncio.Event().wait()
 
     async def call(
@@ -51,7 +51,7 @@ class ToyTools:
         return [TextPart(text)]
 
     async def aclose(self) -> None:
-        """End what runs beside."""
+        """End the background task."""
         beside, self.beside = self.beside, None
         if beside is not None:
             beside.cancel()

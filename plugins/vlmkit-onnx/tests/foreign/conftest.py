@@ -1,4 +1,4 @@
-"""Models in the layouts of other exporters, created once, and functions to run them."""
+"""Fixtures: models in the layouts of other exporters, and functions that run them."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from vlmkit_onnx.sessions.runtime import onnxruntime
 
 SLOTS, SLOT_TOKENS, CHUNK = 4, 96, 10
 PROMPTS = (5, 31, 18)
-# Run in a process of its own: the builder puts its folder on sys.path and prints what it does.
+# Runs in its own process, because the builder changes sys.path and prints.
 BUILDER = """
 import importlib, json, os, sys
 from pathlib import Path
@@ -41,11 +41,11 @@ GENAI = {
     "qwen2_5_vl": ("qwen2_5_vl", "fp32", "cpu", ["exclude_embeds=true"]),
     "phi3-128k": ("phi3", "fp32", "cpu", []),
 }
-PHI3_WINDOW = 70  # tokens that it was first made for
+PHI3_WINDOW = 70  # the original context length, in tokens
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Skip what needs torch where there is none."""
+    """Skip files that need torch if it is not installed."""
     import importlib.util
 
     needs = ("test_masked_decoder.py", "test_concat_decoder.py")
@@ -71,14 +71,14 @@ def open_session() -> Callable[[Path], onnxruntime.InferenceSession]:
 def genai_folders(
     saved: Callable[[str], Path], one_thread: None, made_once: Callable[..., Path]
 ) -> dict[str, Path]:
-    """Return folders that onnxruntime-genai's own builder wrote, by name."""
+    """Return folders that the builder of onnxruntime-genai wrote, by name."""
     pytest.importorskip("onnxruntime_genai")
     root = made_once("genai", lambda folder: _build(saved, folder))
     return {name: root / name for name in GENAI}
 
 
 def _build(saved: Callable[[str], Path], root: Path) -> None:
-    """Have every model written in one process: its start takes longer than a model."""
+    """Write all models in one process, because its start takes longer than a model."""
     sources = {"phi3-128k": _with_two_rotations(saved("phi3"), root / "phi3")}
     jobs = [
         (family, str(sources.get(name) or saved(family)), str(root / name), *how)
@@ -95,13 +95,13 @@ def _build(saved: Callable[[str], Path], root: Path) -> None:
 
 
 def _with_two_rotations(checkpoint: Path, folder: Path) -> Path:
-    """Copy a checkpoint, and let it rotate long sequences otherwise than short ones."""
+    """Copy a checkpoint with different rotations for long and short sequences."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"sliding_window": None, "original_max_position_embeddings": PHI3_WINDOW}
     factors = [1.0, 1.5, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0]
     config["rope_parameters"] = {
-        "type": "longrope",  # as the builder calls it
+        "type": "longrope",  # the builder's name for it
         "rope_type": "longrope",
         "rope_theta": 1e4,
         "short_factor": [1.0] * len(factors),
@@ -113,7 +113,7 @@ def _with_two_rotations(checkpoint: Path, folder: Path) -> Path:
 
 
 def _add_embeddings(folder: Path, checkpoint: Path) -> None:
-    """Complete a decoder to a whole model, as the scripts for vision models do."""
+    """Add the embeddings graph to a decoder, like the scripts for vision models."""
     import torch
     import transformers
 
@@ -135,7 +135,7 @@ def _add_embeddings(folder: Path, checkpoint: Path) -> None:
 
 
 def save_embeddings(file: Path, table: Any, image_token: int) -> None:
-    """Write a graph that looks up tokens and puts image rows in their places."""
+    """Write a graph that embeds tokens and inserts image rows at the placeholders."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -166,19 +166,19 @@ def save_embeddings(file: Path, table: Any, image_token: int) -> None:
 
 
 class Ragged:
-    """Three requests of different lengths: prompts in chunks, then one token each, together."""
+    """Three requests of different lengths: chunked prompts, then joint steps of one token each."""
 
     def __init__(self, decoder: Any, embed: Callable[[Any], Any] | None = None) -> None:
         self.decoder = decoder
         self.embed = embed  # from ids [n] to rows
         rng = np.random.default_rng(1)
         self.prompts = [rng.integers(0, 360, count).tolist() for count in PROMPTS]
-        for name in decoder.memory.states:  # what earlier sequences left behind
+        for name in decoder.memory.states:  # data of earlier sequences
             rows = decoder.memory.rows(name, 0, decoder.memory.num_slots)
             rows[:] = rng.normal(0, 3, rows.shape)
 
     def tokens(self, ids: list[list[int]], starts: list[int]) -> Tokens:
-        """Return new tokens of rows that hold ``starts`` tokens."""
+        """Return the new tokens of rows that hold ``starts`` tokens."""
         array = np.array(ids, np.int64)
         positions = np.array(starts)[:, None] + np.arange(array.shape[1])
         axes = max(1, self.decoder.spec.num_position_axes)
@@ -215,13 +215,13 @@ class Ragged:
 
 @pytest.fixture
 def ragged() -> type[Ragged]:
-    """Return what runs three requests over a decoder."""
+    """Return a function that runs three requests on a decoder."""
     return Ragged
 
 
 @pytest.fixture(scope="session")
 def reference(saved: Callable[[str], Path], one_thread: None) -> Callable[..., list[list[int]]]:
-    """Return a function that gives the greedy answers of transformers."""
+    """Return a function that computes the greedy answers of transformers."""
     import torch
     import transformers
 
@@ -256,7 +256,7 @@ def tiny_decoder(
     rotates: bool = True,
     dynamic: bool = False,
 ) -> Path:
-    """Write a decoder of one layer and 32 tokens that runs, made by hand."""
+    """Write a handmade decoder of one layer and 32 tokens that runs."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
@@ -328,11 +328,11 @@ def tiny_decoder(
 
 @pytest.fixture
 def make_decoder() -> Callable[..., Path]:
-    """Return what writes a small decoder."""
+    """Return a function that writes a small decoder."""
     return tiny_decoder
 
 
 @pytest.fixture
 def make_embeddings() -> Callable[..., None]:
-    """Return what writes a graph of embeddings with places for image rows."""
+    """Return a function that writes an embeddings graph with inputs for image rows."""
     return save_embeddings

@@ -1,4 +1,4 @@
-"""Which files of a transformers.js folder are selected, and what is reported about them."""
+"""Folders of transformers.js: the selected files and their reported layout."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def checkpoint(folder, **config):
 
 
 def takes_embeddings(file):
-    """Write a graph that takes embeddings; nobody runs it."""
+    """Write a graph with embeddings as input, which is never run."""
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Identity", ["inputs_embeds"], ["logits"])],
@@ -78,7 +78,7 @@ def test_the_variant_of_each_part_is_selected_separately(folder):
     assert community_layout(checkpoint(folder), "q4").vision.file.name == "vision_encoder_q4.onnx"
 
 
-def test_a_variant_that_was_asked_for_must_be_there(folder, make_decoder):
+def test_a_requested_variant_must_exist(folder, make_decoder):
     make_decoder(folder / "onnx" / "model_q4.onnx")
     make_decoder(folder / "onnx" / "model_quantized.onnx")
     assert community_layout(checkpoint(folder), "quantized").precision == "quantized"
@@ -137,7 +137,7 @@ def test_another_vocabulary_is_refused(folder, make_decoder):
     )
 
 
-def test_the_older_name_of_a_vision_input_is_noted(folder):
+def test_the_older_name_of_a_vision_input_is_recognised(folder):
     takes_embeddings(folder / "onnx" / "decoder_model_merged.onnx")
     takes_embeddings(folder / "onnx" / "embed_tokens.onnx")
     file = folder / "onnx" / "vision_encoder.onnx"
@@ -193,6 +193,6 @@ def test_graphs_beside_the_config_are_those_of_optimum(folder, make_decoder):
     assert community_layout(checkpoint(folder)).decoder.file == own
 
 
-def test_a_graph_beside_the_config_without_a_cache_is_no_decoder(folder):
+def test_a_graph_without_a_cache_beside_the_config_is_not_a_decoder(folder):
     takes_embeddings(folder / "model.onnx")
     assert not is_community(checkpoint(folder))

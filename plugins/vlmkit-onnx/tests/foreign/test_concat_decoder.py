@@ -1,4 +1,4 @@
-"""Decoders that return an extended copy of their cache, against transformers."""
+"""Decoders that append to a copy of their cache, against transformers."""
 
 import json
 import warnings
@@ -31,11 +31,11 @@ from vlmkit_testing import EngineContract
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
 IMPLEMENTATION = "appending"
-LEAST = -1e9  # hides a token; finite, as an optimum graph's is
+LEAST = -1e9  # masks a token; finite, as in graphs of optimum
 
 
 class Appending:
-    """Attention that appends to the cache of one call, and keeps what it made of it."""
+    """Attention that appends to the cache of one call, and stores the result."""
 
     def __init__(self) -> None:
         self.past: list[torch.Tensor] = []
@@ -54,7 +54,7 @@ class Appending:
 
 
 class Decoder(nn.Module):
-    """A llama in the manner of optimum: plain attention, and a cache that grows by appending."""
+    """A llama like those of optimum: plain attention, and a cache that grows by appending."""
 
     def __init__(self, model: PreTrainedModel, attention: Appending) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def export(model: PreTrainedModel, file: Path) -> None:
     before = config._attn_implementation
     config._attn_implementation = IMPLEMENTATION
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's exporter uses what torch gives up
+        warnings.simplefilter("ignore")  # the exporter of torch uses deprecated functions
         program = torch.onnx.export(
             Decoder(model, attention).eval(),
             example,
@@ -154,7 +154,7 @@ def save_table(file, table):
 
 
 def without_positions(model):
-    """Make a graph count its past by the width of its cache, as the oldest ones do."""
+    """Make a graph count its past by the width of its cache, like the oldest graphs."""
     graph = model.graph
     graph.input.remove(next(node for node in graph.input if node.name == "position_ids"))
     node = helper.make_node
@@ -181,7 +181,7 @@ def without_positions(model):
 
 
 def with_branches(model):
-    """Give a graph the inputs of transformers.js that this one does not need."""
+    """Add the inputs of transformers.js that this graph does not need."""
     value = helper.make_tensor_value_info
     model.graph.input.append(value("use_cache_branch", TensorProto.BOOL, [1]))
     model.graph.input.append(value("num_logits_to_keep", TensorProto.INT64, []))
@@ -210,7 +210,7 @@ def embed(folder, open_session):
     made.close()
 
 
-def test_the_graph_is_told_from_one_that_writes_in_place(folder):
+def test_a_graph_that_appends_is_distinguished_from_one_that_writes_in_place(folder):
     layout = community_layout(Checkpoint("llama", folder))
     assert layout.decoder.kind == "concat"
     assert layout.precision == "fp32"
@@ -244,13 +244,11 @@ def test_a_graph_without_positions_would_answer_wrongly_if_rows_were_padded(
     )
     answers = run.generate(NUM_TOKENS)
     expected = reference("llama", run.prompts, NUM_TOKENS)
-    assert answers[1] == expected[1]  # the longest is never padded
+    assert answers[1] == expected[1]  # the longest row is never padded
     assert answers != expected
 
 
-def test_a_graph_of_two_branches_gets_its_branch_and_single_tokens_after_a_past(
-    load, ragged, embed
-):
+def test_a_graph_of_two_branches_gets_its_branch_and_single_new_tokens(load, ragged, embed):
     decoder = load("uint8")
     seen = []
     session = decoder._session

@@ -33,7 +33,7 @@ LOGITS = (FLOAT, ["batch", "tokens", 32])
 
 @pytest.fixture
 def shell(tmp_path, open_session):
-    """Return what opens a graph of given inputs that computes nothing; None removes an input."""
+    """Return a function that opens a graph without computation; None removes an input."""
 
     def opened(changes=(), logits=LOGITS, lacks=(), kind=ConcatDecoder, **graph):
         inputs = {k: v for k, v in {**INPUTS, **dict(changes)}.items() if v is not None}
@@ -43,7 +43,7 @@ def shell(tmp_path, open_session):
             if name.startswith("past_key_values")
         }
         nodes = [helper.make_node("Identity", [name], [out]) for out, (name, _) in outputs.items()]
-        nodes += [  # of no rank that can be told beforehand
+        nodes += [  # the rank is not known in advance
             helper.make_node("RandomUniform", [], ["any"], shape=[9]),
             helper.make_node("NonZero", ["any"], ["row"]),
             helper.make_node("Squeeze", ["row", "zero"], ["sizes"]),
@@ -70,7 +70,7 @@ def shell(tmp_path, open_session):
     return opened
 
 
-def test_a_graph_of_known_inputs_is_taken(shell):
+def test_a_graph_with_known_inputs_is_accepted(shell):
     spec = shell().spec
     assert (spec.num_layers, spec.vocab_size, spec.hidden_size) == (3, 32, 24)
     assert spec.num_position_axes == 1
@@ -82,7 +82,7 @@ def test_a_graph_of_known_inputs_is_taken(shell):
     assert shell(more).spec == spec
 
 
-def test_other_names_are_followed(shell):
+def test_other_names_of_inputs_are_supported(shell):
     changes = {
         "inputs_embeds": None,
         "rows": INPUTS["inputs_embeds"],
@@ -202,7 +202,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
 @pytest.mark.parametrize("kind", [ConcatDecoder, MaskedDecoder])
-def test_a_graph_of_other_inputs_is_refused(shell, changes, message, kind):
+def test_a_graph_with_unknown_inputs_is_refused(shell, changes, message, kind):
     with pytest.raises(CheckpointError) as caught:
         shell(changes, kind=kind)
     assert str(caught.value) == message
@@ -219,7 +219,7 @@ OF_THE_CACHE = [
 
 
 @pytest.mark.parametrize("name", OF_THE_CACHE)
-def test_an_exported_graph_with_such_a_cache_is_refused_too(shell, name):
+def test_an_exported_graph_with_an_unknown_cache_is_refused(shell, name):
     changes, message = WRONG[name]
     with pytest.raises(CheckpointError) as caught:
         shell(changes, kind=SlotsDecoder)
@@ -230,7 +230,7 @@ def test_an_exported_graph_with_such_a_cache_is_refused_too(shell, name):
     "logits",
     [(FLOAT, ["batch", "tokens", "vocab"]), (FLOAT, ["batch", 32]), (INT64, LOGITS[1])],
 )
-def test_logits_of_no_vocabulary_are_refused(shell, logits):
+def test_logits_of_a_wrong_shape_or_type_are_refused(shell, logits):
     with pytest.raises(CheckpointError, match=r"expected floats \[batch, tokens, vocabulary\]"):
         shell(logits=logits)
 
@@ -264,7 +264,7 @@ def test_a_cache_that_no_attention_writes_is_not_written_in_place(shell):
     )
 
 
-def test_attention_that_knows_no_positions_is_refused(tmp_path, make_decoder, open_session):
+def test_attention_without_positions_is_refused(tmp_path, make_decoder, open_session):
     file = make_decoder(tmp_path / "model.onnx", rotates=False)
     with pytest.raises(CheckpointError) as caught:
         MaskedDecoder(
@@ -274,7 +274,7 @@ def test_attention_that_knows_no_positions_is_refused(tmp_path, make_decoder, op
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])
-def test_a_width_that_is_not_the_graph_s_is_refused(
+def test_a_width_that_differs_from_the_graph_is_refused(
     tmp_path, make_decoder, open_session, num_slots
 ):
     file = make_decoder(tmp_path / "model.onnx")
@@ -302,7 +302,7 @@ def test_a_graph_that_appends_in_another_way_is_refused(tmp_path, make_decoder, 
 
 
 def confused(feeds):
-    """Return what gives all inputs, but another token for each one that follows a past."""
+    """Return a function that changes each token after a past; the other inputs stay."""
 
     def given(tokens, mask, *, has_past):
         made = feeds(tokens, mask, has_past=has_past)

@@ -1,4 +1,4 @@
-"""Reading folders of onnxruntime-genai; no path leads out of them."""
+"""Folders of onnxruntime-genai: their configuration, and no path outside them."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def read(tmp_path, make_decoder):
     return layout
 
 
-def test_a_text_model(read, tmp_path):
+def test_the_configuration_of_a_text_model_is_read(read, tmp_path):
     layout = read()
     assert layout.kind == "onnxruntime-genai"
     assert (layout.precision, layout.is_batch_invariant) == ("fp32", True)
@@ -70,7 +70,7 @@ def test_every_name_comes_from_the_configuration(read, tmp_path):
     graph = layout.decoder
     assert graph.names == {"input_ids": "tokens", "inputs_embeds": "input_ids", "logits": "scores"}
     assert (graph.past_key, graph.present_value) == ("cache/%d/k", "out%dv")
-    assert graph.past_value == "past_key_values.%d.value"  # not stated: the usual
+    assert graph.past_value == "past_key_values.%d.value"  # the default if it is not stated
     assert layout.embeddings == TokenGraph(tmp_path / "embedding.onnx", {"input_ids": "ids"}, 7)
     assert layout.vision == VisionGraph(
         tmp_path / "vision tower.onnx", is_own=False, names={"image_features": "rows"}

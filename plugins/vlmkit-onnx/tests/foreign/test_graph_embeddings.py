@@ -19,7 +19,7 @@ def test_rows_are_those_of_the_table_even_beside_images(tmp_path, make_embedding
     rows = embed(ids)
     assert embed.hidden_size == 8
     assert rows.dtype == np.float32
-    assert rows.flags.writeable  # image rows are put in their places
+    assert rows.flags.writeable  # image rows replace the placeholders
     assert rows.shape == (5, 8)
     assert np.array_equal(rows[[0, 2, 4]], TABLE[[3, 5, 3]])
     assert np.array_equal(embed(np.array([1])), TABLE[[1]])
@@ -27,7 +27,7 @@ def test_rows_are_those_of_the_table_even_beside_images(tmp_path, make_embedding
 
 
 def other(file, inputs, outputs):
-    """Write a graph whose embeddings are the last of its inputs."""
+    """Write a graph whose embeddings are its last input."""
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Identity", [list(inputs)[-1]], [next(iter(outputs))])],

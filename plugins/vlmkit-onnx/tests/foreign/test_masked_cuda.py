@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")  # which makes the checkpoints
+pytest.importorskip("torch")  # makes the checkpoints
 
 from pretend import onnx_cuda
 from pretend.steps import logits_of

@@ -1,4 +1,4 @@
-"""Decoders with GroupQueryAttention of onnxruntime-genai's builder, against transformers."""
+"""Decoders with GroupQueryAttention by the builder of onnxruntime-genai, against transformers."""
 
 import numpy as np
 import onnx
@@ -25,7 +25,7 @@ from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
-PHI3_WINDOW = 70  # as the checkpoint says that the builder was given
+PHI3_WINDOW = 70  # as in the checkpoint of the builder
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_ragged_rows_over_dirty_slots_answer_as_transformers(family, load, ragge
     assert run.generate(NUM_TOKENS) == reference(family, run.prompts, NUM_TOKENS)
 
 
-def test_a_decoder_of_embeddings_and_three_axes_of_positions_answers_as_transformers(
+def test_embeddings_and_three_axes_of_positions_answer_as_transformers(
     load, ragged, reference, embed
 ):
     decoder = load("qwen2_5_vl")
@@ -104,7 +104,7 @@ def test_a_graph_in_half_precision_is_near_transformers(load, ragged, saved):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-int4"])
-def test_a_row_has_the_same_bits_in_a_batch_if_this_cpu_is_batch_invariant(
+def test_a_row_has_the_same_bits_in_a_batch_on_a_batch_invariant_cpu(
     name, load, ragged, genai_folders
 ):
     assert genai_layout(Checkpoint(name, genai_folders[name])).is_batch_invariant
@@ -145,7 +145,7 @@ def test_logits_outlive_the_next_step(load, ragged):
 
 @pytest.fixture
 def community(genai_folders, saved, tmp_path):
-    """Return graphs of the same builder under the names of onnx-community."""
+    """Return graphs of the same builder with the names of onnx-community."""
     (tmp_path / "onnx").mkdir()
     (tmp_path / "config.json").write_bytes((saved("llama") / "config.json").read_bytes())
     for name, file in {"llama": "model", "llama-int4": "model_q4"}.items():
@@ -178,7 +178,7 @@ def test_a_graph_without_its_sliding_window_is_limited_to_the_window(genai_folde
 
 
 class Mixing:
-    """A decoder whose every row depends on what its neighbour is, however long that is."""
+    """A decoder in which each row depends on its neighbour."""
 
     def __init__(self, decoder):
         self._decoder, self.spec = decoder, decoder.spec
@@ -192,9 +192,7 @@ class Mixing:
         return logits
 
 
-def test_a_graph_that_selects_rotation_by_its_longest_row_is_limited_to_a_harmless_length(
-    genai_folders, load
-):
+def test_a_graph_with_rotation_by_its_longest_row_is_limited_in_length(genai_folders, load):
     assert max_independent_tokens(load("llama"), SLOT_TOKENS) == SLOT_TOKENS
     assert max_independent_tokens(load("phi3-128k"), SLOT_TOKENS) == PHI3_WINDOW
     assert max_independent_tokens(Mixing(load("llama")), SLOT_TOKENS) == SLOT_TOKENS
@@ -209,7 +207,7 @@ def test_a_graph_that_selects_rotation_by_its_longest_row_is_limited_to_a_harmle
         built(max_sequence_tokens=80)
 
 
-def test_large_blocks_are_not_called_invariant(genai_folders):
+def test_graphs_with_large_blocks_are_not_batch_invariant(genai_folders):
     layout = genai_layout(Checkpoint("qwen3", genai_folders["qwen3-int4-b128"]))
     assert (layout.precision, layout.is_batch_invariant) == ("int4", False)
 

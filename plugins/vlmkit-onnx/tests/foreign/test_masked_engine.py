@@ -1,4 +1,4 @@
-"""The engine keeps its contract on a graph that gets row lengths from a mask."""
+"""The engine passes its contract on a graph that gets row lengths from a mask."""
 
 import json
 from collections.abc import Callable
