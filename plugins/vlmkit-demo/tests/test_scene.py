@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("PIL")
 
-from image import GRID, SIDE, draw, ink_of_patches, label_patches, to_pixels
+from picture import GRID, SIDE, draw, ink_of_patches, label_patches, to_pixels
 from scene import COLOURS, PLACES, SHAPES, sample_scene
 
 
