@@ -1,9 +1,9 @@
-"""What precisions cost in answers: the packaged model, which was trained, on its own evaluation.
+"""Measures what precisions cost in accuracy, by the evaluation of the packaged model.
 
-Each is asked held-out questions about pictures and scored; then each is led along the answers that
-float32 gave, and its distribution of every next token is compared with float32's. ``q8_0`` and
-``q4_0`` are llama.cpp's rounding of the same weights, computed in float32: that spares them the
-rounding of activations, which llama.cpp does too, and ours includes.
+Each precision answers held-out questions about images and gets a score. Then each is forced along
+the answers of float32, and its distribution of every next token is compared with float32's.
+``q8_0`` and ``q4_0`` are the weight formats of llama.cpp, computed in float32. They omit the
+rounding of activations, which llama.cpp does and our precisions include.
 """
 
 import json
@@ -21,7 +21,7 @@ import tables
 
 DEMO = Path(__file__).parents[1] / "plugins/vlmkit-demo"
 GRAPHS = ("*.onnx", "*.onnx.data", "embeddings.safetensors", "vlmkit_onnx.json")
-AT_ONCE = 512  # questions that wait together
+AT_ONCE = 512  # questions that are sent at once
 ANSWER_TOKENS = 96
 COLUMNS = ("right", "same likeliest token", "divergence from fp32, mean", "99th", "largest")
 
@@ -32,7 +32,7 @@ Distributions = dict[int, list[Any]]
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model said, by the question's number; see :class:`Recorder`."""
+    """The answers of a model, by the number of the question; see :class:`Recorder`."""
 
     texts: list[str]
     tokens: dict[int, list[int]]
@@ -41,14 +41,14 @@ class Answers:
 
 
 class Recorder:
-    """A sampler that keeps every distribution, and chooses the tokens that it is given.
+    """A sampler that records every distribution, and chooses the given tokens.
 
     Args:
-        sampler: chooses where nothing is given.
-        followed: tokens by the answer's number; empty to let the sampler choose.
+        sampler: chooses if no tokens are given.
+        followed: tokens by the number of the answer; empty to let the sampler choose.
 
     Attributes:
-        strayed: answers that would have had other tokens than those that were given.
+        strayed: answers for which the sampler would choose other tokens than the given ones.
     """
 
     def __init__(self, sampler: Any, followed: Followed) -> None:
@@ -59,7 +59,7 @@ class Recorder:
         self.strayed: set[int] = set()
 
     def prepare(self, rows: Seq[Any]) -> Any:
-        """Return what picks one token for each row, and keeps its distribution."""
+        """Return a sampling step that also records the distribution of each row."""
         pick = self._sampler.prepare(rows)
         return lambda logits: np.array(self._kept(rows, logits, pick(logits).tolist()))
 
@@ -76,14 +76,14 @@ class Recorder:
 
 
 def bench(options: peers.Options) -> None:
-    """Ask every precision and print the table."""
+    """Measure every precision and print the table."""
     evaluate = _evaluate()
     cases = evaluate.make_cases(options.cases)
     exact = answers(peers.exported(_checkpoint(options.models), "fp32"), cases)
     rows = [_row("fp32", evaluate.score(cases, exact.texts), exact, exact)]
     for name, folder in _variants(options):
         led = answers(folder, cases, exact.tokens)
-        others = sorted(led.strayed)  # the rest would be word for word what fp32 said
+        others = sorted(led.strayed)  # the other answers equal those of fp32
         free = answers(folder, [cases[number] for number in others]).texts
         texts = [*exact.texts]
         for number, text in zip(others, free, strict=True):
@@ -96,7 +96,7 @@ def bench(options: peers.Options) -> None:
 
 
 def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> Answers:
-    """Ask a model everything; the likeliest tokens are chosen, or those that are given."""
+    """Return the answers of a model to all questions, with greedy or given tokens."""
     import vlmkit
 
     with vlmkit.load(str(folder)) as model:
@@ -140,7 +140,7 @@ def _row(name: str, scores: Mapping[str, Any], led: Answers, exact: Answers) -> 
 
 
 def divergence(exact: Any, rounded: Any) -> Any:
-    """Return Kullback and Leibler's divergence of each row ``[rows, vocab]``, in nats."""
+    """Return the Kullback-Leibler divergence of each row ``[rows, vocab]``, in nats."""
     return (np.exp(exact) * (exact - rounded)).sum(axis=1)
 
 
@@ -150,7 +150,7 @@ def _log_softmax(row: Any) -> Any:
 
 
 def _variants(options: peers.Options) -> Iterator[tuple[str, Path]]:
-    """Yield names and folders: our precisions, and the formats of llama.cpp."""
+    """Yield names and folders of our precisions and of the formats of llama.cpp."""
     checkpoint = _checkpoint(options.models)
     for precision in ("fp32", *options.precisions):
         for tower in options.towers:
@@ -171,7 +171,7 @@ def _checkpoint(models: Path) -> Path:
 
 
 def _rounded(checkpoint: Path, kind: str) -> Path:
-    """Return a checkpoint whose decoder's matrices are as a format keeps them."""
+    """Return a checkpoint whose decoder matrices are rounded as in a format."""
     folder = checkpoint.with_name(f"{checkpoint.name}-{kind}")
     if not folder.is_dir():
         import torch
@@ -190,7 +190,7 @@ def _rounded(checkpoint: Path, kind: str) -> Path:
 
 
 def _evaluate() -> Any:
-    """Return the packaged model's own evaluation, whose modules import each other by name."""
+    """Return the evaluation module of the packaged model; its modules import each other by name."""
     sys.path.insert(0, str(DEMO / "training"))
     import evaluate
 

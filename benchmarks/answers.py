@@ -1,7 +1,7 @@
-"""What everybody is asked in one round of :mod:`onnx_text`, however the question reaches them.
+"""The measurements of one round of :mod:`onnx_text`, independent of how a contender is called.
 
-Knows no server and no library: a contender is a function that asks. Needs the standard library
-only, for it also runs in the environments of peers.
+A contender is a function that answers requests. The module needs only the standard library, because
+it also runs in the environments of peers.
 """
 
 import argparse
@@ -10,23 +10,27 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-NUM_TRIES = 5  # of one question, until every token came as a text
-CLIENTS = {1: 3, 8: 2, 32: 1}  # how often so many ask: the fewer, the sooner it is over
-PROMPTS = {512: 3, 2048: 1}  # how often prompts of so many tokens are read
-START_TOKENS = 64  # of the prompt of an answer
-FIRST_WORD = 1000  # ids from here on are words in any vocabulary of :mod:`shapes`
+NUM_TRIES = 5  # of one request, until every token has text
+CLIENTS = {
+    1: 3,
+    8: 2,
+    32: 1,
+}  # repetitions by number of clients: with fewer clients, one is shorter
+PROMPTS = {512: 3, 2048: 1}  # repetitions by number of prompt tokens
+START_TOKENS = 64  # tokens of the prompt of an answer
+FIRST_WORD = 1000  # larger ids are words in every vocabulary of :mod:`shapes`
 SAMPLING = {"temperature": 0.15, "top_p": 0.95, "top_k": 40}  # see docs/how-to/benchmark.md
 
 
 @dataclass(frozen=True)
 class Answered:
-    """How long one or several answers took that were asked for at once.
+    """The times of one or several simultaneous answers.
 
     Attributes:
-        num_tokens: of all of them.
-        first_s: until the first token of each, on average.
-        wall_s: until the end of the last.
-        together_tokens_per_s: while all of them grew; None where they never did.
+        num_tokens: the tokens of all answers.
+        first_s: the mean time to the first token.
+        wall_s: the time to the end of the last answer.
+        together_tokens_per_s: the rate while all answers grew; None if they never did.
     """
 
     num_tokens: float
@@ -43,17 +47,17 @@ Figures = dict[str, float]
 
 
 def clients(count: int) -> str:
-    """Return the name of the column of so many clients."""
+    """Return the name of the column for a number of clients."""
     return f"{count} client" if count == 1 else f"{count} clients"
 
 
 def answers_only(count: int) -> str:
-    """Return the name of the column of so many clients once all their prompts are read."""
+    """Return the name of the column for decoding only, for a number of clients."""
     return f"{clients(count)}, answers only"
 
 
 def prompt(num_tokens: int) -> str:
-    """Return the name of the column of a prompt."""
+    """Return the name of the column for a prompt length."""
     return f"{num_tokens}-token prompt"
 
 
@@ -65,12 +69,12 @@ COLUMNS = (
 
 
 def figures(ask: Ask, num_tokens: int, *, is_sampled: bool) -> Figures:
-    """Return tokens per second: medians of several tries, after some that do not count.
+    """Return tokens per second: medians of several tries, after a warm-up.
 
     Args:
-        ask: asks a contender.
-        num_tokens: of each answer.
-        is_sampled: whether tokens are drawn; prompts are not read again for that.
+        ask: sends requests to a contender.
+        num_tokens: the tokens of each answer.
+        is_sampled: whether tokens are sampled; prompt columns are then omitted.
     """
     ask(8, START_TOKENS, 2)
     ask(1, 512, 2)
@@ -97,7 +101,7 @@ def _throughput(seen: Answered) -> float:
 
 
 def _ask_for_all(ask: Ask, count: int, num_tokens: int) -> Answered:
-    """Ask until every token came as a text; some that random weights choose have none."""
+    """Repeat requests until every token has text, which random weights do not ensure."""
     for _ in range(NUM_TRIES):
         answered = ask(count, START_TOKENS, num_tokens)
         if answered.num_tokens >= 0.95 * count * num_tokens:
@@ -106,11 +110,11 @@ def _ask_for_all(ask: Ask, count: int, num_tokens: int) -> Answered:
 
 
 def print_figures(load: Callable[[str, int, bool], Ask]) -> None:
-    """Measure a library in this process by the options of its command line; print JSON.
+    """Measure a library in this process by command line options; print JSON.
 
     Args:
-        load: returns who is asked, of a model's path, a number of threads, and whether tokens are
-            drawn by :data:`SAMPLING`.
+        load: returns a contender, given the path of a model, a number of threads, and whether
+            tokens are sampled by :data:`SAMPLING`.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
@@ -123,6 +127,6 @@ def print_figures(load: Callable[[str, int, bool], Ask]) -> None:
 
 
 def of_batch(rows: int, num_tokens: int, first_s: float, wall_s: float) -> Answered:
-    """Return what is known of answers that began and ended together."""
+    """Return the times of answers that began and ended together."""
     together = rows * (num_tokens - 1) / (wall_s - first_s) if num_tokens > 1 else None
     return Answered(rows * num_tokens, first_s, wall_s, together)

@@ -1,6 +1,6 @@
-"""When questions come, and how long they are, where nobody waits for anybody.
+"""Arrival times and lengths of requests in an open loop.
 
-Chance has a seed: everybody is asked the same lengths at the same moments.
+The schedule is a function of a seed, so all contenders get the same lengths at the same times.
 """
 
 import random
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 LONG_EVERY = 8
-LONG_PROMPT, LONG_ANSWER = 1024, 16  # tokens: somebody pastes a text
-SHORT_PROMPTS, SHORT_ANSWERS = (32, 128), (16, 64)  # tokens, at least and at most
+LONG_PROMPT, LONG_ANSWER = 1024, 16  # tokens of a pasted text
+SHORT_PROMPTS, SHORT_ANSWERS = (32, 128), (16, 64)  # tokens, minimum and maximum
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One question.
+    """One request.
 
     Attributes:
-        at_s: when it comes, after the beginning.
-        prompt_tokens: of the question.
-        answer_tokens: of the answer.
-        is_long: whether it is one of those that make others wait.
+        at_s: the arrival time after the start.
+        prompt_tokens: the tokens of the prompt.
+        answer_tokens: the tokens of the answer.
+        is_long: whether it has the long prompt that delays others.
     """
 
     at_s: float
@@ -30,7 +30,7 @@ class Arrival:
 
 
 def schedule(per_s: float, duration_s: float, seed: int = 0) -> Iterator[Arrival]:
-    """Yield a Poisson process: short questions, and now and then a long one among them."""
+    """Yield a Poisson process of short requests and a few long ones."""
     chance = random.Random(seed)
     at_s, number = chance.expovariate(per_s), 0
     while at_s < duration_s:

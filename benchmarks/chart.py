@@ -1,4 +1,4 @@
-"""Lines over time as an SVG: one panel under the other, each with an axis of its own."""
+"""Draws lines over time as an SVG, in panels with their own axes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ COLOURS = ["#2563eb", "#d97706", "#059669", "#dc2626"]
 
 @dataclass(frozen=True)
 class Panel:
-    """One axis.
+    """One panel.
 
     Attributes:
-        title: with the unit.
-        lines: by name, points of time in seconds and value.
+        title: the title with the unit.
+        lines: points of time in seconds and value, by name.
     """
 
     title: str
@@ -22,7 +22,7 @@ class Panel:
 
 
 def svg(panels: Sequence[Panel], marks: Mapping[str, float], seconds: float) -> str:
-    """Return a picture of all panels, with named moments as vertical lines through all."""
+    """Return an SVG of all panels, with named times as vertical lines."""
     height = len(panels) * (PANEL + GAP) + 30
     box = f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="11"'
     parts = [

@@ -1,12 +1,11 @@
-"""A load generator for any OpenAI-compatible server; runs in a process of its own.
+"""A load generator for any OpenAI-compatible server, in its own process.
 
     python benchmarks/client.py URL MODEL --clients 8 --tokens 64 --prompt-words 100
     python benchmarks/client.py URL MODEL --plan FILE
 
-Every client streams one answer; prints one JSON object: tokens per second over all clients and time
-to the first token. With a plan, which says when each question comes, it prints what each answer's
-reader saw: the wait for the first token, and those between two. Speaks raw HTTP/1.1, so that the
-client costs little.
+Every client streams one answer. The program prints one JSON object: tokens per second over all
+clients and time to first token. With a plan of arrival times, it prints the waits of each reader:
+for the first token, and between tokens. It uses raw HTTP/1.1, so that the client costs little.
 """
 
 import argparse
@@ -26,9 +25,9 @@ class Question:
     """One request.
 
     Attributes:
-        prompt: what the user says.
-        tokens: of the answer.
-        at_s: when it comes, after the beginning.
+        prompt: the user text.
+        tokens: the tokens of the answer.
+        at_s: the arrival time after the start.
     """
 
     prompt: str
@@ -37,7 +36,7 @@ class Question:
 
 
 async def ask(url: str, body: bytes) -> list[float]:
-    """Stream one answer; return when each piece of its text came."""
+    """Stream one answer; return the arrival time of each piece of text."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**20)
     head = (
@@ -68,20 +67,20 @@ def _has_text(line: bytes) -> bool:
 async def ask_all(
     options: argparse.Namespace, questions: list[Question]
 ) -> tuple[float, list[list[float]]]:
-    """Ask each question at its time; return when all began, and when texts of each answer came."""
+    """Send each request at its time; return the start time and the text times of each answer."""
     bodies = [body(options, question) for question in questions]
     started = time.perf_counter()
 
     async def one(question: Question, body: bytes) -> list[float]:
         await asyncio.sleep(started + question.at_s - time.perf_counter())
         times = await ask(options.url, body)
-        return times[-question.tokens :]  # transformers may show the prompt before the answer
+        return times[-question.tokens :]  # transformers may return the prompt before the answer
 
     return started, await asyncio.gather(*map(one, questions, bodies))
 
 
 def together(started: float, seen: list[list[float]]) -> dict[str, float]:
-    """Return what was seen of answers that were asked for at once."""
+    """Return the figures of simultaneous answers."""
     wall_s = max(times[-1] for times in seen) - started
     num_events = sum(map(len, seen))
     first, last = max(times[0] for times in seen), min(times[-1] for times in seen)
@@ -98,14 +97,14 @@ def together(started: float, seen: list[list[float]]) -> dict[str, float]:
 def waits(
     started: float, questions: list[Question], seen: list[list[float]]
 ) -> dict[str, list[list[float]]]:
-    """Return the waits of each answer's reader: for the first token, then from token to token."""
+    """Return the waits of each reader: for the first token, then between tokens."""
     asked = [started + question.at_s for question in questions]
     edges = [[at, *times] for at, times in zip(asked, seen, strict=True)]
     return {"waits_s": [[later - sooner for sooner, later in pairwise(e)] for e in edges]}
 
 
 def body(options: argparse.Namespace, question: Question) -> bytes:
-    """Return the body of one client's request."""
+    """Return the body of a request."""
     content: object = question.prompt
     if options.image:
         data = base64.b64encode(Path(options.image).read_bytes()).decode()
@@ -123,7 +122,7 @@ def body(options: argparse.Namespace, question: Question) -> bytes:
 
 
 def same_questions(options: argparse.Namespace) -> list[Question]:
-    """Return one question for each client, all asked at once."""
+    """Return one request for each client, all at once."""
     prompt = options.prompt or "# " + "word " * options.prompt_words
     return [
         Question(prompt.replace("#", str(number)), options.tokens)

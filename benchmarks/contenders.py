@@ -1,7 +1,7 @@
-"""Who takes part in a race of language models, and how each is measured.
+"""The contenders of a comparison of language models, and how each is measured.
 
-A server is asked through HTTP. A library that brings none is measured in a process of its own,
-which spares it a server's cost.
+A server is measured over HTTP. A library without a server is measured in its own process, without
+the cost of a server.
 """
 
 import json
@@ -22,14 +22,14 @@ GREEDY = {"temperature": 0}
 
 @dataclass(frozen=True)
 class Server:
-    """Somebody who is asked through HTTP.
+    """A contender with an HTTP server.
 
     Attributes:
-        name: in tables.
-        bits: of a weight.
-        start: starts it.
-        drawing: fields of a request whose tokens are drawn.
-        weights: the file that is read for each token of a lone answer; None where there is none.
+        name: the name in tables.
+        bits: the bits of a weight.
+        start: starts the server.
+        drawing: request fields for sampled tokens.
+        weights: the file that is read for each token of a single answer, or None.
         is_ours: whether it is vlmkit.
     """
 
@@ -41,7 +41,7 @@ class Server:
     is_ours: bool = False
 
     def figures(self, options: peers.Options, *, is_sampled: bool) -> answers.Figures:
-        """Start it, measure it and end it."""
+        """Start the server, measure it and end it."""
         sampling = self.drawing if is_sampled else GREEDY
         with self.start() as (url, model):
             ask = over_http(url, model, sampling)
@@ -50,14 +50,14 @@ class Server:
 
 @dataclass(frozen=True)
 class Library:
-    """Somebody without a server.
+    """A contender without a server.
 
     Attributes:
-        name: in tables.
-        bits: of a weight.
-        python: of its environment.
-        script: measures it.
-        model: its files.
+        name: the name in tables.
+        bits: the bits of a weight.
+        python: the interpreter of its environment.
+        script: the program that measures it.
+        model: the path of its files.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Library:
     is_ours: ClassVar[bool] = False
 
     def figures(self, options: peers.Options, *, is_sampled: bool) -> answers.Figures:
-        """Measure it in a process of its own."""
+        """Measure the library in its own process."""
         command = [self.python, str(server.HERE / self.script), str(self.model)]
         command += ["--threads", str(options.threads), "--tokens", str(options.tokens)]
         command += ["--sampled"] if is_sampled else []
@@ -83,7 +83,7 @@ Contender = Server | Library
 
 
 def tried(name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Return somebody's figures; none where it failed, which is told and ends nothing."""
+    """Return the figures of a contender; on a failure print it and return none."""
     try:
         return measure()
     except RuntimeError as error:
@@ -92,7 +92,7 @@ def tried(name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float
 
 
 def contenders(checkpoint: Path, options: peers.Options) -> Iterator[Contender]:
-    """Yield who takes part, those of as many bits one after the other."""
+    """Yield the contenders, grouped by bits."""
     for kind in ("q8_0", "q4_0"):
         bits = peers.bits(kind)
         precisions = [p for p in options.precisions if peers.bits(p) == bits]
@@ -142,7 +142,7 @@ def _of_genai(precision: str, checkpoint: Path, options: peers.Options) -> Itera
 
 
 def over_http(url: str, model: str, sampling: dict[str, object] = GREEDY) -> answers.Ask:
-    """Return who is asked: the model that a server has."""
+    """Return a function that sends requests to the model of a server."""
 
     def ask(clients: int, num_prompt: int, num_tokens: int) -> answers.Answered:
         seen = server.load(
@@ -164,6 +164,6 @@ def over_http(url: str, model: str, sampling: dict[str, object] = GREEDY) -> ans
 
 
 def new_prompt(num_tokens: int) -> str:
-    """Return a question that nobody has asked, of so many tokens with its template."""
+    """Return a new prompt of a number of tokens, template included."""
     text = f"#{secrets.token_hex(8)} " + "some words of no meaning " * num_tokens
     return text[: num_tokens - shapes.TEMPLATE_TOKENS]

@@ -2,8 +2,8 @@
 
     PYTHON benchmarks/gguf_files.py CHECKPOINT q8_0 FILE [--tower FILE]
 
-Runs in an environment that has the ``gguf`` package; needs no torch. Only for random weights: rows
-of queries and keys are not brought into llama.cpp's order, which costs and saves nothing.
+The environment needs the ``gguf`` package, but no torch. The files are only for random weights:
+rows of queries and keys are not in the order of llama.cpp, which does not change the speed.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import gguf
 import numpy as np
 
 TOWER = gguf.MODEL_ARCH.MMPROJ
-ARCHS = {  # by the type of the language model
+ARCHS = {  # by type of the language model
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen2_5_vl_text": gguf.MODEL_ARCH.QWEN2VL,
 }
 OF_TOWERS = ("vision_model.", "connector.", "visual.")
-NO_MERGE = ["Ġw Ġw"]  # llama.cpp wants one
+NO_MERGE = ["Ġw Ġw"]  # llama.cpp needs one
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -69,7 +69,7 @@ def write_decoder(folder: Path, kind: gguf.GGMLQuantizationType, file: Path) -> 
 
 
 def write_tower(folder: Path, kind: gguf.GGMLQuantizationType, file: Path) -> None:
-    """Write a vision tower and what brings its rows to the language model."""
+    """Write a vision tower and its projector."""
     config = json.loads((folder / "config.json").read_text())
     vision = config["vision_config"]
     images = json.loads((folder / "preprocessor_config.json").read_text())
@@ -108,7 +108,7 @@ def _say_of_smolvlm(writer: gguf.GGUFWriter, config: Any, images: Any) -> None:
 
 def _say_of_qwen(writer: gguf.GGUFWriter, vision: Any) -> None:
     writer.add_clip_projector_type("qwen2.5vl_merger")
-    writer.add_vision_image_size(560)  # of a picture that it is warmed up with
+    writer.add_vision_image_size(560)  # of the image for warm-up
     writer.add_vision_attention_layernorm_eps(1e-6)
     writer.add_vision_use_silu(True)
     writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
@@ -119,7 +119,7 @@ def _is_of_tower(name: str) -> bool:
 
 
 def _apart(name: str, array: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a tensor as llama.cpp has it: packed projections and frames of a film are apart."""
+    """Yield the tensors of llama.cpp: packed projections and video frames are split."""
     if ".qkv." in name:
         parts = np.split(np.asarray(array), 3)
         yield from ((name.replace("qkv", k), part) for k, part in zip("qkv", parts, strict=True))
@@ -173,7 +173,7 @@ def _finish(writer: gguf.GGUFWriter) -> None:
 
 
 def main() -> None:
-    """Write what was asked for."""
+    """Write the requested files."""
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("kind", choices=["q8_0", "q4_0"])

@@ -1,12 +1,12 @@
-"""What decoding pictures takes: memory of one file by format, and of twelve large ones at once.
+"""Measures the memory of image decoding: of one file by format, and of twelve large files at once.
 
     python benchmarks/image_memory.py costs
     python benchmarks/image_memory.py twelve --num-renderers 0 1 2
 
-``costs`` prints the measured peak of each kind of file beside what
-:mod:`vlmkit.image_files.decode_cost` states for it, in bytes a pixel. ``twelve`` sends twelve
-pictures of 49 million pixels at once to a server, and prints the memory of all of its processes
-before, at most and after, in MiB. Linux only.
+``costs`` prints the measured peak of each kind of file and the estimate of
+:mod:`vlmkit.image_files.decode_cost`, in bytes a pixel. ``twelve`` sends twelve images of 49
+million pixels at once to a server, and prints the memory of all its processes before, at the peak
+and after, in MiB. Linux only.
 """
 
 import argparse
@@ -58,21 +58,21 @@ print(status("VmHWM") - before + decoders, image.cost.peak_bytes)
 
 
 class Measured(NamedTuple):
-    """The peak of one file in bytes, and what is stated for it."""
+    """The measured peak of one file and its estimate, in bytes."""
 
     peak_bytes: int
     stated_bytes: int
 
 
 def drawn(width: int, height: int) -> PIL.Image.Image:
-    """Return a picture that no format finds empty."""
+    """Return an image that no format compresses to nothing."""
     shade = PIL.Image.linear_gradient("L").resize((width, height), PIL.Image.Resampling.NEAREST)
     ways = [shade, shade.transpose(PIL.Image.Transpose.ROTATE_180), shade.point(lambda x: x * 7)]
     return PIL.Image.merge("RGB", ways)
 
 
 def saved(picture: PIL.Image.Image, kind: str, **options: Any) -> bytes:
-    """Return a picture as a file."""
+    """Return an image as a file."""
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()
@@ -104,7 +104,7 @@ def _pages(picture: PIL.Image.Image, **options: Any) -> bytes:
 
 
 def tiled(picture: PIL.Image.Image, side: int, *, by_planes: bool = False) -> bytes:
-    """Return a TIFF file of uncompressed tiles, which Pillow reads and does not write."""
+    """Return a TIFF file of uncompressed tiles, which Pillow reads but cannot write."""
     width, height = picture.size
     places = [(x, y) for y in range(0, height, side) for x in range(0, width, side)]
     planes = picture.split() if by_planes else [picture]
@@ -117,7 +117,7 @@ def tiled(picture: PIL.Image.Image, side: int, *, by_planes: bool = False) -> by
     arrays = [struct.pack(f"<{len(each)}L", *each) for each in numbers[:2]]
     arrays.append(struct.pack("<4H", *numbers[2], 0))
     at = [end, end + len(arrays[0]), end + len(arrays[0]) + len(arrays[1])]
-    if len(tiles) == 1:  # one number stands in the directory itself
+    if len(tiles) == 1:  # a single number is stored in the directory
         at[0], at[1] = starts[0], len(tiles[0])
     entries = [(256, width), (257, height), (258, at[2]), (259, 1), (262, 2), (277, 3)]
     entries += [(284, 1 + by_planes), (322, side), (323, side), (324, at[0]), (325, at[1])]
@@ -136,7 +136,7 @@ def _box(kind: bytes, *content: bytes) -> bytes:
 
 
 def grid(picture: PIL.Image.Image, side: int = 512) -> bytes:
-    """Return an AVIF file of tiles, which Pillow reads and does not write; all tiles are alike."""
+    """Return an AVIF file of equal tiles, which Pillow reads but cannot write."""
     width, height = picture.size
     across, down = -(-width // side), -(-height // side)
     tile = saved(picture.resize((side, side)), "AVIF", speed=10, subsampling="4:4:4")
@@ -259,7 +259,7 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
 
 
 def measured(kind: str, size: tuple[int, int] = COSTS_SIZE) -> Measured:
-    """Return what a process takes for one file, with checking, decoding and hashing it."""
+    """Return the memory of a process that checks, decodes and hashes one file."""
     with tempfile.TemporaryDirectory() as folder:
         names = [str(Path(folder, name)) for name in ("small", "large")]
         for name, picture in zip(names, (drawn(64, 48), drawn(*size)), strict=True):
@@ -272,7 +272,7 @@ def measured(kind: str, size: tuple[int, int] = COSTS_SIZE) -> Measured:
 
 
 def process_ids(parent: int) -> list[int]:
-    """Return a process, its children and theirs."""
+    """Return the ids of a process and its descendants."""
     parents = {}
     for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with suppress(OSError):
@@ -284,7 +284,7 @@ def process_ids(parent: int) -> list[int]:
 
 
 def resident_bytes(ids: list[int]) -> int:
-    """Return the memory of some processes; one that is gone has none."""
+    """Return the memory of processes; a process that ended has none."""
     total = 0
     for each in ids:
         with suppress(OSError, TypeError):
@@ -294,7 +294,7 @@ def resident_bytes(ids: list[int]) -> int:
 
 
 class Peak:
-    """The most memory that the processes of a server have while this is open."""
+    """The peak memory of the processes of a server while this is open."""
 
     def __init__(self, process_id: int) -> None:
         self._id = process_id
@@ -341,7 +341,7 @@ def _address(log: Any) -> str:
 
 
 def body_of(content: bytes) -> bytes:
-    """Return a request that shows one file."""
+    """Return a request with one file."""
     url = f"data:image/png;base64,{b64encode(content).decode()}"
     parts = [{"type": "image_url", "image_url": {"url": url}}]
     messages = [{"role": "user", "content": parts}]
@@ -360,7 +360,7 @@ def status_of(url: str, body: bytes) -> int:
 
 
 def twelve(kind: str, num_renderers: int) -> None:
-    """Print what a server takes for twelve large files at once."""
+    """Print the memory of a server for twelve large files at once."""
     side = LARGE_SIDE
     body = body_of(KINDS[kind](PIL.Image.new("RGB", (side, side), "teal")))
     with served(num_renderers) as (process_id, url):
@@ -375,7 +375,7 @@ def twelve(kind: str, num_renderers: int) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the chosen measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["costs", "twelve"])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))

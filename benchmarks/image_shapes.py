@@ -1,9 +1,8 @@
-"""Random weights in the shape of models that see: fine for speed, never for a claim about answers.
+"""Random weights in the shape of vision models: valid for speed, not for claims about answers.
 
-Two ways of looking: SmolVLM's tiles of one size, and Qwen2.5-VL's grid of patches with attention
-within windows. The latter is a tower as wide as that of Qwen2.5-VL-3B with a quarter of its layers,
-before a decoder of Qwen2.5-0.5B's shape; and the whole of Qwen2.5-VL-3B's shape. Saved as
-:mod:`shapes` saves text models.
+There are two kinds of towers: SmolVLM's tiles of one size, and Qwen2.5-VL's patches with window
+attention. The latter has two shapes: a quarter of the layers of Qwen2.5-VL-3B's tower with a
+decoder like Qwen2.5-0.5B, and all of Qwen2.5-VL-3B. Files have the format of :mod:`shapes`.
 """
 
 import json
@@ -40,13 +39,13 @@ IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 @dataclass(frozen=True)
 class ImageShape:
-    """A decoder, a tower, and how big a square picture is that is asked about.
+    """A decoder, a tower, and the size of the square image in requests.
 
     Attributes:
-        save: writes a checkpoint's weights and configuration, and its image processor.
-        edge: of a picture, in pixels.
-        decoder: numbers of its configuration.
-        tower: the same.
+        save: writes the weights, configuration and image processor of a checkpoint.
+        edge: the edge of an image, in pixels.
+        decoder: fields of the decoder's configuration.
+        tower: fields of the tower's configuration.
         is_tied: whether the output layer is the embedding.
     """
 
@@ -58,7 +57,7 @@ class ImageShape:
 
 
 def save(shape: str, folder: Path, dtype: str = "float32") -> Path:
-    """Save a model of a shape into ``folder``, unless it is there already."""
+    """Save a model of a shape into ``folder``, unless it exists already."""
     if not (folder / "config.json").is_file():
         import torch
 
@@ -159,7 +158,7 @@ SIGLIP = {
     "num_attention_heads": 12,
 }
 IMAGE_SHAPES = {
-    "smolvlm-256m": ImageShape(  # a square picture becomes 2 x 2 tiles and one of the whole
+    "smolvlm-256m": ImageShape(  # a square image becomes 2 x 2 tiles and an overview
         _save_smolvlm,
         edge=1024,
         decoder={
@@ -208,7 +207,7 @@ IMAGE_SHAPES = {
         },
         is_tied=True,
     ),
-    "qwen2.5-vl": ImageShape(  # 27 x 27 cells, so that the last windows are smaller
+    "qwen2.5-vl": ImageShape(  # 27 x 27 cells, so the last windows are smaller
         _save_qwen,
         edge=756,
         decoder={
@@ -222,7 +221,7 @@ IMAGE_SHAPES = {
         tower={
             "depth": 8,
             "hidden_size": 1280,
-            "intermediate_size": 3456,  # 3420, made a multiple of the blocks of q8_0
+            "intermediate_size": 3456,  # 3420, rounded to a multiple of q8_0 blocks
             "num_heads": 16,
             "patch_size": 14,
             "spatial_merge_size": 2,

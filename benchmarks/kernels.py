@@ -1,14 +1,14 @@
-"""Which kernels our exports are computed with on this CPU.
+"""The kernels that compute our exports on this CPU.
 
-What a graph asks for, and what its session is configured with, is read from them. Which
-instructions ONNX Runtime takes for that is its own choice by the CPU's flags: told here are the
-widest that this CPU has and that ONNX Runtime 1.31 has such a kernel for.
+Operators and session options are read from the graph. ONNX Runtime selects instructions by the
+flags of the CPU. The result names the widest ones that this CPU has and for which ONNX Runtime 1.31
+has a kernel.
 """
 
 from pathlib import Path
 
 LAYERS = ("MatMulIntegerToFloat", "MatMulNBits", "MatMul")
-INSTRUCTIONS = {  # widest first: what must all be among the flags, as Linux writes them
+INSTRUCTIONS = {  # widest first: the flags that are all required, as Linux names them
     "AMX": {"amx_tile", "amx_int8"},
     "AVX-512 VNNI": {"avx512_vnni"},
     "AVX-VNNI-INT8": {"avx_vnni_int8"},
@@ -18,7 +18,7 @@ INSTRUCTIONS = {  # widest first: what must all be among the flags, as Linux wri
     "I8MM": {"i8mm"},
     "NEON": {"asimddp"},
 }
-NOT_FOR = {  # kernels that ONNX Runtime has not got
+NOT_FOR = {  # kernels that ONNX Runtime does not have
     "unsigned weights": {"AMX", "AVX-512 VNNI", "AVX-VNNI"},
     "signed weights": {"AVX-VNNI-INT8"},
     "blocks": {"AMX", "AVX-VNNI-INT8"},
@@ -27,7 +27,7 @@ NOT_FOR = {  # kernels that ONNX Runtime has not got
 
 
 def name(folder: Path) -> str:
-    """Return the kernel of an export's linear layers: operator, form and instructions."""
+    """Return the kernel of the linear layers of an export: operator, form and instructions."""
     from vlmkit_onnx.folder import graph_header
     from vlmkit_onnx.sessions import session
     from vlmkit_onnx.settings import ComputeSettings
@@ -44,7 +44,7 @@ def name(folder: Path) -> str:
 
 
 def widest(form: str) -> str:
-    """Return the widest instructions that this CPU and a form of kernels have."""
+    """Return the widest instructions of this CPU for a form of kernels."""
     flags = cpu_flags()
     for instructions, needed in INSTRUCTIONS.items():
         if needed <= flags and instructions not in NOT_FOR[form]:
@@ -53,7 +53,7 @@ def widest(form: str) -> str:
 
 
 def cpu_flags() -> set[str]:
-    """Return what this CPU can do, as Linux writes it; empty elsewhere."""
+    """Return the flags of this CPU as Linux names them; empty on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))

@@ -1,4 +1,4 @@
-"""A local plugin: an observer that tells the longest step since it was last asked."""
+"""A local plugin: an observer that reports the longest step since its last report."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,22 +11,22 @@ VLMKIT_API = (1, 0)
 
 
 class LongestStep(Observer):
-    """Keeps one number."""
+    """Records the longest step."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
 
     def step(self, step: StepFacts, at_s: float) -> None:  # noqa: ARG002
-        """Note how long it took."""
+        """Record the time of a step."""
         self._longest_s = max(self._longest_s, step.step_s)
 
     def stats(self) -> Mapping[str, float]:
-        """Return the number, and begin anew."""
+        """Return the longest time, and reset it."""
         longest_s, self._longest_s = self._longest_s, 0.0
         return {"longest_s": longest_s}
 
 
 @hookimpl
 def vlmkit_register_observers(registry: Registry[Any]) -> None:
-    """Offer ``observers.use = ["longest_step"]``."""
+    """Register the provider ``longest_step``."""
     registry.add("longest_step", lambda context: LongestStep())  # noqa: ARG005

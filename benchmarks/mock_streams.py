@@ -1,11 +1,11 @@
-"""Events per second through HTTP from the mock model: what the loop, streams and server cost.
+"""Measures events per second over HTTP from the mock model: the cost of loop, streams and server.
 
     python benchmarks/mock_streams.py --streams 64 --tokens 500 --repeats 3
     python benchmarks/mock_streams.py --profile loop|server
     python benchmarks/mock_streams.py --monitors prometheus
 
-The server has its own process, the client another; the client counts events without parsing them.
-An event is one token of one stream. With ``--profile`` one side of the server runs under cProfile.
+Server and client are separate processes; the client counts events without parsing them. An event is
+one token of one stream. With ``--profile``, one part of the server runs under cProfile.
 """
 
 import argparse
@@ -113,7 +113,7 @@ async def _wait(port: int) -> None:
 
 
 async def round_of(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
-    """Read some streams to their ends; return their events and the time from first to last."""
+    """Read streams to their ends; return the events and the time from the first to the last."""
     started = time.perf_counter()
     counts = await asyncio.gather(*(_read(port, num_tokens) for _ in range(num_streams)))
     return sum(counts), time.perf_counter() - started
@@ -138,7 +138,7 @@ async def _read(port: int, num_tokens: int) -> int:
     while data := await reader.read(65_536):
         num_events += data.count(b'"content":')
     writer.close()
-    assert num_events == num_tokens + 1, num_events  # the first one says who speaks
+    assert num_events == num_tokens + 1, num_events  # the first event states the role
     return num_tokens
 
 

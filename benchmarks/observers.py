@@ -1,9 +1,9 @@
-"""What an observer costs: nanoseconds for each token that the loop hands out.
+"""Measures the cost of an observer, in nanoseconds for each token.
 
     python benchmarks/observers.py --tokens 20000 --repeats 15
 
-Hands chunks to a channel as the loop does, with nobody and somebody looking on. ``handing`` is what
-the loop's thread takes, and ``all`` has the observers' own threads in it; each is the best round.
+It sends chunks to a channel like the engine loop, without and with observers. ``handing`` is the
+time of the loop's thread; ``all`` includes the observers' threads. Each is the best round.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from vlmkit.types.sampling import SamplingParams
 
 
 class EveryToken(Observer):
-    """Is told of each token, and does next to nothing."""
+    """Receives each token, and does almost nothing."""
 
     num_chunks = 0
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _round(observers: dict[str, Observer], num_tokens: int) -> tuple[float, float]:
-    """Return the seconds of this thread, and the processor's, that a request's tokens take."""
+    """Return the CPU time of this thread and of the process for the tokens of a request."""
     watching = ObserverDispatch(observers) if observers else None
     facts = RequestFacts("req", "mock", "", SamplingParams(), 1)
     channel = Channel(facts, max_unread_tokens=num_tokens, observers=watching)

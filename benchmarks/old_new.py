@@ -1,13 +1,13 @@
-"""Tells whether a version of vlmkit became slower or larger: an old one and a new one, in turn.
+"""Compares the speed and memory of an old and a new version of vlmkit, in turn.
 
     python benchmarks/old_new.py --old PYTHON [--old-path PATH] --new PYTHON [--new-path PATH]
 
-Each interpreter has vlmkit, vlmkit-mock, vlmkit-onnx and vlmkit-demo; ``--old-path`` and
-``--new-path`` go before its packages, as in ``PYTHONPATH``. Servers of both run at once, and are
-asked one after the other, a second or so each; who begins changes. A ratio is of two such figures,
-and over 1 where the new version is better: more for what is counted in a second, less for times and
-memory. CPU time for each event or token is that of the server alone; beside other programs it is
-steadier than the rates. Asserts nothing.
+Each interpreter needs vlmkit, vlmkit-mock, vlmkit-onnx and vlmkit-demo; ``--old-path`` and
+``--new-path`` precede its packages, as in ``PYTHONPATH``. Servers of both versions run at once.
+Each is measured for about a second in turn, in alternating order. A ratio of two such figures is
+over 1 if the new version is better: higher rates, shorter times, less memory. CPU time for each
+event or token is that of the server; on a busy machine it is steadier than the rates. The program
+asserts nothing.
 """
 
 import argparse
@@ -27,9 +27,9 @@ import tables
 from peers import spread
 from same.servers import Source, only
 
-STREAMS = {1: 3000, 64: 300, 256: 75}  # tokens of each, by the number of streams
+STREAMS = {1: 3000, 64: 300, 256: 75}  # tokens of each stream, by the number of streams
 CLIENTS = (1, 8)
-NUM_TRIES = 4  # of everything short in a round; even, so that each begins as often
+NUM_TRIES = 4  # of each short measurement in a round; even, so each version begins equally often
 MIB = 2**20
 LESS_IS_BETTER = ("s", "MiB", "CPU us/event", "CPU us/token")
 RSS = "import vlmkit; print(open('/proc/self/statm').read().split()[1])"
@@ -37,11 +37,11 @@ RSS = "import vlmkit; print(open('/proc/self/statm').read().split()[1])"
 
 @dataclass(frozen=True)
 class Version:
-    """One of the two.
+    """One of the two versions.
 
     Attributes:
         name: old or new.
-        source: its interpreter and its packages.
+        source: its interpreter and packages.
     """
 
     name: str
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure_commands(seen: Seen, order: Order) -> None:
-    """Note how long the help takes, and what memory the package takes."""
+    """Record the time of the help and the memory of the package."""
     for version in _in_turn(order):
         began = time.perf_counter()
         version.source.run("--help")
@@ -86,7 +86,7 @@ def measure_commands(seen: Seen, order: Order) -> None:
 
 
 def measure_mock(seen: Seen, order: Order) -> None:
-    """Note start, memory and events per second of servers of the mock."""
+    """Record start time, memory and events per second of mock servers."""
     with _serving(seen, order, "mock") as urls:
         time.sleep(1)
         for version in order:
@@ -105,7 +105,7 @@ def measure_mock(seen: Seen, order: Order) -> None:
 
 
 def measure_model(seen: Seen, order: Order, model: str, tokens: int) -> None:
-    """Note start and tokens per second of servers of a model on ONNX Runtime."""
+    """Record start time and tokens per second of servers with a model on ONNX Runtime."""
     name = Path(model).name
     asked = {"tokens": tokens, "sampling": '{"temperature": 0, "ignore_eos": true}'}
     asked["prompt"] = "Tell me about # circles."
@@ -124,7 +124,7 @@ def measure_model(seen: Seen, order: Order, model: str, tokens: int) -> None:
 
 @contextlib.contextmanager
 def _serving(seen: Seen, order: Order, model: str) -> Iterator[dict[str, server.Address]]:
-    """Serve a model by both versions, and note how long they take to be ready."""
+    """Serve a model with both versions, and record the times until they are ready."""
     what = f"vlmkit serve {Path(model).name} until ready, s"
     urls = {}
     with contextlib.ExitStack() as stack:
@@ -146,14 +146,14 @@ def _measure_rates(
     what: str,
     ask: Callable[[server.Address], tuple[float, float]],
 ) -> None:
-    """Note how much comes in a second, and what CPU time a server takes for each.
+    """Record a rate, and the CPU time of the server for each event.
 
     Args:
-        seen: where it is noted.
-        order: of the versions.
-        urls: of their servers.
-        what: is measured; it ends with what is counted.
-        ask: asks a server; returns how much came, and in how many seconds.
+        seen: receives the figures.
+        order: the order of the versions.
+        urls: the addresses of their servers.
+        what: the name of the figure, which ends with the counted unit.
+        ask: sends requests to a server; returns the count and the seconds.
     """
     what, _, unit = what.rpartition(", ")
     for version in _in_turn(order):
@@ -166,7 +166,7 @@ def _measure_rates(
 
 
 def _in_turn(order: Order) -> Iterator[Version]:
-    """Yield each version several times; who begins changes."""
+    """Yield each version several times, in alternating order."""
     for number in range(NUM_TRIES):
         yield from order if number % 2 == 0 else order[::-1]
 
@@ -180,7 +180,7 @@ def _port(url: server.Address) -> int:
 
 
 def table(seen: Seen) -> str:
-    """Return the figures of both, and the ratios of those that were taken one after the other."""
+    """Return the figures of both versions, and the ratios of adjacent measurements."""
     rows = []
     for what, figures in seen.items():
         before, after = figures["old"], figures["new"]

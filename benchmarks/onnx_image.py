@@ -1,8 +1,8 @@
-"""How long a question about an image waits for its first word, on random weights.
+"""Measures the time to first token of requests with an image, on random weights.
 
-Three shapes, see :mod:`image_shapes`. Cold means a picture that nobody has seen; seen before means
-the same one with another question. Beside the speed of our towers stands how far their features
-are from those of float32: on random weights, which says what rounding does, not what it costs.
+There are three shapes, see :mod:`image_shapes`. *Cold* is a new image; *seen before* is the same
+image with another question. The table also has the distance of our features from float32. On random
+weights it shows the effect of rounding, not its cost in accuracy.
 """
 
 import json
@@ -40,7 +40,7 @@ def _bench(shape: str, options: peers.Options) -> None:
     names = list(contenders)
     seen: dict[str, list[Figures]] = {name: [] for name in names}
     for number in range(options.rounds):
-        first = number % len(names)  # nobody always comes after the same one
+        first = number % len(names)  # a contender does not always follow the same one
         for name in (*names[first:], *names[:first]):
             quiet.wait_until(options.idle_but)
             seen[name].append(contenders[name]())
@@ -100,7 +100,7 @@ def _measure(start: peers.Start, edge: int) -> Measurement:
     def measure() -> Figures:
         with start() as (url, model), tempfile.TemporaryDirectory() as scratch:
             pictures = [str(_picture(Path(scratch) / f"{i}.jpg", edge)) for i in range(2)]
-            _first_s(url, model, pictures[0])  # nothing is warm before
+            _first_s(url, model, pictures[0])  # warm-up
             cold = _first_s(url, model, pictures[1])
             return {
                 "cold": cold,
@@ -112,7 +112,7 @@ def _measure(start: peers.Start, edge: int) -> Measurement:
 
 
 def _errors(shape: str, checkpoint: Path, options: peers.Options) -> Iterator[tuple[str, str]]:
-    """Yield the distance of each export's features from float32's, as a part of their length."""
+    """Yield the relative distance of each export's features from float32's."""
     exact = None
     for tower in ("fp32", *(tower for tower in options.towers if tower != "fp32")):
         folder = peers.exported(checkpoint, options.precisions[0], tower)
@@ -124,7 +124,7 @@ def _errors(shape: str, checkpoint: Path, options: peers.Options) -> Iterator[tu
 
 
 def _features(folder: Path, edge: int) -> np.ndarray:
-    """Return the rows of one picture, always the same."""
+    """Return the rows of a fixed image."""
     import vlmkit
 
     picture = Image.fromarray(_blots(0)).resize((edge, edge), Image.Resampling.BICUBIC)
@@ -136,7 +136,7 @@ def _features(folder: Path, edge: int) -> np.ndarray:
 
 
 def ask_about_pictures(url: str, model: str, number: int) -> None:
-    """Ask about so many pictures that nobody has seen."""
+    """Send requests about a number of new images."""
     edge = image_shapes.IMAGE_SHAPES["smolvlm-500m"].edge
     with tempfile.TemporaryDirectory() as scratch:
         for _ in range(number):
@@ -150,7 +150,7 @@ def _first_s(url: str, model: str, picture: str) -> float:
 
 
 def _picture(file: Path, edge: int) -> Path:
-    """Save a square picture that nobody has seen: soft blots of random colours."""
+    """Save a new square image of soft blots in random colours."""
     blots = Image.fromarray(_blots(secrets.randbits(32)))
     blots.resize((edge, edge), Image.Resampling.BICUBIC).save(file, quality=90)
     return file

@@ -1,7 +1,7 @@
-"""What lies between vlmkit-onnx's kernels and a client.
+"""Measures the cost of the layers between the kernels of vlmkit-onnx and a client.
 
-Seconds of one token of one answer: the bare run of the graph, the engine's forward, the pipeline in
-this process, and HTTP streaming.
+It reports the time of a token of one answer: the run of the graph, the engine's forward, the
+pipeline in this process, and HTTP streaming.
 """
 
 import statistics
@@ -17,7 +17,7 @@ import server
 import shapes
 import stopwatch
 
-NUM_ANSWERS = 5  # of each kind, in a round
+NUM_ANSWERS = 5  # answers of each kind in a round
 PROMPT = "some words of no meaning " * 2
 
 
@@ -36,15 +36,17 @@ def bench(options: peers.Options) -> None:
 
 
 def measure(folder: Path, options: peers.Options) -> dict[str, list[float]]:
-    """Return figures of answers in this process and through HTTP, in turn.
+    """Return figures of answers in this process and over HTTP, in turn.
 
-    A machine's memory may be slower in one minute than in the next, so that only neighbours are
+    The speed of a machine's memory changes from minute to minute, so only adjacent figures are
     compared.
     """
     import vlmkit
 
     settings = {"num_threads": options.threads}
-    with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
+    with ThreadPoolExecutor(
+        1
+    ) as loader:  # as in the server: OpenMP pools belong to the loading thread
         model = loader.submit(vlmkit.load, str(folder), engine=settings).result()
     seen: dict[str, list[float]] = {}
     with model, peers.vlmkit(folder, options)() as (url, name):
@@ -62,7 +64,7 @@ def measure(folder: Path, options: peers.Options) -> dict[str, list[float]]:
 
 
 class InProcess:
-    """A pipeline whose graph runs and forwards are timed."""
+    """A pipeline with timed graph runs and forwards."""
 
     def __init__(self, model: Any, num_tokens: int) -> None:
         self._model, self._num_tokens = model, num_tokens
@@ -73,7 +75,7 @@ class InProcess:
         self._request = model.request(PROMPT, max_tokens=num_tokens, ignore_eos=True)
 
     def answer(self) -> dict[str, float]:
-        """Return milliseconds of the graph's run, the engine's forward and the pipeline."""
+        """Return the milliseconds of the graph run, the engine's forward and the pipeline."""
         done = self._model.submit(self._request).result()
         steps = slice(-self._num_tokens + 1, None)
         return {
@@ -84,7 +86,7 @@ class InProcess:
 
 
 class _Session:
-    """A session whose runs are timed."""
+    """A session with timed runs."""
 
     def __init__(self, session: Any, seconds: list[float]) -> None:
         self._session = session

@@ -1,8 +1,8 @@
-"""What a served ONNX model takes of memory, against the weights and the cache that it was given.
+"""Measures the memory of a served ONNX model, relative to its weights and cache.
 
-The cache has room for eight clients of 2048 tokens each, and they fill it. What is neither weights
-nor cache is Python, the server, the libraries, the tokenizer and what one chunk of a prompt
-computes; it hardly grows with the model, so a small model looks worse.
+The cache holds eight clients of 2048 tokens each, and they fill it. The rest is Python, the server,
+libraries, the tokenizer and the buffers of one chunk. It hardly grows with the model, so a small
+model looks worse.
 """
 
 import time
@@ -16,13 +16,13 @@ import shapes
 
 CLIENTS, TOKENS_EACH = 8, 2048
 CACHE_TOKENS = CLIENTS * TOKENS_EACH
-NUM_PICTURES = 3  # that were asked about before
-IDLE_S = 2.0  # a server gives back what requests took when there are none for a moment
+NUM_PICTURES = 3  # images of earlier requests
+IDLE_S = 2.0  # an idle server returns the memory of requests after a moment
 MIB = 2**20
 
 
 def bench(options: peers.Options) -> None:
-    """Measure each precision of a language model and of one that sees, and print."""
+    """Measure each precision of a language model and of a vision model, and print."""
     shape = "smolvlm-small" if options.shape == "small" else "smolvlm-500m"
     checkpoints = (
         shapes.save(options.shape, options.models / f"random-{options.shape}"),
@@ -35,7 +35,7 @@ def bench(options: peers.Options) -> None:
 
 
 def serve(folder: Path, options: peers.Options) -> str:
-    """Return what a server takes before a request and with its cache filled."""
+    """Return the memory of a server before a request and with a full cache."""
     weights = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
     cache = CACHE_TOKENS * bytes_of_a_token(folder)
     more = ("--set", f"engine.cache_tokens={CACHE_TOKENS}")
@@ -58,7 +58,7 @@ def serve(folder: Path, options: peers.Options) -> str:
 
 
 def bytes_of_a_token(folder: Path) -> int:
-    """Return what one token takes in a model's cache."""
+    """Return the bytes of one token in the cache of a model."""
     import vlmkit
 
     with vlmkit.load(str(folder), engine={"cache_tokens": CACHE_TOKENS}) as model:

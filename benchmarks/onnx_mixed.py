@@ -1,7 +1,7 @@
-"""What a reader waits for while others come and go, on random weights of a real shape.
+"""Measures the waits of readers under random arrivals, on random weights of a real shape.
 
-Questions come by chance, now and then a long one among running answers. Only servers take part:
-a library without one has nobody who comes while it computes.
+Requests arrive at random times; a few have long prompts. Only servers take part, because a library
+without a server gets no requests while it computes.
 """
 
 import json
@@ -77,7 +77,7 @@ def _spread(values: list[float]) -> tuple[float, float]:
 
 
 def _waits_s(url: str, model: str, coming: list[arrivals.Arrival]) -> list[list[float]]:
-    """Ask everything at its time; return each answer's waits."""
+    """Send all requests at their times; return the waits of each answer."""
     plan = [
         {
             "prompt": contenders.new_prompt(arrival.prompt_tokens),

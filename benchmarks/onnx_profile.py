@@ -1,8 +1,8 @@
-"""Which operators a step's time goes to, by ONNX Runtime's own profile.
+"""Profiles the operators of steps, with the profiler of ONNX Runtime.
 
-For the loads of ``onnx``, in this process and without HTTP: what a slow column there is made of.
-Shares are those of the time from the questions to the last answer's end, prompts included. To
-profile costs a few percent by itself, so these times are compared with each other only.
+It runs the loads of ``onnx`` in this process without HTTP, to explain slow columns there. Shares
+are relative to the time from the requests to the end of the last answer, prompts included.
+Profiling costs a few percent, so compare these times only with each other.
 """
 
 import json
@@ -23,7 +23,7 @@ import quiet
 import shapes
 import tables
 
-NUM_NAMED = 4  # operators that are told apart
+NUM_NAMED = 4  # operators with their own row
 ANSWER_TOKENS = 16
 COLUMNS = ("ms", "operators", "rest of the graph", "outside the graph")
 
@@ -43,12 +43,12 @@ def bench(options: peers.Options) -> None:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time between questions and the ends of their answers went.
+    """The time between requests and the ends of their answers.
 
     Attributes:
-        wall_ms: all of it.
-        graph_ms: within the graph's runs.
-        operator_ms: by operator.
+        wall_ms: the whole time.
+        graph_ms: the time in graph runs.
+        operator_ms: the time by operator.
     """
 
     wall_ms: float
@@ -56,7 +56,7 @@ class Profile:
     operator_ms: Counter[str]
 
     def row(self) -> list[str]:
-        """Return cells of :data:`COLUMNS`."""
+        """Return the cells of :data:`COLUMNS`."""
         named = self.operator_ms.most_common(NUM_NAMED)
         rest = self.graph_ms - sum(ms for _, ms in named)
         shares = [f"{name} {self._share(ms)}" for name, ms in named]
@@ -70,7 +70,7 @@ class Profile:
 def profile(
     folder: Path, options: peers.Options, clients: int, prompt_tokens: int, answer_tokens: int
 ) -> Profile:
-    """Let several ask at once, after some that do not count."""
+    """Run simultaneous requests after a warm-up."""
     import vlmkit
 
     with tempfile.TemporaryDirectory() as scratch, _profiled(Path(scratch)):
@@ -105,7 +105,7 @@ def _ask(model: Any, clients: int, prompt_tokens: int, answer_tokens: int) -> No
 
 @contextmanager
 def _profiled(folder: Path) -> Iterator[None]:
-    """Make every session that is opened meanwhile write a profile into ``folder``."""
+    """Make every session that opens in this block write a profile into ``folder``."""
     from vlmkit_onnx.sessions import session
 
     plain = session._options

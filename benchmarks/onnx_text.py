@@ -1,9 +1,8 @@
-"""The language model of vlmkit-onnx against its peers, on random weights of a real shape.
+"""Compares the language model of vlmkit-onnx with peers, on random weights of a real shape.
 
-Everybody has the same threads, lengths and weights, and answers twice: with the likeliest tokens,
-and with tokens that are drawn. Whoever takes part runs once in each round, those of as many bits
-one after the other, so that a minute of slow memory harms neighbours alike. Ratios are those of
-each round.
+All contenders have equal threads, lengths and weights, and answer with greedy and with sampled
+tokens. Each contender runs once in each round. Contenders of equal bits are adjacent, so that a
+minute of slow memory affects them equally. Ratios are computed within a round.
 """
 
 from functools import partial
@@ -19,7 +18,7 @@ from contenders import Contender
 
 MEMORY = "memory just before, GB/s"
 COLUMNS = (*answers.COLUMNS, MEMORY)
-TARGETS = (  # ours, theirs, column, at least
+TARGETS = (  # ours, theirs, column, minimum
     ("vlmkit w8a8", "llama-server q8_0", answers.clients(1), 1.0),
     ("vlmkit w8a8", "llama-server q8_0", answers.clients(8), 1.5),
     ("vlmkit w8a8", "llama-server q8_0", answers.prompt(512), "2.5 with VNNI, 2.0 without"),
@@ -75,7 +74,7 @@ def _table(seen: Seen) -> str:
 
 
 def _ratios(everybody: list[Contender], seen: Seen) -> str:
-    """Return the first of ours over everybody else, and the rest over peers of as many bits."""
+    """Return ratios of our first contender to all others, and of ours to peers of equal bits."""
     ours = [contender for contender in everybody if contender.is_ours]
     rows = []
     for own in ours:
@@ -108,7 +107,7 @@ def _print_targets(seen: Seen) -> None:
 
 
 def _print_reading(everybody: list[Contender], seen: Seen) -> None:
-    """Say how near a lone answer came to what bounds it: weights are read for every token."""
+    """Print how near a single answer is to its limit: every token reads all weights."""
     print("\nwhat a lone answer reads of weights, over the memory's speed just before:")
     for each in everybody:
         if isinstance(each, contenders.Server) and each.weights:

@@ -1,4 +1,4 @@
-"""onnxruntime-genai in its own process, no HTTP: what :mod:`onnx_text` compares with.
+"""Measures onnxruntime-genai in its own process, without HTTP, for :mod:`onnx_text`.
 
     PYTHON benchmarks/peer_genai.py FOLDER --threads 2 --tokens 64 [--sampled]
 
@@ -14,7 +14,7 @@ import onnxruntime_genai as genai
 
 
 def load(model: str, threads: int, is_sampled: bool) -> answers.Ask:
-    """Return a function that asks a model."""
+    """Return a function that sends requests to a model."""
     config = genai.Config(model)
     session = {"intra_op_num_threads": threads}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))

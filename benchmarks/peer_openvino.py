@@ -1,4 +1,4 @@
-"""OpenVINO GenAI in its own process, no HTTP: what :mod:`onnx_text` compares with.
+"""Measures OpenVINO GenAI in its own process, without HTTP, for :mod:`onnx_text`.
 
     PYTHON benchmarks/peer_openvino.py MODEL.gguf --threads 2 --tokens 64 [--sampled]
 
@@ -14,7 +14,7 @@ import openvino_genai as genai
 
 
 def load(model: str, threads: int, is_sampled: bool) -> answers.Ask:
-    """Return a function that asks a model."""
+    """Return a function that sends requests to a model."""
     pipeline = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
     drawing = answers.SAMPLING if is_sampled else {}
 

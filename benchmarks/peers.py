@@ -1,6 +1,6 @@
-"""Who vlmkit-onnx is measured against: how each is started, and which files it needs.
+"""The peers of vlmkit-onnx: their files, and how each is started.
 
-A peer lives in an environment of its own, whose Python is named on the command line.
+A peer has its own environment, whose Python is named on the command line.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from pathlib import Path
 
 import server
 
-NUM_SLOTS = 32  # clients that a server answers at once
-SLOT_TOKENS = 2304  # of each, prompt and answer together
+NUM_SLOTS = 32  # simultaneous clients of a server
+SLOT_TOKENS = 2304  # tokens of each client, prompt and answer
 
 Start = Callable[[], contextlib.AbstractContextManager[tuple[server.Address, str]]]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for.
+    """The options of the command line.
 
     Attributes:
-        models: where checkpoints, exports and other forms of them are kept.
-        shape: of :mod:`shapes`.
-        rounds: how often each runs.
-        threads: of every engine.
-        tokens: of an answer.
-        precisions: of our exports.
-        towers: precisions of the vision towers of our exports.
+        models: the folder for checkpoints, exports and other forms of them.
+        shape: a shape of :mod:`shapes`.
+        rounds: the number of rounds.
+        threads: the threads of every engine.
+        tokens: the tokens of an answer.
+        precisions: the precisions of our exports.
+        towers: the precisions of the vision towers of our exports.
         idle_but: begin each measurement when fewer cores than this are busy.
-        arrivals_per_s: questions, where they come one by one.
-        cases: questions of each kind that the packaged model is asked.
-        gguf: a Python with ``gguf``, which writes llama.cpp's files.
-        llama_server: llama.cpp's own server.
+        arrivals_per_s: the arrival rate of requests in ``onnx-mixed``.
+        cases: the questions of each kind for the packaged model.
+        gguf: a Python with ``gguf``, which writes files for llama.cpp.
+        llama_server: the server of llama.cpp.
         openvino: a Python with ``openvino-genai``.
         genai: a Python with ``onnxruntime-genai``, torch and transformers.
         transformers: a Python with ``transformers[serving]`` and torch.
@@ -62,19 +62,19 @@ class Options:
 
 
 def spread(values: list[float]) -> str:
-    """Return the median with minimum and maximum; a lone value alone, a dash for nothing."""
+    """Return the median with minimum and maximum; a single value alone, a dash for none."""
     if len(values) < 2:
         return f"{values[0]:.4g}" if values else "-"
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 def bits(kind: str) -> int:
-    """Return how many bits a weight has."""
+    """Return the bits of a weight."""
     return 4 if "4" in kind.replace("w8a8", "") else 8
 
 
 def exported(checkpoint: Path, precision: str, tower: str | None = None) -> Path:
-    """Return our export of a checkpoint, made at the first call; towers are float32 if not said."""
+    """Return our export of a checkpoint, made at the first call; towers default to float32."""
     beside = "" if tower is None else f"-tower-{tower}"
     folder = checkpoint.with_name(f"{checkpoint.name}-{precision}{beside}")
     if not (folder / "vlmkit_onnx.json").is_file():
@@ -85,9 +85,9 @@ def exported(checkpoint: Path, precision: str, tower: str | None = None) -> Path
 
 
 def gguf(checkpoint: Path, kind: str, options: Options, *, has_tower: bool = False) -> Path | None:
-    """Return a checkpoint's decoder as GGUF, made at the first call; None if nobody can.
+    """Return the decoder of a checkpoint as GGUF, made at the first call; None without a writer.
 
-    Its vision tower lies beside it as ``NAME-tower.gguf``.
+    The vision tower is beside it as ``NAME-tower.gguf``.
     """
     file = checkpoint.with_name(f"{checkpoint.name}-{kind}.gguf")
     if not file.is_file():
@@ -101,12 +101,12 @@ def gguf(checkpoint: Path, kind: str, options: Options, *, has_tower: bool = Fal
 
 
 def tower_of(checkpoint: Path) -> Path:
-    """Return where a checkpoint's vision tower lies as GGUF."""
+    """Return the path of a checkpoint's vision tower as GGUF."""
     return checkpoint.with_name(f"{checkpoint.name}-tower.gguf")
 
 
 def genai_model(checkpoint: Path, precision: str, options: Options) -> Path:
-    """Return a checkpoint in onnxruntime-genai's form, made by its builder at the first call."""
+    """Return a checkpoint for onnxruntime-genai, made by its builder at the first call."""
     folder = checkpoint.with_name(f"{checkpoint.name}-genai-{precision}")
     if not (folder / "genai_config.json").is_file():
         command = [str(options.genai), "-m", "onnxruntime_genai.models.builder"]
@@ -117,7 +117,7 @@ def genai_model(checkpoint: Path, precision: str, options: Options) -> Path:
 
 
 def vlmkit(folder: Path, options: Options, *more: str) -> Start:
-    """Serve an export of ours."""
+    """Serve one of our exports."""
 
     @contextlib.contextmanager
     def start() -> Iterator[tuple[server.Address, str]]:
@@ -131,7 +131,7 @@ def vlmkit(folder: Path, options: Options, *more: str) -> Start:
 
 
 def llama_server(file: Path, options: Options, *more: str) -> Start:
-    """Serve a GGUF file with llama.cpp's own server."""
+    """Serve a GGUF file with the server of llama.cpp."""
     port = server.free_port()
     threads = str(options.threads)
     command = [str(options.llama_server), "--model", str(file), "--threads", threads]
@@ -156,15 +156,15 @@ def transformers(checkpoint: Path, options: Options) -> Start:
 
 
 def for_transformers(sampling: dict[str, float]) -> dict[str, object]:
-    """Return fields of a request by which ``transformers serve`` draws tokens.
+    """Return the request fields with which ``transformers serve`` samples tokens.
 
-    It reads ``top_k`` and whether to draw nowhere else, and keeps what its first request said.
+    It reads ``top_k`` and the choice of sampling only there, and keeps those of its first request.
     """
     return {"generation_config": json.dumps({"do_sample": True, **sampling})}
 
 
 def vllm(checkpoint: Path, options: Options) -> Start:
-    """Serve a checkpoint with vLLM's build for CPUs, in bfloat16."""
+    """Serve a checkpoint with the CPU build of vLLM, in bfloat16."""
     port = server.free_port()
     command = [str(Path(str(options.vllm)).with_name("vllm")), "serve", str(checkpoint)]
     command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "bfloat16"]

@@ -1,7 +1,7 @@
-"""Whether anybody else uses this machine: figures beside a busy neighbour say nothing.
+"""Waits for an idle machine, because figures beside other load are meaningless.
 
-Cores that are busy can be waited for. On a rented machine neighbours also take of the memory's
-speed, unseen, and a lone answer is as fast as its weights are read: so that is measured.
+Busy cores are visible. On a rented machine, neighbours also use memory bandwidth invisibly, and a
+single answer is bound by it, so the bandwidth is measured.
 """
 
 import os
@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 
 LOOK_S = 1.0
-READ_BYTES = 2**28  # of each thread; no cache holds it
+READ_BYTES = 2**28  # of each thread; larger than any cache
 PATIENCE_S = 900.0
 
 
 def busy_cores() -> float:
-    """Return how many cores were busy in the last second; 0 where the system does not say."""
+    """Return the number of busy cores in the last second; 0 if the system does not report it."""
     before = _busy_ticks()
     time.sleep(LOOK_S)
     return (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / LOOK_S
 
 
 def wait_until(idle_but: float) -> None:
-    """Wait until fewer cores are busy than ``idle_but``; after a quarter of an hour, go on."""
+    """Wait until fewer cores than ``idle_but`` are busy, at most a quarter of an hour."""
     deadline = time.monotonic() + PATIENCE_S
     while (busy := busy_cores()) > idle_but:
         if time.monotonic() > deadline:
@@ -34,7 +34,7 @@ def wait_until(idle_but: float) -> None:
 
 
 def memory_gb_per_s(threads: int) -> float:
-    """Return how fast so many threads read memory, in 10^9 bytes; the best of five."""
+    """Return the memory bandwidth of a number of threads, in 10^9 bytes/s; the best of five."""
     arrays = [np.ones(READ_BYTES // 4, np.float32) for _ in range(threads)]
     best_s = float("inf")
     with ThreadPoolExecutor(threads) as pool:

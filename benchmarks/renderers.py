@@ -1,9 +1,9 @@
-"""What renderers bring and cost: pages a second, health checks and streams while pictures decode.
+"""Measures renderers: pages a second, health checks and streams during image decoding.
 
     python benchmarks/renderers.py [MODEL]
 
-A server with 0, 1 and 2 renderers, one after the other, the mock unless a model is named. Medians
-of several; noise is what the machine has.
+It runs servers with 0, 1 and 2 renderers in turn, with the mock unless a model is named. Figures
+are medians of several repeats, and vary with other load of the machine.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ PAGE, LARGE = (1240, 1754), (7070, 7070)
 
 
 def picture(size: tuple[int, int], seed: int) -> str:
-    """Return a data: URL of a photograph's cost: noise under a gradient, as JPEG."""
+    """Return a data: URL of a JPEG that costs as much as a photograph: noise on a gradient."""
     width, height = size
     noise = np.random.default_rng(seed).integers(0, 255, (height // 8, width // 8, 3), np.uint8)
     content = io.BytesIO()
@@ -45,7 +45,7 @@ def body(model: str, *parts: Any, **fields: Any) -> dict[str, Any]:
 
 
 def shown(url: str) -> dict[str, Any]:
-    """Return a part that shows a picture."""
+    """Return an image part."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -72,7 +72,7 @@ def server(model: str, num_renderers: int) -> Iterator[str]:
 
 
 async def post(http: httpx2.AsyncClient, url: str, asked: dict[str, Any]) -> float:
-    """Ask, and return how long the answer took."""
+    """Send a request, and return the time of the answer."""
     began = time.perf_counter()
     answer = await http.post(f"{url}/v1/chat/completions", json=asked)
     answer.raise_for_status()
@@ -80,7 +80,7 @@ async def post(http: httpx2.AsyncClient, url: str, asked: dict[str, Any]) -> flo
 
 
 async def beats(http: httpx2.AsyncClient, url: str, done: asyncio.Event) -> list[float]:
-    """Return how long health checks took, ten in a second."""
+    """Return the times of health checks, ten in a second."""
     took = []
     while not done.is_set():
         began = time.perf_counter()
@@ -93,7 +93,7 @@ async def beats(http: httpx2.AsyncClient, url: str, done: asyncio.Event) -> list
 async def tokens(
     http: httpx2.AsyncClient, url: str, model: str, done: asyncio.Event
 ) -> tuple[int, float]:
-    """Return how many chunks of text came, and in which time."""
+    """Return the number of text chunks, and their time."""
     num, began = 0, time.perf_counter()
     script = json.dumps({"mock": {"text": "word ", "tokens": 30_000, "latency_s": 0.002}})
     text = {"type": "text", "text": script if model == "mock" else "Tell a long story."}

@@ -1,26 +1,26 @@
-"""Which files of vlmkit one request runs through, and what each further token costs in calls.
+"""Traces the files of vlmkit that a request enters, and counts the calls of each further token.
 
     python benchmarks/request_trace.py
     python benchmarks/request_trace.py --list
 
-``vlmkit serve mock`` runs in this process. After some requests to warm up, a client asks over a
-connection that is open already for a streamed chat completion: one with an image and a tool that
-the answer calls, and one of text alone. The tool's calls are bound to its schema where a compiler
-of constraints, such as vlmkit-guidance, is installed; each token then costs more.
+``vlmkit serve mock`` runs in this process. After a warm-up, a client requests streamed chat
+completions over an open connection: one with an image and a tool that the answer calls, and one of
+text alone. If a constraint compiler such as vlmkit-guidance is installed, tool calls follow their
+schema, and each token costs more.
 
 From the first byte of the request to the last byte of the answer, every call of a Python function
-whose source lies in a package ``vlmkit*`` is noted:
+whose source is in a package ``vlmkit*`` is recorded:
 
-* ``files``: distinct source files whose functions were entered. Running a generator or a coroutine
-  on counts as a call; comprehensions and lambdas belong to the file that they stand in.
-* ``changes``: how often two calls in a row on one thread lie in different files. Functions of other
-  packages between them do not count, and neither do returns.
-* ``a further token``: what an answer of 120 tokens has more than one of 20, for each token between.
-  Steps are 5 ms apart, so that tokens are streamed one by one.
-* ``beside further tokens``: what an answer of 20 tokens has, less what 19 further tokens have.
+* ``files``: distinct source files of the called functions. Resuming a generator or a coroutine
+  counts as a call; comprehensions and lambdas belong to their file.
+* ``changes``: how often two consecutive calls on one thread are in different files. Functions of
+  other packages and returns do not count.
+* ``a further token``: the difference between answers of 120 and 20 tokens, for each token. Steps
+  are 5 ms apart, so tokens are streamed one by one.
+* ``beside further tokens``: an answer of 20 tokens, minus 19 further tokens.
 
-What runs in other processes, such as an isolated decoder, is not seen. Timers of the server make
-repeats differ: the least and the most are printed.
+Other processes, such as an isolated decoder, are not traced. Timers of the server make repeats
+differ, so minimum and maximum are printed.
 """
 
 import argparse
@@ -50,7 +50,7 @@ KINDS = {"image and tool": frozenset(("image", "tool")), "text": frozenset[str](
 
 @dataclass
 class Trace:
-    """What one request did.
+    """The calls of one request.
 
     Attributes:
         first_thread: by file, the thread that entered it first; in order of first entry.
@@ -67,19 +67,19 @@ class Trace:
     seen: dict[int, set[str]] = field(default_factory=dict)
 
     def num_files(self, thread: int | None) -> int:
-        """Return how many files a thread entered, or all did."""
+        """Return the number of files that one or all threads entered."""
         return len(self.first_thread if thread is None else self.seen.get(thread, ()))
 
     def num_changes(self, thread: int | None) -> int:
-        """Return how often a thread went from file to file, or all did."""
+        """Return the number of changes of one or all threads."""
         return sum(self.changes.values()) if thread is None else self.changes.get(thread, 0)
 
     def num_calls(self, thread: int | None) -> int:
-        """Return how many calls a thread made, or all did."""
+        """Return the number of calls of one or all threads."""
         return sum(self.calls.values()) if thread is None else self.calls.get(thread, 0)
 
     def note(self, file: str) -> None:
-        """Note a call on this thread."""
+        """Record a call on this thread."""
         thread = threading.get_ident()
         self.first_thread.setdefault(file, thread)
         self.seen.setdefault(thread, set()).add(file)
@@ -96,14 +96,14 @@ COUNTS: dict[str, Count] = {"changes": Trace.num_changes, "calls": Trace.num_cal
 
 
 class Recorder:
-    """Notes calls while it is on, in every thread that starts after it was installed."""
+    """Records calls while it is on, in every thread that starts after its installation."""
 
     def __init__(self) -> None:
         self.trace: Trace | None = None
         self._files: dict[CodeType, str | None] = {}
 
     def install(self) -> None:
-        """Watch this thread, and those that start from now on."""
+        """Trace this thread, and those that start later."""
         threading.setprofile(self._on_event)
         sys.setprofile(self._on_event)
 
@@ -118,7 +118,7 @@ class Recorder:
 
 
 def file_of(path: str) -> str | None:
-    """Return a source file from its package ``vlmkit*`` on; None for one of another package."""
+    """Return a source path from its package ``vlmkit*`` on; None for another package."""
     names = path.replace(os.sep, "/").split("/")
     for place in range(len(names) - 1, 0, -1):
         if names[place - 1] in ("src", "site-packages"):
@@ -127,12 +127,12 @@ def file_of(path: str) -> str | None:
 
 
 class Client(threading.Thread):
-    """Asks, reads what was traced, prints and ends the server.
+    """Sends requests, prints the traces and ends the server.
 
     Args:
-        port: of the server.
-        options: of the command line.
-        recorder: what watches the server.
+        port: the port of the server.
+        options: the options of the command line.
+        recorder: the recorder of the server's calls.
     """
 
     def __init__(self, port: int, options: argparse.Namespace, recorder: Recorder) -> None:
@@ -142,7 +142,7 @@ class Client(threading.Thread):
         self._recorder = recorder
 
     def run(self) -> None:
-        """Do it all; started before the recorder is installed, so it is not watched itself."""
+        """Run the client; it starts before the recorder is installed, so it is not traced."""
         try:
             while not self._is_ready():
                 time.sleep(0.1)
@@ -160,7 +160,7 @@ class Client(threading.Thread):
             return False
 
     def _measured(self, parts: frozenset[str]) -> "Measured":
-        """Ask for answers that end by themselves, and for long and short ones."""
+        """Request answers that end by themselves, and long and short ones."""
         for _ in range(3):
             self._ask(body(parts))
             self._ask(body(parts, FEW_TOKENS))
@@ -172,9 +172,9 @@ class Client(threading.Thread):
         )
 
     def _ask(self, content: bytes) -> Trace:
-        """Send a request over an open connection; return what the server did until its end."""
+        """Send a request over an open connection; return the trace of the server until its end."""
         with socket.create_connection(("127.0.0.1", self._port), 60) as connection:
-            time.sleep(0.2)  # until the server has taken the connection
+            time.sleep(0.2)  # until the server has accepted the connection
             trace = self._recorder.trace = Trace()
             connection.sendall(
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -192,7 +192,7 @@ class Client(threading.Thread):
 
 
 def body(parts: frozenset[str], num_tokens: int | None = None) -> bytes:
-    """Return a request for a sentence, and a call if it has a tool, or for so many tokens."""
+    """Return a request for a sentence (and a call if it has a tool), or for a number of tokens."""
     script: dict[str, object] = {"text": ANSWER, "latency_s": STEP_S}
     if num_tokens is not None:
         script |= {"text": "token ", "tokens": num_tokens}
@@ -215,7 +215,7 @@ def body(parts: frozenset[str], num_tokens: int | None = None) -> bytes:
 
 
 def new_image() -> str:
-    """Return a URL of noise, which no cache has."""
+    """Return a URL of an image of noise, which no cache has."""
     file = io.BytesIO()
     Image.effect_noise((320, 240), 90).convert("RGB").save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -223,12 +223,12 @@ def new_image() -> str:
 
 @dataclass
 class Measured:
-    """What requests of one kind did.
+    """The traces of requests of one kind.
 
     Attributes:
-        whole: of answers that end by themselves.
-        few: of answers of few tokens.
-        many: of answers of many tokens.
+        whole: traces of answers that end by themselves.
+        few: traces of answers of few tokens.
+        many: traces of answers of many tokens.
     """
 
     whole: list[Trace]
@@ -236,7 +236,7 @@ class Measured:
     many: list[Trace]
 
     def rows(self, kind: str, event_loop: int) -> list[tuple[str, str, str]]:
-        """Return the rows of a table: all threads, and that of the event loop."""
+        """Return the rows of a table: all threads, and the event loop's thread."""
         threads = (None, event_loop)
         rows = [
             (
@@ -253,7 +253,7 @@ class Measured:
         return rows
 
     def _further(self, count: Count, thread: int | None) -> list[float]:
-        """Return how many a further token has, once for each pair of answers."""
+        """Return the count of a further token, for each pair of answers."""
         return [
             (count(many, thread) - count(few, thread)) / (MANY_TOKENS - FEW_TOKENS)
             for few, many in zip(self.few, self.many, strict=True)
@@ -279,7 +279,7 @@ def report(found: dict[str, Measured], *, lists: bool) -> None:
 
 
 def between(numbers: Sequence[float]) -> str:
-    """Return the median with the least and the most."""
+    """Return the median with minimum and maximum."""
     return f"{statistics.median(numbers):,g} ({min(numbers):,g} to {max(numbers):,g})"
 
 

@@ -1,10 +1,10 @@
-"""Rounds weights as llama.cpp's formats do, by their published blocks; computes nothing with them.
+"""Rounds weights as the block formats of llama.cpp do.
 
     PYTHON benchmarks/rounding.py
 
-compares with the ``gguf`` package, bit for bit, in an environment that has it. A block is 32
-weights of a row with one scale in half precision: ``q8_0`` has codes from -127 to 127, the largest
-weight being one of these two; ``q4_0`` has codes from -8 to 7, and the largest weight is -8.
+compares the results with the ``gguf`` package bit for bit, in an environment that has it. A block
+is 32 weights of a row with one scale in half precision. ``q8_0`` has codes from -127 to 127, one of
+which is the largest weight; ``q4_0`` has codes from -8 to 7, and the largest weight is -8.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ KINDS = ("q8_0", "q4_0")
 
 
 def rounded(kind: str, weights: Any) -> Any:
-    """Return weights ``[..., columns]`` float32 as a format keeps them; columns in whole blocks."""
+    """Return weights ``[..., columns]`` in float32, rounded by a format; blocks must be whole."""
     blocks = np.asarray(weights, np.float32).reshape(-1, BLOCK)
     codes, scales = {"q8_0": _q8_0, "q4_0": _q4_0}[kind](blocks)
     kept = codes.astype(np.float32) * scales.astype(np.float16).astype(np.float32)
@@ -44,7 +44,7 @@ def _inverse(scales: Any) -> Any:
 
 
 def main() -> None:
-    """Compare with the package on random weights, a block of zeros among them."""
+    """Compare with the package on random weights and a block of zeros."""
     import gguf
 
     weights = np.random.default_rng(0).standard_normal((512, 1024)).astype(np.float32)

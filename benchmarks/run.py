@@ -1,18 +1,18 @@
-"""Ratios against peers, and the cost of our own layers, measured in one run on one machine.
+"""Measures ratios to peers and the cost of our own layers, in one run on one machine.
 
     nox -s bench -- [NAME ...] [--shape 0.5b|360m|small] [--rounds 3] [--gguf PYTHON ...]
 
 Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per second on the mock),
-``sampling`` (what choosing tokens costs, by kind), ``waits`` (how long people wait for each other),
+``sampling`` (the cost of sampling, by kind), ``waits`` (how requests delay each other),
 ``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
 token against the bare forward), ``serve`` (eight clients against ``transformers serve``); and only
 when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-mixed`` (the same while
-questions come by chance), ``onnx-image`` (the same with an image), ``onnx-layers`` (what lies
-between a kernel and a client), ``onnx-profile`` (which kernels the time goes to), ``onnx-memory``
-(what a server takes), ``accuracy`` (what precisions cost in answers), ``torch-rows`` (whether a
-long answer costs those beside it), ``torch-start`` (what one question takes, start and memory
-included, against ``generate``). Peers and vlmkit run in turn;
-figures are medians with minimum and maximum. How to set peers up: docs/how-to/benchmark.md.
+requests arrive at random), ``onnx-image`` (the same with an image), ``onnx-layers`` (the layers
+between kernels and a client), ``onnx-profile`` (the time of each operator), ``onnx-memory`` (the
+memory of a server), ``accuracy`` (the accuracy of precisions), ``torch-rows`` (the effect of a long
+answer on others), ``torch-start`` (time and memory of one request, start included, against
+``generate``). Peers and vlmkit run in turn; figures are medians with minimum and maximum.
+docs/how-to/benchmark.md describes the setup of peers.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def against(ours: list[float], theirs: list[float]) -> str:
 
 
 def bench_generate(folder: Path, rounds: int) -> None:
-    """Tokens per second of one request: the pipeline in this process, and ``generate``."""
+    """Print tokens per second of one request: the pipeline in this process, and ``generate``."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -79,7 +79,7 @@ def bench_generate(folder: Path, rounds: int) -> None:
 
 
 def bench_serve(folder: Path, rounds: int) -> None:
-    """Tokens per second of eight streaming clients: ours and ``transformers serve``."""
+    """Print tokens per second of eight streaming clients: ours and ``transformers serve``."""
     ours, theirs = [], []
     load = {"clients": 8, "tokens": TOKENS, "prompt_words": 30}
     logs = folder.parent
@@ -97,13 +97,15 @@ def bench_serve(folder: Path, rounds: int) -> None:
 
 
 def bench_overhead(folder: Path, rounds: int) -> None:
-    """Seconds for each token of one client: through HTTP, through the pipeline, bare forward."""
+    """Print the seconds of a token of one client: over HTTP, in the pipeline, and bare forward."""
     import vlmkit
 
     bare, piped, served = [], [], []
     port = server.free_port()
     for _ in range(rounds):
-        with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
+        with ThreadPoolExecutor(
+            1
+        ) as loader:  # as in the server: OpenMP pools belong to the loading thread
             model = loader.submit(vlmkit.load, str(folder)).result()
         with model:
             forwards = stopwatch.timed(model.runner._engine, "forward")
@@ -123,7 +125,7 @@ def bench_overhead(folder: Path, rounds: int) -> None:
 
 
 def bench_mock(folder: Path, rounds: int) -> None:
-    """Events per second of 64 streams on the mock, server and client on this machine."""
+    """Print events per second of 64 streams on the mock; client and server are on this machine."""
     prompt = json.dumps({"mock": {"text": "hello world ", "tokens": 500}})
     port = server.free_port()
     with server.vlmkit("mock", port, folder.parent / "mock.log") as url:
@@ -133,7 +135,7 @@ def bench_mock(folder: Path, rounds: int) -> None:
 
 
 def bench_start(_: Path, rounds: int) -> None:
-    """Wall time of the commands that people wait for."""
+    """Print the wall time of short commands."""
     for command in ("plugins", "--help"):
         seconds = []
         for _ in range(rounds + 2):
@@ -170,10 +172,10 @@ NAMED_BENCHES = {
 
 
 def parse() -> tuple[list[str], Options]:
-    """Return the names that were asked for, and the options."""
+    """Return the requested names and the options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*BENCHES, *NAMED_BENCHES, []])
-    choices = [*shapes.SHAPES, "qwen2.5-vl-3b"]  # the last of torch-start alone
+    choices = [*shapes.SHAPES, "qwen2.5-vl-3b"]  # the last ones for torch-start only
     parser.add_argument("--shape", choices=choices, default="0.5b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of each engine")
@@ -192,7 +194,7 @@ def parse() -> tuple[list[str], Options]:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the requested benchmarks."""
     names, options = parse()
     with contextlib.ExitStack() as stack:
         if options.models is None:

@@ -4,15 +4,15 @@
     python benchmarks/same_answers.py record --python PYTHON --like FILE FILE
     python benchmarks/same_answers.py compare FILE FILE [--renamed RENAMES.toml]
 
-``record`` starts servers as ``PYTHON -m vlmkit serve`` does, and asks them thousands of questions
-over all APIs. It needs no package itself. Two recordings of one version on one machine are equal,
-byte by byte: what is random or a clock is left out, as ``same.wire.NORMAL`` lists it. With
-``--like`` it asks exactly what an earlier recording asked; else it also asks for each field that
-the server says it knows.
+``record`` starts servers by ``PYTHON -m vlmkit serve``, and sends thousands of requests over all
+APIs. It needs no package itself. Two recordings of one version on one machine are equal byte by
+byte, because random values and times are replaced (``same.wire.NORMAL``). With ``--like``, it
+repeats the requests of an earlier recording; otherwise it also tests each field that the server
+lists.
 
 ``compare`` prints each difference and exits with 1 if there is one. ``--renamed`` names a file of
-what was renamed deliberately, which is renamed in the first recording before it is compared, and in
-what is asked where ``--like`` repeats it:
+deliberate renames. They are applied to the first recording before the comparison, and to requests
+that ``--like`` repeats:
 
     [headers]
     "x-old-name" = "x-new-name"
@@ -55,8 +55,8 @@ def record(source: Source, like: tuple[Json, list[Request]] | None) -> Iterator[
     """Yield the head of a recording, then each request with its answer.
 
     Args:
-        source: whose answers are recorded.
-        like: head and requests of a recording that is repeated.
+        source: the recorded version.
+        like: head and requests of the recording to repeat.
     """
     head = {"servers": SERVERS, "attachments": attachments()} if like is None else like[0]
     yield head
@@ -76,7 +76,7 @@ def record(source: Source, like: tuple[Json, list[Request]] | None) -> Iterator[
 
 
 def all_requests(wire: Wire) -> Iterator[Request]:
-    """Return all requests, those for fields by what a server says it knows."""
+    """Return all requests, with those for the fields that a server lists."""
     yield from stored.unique(
         each
         for some in (
@@ -95,7 +95,7 @@ def _listed(like: tuple[Json, list[Request]] | None) -> Iterable[Request]:
 
 
 def _like(path: Path, renamed: Path | None) -> tuple[Json, list[Request]]:
-    """Return the head and the requests of a recording, with new names for old ones."""
+    """Return the head and the requests of a recording, after renaming."""
     renames = differences.Renames.read(renamed)
     head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     head["servers"] = {name: renames.settings(text) for name, text in head["servers"].items()}

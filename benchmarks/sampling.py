@@ -1,8 +1,8 @@
-"""What the choice of tokens costs: array operations, reads by the host, and time, kind by kind.
+"""Measures the cost of sampling by kind: array operations, host reads and time.
 
-From the moment that logits are there to the samples, log-probabilities included. Operations and
-reads are counted on torch tensors that the sampler takes for a device's, time in host memory.
-Weights fall with a token's rank to the power of 1.5, as those of trained models roughly do.
+It covers the time from logits to samples, log-probabilities included. Operations and reads are
+counted on torch tensors that look like those of a device; time is measured in host memory.
+Probabilities fall with a token's rank to the power of 1.5, roughly as in trained models.
 """
 
 import time
@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class _Operations(TorchDispatchMode):
-    """Counts what would be a kernel, or a copy."""
+    """Counts the operations that would be a kernel or a copy."""
 
     num = 0
 
@@ -57,7 +57,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Counts how often the host wants numbers."""
+    """Counts reads by the host."""
 
     num = 0
     readers = frozenset({torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.cpu})
@@ -71,7 +71,7 @@ class _Reads(TorchFunctionMode):
 def bench(_: Any, rounds: int) -> None:
     """Print a table for each number of rows."""
     with heap.returning_large_blocks():
-        pass  # leaves the heap as whoever loads weights does
+        pass  # leaves the heap as after loading weights
     for num in BATCHES:
         logits = _logits(num)
         steps = {kind: _step(num, fields) for kind, fields in KINDS.items()}
@@ -91,11 +91,11 @@ def bench(_: Any, rounds: int) -> None:
 
 
 def _bench_flat(rounds: int) -> None:
-    """Print what eight rows of flat logits cost against greedy, in turn: the worst case of top-p.
+    """Print the cost of eight rows of flat logits against greedy: the worst case of top-p.
 
-    A step is the output layer alone (a hidden size of 1,024, on the cores that NumPy takes) and the
-    choice: less than a step of any model with this vocabulary, so a model's ratio is lower. Times
-    are the thread's own, which other processes disturb little.
+    A step is only the output layer (a hidden size of 1,024, on the cores of NumPy) and sampling.
+    That is less than a step of any model with this vocabulary, so the ratio of a model is lower.
+    Times are CPU times of the thread, which other processes hardly change.
     """
     random = np.random.default_rng(0)
     logits = {
@@ -142,7 +142,7 @@ def _logits(num: int, vocab: int = VOCAB) -> Any:
 
 
 def _step(num: int, fields: dict[str, Any]) -> Callable[[Any], Any]:
-    """Return what a step does with its logits."""
+    """Return a function that samples from the logits of a step."""
     sampler, params = ArraySampler(), SamplingParams(**fields)
     rows = [
         Row(

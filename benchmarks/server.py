@@ -1,4 +1,4 @@
-"""Starts a server in a process of its own, waits until it answers, and ends it."""
+"""Starts a server in its own process, waits until it answers, and ends it."""
 
 import contextlib
 import json
@@ -17,31 +17,31 @@ HERE = Path(__file__).parent
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody uses."""
+    """Return a free port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class Address(str):
-    """Where a server's API is, with the process that serves it."""
+    """The URL of a server's API, with the server's process."""
 
     __slots__ = ("process_id",)
     process_id: int
 
     def resident_bytes(self, kind: str = "VmRSS") -> int:
-        """Return what memory the process has now, or one kind of it as Linux names it."""
+        """Return the memory of the process, or one kind of it by its Linux name."""
         status = Path(f"/proc/{self.process_id}/status").read_text()
         kib = next(line for line in status.splitlines() if line.startswith(kind)).split()[1]
         return int(kib) * 1024
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the process has taken."""
+        """Return the CPU time of the process."""
         fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def maps(self, name: str) -> bool:
-        """Tell whether the process has loaded a library or another file of such a name."""
+        """Return whether the process maps a library or file of this name."""
         return name in Path(f"/proc/{self.process_id}/maps").read_text()
 
 
@@ -49,7 +49,7 @@ class Address(str):
 def running(
     command: list[str], port: int, health: str, log: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[Address]:
-    """Run a server; yield its API's address once ``health`` answers 200."""
+    """Run a server; yield the address of its API once ``health`` answers 200."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
@@ -82,9 +82,9 @@ def transformers(
     python: str = sys.executable,
     env: Mapping[str, str] | None = None,
 ) -> contextlib.AbstractContextManager[Address]:
-    """Serve a model with ``transformers serve``, in float32 on the CPU, requests batched.
+    """Serve a model with ``transformers serve``, in float32 on the CPU, with batching.
 
-    Left to itself, its cache takes most of the memory of the machine.
+    By default, its cache takes most of the memory of the machine.
     """
     command = [str(Path(python).with_name("transformers")), "serve", model]
     command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--device", "cpu"]
@@ -93,7 +93,7 @@ def transformers(
 
 
 def load(url: str, model: str, **options: object) -> dict[str, Any]:
-    """Run the load generator in its own process and return what it saw."""
+    """Run the load generator in its own process and return its figures."""
     flags = [f for k, v in options.items() for f in (f"--{k.replace('_', '-')}", str(v))]
     command = [sys.executable, str(HERE / "client.py"), url, model, *flags]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

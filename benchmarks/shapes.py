@@ -1,8 +1,8 @@
-"""Random weights in the shape of a real model: fine for speed, never for a claim about answers.
+"""Random weights in the shape of a real model: valid for speed, not for claims about answers.
 
-Saves checkpoint folders that vlmkit and transformers both load: a decoder with a byte-level
-tokenizer without merges, so that an ASCII character of a prompt is one token. What sees has shapes
-of its own (:mod:`image_shapes`).
+It saves checkpoint folders for vlmkit and transformers: a decoder with a byte-level tokenizer
+without merges, so an ASCII character of a prompt is one token. :mod:`image_shapes` has the shapes
+of vision models.
 """
 
 from pathlib import Path
@@ -66,7 +66,7 @@ FIRST_LIKELY = 300  # after the special tokens of any shape, and the bytes
 
 
 def save(shape: str, folder: Path, dtype: str = "float32") -> Path:
-    """Save a text model of a shape into ``folder``, unless it is there already."""
+    """Save a text model of a shape into ``folder``, unless it exists already."""
     if (folder / "model.safetensors").is_file():
         return folder
     import torch
@@ -92,13 +92,13 @@ def save(shape: str, folder: Path, dtype: str = "float32") -> Path:
 
 
 def say_whole_words(model) -> None:
-    """Make special tokens and single bytes unlikely: each token is text, and no answer ends."""
+    """Make special tokens and single bytes unlikely, so each token is text and no answer ends."""
     weight = model.get_output_embeddings().weight.detach()
     weight[:FIRST_LIKELY] *= 0.05
 
 
 def tokenizer_of(vocab_size: int, special: tuple[str, ...], template: str):
-    """Return a byte-level tokenizer; names that it does not need are words."""
+    """Return a byte-level tokenizer; the unused ids are words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

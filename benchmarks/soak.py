@@ -1,14 +1,14 @@
-"""A server among strangers, for as long as wished: is anything lost, mixed up, or ever growing?
+"""Runs a server under mixed load for a long time, and checks answers, memory and leaks.
 
     python benchmarks/soak.py --minutes 30 --clients 64 --idle 10000 --bad 50000 --chart soak.svg
 
-One server process serves the mock and the packaged model. Honest clients ask questions of ten
-kinds whose answers are known, and leave one in six; others send nonsense, and hold idle
-connections in the middle third. Hostile clients send costly constraints, bombs of images and PDF
-files, pipelines and long boundaries, and leave every second one. One child process of the server is
-killed each minute. Prints what was seen, writes a chart of memory, descriptors, answers and delays,
-and ends with code 1 if an answer was wrong, a request ended in a fault, the log holds what a client
-sent, or something was left at the end.
+One server process serves the mock and the packaged model. Honest clients send requests of ten kinds
+with known answers, and abandon one in six. Other clients send invalid requests, and hold idle
+connections in the middle third. Hostile clients send costly constraints, decompression bombs,
+pipelines and long boundaries, and abandon every second request. One child process of the server is
+killed each minute. The program prints the counts and writes a chart of memory, descriptors, answers
+and delays. It exits with code 1 if an answer was wrong, a request failed, the log contains client
+data, or resources remain at the end.
 """
 
 import argparse
@@ -43,12 +43,12 @@ QUESTIONS = ["What is in this picture?", "What does it say?", "How many shapes a
 
 @dataclass
 class Course:
-    """What was seen of the server, every few seconds.
+    """Samples of the server, taken every few seconds.
 
     Attributes:
-        started: on the clock of ``time.time``.
-        rows: seconds since then, and what was measured.
-        kills: when a process was killed.
+        started: the start by ``time.time``.
+        rows: seconds since the start, and the measured values.
+        kills: the times at which a process was killed.
     """
 
     started: float = field(default_factory=time.time)
@@ -56,12 +56,12 @@ class Course:
     kills: list[float] = field(default_factory=list)
 
     def line(self, name: str) -> list[tuple[float, float]]:
-        """Return the course of one figure."""
+        """Return one figure over time."""
         return [(row["at_s"], row[name]) for row in self.rows]
 
 
 def children(process_id: int) -> list[int]:
-    """Return the processes below one, its own children first."""
+    """Return the descendants of a process, its children first."""
     found = []
     for task in Path(f"/proc/{process_id}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def _gone_is_none(process_id: int) -> list[int]:
 
 
 def resident_mib(process_id: int) -> float:
-    """Return the memory that a process has of its own and shares; 0 if it is gone."""
+    """Return the resident memory of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
@@ -86,7 +86,7 @@ def resident_mib(process_id: int) -> float:
 
 
 def look(address: server.Address, at_s: float) -> dict[str, float]:
-    """Return what the server takes now, and how soon it says that it lives."""
+    """Return the resources of the server, and the time of a health check."""
     started = time.perf_counter()
     with urllib.request.urlopen(f"{_base(address)}/healthz", timeout=60) as answer:
         answer.read()
@@ -108,7 +108,7 @@ def _num_files(folder: str) -> int:
 
 
 def watch(address: server.Address, course: Course, is_over: threading.Event) -> None:
-    """Look at the server again and again, and kill one of its helpers once a minute."""
+    """Sample the server repeatedly, and kill one of its child processes each minute."""
     chance = random.Random(0)
     next_kill = time.time() + KILL_EVERY_S
     while not is_over.wait(LOOK_S):
@@ -122,7 +122,7 @@ def watch(address: server.Address, course: Course, is_over: threading.Event) -> 
 
 
 def known_answers(port: int, path: Path) -> None:
-    """Ask the packaged model while it is alone; write what it answers."""
+    """Write the answers of the packaged model without other load."""
     pictures = soak_clients.sample_pictures()
     known = {}
     for number in range(len(pictures)):
@@ -136,7 +136,7 @@ def known_answers(port: int, path: Path) -> None:
 
 
 def part(name: str, port: int, **options: object) -> "subprocess.Popen[str]":
-    """Start some of the strangers."""
+    """Start a group of clients."""
     flags = [f for k, v in options.items() for f in (f"--{k}", str(v))]
     script = ["soak_attacks.py"] if name == "hostile" else ["soak_clients.py", name]
     command = [sys.executable, str(server.HERE / script[0]), *script[1:], str(port), *flags]
@@ -144,14 +144,14 @@ def part(name: str, port: int, **options: object) -> "subprocess.Popen[str]":
 
 
 def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait for strangers; return what they saw."""
+    """Wait for a group of clients; return its counts."""
     output, _ = process.communicate()
     seen: dict[str, Any] = json.loads(output)
     return seen
 
 
 def soak(options: argparse.Namespace, address: server.Address, folder: Path) -> dict[str, Any]:
-    """Let all of them loose; return what everybody saw."""
+    """Run all groups of clients; return their counts."""
     port, seconds = options.port, options.minutes * 60
     known_answers(port, folder / "known.json")
     before = look(address, 0)
@@ -185,7 +185,7 @@ def soak(options: argparse.Namespace, address: server.Address, folder: Path) -> 
 
 
 def merged(seen: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what several strangers saw as one."""
+    """Return the counts of several groups as one."""
     names = sorted({name for one in seen for name in one["counts"]})
     return {
         "counts": {name: sum(one["counts"].get(name, 0) for one in seen) for name in names},
@@ -195,7 +195,7 @@ def merged(seen: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ready(address: server.Address) -> Any:
-    """Return what the server says of itself."""
+    """Return the readiness report of the server."""
     with urllib.request.urlopen(f"{_base(address)}/readyz", timeout=60) as answer:
         return json.load(answer)
 
@@ -231,7 +231,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 def report(seen: dict[str, Any]) -> int:
-    """Print what was seen; return how much of it should not have been."""
+    """Print the counts; return the number of failures."""
     course = seen["course"]
     waits = [wait for _, wait in seen["honest"]["first_token_s"]]
     tenth, half = max(len(course.rows) // 10, 1), course.rows[len(course.rows) // 2 :]
@@ -258,7 +258,7 @@ def report(seen: dict[str, Any]) -> int:
 
 
 def _rise_a_minute(rows: list[dict[str, float]], name: str) -> float:
-    """Return the slope of a figure: Theil and Sen's, which few outliers change little."""
+    """Return the Theil-Sen slope of a figure, which is robust to outliers."""
     far = len(rows) // 2
     pairs = zip(rows, rows[far:], strict=False)
     slopes = [(late[name] - early[name]) / (late["at_s"] - early["at_s"]) for early, late in pairs]

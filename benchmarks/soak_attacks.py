@@ -2,8 +2,9 @@
 
     python benchmarks/soak_attacks.py PORT --seconds 60 --clients 4
 
-They leave every second request before its answer. Values come from the generators of
-`tests/attack`. Prints one JSON object of counts; an answer 5xx other than 503, or none, is wrong.
+They abandon every second request before its answer. Values come from the generators of
+`tests/attack`. The program prints one JSON object of counts. A 5xx status other than 503, or no
+answer, is wrong.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from attack import files, grammars
 from attack.bodies import Verbatim, encoded, multipart
 from attack.mutations import MARKER, VALUES
 
-PAUSE_S = 0.25  # of a client between two attacks, on average
+PAUSE_S = 0.25  # the mean pause of a client between two attacks
 PATIENCE_S = 120.0
 PIXELS = 49_000_000
 PIPELINED = 64
@@ -38,9 +39,9 @@ class Attack(NamedTuple):
     """One request, or several in a row on one connection.
 
     Attributes:
-        kind: for the counts.
-        content: as it is sent, headers included.
-        may_end: whether the server may close the connection in place of an answer.
+        kind: the name in the counts.
+        content: the bytes that are sent, headers included.
+        may_end: whether the server may close the connection without an answer.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class Attack(NamedTuple):
 
 
 def posted(body: Any, path: str = CHAT) -> bytes:
-    """Return a request whose connection the server closes at its end."""
+    """Return a request after which the server closes the connection."""
     content = encoded(body)
     head = soak_clients.HEAD.format(path=path)
     return f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content
@@ -65,7 +66,7 @@ class Attacker:
     """Makes attacks.
 
     Args:
-        chance: chooses.
+        chance: the source of randomness.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -172,7 +173,7 @@ class Attacker:
 async def attack_on(
     port: int, attacker: Attacker, seen: soak_clients.Seen, until: float, chance: random.Random
 ) -> None:
-    """Attack until the time is over; every second attack is left at a random moment."""
+    """Attack until the time is over; abandon every second attack at a random time."""
     while time.time() < until:
         attack = await asyncio.to_thread(attacker.attack)
         seen.counts[attack.kind] += 1
@@ -190,7 +191,7 @@ async def attack_on(
 
 
 async def judge(port: int, attack: Attack, seen: soak_clients.Seen) -> None:
-    """Send an attack, read all that comes back, and count its statuses."""
+    """Send an attack, read the whole response, and count its statuses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     try:
         writer.write(attack.content)
@@ -211,7 +212,7 @@ async def judge(port: int, attack: Attack, seen: soak_clients.Seen) -> None:
 
 
 async def leave(port: int, attack: Attack, chance: random.Random) -> None:
-    """Send an attack and close the connection while it is worked on."""
+    """Send an attack and close the connection during its processing."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(attack.content)
     await asyncio.sleep(chance.random() * 2)
@@ -229,7 +230,7 @@ async def attack_all(options: argparse.Namespace, seen: soak_clients.Seen) -> No
 
 
 def main() -> None:
-    """Attack, and print what came of it."""
+    """Run the attacks, and print the counts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("--seconds", type=float, default=60)

@@ -1,11 +1,11 @@
-"""The strangers of `soak.py`: honest askers, senders of nonsense, holders of idle connections.
+"""The clients of `soak.py`: honest ones, senders of invalid requests, and idle connections.
 
     python benchmarks/soak_clients.py honest|bad|idle PORT --seconds 60 --clients 64
 
-Every honest question is made so that its answer is known before it is asked: the mock says again
-what it was shown, and the packaged model is asked what it answered when it was alone. An answer
-that belongs to another question, lacks a token or has one too many is therefore seen. Prints one
-JSON object of counts. Speaks raw HTTP/1.1, so that the client costs little.
+Every honest request has a known answer: the mock repeats its input, and the packaged model repeats
+its answers without other load. So an answer of another request, or with a missing or extra token,
+is detected. The program prints one JSON object of counts. It uses raw HTTP/1.1, so that the client
+costs little.
 """
 
 import argparse
@@ -23,33 +23,33 @@ from pathlib import Path
 from typing import Any
 
 HEAD = "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-PAUSE_S = 0.6  # of a client between two questions, on average
+PAUSE_S = 0.6  # the mean pause of a client between two requests
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
 @dataclass
 class Seen:
-    """What came of the questions."""
+    """The outcomes of requests."""
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
     first_token_s: list[tuple[float, float]] = field(default_factory=list)
 
     def dump(self) -> str:
-        """Return all as JSON."""
+        """Return the outcomes as JSON."""
         shown = {"wrong": self.wrong[:20], "first_token_s": self.first_token_s}
         return json.dumps({"counts": self.counts, **shown})
 
 
 @dataclass(frozen=True)
 class Question:
-    """A body, and what must come back.
+    """A request and its expected answer.
 
     Attributes:
-        kind: of question, for the counts.
-        path: of the API.
-        body: as it is sent.
-        check: tells whether an answer's JSON, or the list of a stream's events, is the right one.
+        kind: the name in the counts.
+        path: the path of the API.
+        body: the request body.
+        check: returns whether the JSON of an answer, or the list of stream events, is correct.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Question:
 
 
 class Asker:
-    """Makes questions whose answers are known."""
+    """Makes requests with known answers."""
 
     def __init__(self, seed: int, known: dict[str, str], pictures: list[str]) -> None:
         self._random = random.Random(seed)
@@ -163,7 +163,7 @@ def demo_body(asked: str, pictures: list[str]) -> dict[str, Any]:
 
 
 def sample_pictures() -> list[str]:
-    """Return the pictures that come with the packaged model, in base64."""
+    """Return the sample images of the packaged model, in base64."""
     from vlmkit_demo.plugin import pictures
 
     names = sorted(Path(str(pictures())).iterdir())
@@ -213,7 +213,7 @@ def _head(path: str, content: bytes) -> bytes:
 
 
 def parsed(body: bytes, *, is_stream: bool) -> Any:
-    """Return an answer's JSON, or the events of a stream."""
+    """Return the JSON of an answer, or the events of a stream."""
     text = _without_chunks(body) if body[:1] not in b"{" else body
     if not is_stream:
         return json.loads(text)
@@ -232,7 +232,7 @@ def _without_chunks(body: bytes) -> bytes:
 
 
 async def ask_on(port: int, asker: Asker, seen: Seen, until: float, chance: random.Random) -> None:
-    """Ask until the time is over; one question in six is left in the middle of its answer."""
+    """Send requests until the time is over; abandon one in six during its answer."""
     while time.time() < until:
         question = asker.question()
         content = json.dumps(question.body).encode()
@@ -249,7 +249,7 @@ async def ask_on(port: int, asker: Asker, seen: Seen, until: float, chance: rand
 
 
 async def ask(port: int, question: Question, content: bytes, seen: Seen) -> None:
-    """Ask, wait for the whole answer and judge it."""
+    """Send a request, wait for the whole answer and check it."""
     status, body, first_s = await sent(port, question.path, content)
     seen.first_token_s.append((round(time.time(), 2), round(first_s, 4)))
     if status in (429, 503):
@@ -265,7 +265,7 @@ async def ask(port: int, question: Question, content: bytes, seen: Seen) -> None
 
 
 async def leave(port: int, path: str, content: bytes, chance: random.Random) -> None:
-    """Send a body, or a part of it, and go away at any time."""
+    """Send a body, or a part of it, and disconnect at a random time."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     whole = _head(path, content) + content
     writer.write(whole if chance.random() < 0.7 else whole[: chance.randrange(len(whole))])
@@ -274,7 +274,7 @@ async def leave(port: int, path: str, content: bytes, chance: random.Random) -> 
 
 
 async def honest(options: argparse.Namespace, seen: Seen) -> None:
-    """Ask with many clients at once."""
+    """Send honest requests with many clients at once."""
     until = time.time() + options.seconds
     known = json.loads(options.known.read_text()) if options.known else {}
     pictures = sample_pictures() if known else []
@@ -286,7 +286,7 @@ async def honest(options: argparse.Namespace, seen: Seen) -> None:
 
 
 async def bad(options: argparse.Namespace, seen: Seen) -> None:
-    """Send bodies that are nearly right, evenly over the time."""
+    """Send almost valid bodies, evenly over the time."""
     chance = random.Random(options.seed)
     asker = Asker(options.seed, {}, [])
     started = time.time()
@@ -315,7 +315,7 @@ async def bad(options: argparse.Namespace, seen: Seen) -> None:
 
 
 def spoiled(content: bytes, chance: random.Random) -> bytes:
-    """Return a body with something wrong in it, as likely as not still JSON."""
+    """Return a body with an error; about half of them are still JSON."""
     ways: list[Callable[[bytes], bytes]] = [
         lambda c: c[: chance.randrange(len(c))],
         lambda c: c.replace(b'"user"', chance.choice([b'"wizard"', b"7", b"null", b"[]"])),
@@ -342,7 +342,7 @@ def spoiled(content: bytes, chance: random.Random) -> bytes:
 
 
 async def idle(options: argparse.Namespace, seen: Seen) -> None:
-    """Hold connections that say nothing; count those that the server ends before the time."""
+    """Hold silent connections; count those that the server closes early."""
     held = []
     for number in range(options.clients):
         try:
@@ -360,7 +360,7 @@ async def idle(options: argparse.Namespace, seen: Seen) -> None:
 
 
 def main() -> None:
-    """Play one part and print what came of it."""
+    """Run one group of clients and print the outcomes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=["honest", "bad", "idle"])
     parser.add_argument("port", type=int)

@@ -1,11 +1,11 @@
-"""Times the calls of one method of an object that is running."""
+"""Times the calls of one method of an object."""
 
 import time
 from collections.abc import Callable
 
 
 def timed(subject: object, method: str) -> list[float]:
-    """Return a list that every later call of a method appends its seconds to."""
+    """Return a list to which every later call of the method appends its seconds."""
     plain: Callable[..., object] = getattr(subject, method)
     seconds: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Tables as people and Markdown read them."""
+"""Tables in Markdown."""
 
 from collections.abc import Iterable, Sequence
 

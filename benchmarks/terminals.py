@@ -1,7 +1,7 @@
 """Records the terminals that the documentation shows: ``nox -s figures`` runs it.
 
-Runs each command in a terminal of 100 columns and draws what is on the screen at its end. Does not
-check what the commands print; tests of the documentation do.
+It runs each command in a terminal of 100 columns and draws the final screen. It does not check the
+output of the commands; tests of the documentation do.
 """
 
 import io
@@ -28,7 +28,7 @@ COMMANDS = {
     "serve": ["vlmkit serve demo"],
 }
 ENDS = b"api_key="  # what a server prints last
-# Without the fonts that Rich's own format loads from another host.
+# Without the remote fonts of Rich's default format.
 SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
 <style>.{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace }} \
 {styles}</style>
@@ -39,7 +39,7 @@ SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www
 
 
 def main() -> None:
-    """Record all figures, or those that are named."""
+    """Record all figures, or the named ones."""
     for name in sys.argv[1:] or COMMANDS:
         console = Console(record=True, width=COLUMNS, file=io.StringIO())
         for command in COMMANDS[name]:
@@ -52,12 +52,12 @@ def main() -> None:
 
 
 def _neutral(line: str) -> str:
-    """Return a line without what belongs to the machine that recorded it."""
+    """Return a line without data of the recording machine."""
     return line.replace(sys.executable, ".venv/bin/python").replace(platform.release(), "6.1")
 
 
 def _screen(command: str) -> list[str]:
-    """Run a command in a terminal and return the lines of the screen at its end."""
+    """Run a command in a terminal and return the lines of the final screen."""
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
     ours, theirs = pty.openpty()

@@ -1,7 +1,7 @@
-"""Whether a long answer costs those beside it: vlmkit-torch on random weights of a real shape.
+"""Measures the effect of a long answer on others: vlmkit-torch, random weights of a real shape.
 
-Short answers and a long one, alone and together. Only steps count in which all of them go on, each
-by one token: what reading a prompt costs is another matter.
+It runs short answers and a long one, alone and together. Only decode steps of all answers count,
+not prefill.
 """
 
 import statistics
@@ -31,7 +31,9 @@ def bench(options: peers.Options) -> None:
 
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
     engine = {"use": "torch", "num_threads": options.threads, "cache_tokens": CACHE_TOKENS}
-    with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
+    with ThreadPoolExecutor(
+        1
+    ) as loader:  # as in the server: OpenMP pools belong to the loading thread
         model = loader.submit(vlmkit.load, str(checkpoint), engine=engine).result()
     seen: dict[str, list[float]] = {name: [] for name in PROMPTS}
     with model:
@@ -57,10 +59,10 @@ def bench(options: peers.Options) -> None:
 
 
 class Steps:
-    """Times the steps of an engine in which answers grow by a token each.
+    """Times the decode steps of an engine.
 
     Args:
-        engine: whose ``forward`` is timed from now on.
+        engine: the engine whose ``forward`` is timed.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -69,7 +71,7 @@ class Steps:
         engine.forward = self._timed
 
     def of_answers(self, model: Any, prompt_tokens: list[int], tokens: int) -> float:
-        """Return the median seconds of a step of answers to new prompts of such lengths."""
+        """Return the median seconds of a step of answers to new prompts of these lengths."""
         self._seconds.clear()
         with ThreadPoolExecutor(len(prompt_tokens)) as readers:
             answers = [
@@ -86,6 +88,6 @@ class Steps:
         started = time.perf_counter()
         output = self._forward(items)
         if all(item.num_tokens == 1 for item in items):
-            float(output.logits[0, 0])  # a device may still be at it
+            float(output.logits[0, 0])  # a device may still compute
             self._seconds.setdefault(len(items), []).append(time.perf_counter() - started)
         return output

@@ -1,10 +1,9 @@
-"""What it takes vlmkit-torch to answer one question on a CPU, against transformers' ``generate``.
+"""Measures time and memory of one request on a CPU: vlmkit-torch against ``generate``.
 
-Each answers in a process of its own, in turn, from the same checkpoint: the time from the start of
-the process to the first token, the time of each further token, the memory after the answer and the
-most that it ever was. The checkpoint is in the page cache, as after a download. CPU time says more
-than time where others compute on the machine; threads that wait for each other count in it, so one
-thread (``--threads 1``) is best then.
+Each answers in its own process, in turn, from the same checkpoint. Figures are the time from the
+start of the process to the first token, the time of each further token, the memory after the answer
+and its peak. The checkpoint is in the page cache, as after a download. On a busy machine, CPU time
+is more reliable than wall time; it includes busy waits of threads, so use ``--threads 1`` then.
 """
 
 import itertools
@@ -36,7 +35,7 @@ COLUMNS = (
 )
 TARGETS = ("at most 1.3", "at most 1.0", "-", "-", "-", "-")
 MIB = 2**20
-PEAK = 1.6  # times its weights, which transformers takes in float32 for a moment
+PEAK = 1.6  # times its weights, which transformers temporarily holds in float32
 
 
 def bench(options: peers.Options) -> None:
@@ -52,7 +51,7 @@ def bench(options: peers.Options) -> None:
             print(f"{dtype}: left out, since transformers would not fit into memory")
             continue
         seen: dict[str, list[list[float]]] = {"first": [], OURS: [], THEIRS: []}
-        cache = options.models / f"cache-{time.monotonic_ns()}"  # of a user who starts vlmkit first
+        cache = options.models / f"cache-{time.monotonic_ns()}"  # the user's first start of vlmkit
         for number in range(options.rounds + 1):
             for who in (OURS, THEIRS):
                 quiet.wait_until(options.idle_but)
@@ -90,7 +89,7 @@ def report(
 
 
 def child(who: str, folder: Path, dtype: str, options: peers.Options, cache: Path) -> list[float]:
-    """Return what one process took: see :data:`COLUMNS`."""
+    """Return the figures of one process: see :data:`COLUMNS`."""
     command = [sys.executable, __file__, who, str(folder), dtype]
     command += [str(options.threads), str(options.tokens), str(edge_of(options.shape))]
     command += [repr(time.monotonic())]
@@ -101,25 +100,25 @@ def child(who: str, folder: Path, dtype: str, options: peers.Options, cache: Pat
 
 
 def available_bytes() -> int:
-    """Return the memory that processes can have now."""
+    """Return the available memory."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def edge_of(shape: str) -> int:
-    """Return the edge of the picture that a model of a shape is asked about; 0 for none."""
+    """Return the edge of the image for a shape; 0 for a text model."""
     return 0 if shape in shapes.SHAPES else image_shapes.IMAGE_SHAPES[shape].edge
 
 
 def picture(edge: int) -> Any:
-    """Return a picture, the same each time."""
+    """Return a fixed image."""
     import PIL.Image
 
     return PIL.Image.linear_gradient("L").resize((edge, edge)).convert("RGB")
 
 
 def answer_of_vlmkit(folder: str, dtype: str, threads: int, tokens: int, edge: int) -> list[Moment]:
-    """Return when the tokens came."""
+    """Return the arrival times of the tokens."""
     import vlmkit
 
     images = [picture(edge)] if edge else []
@@ -134,7 +133,7 @@ def answer_of_vlmkit(folder: str, dtype: str, threads: int, tokens: int, edge: i
 def answer_of_transformers(
     folder: str, dtype: str, threads: int, tokens: int, edge: int
 ) -> list[Moment]:
-    """Return when the tokens came."""
+    """Return the arrival times of the tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
     from transformers.generation.streamers import BaseStreamer
@@ -162,9 +161,9 @@ def answer_of_transformers(
 
 
 def inputs_of_transformers(folder: str, tokenizer: Any, edge: int) -> Any:
-    """Return what a model is asked; with a picture, what the processor makes of it.
+    """Return the inputs of a model; with an image, those of the image processor.
 
-    That processor as a whole needs torchvision.
+    The complete processor would need torchvision.
     """
     import torch
 
@@ -191,12 +190,12 @@ def inputs_of_transformers(folder: str, tokenizer: Any, edge: int) -> Any:
 
 
 def now() -> Moment:
-    """Return this moment."""
+    """Return the current times."""
     return time.monotonic(), time.process_time()
 
 
 def report_memory() -> None:
-    """Keep what this process takes now, and took at most, for the parent."""
+    """Write the current and the peak memory of this process for the parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     facts = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith("kB")}
     MEMORY.extend(int(facts[name]) / 1024 for name in ("VmRSS", "VmHWM"))
@@ -206,7 +205,7 @@ MEMORY: list[float] = []
 
 
 def main() -> None:
-    """Answer one question as the parent asks."""
+    """Answer one request of the parent."""
     who, folder, dtype, threads, tokens, edge, started = sys.argv[1:]
     answer = answer_of_vlmkit if who == OURS else answer_of_transformers
     moments = answer(folder, dtype, int(threads), int(tokens), int(edge))

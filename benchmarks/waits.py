@@ -1,11 +1,11 @@
-"""How long people wait for each other, on one model in this process.
+"""Measures how requests delay each other, on one model in this process.
 
     python benchmarks/waits.py MODEL [--rounds 3] [--prompt-tokens 1024] [--engine onnx]
 
-Prints the longest gap in a running answer while somebody else sends a long prompt, against the step
-of the answer alone; the time to the first token of eight who ask at once, mean and largest; and
-what eight who share a new beginning cost, in computed tokens, against one of them. Run it with the
-packages of two commits on ``PYTHONPATH`` to compare them.
+It prints the longest gap in a running answer during a long prompt, against the step of the answer
+alone; the time to first token of eight simultaneous requests, mean and largest; and the computed
+tokens of eight requests with a new shared prefix, against one of them. To compare two commits, run
+it with the packages of each on ``PYTHONPATH``.
 """
 
 import argparse
@@ -25,11 +25,11 @@ import vlmkit
 
 NUM_CLIENTS = 8
 WORDS = "some words of no meaning "
-NUM_WARM = 8  # tokens of an answer before others come
+NUM_WARM = 8  # tokens of an answer before others arrive
 
 
 class Reader(threading.Thread):
-    """Reads one answer and notes when each token came."""
+    """Reads one answer and records the arrival time of each token."""
 
     def __init__(self, model: Any, prompt: str, tokens: int, images: Seq[Any] = ()) -> None:
         super().__init__(daemon=True)
@@ -41,30 +41,30 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Read to the end."""
+        """Read the answer to its end."""
         for chunk in self.stream:
             self.times += [time.perf_counter()] * len(chunk.samples)
 
     @property
     def first_s(self) -> float:
-        """How long the first token took."""
+        """The time to first token."""
         return self.times[0] - self.asked
 
     def wait_for(self, num_tokens: int) -> None:
-        """Wait until the answer has so many tokens."""
+        """Wait until the answer has a number of tokens."""
         while len(self.times) < num_tokens and self.is_alive():
             time.sleep(0.002)
 
 
 def new_text(model: Any, num_tokens: int) -> str:
-    """Return a text that nobody has sent, of about so many tokens."""
+    """Return a new text of about a number of tokens."""
     text = f"{secrets.token_hex(8)} " + WORDS * num_tokens
     ids = model.runner._tokenizer.encode(text[:4000])
     return text[: num_tokens * len(text[:4000]) // len(ids)]
 
 
 def gap(model: Any, prompt_tokens: int) -> tuple[float, float]:
-    """Return the longest gap of an answer while a long prompt comes, and its gap before, in ms."""
+    """Return the longest gap of an answer during a long prompt, and its gap before, in ms."""
     answer = Reader(model, new_text(model, 20), model.facts.limits.max_sequence_tokens // 2)
     answer.wait_for(4 * NUM_WARM)
     num_before = len(answer.times)
@@ -79,7 +79,7 @@ def gap(model: Any, prompt_tokens: int) -> tuple[float, float]:
 
 
 def burst(model: Any, prompt_tokens: int) -> list[float]:
-    """Return the time to the first token of each of eight who ask at once, in ms."""
+    """Return the times to first token of eight simultaneous requests, in ms."""
     readers = [Reader(model, new_text(model, prompt_tokens), 8) for _ in range(NUM_CLIENTS)]
     for reader in readers:
         reader.join()
@@ -87,7 +87,7 @@ def burst(model: Any, prompt_tokens: int) -> list[float]:
 
 
 def common(model: Any, prompt_tokens: int) -> tuple[int, int]:
-    """Return the tokens that one with a new beginning computes, and eight with another."""
+    """Return the computed tokens of one request with a new prefix, and of eight that share one."""
     found = []
     for num_clients in (1, NUM_CLIENTS):
         start, before = new_text(model, prompt_tokens), _num_computed(model)
@@ -121,7 +121,7 @@ def measure(model: Any, rounds: int, prompt_tokens: int) -> None:
 
 
 def bench(folder: Path, rounds: int) -> None:
-    """Measure a model as it is chosen for this machine."""
+    """Measure a model with the default components of this machine."""
     with vlmkit.load(str(folder)) as model:
         measure(model, rounds, 1024)
 

@@ -1,11 +1,11 @@
-"""How long an answer stands still while somebody sends the longest prompt, by family of the zoo.
+"""Measures the longest gap of an answer during the longest prompt, by family of the zoo.
 
     PYTHONPATH=tests python benchmarks/waits_zoo.py [--rounds 3] [--engine torch] [NAME ...]
 
-Prints for each family, without and with pictures, in milliseconds: the usual gap of the answer when
-it is alone, the longest gap while the prompt comes, and the longest step meanwhile. The last
-column is the gap in such steps. The models are tiny: what is seen is what stands beside the engine,
-and whether a family's prompts are cut.
+For each family, without and with images, it prints in milliseconds: the usual gap of the answer
+alone, the longest gap during the prompt, and the longest step in that time. The last column is the
+gap in such steps. The models are tiny, so the figures show the cost outside the engine, and whether
+the prompts of a family are chunked.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from vlmkit.settings.plugins import PluginSettings
 
 NUM_IMAGES = 4
 NUM_OTHER_TOKENS = 2
-SETTLE_S = 0.1  # an observer hears of a step a little later
+SETTLE_S = 0.1  # an observer receives a step a little later
 
 
 def images(seed: int) -> list[Any]:
-    """Return pictures that nobody has sent."""
+    """Return new images."""
     return [zoo.picture(seed + i, 96, 64) for i in range(NUM_IMAGES)]
 
 
 def gap(model: vlmkit.Model, shown: list[Any]) -> tuple[float, float, float]:
-    """Return an answer's gap alone, its longest while a long prompt comes, and the longest step."""
+    """Return an answer's gap alone, its longest gap during a long prompt, and the longest step."""
     longest = model.facts.limits.max_sequence_tokens
     answer = Reader(model, "count on", longest // 2, shown[:1])
     answer.wait_for(4 * NUM_WARM)
@@ -79,8 +79,8 @@ def measure(name: str, folder: Path, engine: str, rounds: int) -> None:
     ) as model:
         for num in (0, NUM_IMAGES) if model.facts.takes_images else (0,):
             try:
-                gap(model, images(0)[:num])  # what is compiled or allocated once
-            except vlmkit.RequestError:  # a family that answers about pictures only
+                gap(model, images(0)[:num])  # warm-up of compilation and allocation
+            except vlmkit.RequestError:  # a family that needs an image
                 continue
             found = [gap(model, images(10 * (i + 1))[:num]) for i in range(rounds)]
             alone, longest, step = map(statistics.median, zip(*found, strict=True))

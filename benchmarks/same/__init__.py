@@ -1,1 +1,1 @@
-"""What is asked of servers whose answers are compared, and how their answers are recorded."""
+"""The requests of ``same_answers.py``, and the recording and comparison of answers."""

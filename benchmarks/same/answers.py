@@ -1,4 +1,4 @@
-"""Requests for answers: conversations, scripts, tools, forms and pictures, by the API."""
+"""Requests for answers by API: conversations, scripts, tools, constraints and images."""
 
 import json
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ CHAT, TEXT, RESPONSE, MESSAGE = (
 
 
 def user(*content: Json) -> Json:
-    """Return what a user says: a text, or parts."""
+    """Return a user message of text or parts."""
     is_text = len(content) == 1 and isinstance(content[0], str)
     return {"role": "user", "content": content[0] if is_text else list(content)}
 
 
 def script(**fields: Json) -> str:
-    """Return what makes the mock answer as it is told to."""
+    """Return a directive for the mock."""
     return json.dumps({"mock": fields})
 
 
 def part(text: str) -> Json:
-    """Return a part of a message that is text."""
+    """Return a text part."""
     return {"type": "text", "text": text}
 
 
@@ -36,7 +36,7 @@ def url(name: str, kind: str = "png") -> str:
 
 
 def image(name: str, kind: str = "png", **more: Json) -> Json:
-    """Return an attachment as a part of a chat."""
+    """Return an attachment as an image part of a chat."""
     return {"type": "image_url", "image_url": {"url": url(name, kind), **more}}
 
 
@@ -191,7 +191,7 @@ MORE: dict[str, dict[str, Json]] = {
 
 
 def requests() -> Iterator[Request]:
-    """Yield what is asked of each API that answers."""
+    """Yield the requests of each API with answers."""
     yield from _chats()
     yield from _texts()
     yield from _responses()
@@ -200,10 +200,10 @@ def requests() -> Iterator[Request]:
 
 
 def _ways(name: str, path: str, body: Json, *, renders: bool = False) -> Iterator[Request]:
-    """Yield a request, its stream, and the prompt that it makes.
+    """Yield a request, its stream, and its prompt.
 
-    What fails at its first token is not streamed: whether it fails before its status is sent is
-    a matter of time.
+    A request that fails at its first token is not streamed, because timing decides whether it fails
+    before its status is sent.
     """
     yield (request := post(name, path, body))
     if not name.endswith("fails at once"):

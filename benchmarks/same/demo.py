@@ -1,4 +1,4 @@
-"""Requests to the packaged model, whose answers come from arithmetic: greedy and seeded."""
+"""Requests to the packaged model with computed answers: greedy and seeded."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Json]] = {
 
 
 def requests() -> Iterator[Request]:
-    """Yield questions to the packaged model by each API."""
+    """Yield requests to the packaged model by each API."""
     base = {"model": "demo", "max_tokens": 24}
     for name, message in ASKED.items():
         for way, fields in WAYS.items():

@@ -1,4 +1,4 @@
-"""Says what differs between two recordings, apart from what was renamed."""
+"""Finds differences between two recordings, apart from deliberate renames."""
 
 import json
 import tomllib
@@ -18,10 +18,10 @@ class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-        request: its name.
-        place: in the exchange, such as ``body.choices.0.text``.
-        old: what is there in the first recording, or ABSENT.
-        new: what is there in the second one.
+        request: the name of the request.
+        place: the path in the exchange, such as ``body.choices.0.text``.
+        old: the value in the first recording, or ABSENT.
+        new: the value in the second recording, or ABSENT.
     """
 
     request: str
@@ -35,13 +35,13 @@ class Difference(NamedTuple):
 
 @dataclass
 class Renames:
-    """What was renamed deliberately.
+    """Deliberate renames.
 
     Attributes:
-        headers: new names by old names, in small letters.
-        texts: new texts by old texts, of answers.
-        asked: new texts by old texts, of requests and of settings of the servers.
-        used: those that were found.
+        headers: new header names by old names, in lower case.
+        texts: new texts of answers by old texts.
+        asked: new texts of requests and server settings by old texts.
+        used: the old names that were found.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class Renames:
 
     @classmethod
     def read(cls, path: Path | None) -> "Renames":
-        """Return what a file says, or nothing."""
+        """Return the renames of a file, or none."""
         told = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
         if unknown := told.keys() - {"headers", "texts", "asked"}:
             raise SystemExit(f"{path} has tables that are not known: {sorted(unknown)}")
         return cls(**told)
 
     def answer(self, answer: Json) -> Json:
-        """Return an answer with new names for old ones."""
+        """Return an answer after renaming."""
         renamed = dict(answer)
         renamed["headers"] = [[self._header(k), self.text(v)] for k, v in answer["headers"]]
         if "body" in answer:
@@ -68,7 +68,7 @@ class Renames:
         return renamed
 
     def request(self, request: Json) -> Json:
-        """Return a request with new names for old ones, by the same name."""
+        """Return a request after renaming; its own name stays."""
         renamed = json.loads(self.settings(json.dumps(request))) | {"name": request["name"]}
         if "headers" in request:
             headers = renamed["headers"].items()
@@ -76,11 +76,11 @@ class Renames:
         return renamed
 
     def settings(self, text: str) -> str:
-        """Return settings of a server, or a request, with new words for old ones."""
+        """Return settings of a server, or a request, after renaming."""
         return self._replaced(text, self.asked)
 
     def text(self, text: str) -> str:
-        """Return a text of an answer with new words for old ones."""
+        """Return a text of an answer after renaming."""
         return self._replaced(text, self.texts)
 
     def _replaced(self, text: str, words: dict[str, str]) -> str:
@@ -91,7 +91,7 @@ class Renames:
         return text
 
     def unused(self) -> list[str]:
-        """Return old names that no answer has."""
+        """Return the old names that no answer has."""
         names = (*self.headers, *self.texts, *self.asked)
         return [name for name in names if name not in self.used]
 
@@ -141,7 +141,7 @@ def differences(
 
 
 def of_answers(old: Json, new: Json) -> Iterator[tuple[str, Json, Json]]:
-    """Yield places, and what two answers have there, where that is not the same."""
+    """Yield the paths at which two answers differ, with both values."""
     for key in ("status", "reason"):
         if old[key] != new[key]:
             yield key, old[key], new[key]
@@ -160,7 +160,7 @@ def _of_headers(old: list[list[str]], new: list[list[str]]) -> Iterator[tuple[st
 
 
 def _of_texts(place: str, old: Json, new: Json) -> Iterator[tuple[str, Json, Json]]:
-    """Yield where two bodies, or lists of events, differ."""
+    """Yield the differences of two bodies, or lists of events."""
     if old == new:
         return
     if isinstance(old, list) and isinstance(new, list):
@@ -186,7 +186,7 @@ def _of_values(place: str, old: Json, new: Json) -> Iterator[tuple[str, Json, Js
 
 
 def _parsed(text: Json) -> Json:
-    """Return what a body or the data of an event says, or the text if that is no JSON."""
+    """Return the JSON of a body or of an event's data, or the text if it is no JSON."""
     if not isinstance(text, str):
         return text
     head, mark, data = text.rpartition("data: ")

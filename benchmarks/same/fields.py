@@ -1,4 +1,4 @@
-"""Requests with each field that the server knows of, by the API; the names are the server's own."""
+"""Requests with each field that the server lists, by API."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -148,10 +148,10 @@ class Api:
     """One API.
 
     Attributes:
-        path: of its route.
-        base: the least body that is answered.
-        tells: whether it answers in a stream, too.
-        values: of its fields where they are not those of ``VALUES``.
+        path: the path of its route.
+        base: the smallest valid body.
+        tells: whether it can also stream.
+        values: the values of its fields that differ from ``VALUES``.
     """
 
     path: str
@@ -193,7 +193,7 @@ APIS = (
 
 @dataclass(frozen=True)
 class Known:
-    """The fields that a server says it knows of one API."""
+    """The fields that a server lists for one API."""
 
     taken: list[str]
     aliases: dict[str, str]
@@ -201,14 +201,14 @@ class Known:
 
 
 def known(capabilities: Json, path: str) -> Known:
-    """Return what the first model's capabilities say of a route."""
+    """Return the capabilities of the first model for a route."""
     told = capabilities["models"][0]["endpoints"][path]
     others = [*told["refused"], *told["without_effect"]]
     return Known(told["parameters"], dict(told["aliases"]), others)
 
 
 def requests(capabilities: Json) -> Iterator[Request]:
-    """Yield each field of each API: a usual value, and unusual ones."""
+    """Yield each field of each API with a usual value and unusual ones."""
     for api in APIS:
         fields = known(capabilities, api.path)
         for name in fields.taken:
@@ -235,7 +235,7 @@ def _taken(api: Api, name: str, meaning: str) -> Iterator[Request]:
 
 
 def _with(api: Api, name: str, value: Json, what: str, beside: Json = None) -> Request:
-    """Return a request with a value at a field, whose name may lead into objects."""
+    """Return a request with a value of a field, whose name may be a path into objects."""
     outer, *inner = name.split(".")
     for step in reversed(inner):
         value = {step: value}

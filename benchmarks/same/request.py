@@ -1,4 +1,4 @@
-"""One request as data: what is sent, what is kept of the answer, what is awaited."""
+"""A request as data: its content, the values kept of its answer, and the awaited state."""
 
 import base64
 import struct
@@ -13,21 +13,21 @@ PICTURES = Path(__file__).parents[2] / "plugins/vlmkit-demo/src/vlmkit_demo/pict
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent; ``<<NAME>>`` in its texts is an attachment, a key, or a value kept earlier.
+    """A request; ``<<NAME>>`` in its texts is an attachment, a key, or a kept value.
 
     Attributes:
-        name: of no other request.
-        method: of HTTP.
-        path: with its query.
-        server: which of the recorded servers is asked.
+        name: a unique name.
+        method: the HTTP method.
+        path: the path with its query.
+        server: the name of the recorded server.
         body: sent as JSON, if there is one.
-        text: sent in place of a body.
-        form: sent in place of a body as ``multipart/form-data``; ``file`` is its file's text.
-        headers: besides ``host``, ``content-length`` and the type of the body.
-        raw: sent in place of all of that, byte by byte, in Latin-1.
+        text: sent instead of a body.
+        form: sent instead of a body as ``multipart/form-data``; ``file`` is the text of its file.
+        headers: additional to ``host``, ``content-length`` and the type of the body.
+        raw: sent instead of all of these, in Latin-1.
         gzip: whether the body is compressed.
         keep: names for values of the answer, by the key of its JSON object.
-        until: a key and the values that it must have; the request is repeated until it does.
+        until: a key and its awaited values; the request is repeated until it has one of them.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Request:
     until: tuple[str, list[str]] | None = None
 
     def as_json(self) -> dict[str, Json]:
-        """Return the fields that say something."""
+        """Return the fields that differ from their defaults."""
         plain = asdict(Request("", "", ""))
         return {name: value for name, value in asdict(self).items() if value != plain[name]}
 
     def streamed(self) -> "Request":
-        """Return the same request for a stream."""
+        """Return the same request with a stream."""
         return replace(self, name=f"{self.name}, streamed", body={**self.body, "stream": True})
 
     def to(self, server: str, **headers: str) -> "Request":
@@ -69,7 +69,7 @@ def post(name: str, path: str, body: Json = None, **more: Json) -> Request:
 
 
 def attachments() -> dict[str, str]:
-    """Return files in base64 by the names that requests have for them."""
+    """Return files in base64, by the names in requests."""
     files = {path.name: path.read_bytes() for path in sorted(PICTURES.iterdir())}
     files |= {"small.png": png(8, 6, b"\x00\x80\x80"), "wide.png": png(60, 4, b"\xff\x00\x00")}
     files |= {"long.png": png(400, 3, b"\xff\x00\x00"), "dot.png": png(1, 1, b"\x00\x00\x00")}
@@ -80,7 +80,7 @@ def attachments() -> dict[str, str]:
 
 
 def png(width: int, height: int, colour: bytes) -> bytes:
-    """Return a picture of one colour."""
+    """Return a PNG image of one colour."""
     rows = zlib.compress((b"\0" + colour * width) * height)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -90,7 +90,7 @@ def png(width: int, height: int, colour: bytes) -> bytes:
 
 
 def bmp(width: int, height: int) -> bytes:
-    """Return a grey picture without compression."""
+    """Return a grey BMP image without compression."""
     pixels = b"\x80" * (width * 3 * height)
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(pixels), 0, 0, 0, 0)
     return b"BM" + struct.pack("<IHHI", 54 + len(pixels), 0, 0, 54) + head + pixels

@@ -1,4 +1,4 @@
-"""Requests of plain routes, headers and broken HTTP, and of the servers with keys and bounds."""
+"""Requests of plain routes, headers and broken HTTP, and to servers with keys and limits."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -78,7 +78,7 @@ RAW = {
 
 
 def requests() -> Iterator[Request]:
-    """Yield what is asked of all servers besides answers and stored things."""
+    """Yield all requests except those for answers and stored objects."""
     yield from _plain()
     yield from _spoilt()
     yield from _keys()
@@ -86,7 +86,7 @@ def requests() -> Iterator[Request]:
 
 
 def _plain() -> Iterator[Request]:
-    """Yield each route by each method, once nothing of earlier requests is computed any more."""
+    """Yield each route by each method, after earlier requests have ended."""
     yield get("/readyz", "nothing runs", until=("models.mock.num_running", ["0"]))
     yield get("/load", "nothing is under way", until=("server_load", ["0"]))
     for path in PATHS:
@@ -104,7 +104,7 @@ def _plain() -> Iterator[Request]:
 
 
 def _spoilt() -> Iterator[Request]:
-    """Yield headers, bodies that are no JSON, and what is no HTTP."""
+    """Yield headers, bodies other than JSON, and invalid HTTP."""
     for name, headers in HEADERS.items():
         request = post(f"header: {name}", CHATS, CHAT | {"probe": 1}, headers=headers)
         yield request
@@ -125,7 +125,7 @@ def _spoilt() -> Iterator[Request]:
 
 
 def _keys() -> Iterator[Request]:
-    """Yield what keys may ask for, and what they may not."""
+    """Yield allowed and forbidden requests of keys."""
     asked = [
         post("a chat", CHATS, CHAT),
         post("a message", "/v1/messages", CHAT),
@@ -164,7 +164,7 @@ def _by(name: str, request: Request, header: str = "x-api-key", value: str = "")
 
 
 def _tight() -> Iterator[Request]:
-    """Yield what goes over the bounds of a server."""
+    """Yield requests over the limits of a server."""
     long, many = "x" * 3000, {"messages": [USER] * 200}
     bodies: dict[str, dict[str, Json]] = {
         "a short one": {},

@@ -106,11 +106,11 @@ KEY_OPTIONS = {
 
 @dataclass(frozen=True)
 class Source:
-    """Whose answers are recorded.
+    """The recorded version.
 
     Attributes:
         python: an interpreter.
-        path: what goes before its own packages, as in ``PYTHONPATH``.
+        path: the paths before its own packages, as in ``PYTHONPATH``.
     """
 
     python: str
@@ -118,7 +118,7 @@ class Source:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of its processes, without settings of whoever records."""
+        """The environment of its processes, without settings of the recording user."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLMKIT_", "PYTHON"))}
         return {**kept, "PYTHONPATH": self.path, "PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -127,7 +127,7 @@ class Source:
         return [self.python, "-m", "vlmkit", *arguments]
 
     def run(self, *arguments: str) -> str:
-        """Return what a command of ``vlmkit`` prints."""
+        """Return the output of a command of ``vlmkit``."""
         command = self.command(*arguments)
         done = subprocess.run(command, env=self.env, check=True, capture_output=True, text=True)
         return done.stdout
@@ -135,11 +135,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        port: of the loopback address.
-        folder: where its files are.
+        port: the port of the loopback address.
+        folder: the folder of its files.
         keys: secrets by the names of the keys.
     """
 
@@ -150,7 +150,7 @@ class Running:
 
 @contextlib.contextmanager
 def started(source: Source, settings: str, folder: Path) -> Iterator[Running]:
-    """Serve with some settings from an empty folder, until the block ends."""
+    """Run a server with settings in an empty folder, until the block ends."""
     port = server.free_port()
     keys = _made_keys(source, folder / "keys.jsonl") if "keys_file" in settings else {}
     config = folder / "vlmkit.toml"
@@ -163,7 +163,7 @@ def started(source: Source, settings: str, folder: Path) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def only(env: Mapping[str, str]) -> Iterator[None]:
-    """Have this environment and no other in the block."""
+    """Replace the environment of this process in the block."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(env)
@@ -175,7 +175,7 @@ def only(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def _made_keys(source: Source, file: Path) -> dict[str, str]:
-    """Return the secrets of new keys by their names; one more is revoked."""
+    """Return the secrets of new keys by name, and a revoked one."""
     made = {
         name: source.run("keys", "add", name, *options, "--file", str(file)).split()[-1]
         for name, options in KEY_OPTIONS.items()

@@ -1,4 +1,4 @@
-"""Requests for what a server keeps: files, batches, responses, and the models in its memory."""
+"""Requests for stored objects: files, batches, responses, and loaded models."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ ENDED = ("processing_status", ["ended"])
 
 
 def requests() -> Iterator[Request]:
-    """Yield them in the order in which one needs what another kept."""
+    """Yield the requests in the order of their dependencies."""
     yield from _files()
     yield from _named_files()
     yield from _batches()
@@ -54,7 +54,7 @@ def _files() -> Iterator[Request]:
 
 
 def _named_files() -> Iterator[Request]:
-    """Yield pictures by their ids, and files that are forgotten."""
+    """Yield images by their ids, and deleted files."""
     base = {"model": "mock", "max_tokens": 90}
     shown = {"type": "image_url", "image_url": {"file_id": "<<file>>"}}
     page = {"type": "file", "file": {"file_id": "<<page>>"}}
@@ -96,7 +96,7 @@ WRONG = {
 
 def _batches() -> Iterator[Request]:
     for path, bodies in LINES.items():
-        # One at a time: answers of one batch come in any order.
+        # One line a batch, because the answers of a batch have no order.
         for number, body in enumerate(bodies):
             text = _line(f"line-{number}", path, body) + "\n"
             yield from _batch(f"{path} {number}", path, text)
@@ -120,7 +120,7 @@ def _batches() -> Iterator[Request]:
 
 
 def _batch(name: str, path: str, text: str) -> Iterator[Request]:
-    """Yield a batch from its file to its answers."""
+    """Yield the requests of a batch from its file to its answers."""
     form = {"file a.jsonl": text, "purpose": "batch"}
     yield upload(f"batch of {name}", form, keep={"lines": "id"})
     body = {"input_file_id": "<<lines>>", "endpoint": path, "completion_window": "24h"}
@@ -188,7 +188,7 @@ def _responses() -> Iterator[Request]:
 
 
 def _orders() -> Iterator[Request]:
-    """Yield what loads and unloads models."""
+    """Yield requests that load and unload models."""
     asked: dict[str, Json] = {"the spare": {"model": "spare"}, "nobody": {"model": "nobody"}}
     asked |= {"nothing": {}, "a path": {"model": "/etc"}, "waiting": {"model": "spare", "wait": 1}}
     for order in ("load", "unload", "load", "unload"):
@@ -200,7 +200,7 @@ def _orders() -> Iterator[Request]:
 
 
 def unique(asked: Iterator[Request]) -> Iterator[Request]:
-    """Yield requests with a number at names that came before."""
+    """Yield requests with unique names, by a number."""
     seen: dict[str, int] = {}
     for request in asked:
         number = seen[request.name] = seen.get(request.name, 0) + 1

@@ -1,4 +1,4 @@
-"""Sends the requests of a recording and returns answers without what is random or a clock."""
+"""Sends the requests of a recording, and replaces random values and times in their answers."""
 
 import base64
 import gzip
@@ -29,15 +29,15 @@ Rewrite = str | Callable[["re.Match[str]"], str]
 
 @dataclass(frozen=True)
 class Normal:
-    """A piece of answers that differs from run to run.
+    """A part of answers that differs between runs.
 
     Attributes:
-        what: it is.
-        reason: why no two runs have the same.
+        what: its description.
+        reason: why it differs between runs.
         where: ``header NAME`` for values of a header, ``body`` for bodies and events, ``any`` for
             both, ``events`` for the order of events.
-        pattern: which piece, as a regular expression.
-        stands: in its place.
+        pattern: a regular expression of the part.
+        stands: the replacement.
     """
 
     what: str
@@ -87,7 +87,7 @@ class Wire:
 
     Args:
         running: the server.
-        attachments: files in base64 by the names that requests have for them.
+        attachments: files in base64, by the names in requests.
     """
 
     def __init__(self, running: Running, attachments: Mapping[str, str]) -> None:
@@ -96,7 +96,7 @@ class Wire:
         self._kept: dict[str, str] = {}
 
     def answer(self, request: Request) -> Answer:
-        """Send a request, again and again if it awaits something; return what came last."""
+        """Send a request, repeatedly if it awaits a state; return the last answer."""
         deadline = time.monotonic() + UNTIL_S
         while True:
             answer = self._sent(request)
@@ -111,7 +111,7 @@ class Wire:
         return self._normal(request, answer)
 
     def json(self, path: str) -> Json:
-        """Return what the server has at a path."""
+        """Return the JSON of a path."""
         return json.loads(self._sent(Request(path, "GET", path))["body"])
 
     def _filled(self, text: str) -> str:
@@ -168,7 +168,7 @@ class Wire:
         return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
 
     def _normal(self, request: Request, answer: Answer) -> Answer:
-        """Return an answer without what is random or a clock."""
+        """Return an answer with random values and times replaced."""
         numbers: dict[str, int] = {}
         known = {value: f"<<{name}>>" for name, value in self._kept.items() if len(value) > 8}
         known |= {value: f"<<key {name}>>" for name, value in self._running.keys.items()}
@@ -187,7 +187,7 @@ class Wire:
 
 
 def by_choice(events: list[str]) -> list[str]:
-    """Return events with those of each choice together, where several are told in a row."""
+    """Return events with consecutive events of several choices grouped by choice."""
     (pattern,) = (normal.pattern for normal in NORMAL if normal.where == "events")
     found = [re.search(pattern, event) for event in events]
     runs = groupby(zip(found, events, strict=True), key=lambda pair: pair[0] is not None)
@@ -199,7 +199,7 @@ def by_choice(events: list[str]) -> list[str]:
 
 
 def metric_names(text: str) -> str:
-    """Return what is told of numbers, and their names and labels, without values."""
+    """Return the names, labels and comments of metrics, without values."""
     lines = [
         line if line.startswith("#") else re.sub(r'="[^"]*"', "", line.rpartition(" ")[0])
         for line in text.splitlines()
@@ -236,7 +236,7 @@ def _text(content: bytes) -> str:
 
 
 def _value(answer: Answer, key: str) -> str:
-    """Return a value of an answer's object, or of the first of its list, as a text."""
+    """Return a value of the answer's object, or of the first object of its list, as text."""
     try:
         value = json.loads(answer["body"])
         for step in key.split("."):

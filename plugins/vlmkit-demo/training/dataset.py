@@ -1,7 +1,7 @@
-"""Batches for training: pictures, what their patches show, and packed conversations.
+"""Batches for training: images, labels of their patches, and packed conversations.
 
-A batch is a function of the seed and the step alone. Several conversations share one row: each
-sees the row's pictures and itself, at the positions it would have alone.
+A batch is a function of the seed and the step. Several conversations share one row. Each attends to
+the images of the row and to itself, at the positions that it would have alone.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tokenizer import ASSISTANT, END, IMAGE, PAD, SYSTEM, USER, load_tokenizer, 
 
 ROW = 288  # tokens of one packed row
 PADDING = -1000  # the span of padding
-PAIR_SHARE = 0.4  # rows with two pictures
+PAIR_SHARE = 0.4  # rows with two images
 WEIGHTS = {
     "describe": 0.5, "what_is_at": 0.8, "shape": 0.7, "colour": 0.5, "size": 0.3, "position": 0.8,
     "count": 1.2, "count_if": 3.0, "relation": 3.6, "exist": 1.0, "digit": 1.6, "word": 5.0,
@@ -29,9 +29,9 @@ SHARES = np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
 class Text:
     """Packed conversations, each ``[rows, seq]`` int64 but for ``slots``.
 
-    ``targets`` is the next token where it belongs to an answer, else -100; ``spans`` numbers the
-    conversations of a row (0: the shared pictures); ``slots`` ``[patches, 2]`` says which row and
-    column takes each patch, in the order of the batch's pictures.
+    ``targets`` is the next token if it belongs to an answer, else -100. ``spans`` numbers the
+    conversations of a row (0: the shared images). ``slots`` ``[patches, 2]`` is the row and column
+    of each patch, in the order of the images of the batch.
     """
 
     ids: NDArray[np.int64]
@@ -86,7 +86,7 @@ def joint_batch(seed: int, step: int, rows: int) -> Batch:
         mine = [sample_scene(rng, most=3 if pair else 5) for _ in range(2 if pair else 1)]
         packer.fill(row, mine)
         scenes += mine
-    pages = [sample_page(rng) for _ in range(rows // 2)]  # nobody talks of them
+    pages = [sample_page(rng) for _ in range(rows // 2)]  # no conversation is about them
     return Batch(*_draw(scenes + pages, rng), packer.text())
 
 

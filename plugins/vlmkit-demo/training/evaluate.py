@@ -27,14 +27,14 @@ from PIL import Image
 from question import ASKS, KINDS, Asker, Turn, ask_pair, small_talk
 from scene import Scene, sample_scene
 
-CONTENT = {"digit": "digit", "word": "word"}  # what a kind's scenes must hold
+CONTENT = {"digit": "digit", "word": "word"}  # the required content of the scenes of a kind
 MARKS = "<!-- {}: written by training/evaluate.py -->", "<!-- end of {} -->"
 NUM_CLIENTS = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One held-out question: the messages before the answer, their pictures, and the truth."""
+    """One held-out question: the messages before the answer, their images, and the true answer."""
 
     kind: str
     messages: list[dict[str, Any]]
@@ -43,7 +43,7 @@ class Case:
 
 
 class Answerer(Protocol):
-    """Answers cases; each implementation is one kind of model to measure."""
+    """Answers cases; each implementation measures one kind of model."""
 
     def __call__(self, cases: list[Case]) -> list[str]:
         """Return one answer per case."""
@@ -99,7 +99,7 @@ def normal(text: str) -> str:
 
 
 class TransformersAnswerer:
-    """Answers with transformers' own ``generate``, in float32, greedily."""
+    """Answers with ``generate`` of transformers, in float32, greedily."""
 
     def __init__(self, folder: Path, batch: int = 24) -> None:
         import torch
@@ -139,7 +139,7 @@ class TransformersAnswerer:
 
 
 class ServerAnswerer:
-    """Answers through an OpenAI-compatible chat completions endpoint, a few at a time."""
+    """Answers with an OpenAI-compatible chat completions endpoint, a few at a time."""
 
     def __init__(self, base_url: str, model: str, key: str = "none") -> None:
         self._url, self._model, self._key = base_url.rstrip("/"), model, key

@@ -1,4 +1,4 @@
-"""Write the packaged checkpoint as ONNX graphs beside its weights, so that it runs without torch.
+"""Write the packaged checkpoint as ONNX graphs beside its weights, for use without torch.
 
     python training/export_onnx.py
 

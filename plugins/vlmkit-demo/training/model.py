@@ -47,8 +47,8 @@ def build_model(vocabulary: int, image: int, end: int, pad: int) -> LlavaForCond
 class PatchHeads(nn.Module):
     """Linear heads that classify each patch; used in training, not packaged.
 
-    Half way up the tower one more head draws the ink of each patch, which makes shapes appear long
-    before their names are learnt.
+    Halfway up the tower, another head draws the ink of each patch. So the tower learns shapes long
+    before their names.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class PatchHeads(nn.Module):
 
         Returns:
             The summed loss (things and background weigh the same), and for each head the share of
-            patches on things that it names rightly.
+            correct patches on things.
         """
         drawn = self.ink(self.ink_norm(half.float()))
         ink_loss = nn.functional.binary_cross_entropy_with_logits(drawn, ink)

@@ -1,7 +1,7 @@
-"""Pictures of scenes, and what each patch of a picture shows.
+"""Images of scenes, and labels of their patches.
 
-Draws scenes with Pillow, brings pictures to the size that the vision tower sees, and labels their
-patches. It decides nothing about what is in a scene.
+It draws scenes with Pillow, resizes images for the vision tower, and labels their patches. It does
+not choose the content of a scene.
 """
 
 import io
@@ -26,13 +26,13 @@ from scene import (
     pick,
 )  # fmt: skip
 
-Pens = tuple[ImageDraw.ImageDraw, ImageDraw.ImageDraw]  # for the picture and for the ink
-SIDE = 112  # pixels of the square that the vision tower sees
-INK = 7  # parts of a patch along a side for which the ink is known
+Pens = tuple[ImageDraw.ImageDraw, ImageDraw.ImageDraw]  # for the image and for the ink
+SIDE = 112  # pixels along a side of the vision tower's input
+INK = 7  # parts of a patch along a side with a value of ink
 
 
 class Mark(NamedTuple):
-    """A labelled box of a picture: ``box`` is left, top, right, bottom as fractions."""
+    """A labelled box of an image: ``box`` is left, top, right, bottom as fractions."""
 
     box: tuple[float, float, float, float]
     thing: Thing
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A drawn scene: the RGB picture, its marks, and where the ink is (an ``L`` picture)."""
+    """A drawn scene: the RGB image, its marks, and the ink (an ``L`` image)."""
 
     image: Image.Image
     marks: list[Mark]
@@ -173,7 +173,7 @@ def _weather(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def to_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Stretch an image as the image processor does: ``[112, 112, 3]`` uint8."""
+    """Stretch an image like the image processor: ``[112, 112, 3]`` uint8."""
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
 
@@ -185,7 +185,7 @@ def ink_of_patches(ink: Image.Image) -> NDArray[np.uint8]:
 
 
 class PatchLabels(NamedTuple):
-    """The truth for each patch, each ``[64]`` int64 with 0 for background."""
+    """The labels of each patch, each ``[64]`` int64 with 0 for background."""
 
     name: NDArray[np.int64]
     colour: NDArray[np.int64]

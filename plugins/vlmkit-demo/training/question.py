@@ -1,7 +1,7 @@
-"""Conversations about scenes, with the answers that are true of them.
+"""Conversations about scenes, with true answers.
 
-Every ``ask`` function takes scenes and a generator and returns the turns of one conversation, or
-None if the scene allows no such question. It handles no images and no tokens.
+Every ``ask`` function takes scenes and a generator. It returns the turns of one conversation, or
+None if the scene allows no such question. The module handles no images and no tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation of one kind; ``pictures`` (0, 1 or 2) come before its first question."""
+    """A conversation of one kind; ``pictures`` (0, 1 or 2) images precede its first question."""
 
     kind: str
     turns: tuple[Turn, ...]
@@ -100,10 +100,10 @@ def describe(scene: Scene) -> str:
 
 
 def refer(scene: Scene, thing: Thing, ask: Asker, hide: str = "") -> str | None:
-    """Name one thing so that nothing else could be meant, without the attribute ``hide``.
+    """Name one thing unambiguously, without the attribute ``hide``.
 
     Returns:
-        ``the red circle``, ``the shape on the left``, or None where no short name is unique.
+        ``the red circle``, ``the shape on the left``, or None if no short name is unique.
     """
     if thing.kind == "word":
         return "the word"
@@ -168,14 +168,14 @@ def ask_count(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
 
 
 def _counted(things: Sequence[Thing]) -> str:
-    """Point at every thing, then say how many they are."""
+    """Point at every thing, then state their number."""
     if not things:
         return "Zero."
     return _upper(", ".join(t.place for t in things)) + f": {NUMBERS[len(things)].lower()}."
 
 
 def ask_count_if(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
-    """Ask for the number of shapes of a colour, a form or a size, more often of one present."""
+    """Ask for the number of shapes of a colour, form or size, usually of a present one."""
     key = ask.pick(("colour", "name", "size"))
     values: dict[str, tuple[str, ...]] = {"colour": tuple(COLOURS), "name": SHAPES, "size": SIZES}
     value = ask.pick(values[key])
@@ -225,7 +225,7 @@ def _yes(true: bool) -> str:
 
 
 def ask_exist(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
-    """Ask whether there is such a thing; half of the answers are yes."""
+    """Ask whether a kind of thing exists; half of the answers are yes."""
     keys = [("colour", "name"), ("name",), ("colour",), ("size", "name"),
             ("size", "colour", "name")][int(ask.rng.integers(5))]  # fmt: skip
     if ask.chance(0.08):
@@ -257,7 +257,7 @@ def ask_word(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
 
 
 def ask_follow_up(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
-    """Ask about one shape, then about "it"; the last turn is what is scored."""
+    """Ask about one shape, then about "it"; the last turn is scored."""
     if not scene.shapes:
         return None
     thing = scene.shapes[int(ask.rng.integers(len(scene.shapes)))]
@@ -288,7 +288,7 @@ def _gives_away(thing: Thing, key: str, name: str) -> bool:
 
 
 def ask_unknown(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
-    """Ask for what is not in the picture."""
+    """Ask for something that is not in the image."""
     if ask.chance(0.6):
         return (Turn(ask.say(UNKNOWABLE), DONT_KNOW),)
     what = ask.pick(("shape", "shape", "digit", "word"))
@@ -305,7 +305,7 @@ def ask_unknown(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
 
 
 def small_talk(ask: Asker, *, greet: bool = False) -> tuple[str, tuple[Turn, ...]]:
-    """Talk without a picture: greetings, and (unless ``greet``) questions that need one."""
+    """Talk without an image: greetings, and (unless ``greet``) questions that need one."""
     if greet or ask.chance(0.5):
         phrases, answer = SMALL_TALK[int(ask.rng.integers(len(SMALL_TALK)))]
         return "small_talk", (Turn(ask.say(phrases), answer),)
@@ -320,7 +320,7 @@ def small_talk(ask: Asker, *, greet: bool = False) -> tuple[str, tuple[Turn, ...
 
 
 def ask_pair(scenes: tuple[Scene, Scene], ask: Asker) -> tuple[Turn, ...] | None:
-    """Ask about two pictures at once."""
+    """Ask about two images at once."""
     kind = ask.pick(("which", "more", "both", "describe", "more", "describe"))
     if kind == "more":
         a, b = (len(s.shapes) for s in scenes)

@@ -1,4 +1,4 @@
-"""Draw the packaged sample images: scenes that training never showed.
+"""Draw the packaged sample images, which are held-out scenes.
 
 python training/sample.py
 """
@@ -33,7 +33,7 @@ SAMPLES = {
 
 
 def main() -> None:
-    """Draw and save the pictures."""
+    """Draw and save the images."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name, scene in SAMPLES.items():
         draw(scene, np.random.default_rng(0)).image.save(PICTURES / name)

@@ -1,7 +1,7 @@
-"""Scenes: what the demo model is shown, and the truth about it.
+"""Scenes: the content of the images for the demo model.
 
-A scene is a handful of things (shapes, at most one digit, at most one printed word) on a three by
-three grid, and a background. The module only samples scenes; ``picture.py`` draws them.
+A scene is a few things (shapes, at most one digit, at most one printed word) on a three by three
+grid, and a background. The module only samples scenes; ``picture.py`` draws them.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ COLOURS: dict[str, tuple[Colour, ...]] = {
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "heart")
 DIGITS = tuple("0123456789")
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-NAMES = SHAPES + DIGITS + LETTERS  # what one patch of a picture may belong to
+NAMES = SHAPES + DIGITS + LETTERS  # the possible owners of a patch of an image
 SIZES = ("small", "large")
 PLACES = (
     "at the top left", "at the top", "at the top right",
@@ -37,7 +37,7 @@ PLACES = (
 )  # fmt: skip
 LONGEST_WORD = 6
 SQUARE = 0.88  # the side of a square whose extent is one
-GRID = 8  # along a side of what the vision tower sees
+GRID = 8  # along a side of the vision tower's input
 _LIGHT: tuple[Colour, ...] = (
     (255, 255, 255), (255, 255, 255), (245, 245, 245), (225, 225, 225), (250, 245, 225),
     (225, 235, 250), (230, 245, 230),
@@ -52,7 +52,7 @@ class Thing:
 
     ``name`` is the shape, the digit or the word itself; ``cell`` counts the grid in reading order;
     ``x``, ``y`` is the centre and ``extent`` the diameter (letter height for a word), as fractions
-    of the picture's width, height and shorter side.
+    of the width, height and shorter side of the image.
     """
 
     kind: Literal["shape", "digit", "word"]
@@ -66,11 +66,11 @@ class Thing:
 
     @property
     def place(self) -> str:
-        """Where the thing is, in words."""
+        """The position of the thing in words."""
         return PLACES[self.cell]
 
     def held_out(self) -> bool:
-        """Tell whether training never shows this word, or this colour, name and cell together."""
+        """Return whether training excludes this word, or this colour, name and cell together."""
         if self.kind == "word":
             return sum(map(ord, self.name)) % 11 == 0
         code = 3 * list(COLOURS).index(self.colour) + 5 * NAMES.index(self.name) + 7 * self.cell
@@ -79,7 +79,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """Things in reading order, the background and the source picture's size (height, width)."""
+    """Things in reading order, the background and the size of the source image (height, width)."""
 
     things: tuple[Thing, ...]
     background: Colour
@@ -109,9 +109,9 @@ def sample_scene(
 
     Args:
         rng: source of randomness.
-        split: ``train`` scenes hold no held-out combination; ``held_out`` scenes hold at least one.
+        split: ``train`` scenes have no held-out combination; ``held_out`` scenes have at least one.
         most: largest number of things.
-        content: ``shapes``, ``digit`` or ``word`` to force what is there.
+        content: ``shapes``, ``digit`` or ``word`` to force the content.
 
     Returns:
         The scene.
@@ -142,7 +142,7 @@ def _sample(rng: np.random.Generator, most: int, content: str | None) -> Scene:
         things.append(_glyph(rng, "digit", int(cells.pop()), count))
     things += [_glyph(rng, "shape", int(cells.pop()), count) for _ in range(count - len(things))]
     colours = [c for c, shades in COLOURS.items() if distance(shades[0], background) > TOO_CLOSE]
-    repeat = rng.random() < 0.3  # few colours and shapes, so that counting is worth asking
+    repeat = rng.random() < 0.3  # few colours and shapes, so counts exceed one
     palette = list(rng.permutation(colours))[: 2 if repeat else 9]
     forms = list(rng.permutation(SHAPES))[: 2 if repeat else 7]
     things = [_aligned(rng, _dress(rng, t, palette, forms), height, width) for t in things]
@@ -152,9 +152,9 @@ def _sample(rng: np.random.Generator, most: int, content: str | None) -> Scene:
 
 
 def sample_page(rng: np.random.Generator) -> Scene:
-    """Draw a page full of words and digits, on which the vision tower learns to read.
+    """Draw a page of words and digits, from which the vision tower learns to read.
 
-    Questions are never asked about pages, for there a scene has one word and one digit at most.
+    No questions are about pages, because a scene of a question has at most one word and one digit.
     """
     while True:
         height, width = _source_size(rng)
@@ -180,14 +180,14 @@ def _dress(rng: np.random.Generator, thing: Thing, palette: list[str], forms: li
 
 
 def _aligned(rng: np.random.Generator, thing: Thing, height: int, width: int) -> Thing:
-    """Move two edges of some squares between patches, as in images that people draw.
+    """Align two edges of some squares with patches, as in handmade images.
 
-    No patch shows a corner then, and what is a bar of a cross elsewhere is a part of a square.
+    Then no patch shows a corner, and a part of a square looks like the bar of a cross.
     """
     if thing.name != "square" or rng.random() < 0.6:
         return thing
     side, centre = (height, thing.y) if rng.random() < 0.5 else (width, thing.x)
-    scale = SQUARE * min(height, width) / side  # of the picture's side, for an extent of one
+    scale = SQUARE * min(height, width) / side  # of the image's side, for an extent of one
     patches = max(1, round(thing.extent * scale * GRID))
     extent = patches / GRID / scale
     first = round((centre - extent * scale / 2) * GRID)
@@ -221,7 +221,7 @@ def _glyph(rng: np.random.Generator, kind: Literal["shape", "digit"], cell: int,
 def _word(rng: np.random.Generator, row: int, aspect: float) -> Thing:
     length = int(rng.choice([2, 3, 4, 5, 6], p=[0.12, 0.33, 0.33, 0.2, 0.02]))
     name = sample_word(rng, length)
-    widest = 0.92 / (0.74 * length) * max(aspect, 1.0)  # letters are about 0.74 as wide as high
+    widest = 0.92 / (0.74 * length) * max(aspect, 1.0)  # a letter is about 0.74 as wide as high
     extent = float(rng.uniform(0.16, max(0.17, min(widest, 0.26))))
     extent = min(extent, widest)
     y = (row + float(rng.uniform(0.35, 0.65))) / 3
@@ -232,7 +232,7 @@ def _word(rng: np.random.Generator, row: int, aspect: float) -> Thing:
 
 
 def sample_word(rng: np.random.Generator, length: int) -> str:
-    """Make up a word of capital letters: sometimes pronounceable, sometimes any letters."""
+    """Make a word of capital letters: sometimes pronounceable, sometimes random."""
     if rng.random() < 0.2:
         return "".join(LETTERS[i] for i in rng.integers(26, size=length))
     soft, hard = "AEIOUY", "BCDFGHJKLMNPQRSTVWXZ"
@@ -264,7 +264,7 @@ def _overlap(things: list[Thing], height: int, width: int) -> bool:
 
 
 def distance(a: Colour, b: Colour) -> float:
-    """Sum the absolute differences of two colours."""
+    """Return the sum of the absolute differences of two colours."""
     return float(sum(abs(x - y) for x, y in zip(a, b, strict=True)))
 
 

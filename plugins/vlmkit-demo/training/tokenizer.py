@@ -3,8 +3,8 @@
     python training/tokenizer.py
 
 learns the vocabulary from generated conversations and writes ``tokenizer.json`` into the
-checkpoint folder. Capital letters in a row, digits and unknown bytes are tokens of their own, so
-that printed words are read letter by letter.
+checkpoint folder. Consecutive capital letters, digits and unknown bytes are separate tokens, so the
+model reads printed words letter by letter.
 """
 
 from pathlib import Path

@@ -2,11 +2,11 @@
 
     python training/train.py --out RUN
 
-The same command continues an interrupted run from its newest checkpoint, and gives what an
-uninterrupted run gives: a batch is a function of the seed and the step. The rate warms up, stays,
-and falls to zero over the last ``--decay`` steps, so a run may be stopped early or prolonged by
-another ``--steps`` before the fall begins. Writes ``RUN/state.pt`` and ``RUN/log.jsonl``; turn a
-run into a checkpoint folder with ``export.py``.
+The same command continues an interrupted run from its newest checkpoint, with the result of an
+uninterrupted run, because a batch is a function of the seed and the step. The learning rate warms
+up, stays, and falls to zero over the last ``--decay`` steps. Before the fall, ``--steps`` may be
+changed to shorten or extend the run. It writes ``RUN/state.pt`` and ``RUN/log.jsonl``;
+``export.py`` turns a run into a checkpoint folder.
 """
 
 import argparse
@@ -31,15 +31,15 @@ MEAN, SPREAD = 127.5, 127.5  # pixels become [-1, 1], as in the image processor'
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the result of a run."""
+    """All settings that determine the result of a run."""
 
     out: Path
     seed: int = 7
     vision_steps: int = 2600
-    page_steps: int = 711  # the last vision steps, in which most pictures are pages to read
+    page_steps: int = 711  # the last vision steps, in which most images are pages of text
     vision_images: int = 64
-    steps: int = 8000  # in all, the vision steps included
-    decay: int = 3800  # the last steps, in which the rate falls to zero
+    steps: int = 8000  # all steps, vision steps included
+    decay: int = 3800  # the last steps, in which the learning rate falls to zero
     rows: int = 24
     rate: float = 1e-3
     warmup: int = 300
@@ -58,7 +58,7 @@ class Trainer:
         tokenizer = load_tokenizer()
         ids = special_ids(tokenizer)
         self.model = build_model(tokenizer.get_vocab_size(), ids[IMAGE], ids[END], ids[PAD])
-        torch.manual_seed(settings.seed + 1)  # whatever the vocabulary, the same heads
+        torch.manual_seed(settings.seed + 1)  # equal heads for any vocabulary
         self.heads = PatchHeads()
         named = [*self.model.named_parameters(), *self.heads.named_parameters()]
         self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
@@ -96,7 +96,7 @@ class Trainer:
         torch.set_rng_state(state["rng"])
 
     def rate(self) -> float:
-        """The learning rate of this step; both stages warm up, and at the end it falls to zero."""
+        """The learning rate of this step; both stages warm up, and the end falls to zero."""
         s = self.settings
         begun = self.step if self.step < s.vision_steps else self.step - s.vision_steps
         fallen = max(0.0, 1 - (s.steps - self.step) / s.decay)
@@ -171,8 +171,8 @@ class Trainer:
 def _mask(spans: np.ndarray) -> Tensor:
     """Additive attention mask ``[rows, 1, seq, seq]`` from span numbers ``[rows, seq]``.
 
-    Span 0 is the shared prefix; a positive span sees the prefix and itself, a negative one (a
-    conversation without pictures) only itself. Nobody sees what comes later.
+    Span 0 is the shared prefix. A positive span attends to the prefix and itself, a negative one (a
+    conversation without images) only to itself. The mask is causal.
     """
     span = torch.from_numpy(spans)
     query, key = span[:, :, None], span[:, None, :]
@@ -184,7 +184,7 @@ def _mask(spans: np.ndarray) -> Tensor:
 
 
 PAGES = 0.6  # share of pages in the page steps
-AHEAD = 8  # batches drawn before they are needed
+AHEAD = 8  # batches drawn ahead
 
 
 def make_batch(settings: Settings, step: int) -> Batch:
