@@ -23,7 +23,7 @@ SAMPLING = {"temperature": 0.15, "top_p": 0.95, "top_k": 40}  # see docs/how-to/
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerTimes:
     """The times of one or several simultaneous answers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Answered:
     together_tokens_per_s: float | None
 
 
-Ask = Callable[[int, int, int], Answered]
+Ask = Callable[[int, int, int], AnswerTimes]
 """Takes a number of clients, of tokens of each one's prompt, and of tokens of each answer."""
 
 Figures = dict[str, float]
@@ -92,15 +92,15 @@ def figures(ask: Ask, num_tokens: int, *, is_sampled: bool) -> Figures:
     return found
 
 
-def _growth(seen: Answered) -> float:
+def _growth(seen: AnswerTimes) -> float:
     return (seen.num_tokens - 1) / (seen.wall_s - seen.first_s)
 
 
-def _throughput(seen: Answered) -> float:
+def _throughput(seen: AnswerTimes) -> float:
     return seen.num_tokens / seen.wall_s
 
 
-def _ask_for_all(ask: Ask, count: int, num_tokens: int) -> Answered:
+def _ask_for_all(ask: Ask, count: int, num_tokens: int) -> AnswerTimes:
     """Repeat requests until every token has text, which random weights do not ensure."""
     for _ in range(NUM_TRIES):
         answered = ask(count, START_TOKENS, num_tokens)
@@ -126,7 +126,7 @@ def print_figures(load: Callable[[str, int, bool], Ask]) -> None:
     print(json.dumps(figures(ask, options.tokens, is_sampled=options.sampled)))
 
 
-def of_batch(rows: int, num_tokens: int, first_s: float, wall_s: float) -> Answered:
+def of_batch(rows: int, num_tokens: int, first_s: float, wall_s: float) -> AnswerTimes:
     """Return the times of answers that began and ended together."""
     together = rows * (num_tokens - 1) / (wall_s - first_s) if num_tokens > 1 else None
-    return Answered(rows * num_tokens, first_s, wall_s, together)
+    return AnswerTimes(rows * num_tokens, first_s, wall_s, together)

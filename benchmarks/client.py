@@ -108,9 +108,9 @@ def body(options: argparse.Namespace, question: Question) -> bytes:
     content: object = question.prompt
     if options.image:
         data = base64.b64encode(Path(options.image).read_bytes()).decode()
-        picture = {"url": f"data:image/jpeg;base64,{data}"}
+        image = {"url": f"data:image/jpeg;base64,{data}"}
         text = {"type": "text", "text": content}
-        content = [{"type": "image_url", "image_url": picture}, text]
+        content = [{"type": "image_url", "image_url": image}, text]
     fields = {
         "model": options.model,
         "messages": [{"role": "user", "content": content}],

@@ -82,7 +82,7 @@ class Library:
 Contender = Server | Library
 
 
-def tried(name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+def figures_or_none(name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """Return the figures of a contender; on a failure print it and return none."""
     try:
         return measure()
@@ -144,7 +144,7 @@ def _of_genai(precision: str, checkpoint: Path, options: peers.Options) -> Itera
 def over_http(url: str, model: str, sampling: dict[str, object] = GREEDY) -> answers.Ask:
     """Return a function that sends requests to the model of a server."""
 
-    def ask(clients: int, num_prompt: int, num_tokens: int) -> answers.Answered:
+    def ask(clients: int, num_prompt: int, num_tokens: int) -> answers.AnswerTimes:
         seen = server.load(
             url,
             model,
@@ -153,7 +153,7 @@ def over_http(url: str, model: str, sampling: dict[str, object] = GREEDY) -> ans
             prompt=new_prompt(num_prompt),
             sampling=json.dumps(sampling),
         )
-        return answers.Answered(
+        return answers.AnswerTimes(
             num_tokens=seen["num_events"],
             first_s=seen["first_token_s"],
             wall_s=seen["wall_s"],

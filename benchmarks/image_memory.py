@@ -71,10 +71,10 @@ def drawn(width: int, height: int) -> PIL.Image.Image:
     return PIL.Image.merge("RGB", ways)
 
 
-def saved(picture: PIL.Image.Image, kind: str, **options: Any) -> bytes:
+def saved(image: PIL.Image.Image, kind: str, **options: Any) -> bytes:
     """Return an image as a file."""
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -84,30 +84,30 @@ def _tags() -> PIL.Image.Exif:
     return tags
 
 
-def _with_alpha(picture: PIL.Image.Image) -> PIL.Image.Image:
-    made = picture.copy()
-    made.putalpha(picture.getchannel(0))
+def _with_alpha(image: PIL.Image.Image) -> PIL.Image.Image:
+    made = image.copy()
+    made.putalpha(image.getchannel(0))
     return made
 
 
-def _palette(picture: PIL.Image.Image) -> PIL.Image.Image:
-    return picture.quantize(16, method=PIL.Image.Quantize.FASTOCTREE)
+def _palette(image: PIL.Image.Image) -> PIL.Image.Image:
+    return image.quantize(16, method=PIL.Image.Quantize.FASTOCTREE)
 
 
-def _wide(picture: PIL.Image.Image) -> PIL.Image.Image:
-    return picture.convert("I").point(lambda x: x * 256).convert("I;16")
+def _wide(image: PIL.Image.Image) -> PIL.Image.Image:
+    return image.convert("I").point(lambda x: x * 256).convert("I;16")
 
 
-def _pages(picture: PIL.Image.Image, **options: Any) -> bytes:
-    others = [PIL.Image.new("RGB", picture.size) for _ in range(3)]
-    return saved(picture, "TIFF", save_all=True, append_images=others, **options)
+def _pages(image: PIL.Image.Image, **options: Any) -> bytes:
+    others = [PIL.Image.new("RGB", image.size) for _ in range(3)]
+    return saved(image, "TIFF", save_all=True, append_images=others, **options)
 
 
-def tiled(picture: PIL.Image.Image, side: int, *, by_planes: bool = False) -> bytes:
+def tiled(image: PIL.Image.Image, side: int, *, by_planes: bool = False) -> bytes:
     """Return a TIFF file of uncompressed tiles, which Pillow reads but cannot write."""
-    width, height = picture.size
+    width, height = image.size
     places = [(x, y) for y in range(0, height, side) for x in range(0, width, side)]
-    planes = picture.split() if by_planes else [picture]
+    planes = image.split() if by_planes else [image]
     tiles = [
         plane.crop((x, y, x + side, y + side)).tobytes() for plane in planes for x, y in places
     ]
@@ -135,11 +135,11 @@ def _box(kind: bytes, *content: bytes) -> bytes:
     return struct.pack(">L", 8 + len(payload)) + kind + payload
 
 
-def grid(picture: PIL.Image.Image, side: int = 512) -> bytes:
+def grid(image: PIL.Image.Image, side: int = 512) -> bytes:
     """Return an AVIF file of equal tiles, which Pillow reads but cannot write."""
-    width, height = picture.size
+    width, height = image.size
     across, down = -(-width // side), -(-height // side)
-    tile = saved(picture.resize((side, side)), "AVIF", speed=10, subsampling="4:4:4")
+    tile = saved(image.resize((side, side)), "AVIF", speed=10, subsampling="4:4:4")
     coder = tile[tile.index(b"av1C") + 4 :][: _length(tile, b"av1C") - 8]
     pixels = tile[tile.index(b"mdat") + 4 :][: _length(tile, b"mdat") - 8]
     layout = struct.pack(">BBBBHH", 0, 0, down - 1, across - 1, width, height)
@@ -262,8 +262,8 @@ def measured(kind: str, size: tuple[int, int] = COSTS_SIZE) -> Measured:
     """Return the memory of a process that checks, decodes and hashes one file."""
     with tempfile.TemporaryDirectory() as folder:
         names = [str(Path(folder, name)) for name in ("small", "large")]
-        for name, picture in zip(names, (drawn(64, 48), drawn(*size)), strict=True):
-            Path(name).write_bytes(KINDS[kind](picture))
+        for name, image in zip(names, (drawn(64, 48), drawn(*size)), strict=True):
+            Path(name).write_bytes(KINDS[kind](image))
         done = subprocess.run(
             [sys.executable, "-c", CHILD, *names], capture_output=True, text=True, check=True
         )

@@ -109,7 +109,7 @@ def _save_qwen(shape: ImageShape, folder: Path) -> None:
         Qwen2VLImageProcessorPil,
     )
 
-    picture = "<|vision_start|><|image_pad|><|vision_end|>"
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
     names = ("image_pad", "video_pad", "vision_start", "vision_end")
     index = {name: QWEN_SPECIAL.index(f"<|{name}|>") for name in names}
     head = shape.decoder["hidden_size"] // shape.decoder["num_attention_heads"]
@@ -129,7 +129,7 @@ def _save_qwen(shape: ImageShape, folder: Path) -> None:
         vision_end_token_id=index["vision_end"],
         tie_word_embeddings=shape.is_tied,
     )
-    template = IMAGE_TEMPLATE % (picture, "<|im_end|>")
+    template = IMAGE_TEMPLATE % (image, "<|im_end|>")
     _save_weights(Qwen2_5_VLForConditionalGeneration(config), QWEN_SPECIAL, template, folder)
     images = Qwen2VLImageProcessorPil().to_dict()
     named = {"image_processor_type": "Qwen2VLImageProcessor"}

@@ -74,8 +74,8 @@ def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
     settings = PipelineSettings(max_output_tokens=100_000)
     plugins = load_plugins(PluginSettings(), environ={})
     layers = read_layers(environ={}, arguments={"monitors": {"use": monitors}})
-    looking_on = built(layers.read(plugins.tables).config, plugins) if monitors else {}
-    made = {name: monitor.observer("mock") for name, monitor in looking_on.items()}
+    observing = built(layers.read(plugins.tables).config, plugins) if monitors else {}
+    made = {name: monitor.observer("mock") for name, monitor in observing.items()}
     pipeline = Pipeline(
         tokenizer=MockTokenizer(),
         engine=MockEngine(),
@@ -84,7 +84,7 @@ def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
         observers={name: each for name, each in made.items() if each is not None},
     )
     run = _profiled(serve) if profile == "server" else serve
-    run({"mock": pipeline}, ServerSettings(port=port), monitors=looking_on)
+    run({"mock": pipeline}, ServerSettings(port=port), monitors=observing)
 
 
 def _profiled(function: Callable[..., None]) -> Callable[..., None]:

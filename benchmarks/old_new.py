@@ -49,7 +49,7 @@ class Version:
 
 
 Order = tuple[Version, Version]
-Seen = dict[str, dict[str, list[float]]]
+Series = dict[str, dict[str, list[float]]]
 """Figures by what they are of, then by the name of the version."""
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     options = _options()
     old = Version("old", Source(options.old, options.old_path))
     new = Version("new", Source(options.new, options.new_path))
-    seen: Seen = {}
+    seen: Series = {}
     began = time.monotonic()
     for number in range(options.rounds):
         if options.idle_but is not None:
@@ -73,7 +73,7 @@ def main() -> None:
     print(f"\n{table(seen)}")
 
 
-def measure_commands(seen: Seen, order: Order) -> None:
+def measure_commands(seen: Series, order: Order) -> None:
     """Record the time of the help and the memory of the package."""
     for version in _in_turn(order):
         began = time.perf_counter()
@@ -85,7 +85,7 @@ def measure_commands(seen: Seen, order: Order) -> None:
         _note(seen, version, "import vlmkit, MiB", int(pages) * 4096 / MIB)
 
 
-def measure_mock(seen: Seen, order: Order) -> None:
+def measure_mock(seen: Series, order: Order) -> None:
     """Record start time, memory and events per second of mock servers."""
     with _serving(seen, order, "mock") as urls:
         time.sleep(1)
@@ -104,7 +104,7 @@ def measure_mock(seen: Seen, order: Order) -> None:
             _measure_rates(seen, order, urls, f"{what}, event", streams)
 
 
-def measure_model(seen: Seen, order: Order, model: str, tokens: int) -> None:
+def measure_model(seen: Series, order: Order, model: str, tokens: int) -> None:
     """Record start time and tokens per second of servers with a model on ONNX Runtime."""
     name = Path(model).name
     asked = {"tokens": tokens, "sampling": '{"temperature": 0, "ignore_eos": true}'}
@@ -123,7 +123,7 @@ def measure_model(seen: Seen, order: Order, model: str, tokens: int) -> None:
 
 
 @contextlib.contextmanager
-def _serving(seen: Seen, order: Order, model: str) -> Iterator[dict[str, server.Address]]:
+def _serving(seen: Series, order: Order, model: str) -> Iterator[dict[str, server.Address]]:
     """Serve a model with both versions, and record the times until they are ready."""
     what = f"vlmkit serve {Path(model).name} until ready, s"
     urls = {}
@@ -140,7 +140,7 @@ def _serving(seen: Seen, order: Order, model: str) -> Iterator[dict[str, server.
 
 
 def _measure_rates(
-    seen: Seen,
+    seen: Series,
     order: Order,
     urls: dict[str, server.Address],
     what: str,
@@ -171,7 +171,7 @@ def _in_turn(order: Order) -> Iterator[Version]:
         yield from order if number % 2 == 0 else order[::-1]
 
 
-def _note(seen: Seen, version: Version, what: str, value: float) -> None:
+def _note(seen: Series, version: Version, what: str, value: float) -> None:
     seen.setdefault(what, {"old": [], "new": []})[version.name].append(value)
 
 
@@ -179,7 +179,7 @@ def _port(url: server.Address) -> int:
     return int(url.removesuffix("/v1").rpartition(":")[2])
 
 
-def table(seen: Seen) -> str:
+def table(seen: Series) -> str:
     """Return the figures of both versions, and the ratios of adjacent measurements."""
     rows = []
     for what, figures in seen.items():
@@ -195,13 +195,13 @@ def table(seen: Seen) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--old", default=sys.executable, help="an interpreter")
-    parser.add_argument("--old-path", default="", help="goes before its packages")
+    parser.add_argument("--old-path", default="", help="precedes its packages")
     parser.add_argument("--new", default=sys.executable, help="an interpreter")
-    parser.add_argument("--new-path", default="", help="goes before its packages")
+    parser.add_argument("--new-path", default="", help="precedes its packages")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--idle-but", type=float, help="begin when fewer cores than this are busy")
+    parser.add_argument("--idle-but", type=float, help="wait until fewer cores are busy")
     parser.add_argument("--model", default="demo", help="a model for vlmkit-onnx; demo is w8a8")
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer of the model")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     return parser.parse_args()
 
 

@@ -99,12 +99,12 @@ def _exports(checkpoint: Path, options: peers.Options) -> Iterator[tuple[str, Pa
 def _measure(start: peers.Start, edge: int) -> Measurement:
     def measure() -> Figures:
         with start() as (url, model), tempfile.TemporaryDirectory() as scratch:
-            pictures = [str(_picture(Path(scratch) / f"{i}.jpg", edge)) for i in range(2)]
-            _first_s(url, model, pictures[0])  # warm-up
-            cold = _first_s(url, model, pictures[1])
+            images = [str(_new_image(Path(scratch) / f"{i}.jpg", edge)) for i in range(2)]
+            _first_s(url, model, images[0])  # warm-up
+            cold = _first_s(url, model, images[1])
             return {
                 "cold": cold,
-                "seen": _first_s(url, model, pictures[1]),
+                "seen": _first_s(url, model, images[1]),
                 "text": _first_s(url, model, ""),
             }
 
@@ -127,29 +127,29 @@ def _features(folder: Path, edge: int) -> np.ndarray:
     """Return the rows of a fixed image."""
     import vlmkit
 
-    picture = Image.fromarray(_blots(0)).resize((edge, edge), Image.Resampling.BICUBIC)
+    image = Image.fromarray(_blots(0)).resize((edge, edge), Image.Resampling.BICUBIC)
     with vlmkit.load(str(folder)) as model:
-        request = model.request("what is this?", images=[picture])
+        request = model.request("what is this?", images=[image])
         slots = model.runner._tokenizer.prompt(request.messages).media
         (features,) = model.runner._encoder.encode(slots)
     return np.asarray(features.embeddings)
 
 
-def ask_about_pictures(url: str, model: str, number: int) -> None:
+def ask_about_images(url: str, model: str, number: int) -> None:
     """Send requests about a number of new images."""
     edge = image_shapes.IMAGE_SHAPES["smolvlm-500m"].edge
     with tempfile.TemporaryDirectory() as scratch:
         for _ in range(number):
-            _first_s(url, model, str(_picture(Path(scratch) / "new.jpg", edge)))
+            _first_s(url, model, str(_new_image(Path(scratch) / "new.jpg", edge)))
 
 
-def _first_s(url: str, model: str, picture: str) -> float:
+def _first_s(url: str, model: str, image: str) -> float:
     question = f"{secrets.token_hex(8)}: what is in this picture?"
-    seen = server.load(url, model, tokens=2, prompt=question, image=picture)
+    seen = server.load(url, model, tokens=2, prompt=question, image=image)
     return float(seen["first_token_s"])
 
 
-def _picture(file: Path, edge: int) -> Path:
+def _new_image(file: Path, edge: int) -> Path:
     """Save a new square image of soft blots in random colours."""
     blots = Image.fromarray(_blots(secrets.randbits(32)))
     blots.resize((edge, edge), Image.Resampling.BICUBIC).save(file, quality=90)

@@ -16,7 +16,7 @@ import shapes
 
 CLIENTS, TOKENS_EACH = 8, 2048
 CACHE_TOKENS = CLIENTS * TOKENS_EACH
-NUM_PICTURES = 3  # images of earlier requests
+NUM_IMAGES = 3  # images of earlier requests
 IDLE_S = 2.0  # an idle server returns the memory of requests after a moment
 MIB = 2**20
 
@@ -42,7 +42,7 @@ def serve(folder: Path, options: peers.Options) -> str:
     with peers.vlmkit(folder, options, *more)() as (url, name):
         empty = url.resident_bytes()
         if (folder / "vision.onnx").is_file():
-            onnx_image.ask_about_pictures(url, name, NUM_PICTURES)
+            onnx_image.ask_about_images(url, name, NUM_IMAGES)
         contenders.over_http(url, name)(CLIENTS, TOKENS_EACH - 16, 2)
         peak = url.resident_bytes("VmHWM")
         time.sleep(IDLE_S)

@@ -32,14 +32,14 @@ Figures = dict[str, float]
 def bench(options: peers.Options) -> None:
     """Measure each contender in turn and print the tables."""
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
-    everybody = contenders.contenders(checkpoint, options)
-    servers = [each for each in everybody if isinstance(each, contenders.Server)]
+    all_contenders = contenders.contenders(checkpoint, options)
+    servers = [each for each in all_contenders if isinstance(each, contenders.Server)]
     coming = list(arrivals.schedule(options.arrivals_per_s, DURATION_S))
     seen: dict[str, list[Figures]] = {each.name: [] for each in servers}
     for number in range(options.rounds):
         for each in servers:
             quiet.wait_until(options.idle_but)
-            figures = contenders.tried(each.name, partial(_measure, each, coming))
+            figures = contenders.figures_or_none(each.name, partial(_measure, each, coming))
             seen[each.name].append(figures)
             line = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
             print(f"round {number + 1}, {each.name}: {line}", flush=True)

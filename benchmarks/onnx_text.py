@@ -28,18 +28,18 @@ TARGETS = (  # ours, theirs, column, minimum
     ("vlmkit int4", "llama-server q4_0", answers.prompt(512), 1.0),
 )
 
-Seen = dict[str, list[answers.Figures]]
+Series = dict[str, list[answers.Figures]]
 """The figures of each round, by the contender's name."""
 
 
 def bench(options: peers.Options) -> None:
     """Measure each contender in turn and print the tables."""
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
-    everybody = list(contenders.contenders(checkpoint, options))
-    greedy: Seen = {contender.name: [] for contender in everybody}
-    sampled: Seen = {contender.name: [] for contender in everybody}
+    all_contenders = list(contenders.contenders(checkpoint, options))
+    greedy: Series = {contender.name: [] for contender in all_contenders}
+    sampled: Series = {contender.name: [] for contender in all_contenders}
     for number in range(options.rounds):
-        for contender in everybody:
+        for contender in all_contenders:
             for seen, is_sampled in ((greedy, False), (sampled, True)):
                 figures = _measure(contender, options, is_sampled=is_sampled)
                 seen[contender.name].append(figures)
@@ -49,11 +49,11 @@ def bench(options: peers.Options) -> None:
     for style, seen in (("greedy", greedy), ("sampled", sampled)):
         title = f"{options.shape}, {options.threads} threads, {options.tokens} new tokens, {style}"
         print(f"\ntokens/s, {title}\n{_table(seen)}")
-        print(f"\nratios, {title}\n{_ratios(everybody, seen)}")
-    print(f"\nsampled over greedy\n{_cost_of_drawing(greedy, sampled)}\n")
+        print(f"\nratios, {title}\n{_ratios(all_contenders, seen)}")
+    print(f"\nsampled over greedy\n{_cost_of_sampling(greedy, sampled)}\n")
     _print_targets(greedy)
-    _print_reading(everybody, greedy)
-    print("\nwhat computes, as this CPU's flags have it:")
+    _print_reading(all_contenders, greedy)
+    print("\nkernels on this CPU:")
     for precision in options.precisions:
         print(f"  {precision}: {kernels.name(peers.exported(checkpoint, precision))}")
 
@@ -62,10 +62,10 @@ def _measure(contender: Contender, options: peers.Options, *, is_sampled: bool) 
     quiet.wait_until(options.idle_but)
     memory = {MEMORY: quiet.memory_gb_per_s(options.threads)}
     measure = partial(contender.figures, options, is_sampled=is_sampled)
-    return {**contenders.tried(contender.name, measure), **memory}
+    return {**contenders.figures_or_none(contender.name, measure), **memory}
 
 
-def _table(seen: Seen) -> str:
+def _table(seen: Series) -> str:
     rows = [
         [name, *(peers.spread([f[key] for f in rounds if key in f]) for key in COLUMNS)]
         for name, rounds in seen.items()
@@ -73,12 +73,12 @@ def _table(seen: Seen) -> str:
     return tables.markdown(["engine", *COLUMNS], rows)
 
 
-def _ratios(everybody: list[Contender], seen: Seen) -> str:
+def _ratios(all_contenders: list[Contender], seen: Series) -> str:
     """Return ratios of our first contender to all others, and of ours to peers of equal bits."""
-    ours = [contender for contender in everybody if contender.is_ours]
+    ours = [contender for contender in all_contenders if contender.is_ours]
     rows = []
     for own in ours:
-        for other in everybody:
+        for other in all_contenders:
             is_peer = not other.is_ours and other.bits == own.bits
             if is_peer or (own is ours[0] and other is not own):
                 cells = (_ratio(seen[own.name], seen[other.name], key) for key in answers.COLUMNS)
@@ -91,7 +91,7 @@ def _ratio(ours: list[answers.Figures], theirs: list[answers.Figures], column: s
     return peers.spread([a[column] / b[column] for a, b in rounds if column in a and column in b])
 
 
-def _cost_of_drawing(greedy: Seen, sampled: Seen) -> str:
+def _cost_of_sampling(greedy: Series, sampled: Series) -> str:
     columns = [key for key in answers.COLUMNS if key not in map(answers.prompt, answers.PROMPTS)]
     rows = [
         [name, *(_ratio(sampled[name], greedy[name], key) for key in columns)] for name in greedy
@@ -99,17 +99,17 @@ def _cost_of_drawing(greedy: Seen, sampled: Seen) -> str:
     return tables.markdown(["engine", *columns], rows)
 
 
-def _print_targets(seen: Seen) -> None:
+def _print_targets(seen: Series) -> None:
     for ours, theirs, column, least in TARGETS:
         if ours in seen and theirs in seen:
             ratio = _ratio(seen[ours], seen[theirs], column)
             print(f"{column}: {ours} / {theirs} = {ratio} (target {least})")
 
 
-def _print_reading(everybody: list[Contender], seen: Seen) -> None:
+def _print_reading(all_contenders: list[Contender], seen: Series) -> None:
     """Print how near a single answer is to its limit: every token reads all weights."""
-    print("\nwhat a lone answer reads of weights, over the memory's speed just before:")
-    for each in everybody:
+    print("\nmemory read by a single answer, over the memory bandwidth just before:")
+    for each in all_contenders:
         if isinstance(each, contenders.Server) and each.weights:
             gb, lone = each.weights.stat().st_size / 1e9, answers.clients(1)
             shares = [gb * f[lone] / f[MEMORY] for f in seen[each.name] if lone in f]

@@ -21,7 +21,7 @@ def load(model: str, threads: int, is_sampled: bool) -> answers.Ask:
     loaded = genai.Model(config)
     drawing = answers.SAMPLING if is_sampled else {}
 
-    def ask(rows: int, num_prompt: int, num_tokens: int) -> answers.Answered:
+    def ask(rows: int, num_prompt: int, num_tokens: int) -> answers.AnswerTimes:
         seed = time.perf_counter_ns() % 2**32
         ids = np.random.default_rng(seed).integers(answers.FIRST_WORD, 30_000, (rows, num_prompt))
         params = genai.GeneratorParams(loaded)

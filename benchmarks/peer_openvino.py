@@ -18,7 +18,7 @@ def load(model: str, threads: int, is_sampled: bool) -> answers.Ask:
     pipeline = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
     drawing = answers.SAMPLING if is_sampled else {}
 
-    def ask(rows: int, num_prompt: int, num_tokens: int) -> answers.Answered:
+    def ask(rows: int, num_prompt: int, num_tokens: int) -> answers.AnswerTimes:
         seed = time.perf_counter_ns() % 2**32
         ids = np.random.default_rng(seed).integers(answers.FIRST_WORD, 30_000, (rows, num_prompt))
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))

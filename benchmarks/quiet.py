@@ -28,7 +28,7 @@ def wait_until(idle_but: float) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while (busy := busy_cores()) > idle_but:
         if time.monotonic() > deadline:
-            print(f"  {busy:.2f} cores are busy with something else", flush=True)
+            print(f"  {busy:.2f} cores are busy with other programs", flush=True)
             return
         time.sleep(2 * LOOK_S)
 

@@ -29,7 +29,7 @@ NUM_PAGES, NUM_AT_ONCE = 24, 8
 PAGE, LARGE = (1240, 1754), (7070, 7070)
 
 
-def picture(size: tuple[int, int], seed: int) -> str:
+def image(size: tuple[int, int], seed: int) -> str:
     """Return a data: URL of a JPEG that costs as much as a photograph: noise on a gradient."""
     width, height = size
     noise = np.random.default_rng(seed).integers(0, 255, (height // 8, width // 8, 3), np.uint8)
@@ -111,8 +111,8 @@ async def measured(url: str, model: str) -> dict[str, float]:
     limits = httpx2.Limits(max_connections=64)
     async with httpx2.AsyncClient(timeout=600, limits=limits) as http:
         text = body(model, {"type": "text", "text": "hello"}, max_tokens=1)
-        one = [body(model, shown(picture(PAGE, seed)), max_tokens=1) for seed in range(NUM_PAGES)]
-        large = [body(model, shown(picture(LARGE, 99 + n)), max_tokens=1) for n in range(8)]
+        one = [body(model, shown(image(PAGE, seed)), max_tokens=1) for seed in range(NUM_PAGES)]
+        large = [body(model, shown(image(LARGE, 99 + n)), max_tokens=1) for n in range(8)]
         await post(http, url, text)
         texts = [await post(http, url, text) for _ in range(60)]
         alone = [await post(http, url, asked) for asked in one[:8]]

@@ -287,7 +287,9 @@ def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--list", action="store_true", help="the files, in order of first entry")
+    parser.add_argument(
+        "--list", action="store_true", help="print the files in order of first entry"
+    )
     parser.add_argument("--set", action="append", default=[], help="a setting of the server")
     options = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -178,17 +178,23 @@ def parse() -> tuple[list[str], Options]:
     choices = [*shapes.SHAPES, "qwen2.5-vl-3b"]  # the last ones for torch-start only
     parser.add_argument("--shape", choices=choices, default="0.5b")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2, help="of each engine")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each answer")
-    parser.add_argument("--precisions", nargs="*", default=["w8a8"], help="of our exports")
-    parser.add_argument("--towers", nargs="*", default=["fp32", "w8a8"], help="of our exports")
-    parser.add_argument("--idle-but", type=float, default=0.3, help="wait for so few busy cores")
-    parser.add_argument("--models", type=Path, help="keep models here, for the next time")
-    parser.add_argument("--arrivals-per-s", type=float, default=0.8, help="of onnx-mixed")
-    parser.add_argument("--cases", type=int, default=60, help="of each kind, of accuracy")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each engine")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of each answer")
+    parser.add_argument(
+        "--precisions", nargs="*", default=["w8a8"], help="precisions of our exports"
+    )
+    parser.add_argument("--towers", nargs="*", default=["fp32", "w8a8"], help="tower precisions")
+    parser.add_argument(
+        "--idle-but", type=float, default=0.3, help="wait until fewer cores are busy"
+    )
+    parser.add_argument("--models", type=Path, help="a folder that keeps models between runs")
+    parser.add_argument("--arrivals-per-s", type=float, default=0.8, help="requests of onnx-mixed")
+    parser.add_argument("--cases", type=int, default=60, help="questions of each kind of accuracy")
     for peer in ("gguf", "openvino", "genai", "transformers", "vllm"):
-        parser.add_argument(f"--{peer}", metavar="PYTHON", help="the Python of its environment")
-    parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's own server")
+        parser.add_argument(
+            f"--{peer}", metavar="PYTHON", help="the Python of the environment of the peer"
+        )
+    parser.add_argument("--llama-server", metavar="FILE", help="the server of llama.cpp")
     given = vars(parser.parse_args())
     return given.pop("names") or list(BENCHES), Options(**given)
 

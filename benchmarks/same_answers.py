@@ -1,4 +1,4 @@
-"""Tells whether two versions of the server answer alike: records all answers, and compares them.
+"""Compares two versions of the server: records their answers, and prints differences.
 
     python benchmarks/same_answers.py record --python PYTHON [--pythonpath PATH] FILE
     python benchmarks/same_answers.py record --python PYTHON --like FILE FILE
@@ -105,16 +105,18 @@ def _like(path: Path, renamed: Path | None) -> tuple[Json, list[Request]]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record", help="ask servers and write what they answer")
-    recording.add_argument("--python", default=sys.executable, help="has vlmkit and its plugins")
-    recording.add_argument("--pythonpath", default="", help="goes before its own packages")
+    recording = commands.add_parser("record", help="send requests to servers and write the answers")
+    recording.add_argument(
+        "--python", default=sys.executable, help="an interpreter with vlmkit and its plugins"
+    )
+    recording.add_argument("--pythonpath", default="", help="precedes its own packages")
     recording.add_argument("--like", type=Path, help="a recording whose requests are repeated")
-    recording.add_argument("--renamed", type=Path, help="a TOML file of what to ask otherwise")
+    recording.add_argument("--renamed", type=Path, help="a TOML file of renames for the requests")
     recording.add_argument("file", type=Path)
-    comparing = commands.add_parser("compare", help="print what differs")
+    comparing = commands.add_parser("compare", help="print the differences")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
-    comparing.add_argument("--renamed", type=Path, help="a TOML file of what is no difference")
+    comparing.add_argument("--renamed", type=Path, help="a TOML file of deliberate renames")
     return parser.parse_args()
 
 

@@ -123,12 +123,12 @@ def watch(address: server.Address, course: Course, is_over: threading.Event) -> 
 
 def known_answers(port: int, path: Path) -> None:
     """Write the answers of the packaged model without other load."""
-    pictures = soak_clients.sample_pictures()
+    images = soak_clients.sample_images()
     known = {}
-    for number in range(len(pictures)):
+    for number in range(len(images)):
         for question in QUESTIONS:
             asked = f"{number} {question}"
-            content = json.dumps(soak_clients.demo_body(asked, pictures)).encode()
+            content = json.dumps(soak_clients.demo_body(asked, images)).encode()
             _, body, _ = asyncio.run(soak_clients.sent(port, "/v1/chat/completions", content))
             answer = soak_clients.parsed(body, is_stream=False)
             known[asked] = answer["choices"][0]["message"]["content"]
@@ -251,7 +251,7 @@ def report(seen: dict[str, Any]) -> int:
         f"99 of 100 {_percentile(waits, 0.99) * 1000:.0f} ms, most {max(waits) * 1000:.0f} ms"
     )
     print(f"/healthz: most {max(row['health_ms'] for row in course.rows):.0f} ms")
-    print("at the end:", json.dumps(seen["ready"]))
+    print("readiness at the end:", json.dumps(seen["ready"]))
     counts = seen["honest"]["counts"]
     num_wrong = sum(counts.get(n, 0) for n in ("mixed up", "refused", "broken"))
     return num_wrong + len(seen["bad"]["wrong"]) + len(seen["hostile"]["wrong"])
@@ -291,7 +291,7 @@ def main() -> int:
             options.chart.write_text(draw(seen, options.minutes * 60))
         num_wrong = report(seen)
         if soak_attacks.MARKER in (folder / "log").read_text(errors="replace"):
-            print("the log holds what a client sent")
+            print("the log contains data of a client")
             num_wrong += 1
         print("log of the server:", *(folder / "log").read_text().splitlines()[-20:], sep="\n  ")
     finally:

@@ -171,7 +171,7 @@ class Attacker:
 
 
 async def attack_on(
-    port: int, attacker: Attacker, seen: soak_clients.Seen, until: float, chance: random.Random
+    port: int, attacker: Attacker, seen: soak_clients.Outcomes, until: float, chance: random.Random
 ) -> None:
     """Attack until the time is over; abandon every second attack at a random time."""
     while time.time() < until:
@@ -190,7 +190,7 @@ async def attack_on(
         await asyncio.sleep(chance.expovariate(1 / PAUSE_S))
 
 
-async def judge(port: int, attack: Attack, seen: soak_clients.Seen) -> None:
+async def judge(port: int, attack: Attack, seen: soak_clients.Outcomes) -> None:
     """Send an attack, read the whole response, and count its statuses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     try:
@@ -219,7 +219,7 @@ async def leave(port: int, attack: Attack, chance: random.Random) -> None:
     writer.transport.abort()
 
 
-async def attack_all(options: argparse.Namespace, seen: soak_clients.Seen) -> None:
+async def attack_all(options: argparse.Namespace, seen: soak_clients.Outcomes) -> None:
     """Attack with many clients at once."""
     until = time.time() + options.seconds
     async with asyncio.TaskGroup() as group:
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    seen = soak_clients.Seen(collections.Counter())
+    seen = soak_clients.Outcomes(collections.Counter())
     asyncio.run(attack_all(options, seen))
     print(json.dumps({"counts": seen.counts, "wrong": seen.wrong[:20]}))
 

@@ -28,7 +28,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 @dataclass
-class Seen:
+class Outcomes:
     """The outcomes of requests."""
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -58,7 +58,7 @@ class Question:
     check: Callable[[Any], bool]
 
 
-class Asker:
+class RequestMaker:
     """Makes requests with known answers."""
 
     def __init__(self, seed: int, known: dict[str, str], pictures: list[str]) -> None:
@@ -68,7 +68,7 @@ class Asker:
 
     def question(self) -> Question:
         """Return a question of any kind."""
-        kinds = [self._text, self._streamed, self._picture, self._constrained, self._scored]
+        kinds = [self._text, self._streamed, self._image, self._constrained, self._scored]
         kinds += [self._several, self._message, self._completion, self._response]
         if self._known:
             kinds += [self._demo] * 2
@@ -90,7 +90,7 @@ class Asker:
         body = self._chat(said, stream=True, logprobs=True, top_logprobs=3)
         return _chat_question("streamed", body, lambda a: _joined(a) == said and _scores(a) == said)
 
-    def _picture(self) -> Question:
+    def _image(self) -> Question:
         from PIL import Image
 
         said, size = self._words(), (self._random.randrange(8, 200), self._random.randrange(8, 200))
@@ -162,7 +162,7 @@ def demo_body(asked: str, pictures: list[str]) -> dict[str, Any]:
     return {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 32}
 
 
-def sample_pictures() -> list[str]:
+def sample_images() -> list[str]:
     """Return the sample images of the packaged model, in base64."""
     from vlmkit_demo.plugin import pictures
 
@@ -231,10 +231,12 @@ def _without_chunks(body: bytes) -> bytes:
     return whole
 
 
-async def ask_on(port: int, asker: Asker, seen: Seen, until: float, chance: random.Random) -> None:
+async def ask_until_end(
+    port: int, maker: RequestMaker, seen: Outcomes, until: float, chance: random.Random
+) -> None:
     """Send requests until the time is over; abandon one in six during its answer."""
     while time.time() < until:
-        question = asker.question()
+        question = maker.question()
         content = json.dumps(question.body).encode()
         try:
             if chance.random() < 1 / 6:
@@ -248,7 +250,7 @@ async def ask_on(port: int, asker: Asker, seen: Seen, until: float, chance: rand
         await asyncio.sleep(chance.expovariate(1 / PAUSE_S))
 
 
-async def ask(port: int, question: Question, content: bytes, seen: Seen) -> None:
+async def ask(port: int, question: Question, content: bytes, seen: Outcomes) -> None:
     """Send a request, wait for the whole answer and check it."""
     status, body, first_s = await sent(port, question.path, content)
     seen.first_token_s.append((round(time.time(), 2), round(first_s, 4)))
@@ -273,29 +275,29 @@ async def leave(port: int, path: str, content: bytes, chance: random.Random) -> 
     writer.transport.abort()
 
 
-async def honest(options: argparse.Namespace, seen: Seen) -> None:
+async def honest(options: argparse.Namespace, seen: Outcomes) -> None:
     """Send honest requests with many clients at once."""
     until = time.time() + options.seconds
     known = json.loads(options.known.read_text()) if options.known else {}
-    pictures = sample_pictures() if known else []
+    pictures = sample_images() if known else []
     async with asyncio.TaskGroup() as group:
         for number in range(options.clients):
             seed = hash((options.seed, number))
-            asker = Asker(seed, known, pictures)
-            group.create_task(ask_on(options.port, asker, seen, until, random.Random(seed)))
+            maker = RequestMaker(seed, known, pictures)
+            group.create_task(ask_until_end(options.port, maker, seen, until, random.Random(seed)))
 
 
-async def bad(options: argparse.Namespace, seen: Seen) -> None:
+async def bad(options: argparse.Namespace, seen: Outcomes) -> None:
     """Send almost valid bodies, evenly over the time."""
     chance = random.Random(options.seed)
-    asker = Asker(options.seed, {}, [])
+    maker = RequestMaker(options.seed, {}, [])
     started = time.time()
     gap_s = options.seconds / options.requests
     at_once = asyncio.Semaphore(32)
 
     async def one() -> None:
         async with at_once:
-            question = asker.question()
+            question = maker.question()
             content = spoiled(json.dumps(question.body).encode(), chance)
             try:
                 status, _, _ = await asyncio.wait_for(
@@ -341,7 +343,7 @@ def spoiled(content: bytes, chance: random.Random) -> bytes:
     return chance.choice(ways)(content)
 
 
-async def idle(options: argparse.Namespace, seen: Seen) -> None:
+async def idle(options: argparse.Namespace, seen: Outcomes) -> None:
     """Hold silent connections; count those that the server closes early."""
     held = []
     for number in range(options.clients):
@@ -370,7 +372,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--known", type=Path, help="answers of the packaged model, as JSON")
     options = parser.parse_args()
-    seen = Seen()
+    seen = Outcomes()
     part = {"honest": honest, "bad": bad, "idle": idle}[options.part]
     asyncio.run(part(options, seen))
     print(seen.dump())

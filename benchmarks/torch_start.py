@@ -110,7 +110,7 @@ def edge_of(shape: str) -> int:
     return 0 if shape in shapes.SHAPES else image_shapes.IMAGE_SHAPES[shape].edge
 
 
-def picture(edge: int) -> Any:
+def image(edge: int) -> Any:
     """Return a fixed image."""
     import PIL.Image
 
@@ -121,7 +121,7 @@ def answer_of_vlmkit(folder: str, dtype: str, threads: int, tokens: int, edge: i
     """Return the arrival times of the tokens."""
     import vlmkit
 
-    images = [picture(edge)] if edge else []
+    images = [image(edge)] if edge else []
     engine = {"use": "torch", "num_threads": threads, "dtype": dtype}
     with vlmkit.load(folder, engine=engine) as model:
         request = model.request(PROMPT, images=images, max_tokens=tokens, ignore_eos=True)
@@ -174,7 +174,7 @@ def inputs_of_transformers(folder: str, tokenizer: Any, edge: int) -> Any:
 
         content = [{"type": "image"}, *content]
         processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        shown = dict(processor(images=[picture(edge)], return_tensors="pt"))
+        shown = dict(processor(images=[image(edge)], return_tensors="pt"))
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )

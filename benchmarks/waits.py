@@ -109,15 +109,15 @@ def measure(model: Any, rounds: int, prompt_tokens: int) -> None:
     gaps = [gap(model, longest) for _ in range(rounds)]
     bursts = [burst(model, longest // 4) for _ in range(rounds)]
     one, eight = common(model, longest)
-    print(f"longest gap while {longest} tokens come, ms: {spread([g for g, _ in gaps])}")
+    print(f"longest gap during a prompt of {longest} tokens, ms: {spread([g for g, _ in gaps])}")
     print(f"  gap alone: {spread([alone for _, alone in gaps])}")
     print(f"eight at once with {longest // 4} tokens each, first token, ms:")
     means, largest = [statistics.mean(b) for b in bursts], [max(b) for b in bursts]
     print(f"  mean {spread(means)}, largest {spread(largest)}")
     ratios = [mean / most for mean, most in zip(means, largest, strict=True)]
     print(f"  mean over largest: {spread(ratios)}")
-    print(f"eight on a new beginning of {longest} tokens, computed tokens: {eight}")
-    print(f"  over those of one: {eight / one:.2f}")
+    print(f"eight with a new shared prefix of {longest} tokens, computed tokens: {eight}")
+    print(f"  over one: {eight / one:.2f}")
 
 
 def bench(folder: Path, rounds: int) -> None:
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=1024)
-    parser.add_argument("--engine", help="the provider's name")
+    parser.add_argument("--engine", help="the name of the provider")
     options = parser.parse_args()
     chosen = {"engine": {"use": options.engine}} if options.engine else {}
     with vlmkit.load(options.model, **chosen) as model:

@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=[*zoo.NAMES_TEXT, *zoo.NAMES_VISION])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engine", default="torch", help="the provider's name")
+    parser.add_argument("--engine", default="torch", help="the name of the provider")
     options = parser.parse_args()
     print(f"{'family':20} tokens images {'alone':>8} {'longest':>8} {'step':>8}  steps")
     with tempfile.TemporaryDirectory() as folder:

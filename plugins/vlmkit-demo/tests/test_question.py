@@ -5,7 +5,7 @@ import pytest
 from phrasing import FOLLOW, PAIR, PHRASES, SMALL_TALK, UNKNOWABLE, Phrases
 from question import (
     ASKS,
-    Asker,
+    PhraseChooser,
     ask_count_if,
     ask_exist,
     ask_pair,
@@ -38,7 +38,7 @@ def test_no_held_out_phrasing_is_trained(table: Phrases) -> None:
 def test_every_kind_of_question_occurs_in_both_splits(kind: str) -> None:
     for split in ("train", "held_out"):
         rng = np.random.default_rng(7)
-        ask = Asker(rng, split)
+        ask = PhraseChooser(rng, split)
         assert any(ASKS[kind](sample_scene(rng, split), ask) for _ in range(60))
 
 
@@ -49,7 +49,7 @@ def test_a_description_reads_like_a_sentence() -> None:
 
 
 def test_the_name_of_an_object_is_unambiguous() -> None:
-    ask = Asker(np.random.default_rng(8), "train")
+    ask = PhraseChooser(np.random.default_rng(8), "train")
     twins = scene_of(shape("circle", "red", 0), shape("circle", "red", 8))
     for _ in range(30):
         name = refer(twins, twins.things[0], ask)
@@ -57,7 +57,7 @@ def test_the_name_of_an_object_is_unambiguous() -> None:
 
 
 def test_an_attribute_in_question_is_not_in_the_name() -> None:
-    ask = Asker(np.random.default_rng(9), "train")
+    ask = PhraseChooser(np.random.default_rng(9), "train")
     scene = scene_of(shape("star", "pink", 0), shape("heart", "blue", 4))
     names = {refer(scene, scene.things[0], ask, "colour") for _ in range(50)}
     assert not any("pink" in (name or "") for name in names)
@@ -65,7 +65,7 @@ def test_an_attribute_in_question_is_not_in_the_name() -> None:
 
 def test_counts_and_yes_or_no_answers_are_correct() -> None:
     scene = scene_of(shape("star", "pink", 0), shape("star", "pink", 4), shape("cross", "red", 8))
-    ask = Asker(np.random.default_rng(10), "train")
+    ask = PhraseChooser(np.random.default_rng(10), "train")
     for _ in range(200):
         turns = ask_count_if(scene, ask)
         assert turns
@@ -79,7 +79,7 @@ def test_counts_and_yes_or_no_answers_are_correct() -> None:
 
 def test_relations_are_correct() -> None:
     scene = scene_of(shape("star", "pink", 3), shape("cross", "red", 5))
-    ask = Asker(np.random.default_rng(11), "held_out")
+    ask = PhraseChooser(np.random.default_rng(11), "held_out")
     seen = set()
     for _ in range(100):
         turns = ask_relation(scene, ask)
@@ -102,7 +102,7 @@ def test_relations_are_correct() -> None:
 
 def test_two_images_are_distinguished() -> None:
     scenes = scene_of(shape("star", "pink", 0)), scene_of(shape("heart", "red", 1))
-    ask = Asker(np.random.default_rng(12), "train")
+    ask = PhraseChooser(np.random.default_rng(12), "train")
     for _ in range(100):
         turns = ask_pair(scenes, ask)
         if turns and "star" in turns[0].question and turns[0].answer.startswith("The "):
@@ -110,7 +110,7 @@ def test_two_images_are_distinguished() -> None:
 
 
 def test_small_talk_without_an_image_does_not_mention_seeing() -> None:
-    ask = Asker(np.random.default_rng(13), "train")
+    ask = PhraseChooser(np.random.default_rng(13), "train")
     conversations = [small_talk(ask) for _ in range(200)]
     answers = {turns[0].answer for kind, turns in conversations if kind == "unknown"}
     assert answers == {"I don't know.", "I don't see a picture."}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from picture import GRID, draw, ink_of_patches, label_patches, to_pixels
-from question import ASKS, Asker, Dialogue, ask_pair, small_talk, system_prompt
+from question import ASKS, Dialogue, PhraseChooser, ask_pair, small_talk, system_prompt
 from scene import Scene, sample_page, sample_scene
 from tokenizer import ASSISTANT, END, IMAGE, PAD, SYSTEM, USER, load_tokenizer, special_ids
 
@@ -79,7 +79,7 @@ def _draw(
 def joint_batch(seed: int, step: int, rows: int) -> Batch:
     """Draw images and generate conversations about them."""
     rng = np.random.default_rng([seed, step])
-    packer = Packer(rows, Asker(rng, "train"))
+    packer = Packer(rows, PhraseChooser(rng, "train"))
     scenes: list[Scene] = []
     for row in range(rows):
         pair = rng.random() < PAIR_SHARE
@@ -90,7 +90,7 @@ def joint_batch(seed: int, step: int, rows: int) -> Batch:
     return Batch(*_draw(scenes + pages, rng), packer.text())
 
 
-def talk(scenes: list[Scene], ask: Asker, first: str | None = None) -> Dialogue:
+def talk(scenes: list[Scene], ask: PhraseChooser, first: str | None = None) -> Dialogue:
     """Generate one conversation about one or two scenes, sometimes about two in a row."""
     if len(scenes) == 2:
         turns = None
@@ -113,7 +113,7 @@ def talk(scenes: list[Scene], ask: Asker, first: str | None = None) -> Dialogue:
 class Packer:
     """Packs conversations into rows of one length."""
 
-    def __init__(self, rows: int, ask: Asker) -> None:
+    def __init__(self, rows: int, ask: PhraseChooser) -> None:
         self._ask = ask
         self._encode = _Encoder()
         shape = (rows, ROW)

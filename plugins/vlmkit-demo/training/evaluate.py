@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from picture import draw
 from PIL import Image
-from question import ASKS, KINDS, Asker, Turn, ask_pair, small_talk
+from question import ASKS, KINDS, PhraseChooser, Turn, ask_pair, small_talk
 from scene import Scene, sample_scene
 
 CONTENT = {"digit": "digit", "word": "word"}  # the required content of the scenes of a kind
@@ -54,7 +54,7 @@ def make_cases(count: int, seed: int = 20_000_003, kinds: Iterable[str] = KINDS)
     cases = []
     for kind in kinds:
         rng = np.random.default_rng([seed, KINDS.index(kind)])
-        ask = Asker(rng, "held_out")
+        ask = PhraseChooser(rng, "held_out")
         made = 0
         while made < count:
             case = _case(kind, ask, rng)
@@ -64,7 +64,7 @@ def make_cases(count: int, seed: int = 20_000_003, kinds: Iterable[str] = KINDS)
     return cases
 
 
-def _case(kind: str, ask: Asker, rng: np.random.Generator) -> Case | None:
+def _case(kind: str, ask: PhraseChooser, rng: np.random.Generator) -> Case | None:
     scenes: tuple[Scene, ...] = ()
     if kind == "two_images":
         scenes = sample_scene(rng, "held_out", 3), sample_scene(rng, "held_out", 3)

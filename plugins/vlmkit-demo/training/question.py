@@ -45,7 +45,7 @@ class Dialogue:
     system: str | None = None
 
 
-class Asker:
+class PhraseChooser:
     """Chooses among phrasings of one split."""
 
     def __init__(self, rng: np.random.Generator, split: Split) -> None:
@@ -99,7 +99,7 @@ def describe(scene: Scene) -> str:
     return _upper(text) + "."
 
 
-def refer(scene: Scene, thing: Thing, ask: Asker, hide: str = "") -> str | None:
+def refer(scene: Scene, thing: Thing, ask: PhraseChooser, hide: str = "") -> str | None:
     """Name one thing unambiguously, without the attribute ``hide``.
 
     Returns:
@@ -130,7 +130,7 @@ def _same(a: Thing, b: Thing, attributes: tuple[str, ...]) -> bool:
 
 
 def _attribute(kind: str, hide: str, value: Callable[[Thing], str]) -> "Ask":
-    def ask_attribute(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+    def ask_attribute(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
         things = [
             t for t in scene.things
             if t.kind == "shape" or (t.kind == "digit" and kind != "shape")
@@ -145,12 +145,12 @@ def _attribute(kind: str, hide: str, value: Callable[[Thing], str]) -> "Ask":
     return ask_attribute
 
 
-def ask_describe(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_describe(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask for the whole scene."""
     return (Turn(ask.say(PHRASES["describe"]), describe(scene)),)
 
 
-def ask_at(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_at(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask what is at a place."""
     taken = {t.cell: t for t in scene.things}
     cell = int(ask.rng.integers(9))
@@ -162,7 +162,7 @@ def ask_at(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
     return (Turn(ask.say(PHRASES["at"], w=PLACES[cell]), answer),)
 
 
-def ask_count(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_count(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask for the number of shapes."""
     return (Turn(ask.say(PHRASES["count"]), _counted(scene.shapes)),)
 
@@ -174,7 +174,7 @@ def _counted(things: Sequence[Thing]) -> str:
     return _upper(", ".join(t.place for t in things)) + f": {NUMBERS[len(things)].lower()}."
 
 
-def ask_count_if(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_count_if(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask for the number of shapes of a colour, form or size, usually of a present one."""
     key = ask.pick(("colour", "name", "size"))
     values: dict[str, tuple[str, ...]] = {"colour": tuple(COLOURS), "name": SHAPES, "size": SIZES}
@@ -191,7 +191,7 @@ def plural(shape: str) -> str:
     return shape + ("es" if shape == "cross" else "s")
 
 
-def ask_relation(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_relation(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask for the relation of two things, or state one to confirm."""
     things = [t for t in scene.things if t.kind != "word"]
     if len(things) < 2:
@@ -224,7 +224,7 @@ def _yes(true: bool) -> str:
     return "Yes." if true else "No."
 
 
-def ask_exist(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_exist(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask whether a kind of thing exists; half of the answers are yes."""
     keys = [("colour", "name"), ("name",), ("colour",), ("size", "name"),
             ("size", "colour", "name")][int(ask.rng.integers(5))]  # fmt: skip
@@ -246,17 +246,17 @@ def _noun(values: dict[str, str], keys: tuple[str, ...]) -> str:
     return _article(" ".join([*words, values["name"] if "name" in keys else "shape"]))
 
 
-def ask_digit(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_digit(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask which digit is shown."""
     return (Turn(ask.say(PHRASES["digit"]), f"{scene.digit.name}."),) if scene.digit else None
 
 
-def ask_word(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_word(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask which word is printed."""
     return (Turn(ask.say(PHRASES["word"]), f"{scene.word.name}."),) if scene.word else None
 
 
-def ask_follow_up(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_follow_up(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask about one shape, then about "it"; the last turn is scored."""
     if not scene.shapes:
         return None
@@ -287,7 +287,7 @@ def _gives_away(thing: Thing, key: str, name: str) -> bool:
     return value in name
 
 
-def ask_unknown(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
+def ask_unknown(scene: Scene, ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask for something that is not in the image."""
     if ask.chance(0.6):
         return (Turn(ask.say(UNKNOWABLE), DONT_KNOW),)
@@ -304,7 +304,7 @@ def ask_unknown(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
     return (Turn(ask.say(PHRASES[key], a=name), NOT_THERE),)
 
 
-def small_talk(ask: Asker, *, greet: bool = False) -> tuple[str, tuple[Turn, ...]]:
+def small_talk(ask: PhraseChooser, *, greet: bool = False) -> tuple[str, tuple[Turn, ...]]:
     """Talk without an image: greetings, and (unless ``greet``) questions that need one."""
     if greet or ask.chance(0.5):
         phrases, answer = SMALL_TALK[int(ask.rng.integers(len(SMALL_TALK)))]
@@ -319,7 +319,7 @@ def small_talk(ask: Asker, *, greet: bool = False) -> tuple[str, tuple[Turn, ...
     return "unknown", (Turn(ask.say(PHRASES[kind], a=noun), NO_PICTURE),)
 
 
-def ask_pair(scenes: tuple[Scene, Scene], ask: Asker) -> tuple[Turn, ...] | None:
+def ask_pair(scenes: tuple[Scene, Scene], ask: PhraseChooser) -> tuple[Turn, ...] | None:
     """Ask about two images at once."""
     kind = ask.pick(("which", "more", "both", "describe", "more", "describe"))
     if kind == "more":
@@ -353,7 +353,7 @@ VALUES: dict[str, Callable[[Thing], str]] = {
     "size": lambda t: _upper(t.size) + ".",
     "position": lambda t: _upper(t.place) + ".",
 }
-Ask = Callable[[Scene, Asker], "tuple[Turn, ...] | None"]
+Ask = Callable[[Scene, PhraseChooser], "tuple[Turn, ...] | None"]
 ASKS: dict[str, Ask] = {
     "describe": ask_describe,
     "what_is_at": ask_at,
@@ -373,6 +373,6 @@ ASKS: dict[str, Ask] = {
 KINDS = (*ASKS, "two_images", "small_talk")
 
 
-def system_prompt(ask: Asker) -> str:
+def system_prompt(ask: PhraseChooser) -> str:
     """Choose a system message."""
     return ask.pick(SYSTEMS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from phrasing import SYSTEMS
-from question import ASKS, Asker, ask_pair, small_talk
+from question import ASKS, PhraseChooser, ask_pair, small_talk
 from scene import sample_scene
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -52,7 +52,7 @@ def learn_tokenizer(conversations: int = 30000, vocabulary: int = 1024) -> Token
 
 def _corpus(conversations: int) -> list[str]:
     rng = np.random.default_rng(0)
-    ask = Asker(rng, "train")
+    ask = PhraseChooser(rng, "train")
     texts = list(SYSTEMS) * 20
     asks = list(ASKS.values())
     for i in range(conversations):
