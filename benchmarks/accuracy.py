@@ -27,7 +27,7 @@ COLUMNS = ("right", "same likeliest token", "divergence from fp32, mean", "99th"
 
 Followed = Mapping[int, Seq[int]]
 Distributions = dict[int, list[Any]]
-"""Log-probabilities ``[vocab]`` of every token of an answer, by the answer's number."""
+"""Log-probabilities ``[vocab]`` of every token of an answer, by the number of the answer."""
 
 
 @dataclass(frozen=True)

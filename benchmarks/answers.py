@@ -40,7 +40,7 @@ class AnswerTimes:
 
 
 Ask = Callable[[int, int, int], AnswerTimes]
-"""Takes a number of clients, of tokens of each one's prompt, and of tokens of each answer."""
+"""Takes the number of clients, of tokens of each prompt, and of tokens of each answer."""
 
 Figures = dict[str, float]
 """Tokens per second by column; :data:`COLUMNS` has their order."""

@@ -255,7 +255,7 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "BMP, 1 bit": lambda p: saved(p.convert("1"), "BMP"),
     "BMP, palette": lambda p: saved(_palette(p), "BMP"),
 }
-"""Files of every format, each by a function of the picture that it shows."""
+"""A file of every format, by a function of its image."""
 
 
 def measured(kind: str, size: tuple[int, int] = COSTS_SIZE) -> Measured:

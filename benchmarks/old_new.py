@@ -50,7 +50,7 @@ class Version:
 
 Order = tuple[Version, Version]
 Series = dict[str, dict[str, list[float]]]
-"""Figures by what they are of, then by the name of the version."""
+"""Figures by their name, then by the name of the version."""
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ TARGETS = (  # ours, theirs, column, minimum
 )
 
 Series = dict[str, list[answers.Figures]]
-"""The figures of each round, by the contender's name."""
+"""The figures of each round, by the name of the contender."""
 
 
 def bench(options: peers.Options) -> None:

@@ -90,7 +90,7 @@ class Trace:
 
 
 Count = Callable[[Trace, int | None], int]
-"""Counts what one thread did, or all of them."""
+"""Counts the calls of one thread, or of all threads."""
 
 COUNTS: dict[str, Count] = {"changes": Trace.num_changes, "calls": Trace.num_calls}
 

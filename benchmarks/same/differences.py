@@ -11,7 +11,7 @@ from same.request import Json
 
 LONGEST = 300
 ABSENT = object()
-"""Stands for what is not there."""
+"""A value that is missing."""
 
 
 class Difference(NamedTuple):

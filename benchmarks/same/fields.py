@@ -109,7 +109,7 @@ VALUES: dict[str, Json] = {
     "xtc_probability": 0.5,
     "xtc_threshold": 0.05,
 }
-"""A value of each field that is taken. Any other gets a text."""
+"""A valid value of each field. Other fields get a string."""
 
 BESIDE: dict[str, dict[str, Json]] = {
     "top_logprobs": {"logprobs": True},
@@ -123,7 +123,7 @@ BESIDE: dict[str, dict[str, Json]] = {
     "temperature": {"seed": 1},
     **dict.fromkeys(("top_p", "top_k", "min_p", "typical_p", "xtc_probability", "n"), DRAWN),
 }
-"""What a field needs beside it to have an effect."""
+"""The other fields that a field needs to have an effect."""
 
 SAMPLING = (
     "allowed_token_ids", "bad_words", "dry_allowed_length", "dry_base", "dry_multiplier",
@@ -140,7 +140,7 @@ LENGTHS += ("n_predict", "num_predict")
 """Fields that say how long an answer may be; a request has one of them."""
 
 ODD: tuple[Json, ...] = (-7.5, ["probe"], {"probe": 1})
-"""Values that hardly any field takes."""
+"""Values that hardly any field accepts."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ max_stored_bytes = 1000
 max_stored = 0
 """
 SERVERS = {"open": OPEN, "keys": KEYS, "tight": TIGHT}
-"""Settings by the name of the server. Each has APIs or errors that the others do not have."""
+"""Settings by the name of the server. Each server has APIs or errors that the others lack."""
 
 KEY_OPTIONS = {
     "chat": [],
@@ -101,7 +101,7 @@ KEY_OPTIONS = {
     "few_tokens": ["--limit", "tokens=10/day"],
     "few_images": ["--limit", "images=1/day", "--limit", "image_tokens=1000/day"],
 }
-"""What ``vlmkit keys add`` is told of each key of the server with keys."""
+"""The options of ``vlmkit keys add`` for each key of the server with keys."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ NORMAL = (
     Normal("ids of calls", "random; equal ones of an answer stay equal", "body",
            r'("(?:id|call_id|tool_call_id|tool_use_id)": ?")[A-Za-z0-9]{9}(?=")', "<id>"),
 )  # fmt: skip
-"""All that is changed in answers before they are compared."""
+"""All changes of answers before the comparison."""
 
 
 class Wire:

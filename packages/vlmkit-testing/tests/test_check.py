@@ -218,7 +218,7 @@ def vlmkit_register_tool_sources(registry):
 
 
 @pytest.fixture
-def hopeless(tmp_path: Path) -> Path:
+def failing_plugin(tmp_path: Path) -> Path:
     (tmp_path / "hopeless.py").write_text(HOPELESS.replace('\\"', '"'))
     return tmp_path
 
@@ -226,8 +226,8 @@ def hopeless(tmp_path: Path) -> Path:
 LOCAL = ("--set", 'plugins=["hopeless.py"]')
 
 
-def test_a_provider_that_cannot_be_built_fails_once_with_the_reason(hopeless: Path) -> None:
-    code, report = checked(hopeless, "hopeless", *LOCAL)
+def test_a_provider_that_cannot_be_built_fails_once_with_the_reason(failing_plugin: Path) -> None:
+    code, report = checked(failing_plugin, "hopeless", *LOCAL)
     assert (code, report["failed"], report["held"]) == (1, 1, 0)
     (failed,) = [f for f in report["findings"] if f["outcome"] == "failed"]
     assert failed["reason"].startswith("it cannot be built: sampler 'hopeless' from 'hopeless.py'")
@@ -236,13 +236,13 @@ def test_a_provider_that_cannot_be_built_fails_once_with_the_reason(hopeless: Pa
     }
 
 
-def test_a_loader_is_tested_with_the_given_files(hopeless: Path) -> None:
-    _, report = checked(hopeless, "notes", *LOCAL)
+def test_a_loader_is_tested_with_the_given_files(failing_plugin: Path) -> None:
+    _, report = checked(failing_plugin, "notes", *LOCAL)
     reasons = {f["reason"] for f in report["findings"]}
     assert "what it opens is not known here: name two files by --file" in reasons
     for name in ("one", "two"):
-        (hopeless / name).write_bytes(b"NOTES\0" + name.encode() * 40)
-    _, report = checked(hopeless, "notes", *LOCAL, "--file", "one", "--file", "two")
+        (failing_plugin / name).write_bytes(b"NOTES\0" + name.encode() * 40)
+    _, report = checked(failing_plugin, "notes", *LOCAL, "--file", "one", "--file", "two")
     held = {f["sentence"] for f in report["findings"] if f["outcome"] == "held"}
     assert "it recognises its own files and no others" in held
 
@@ -253,11 +253,11 @@ def test_the_image_loader_is_tested_with_generated_images(tmp_path: Path) -> Non
     assert report["held"] > 3
 
 
-def test_tools_are_called_only_with_the_option_call_tools(hopeless: Path) -> None:
-    code, report = checked(hopeless, "tools", *LOCAL)
+def test_tools_are_called_only_with_the_option_call_tools(failing_plugin: Path) -> None:
+    code, report = checked(failing_plugin, "tools", *LOCAL)
     assert (code, report["held"]) == (1, 0)
     assert "--call-tools" in report["findings"][0]["reason"]
-    _, report = checked(hopeless, "tools", *LOCAL, "--call-tools")
+    _, report = checked(failing_plugin, "tools", *LOCAL, "--call-tools")
     assert report["held"] > 0
 
 

@@ -94,19 +94,19 @@ def vlmkit_register_media_encoders(registry):
 """
 
 Shown = pytest.CaptureFixture[str]
-Offer = Callable[..., list[str]]
+OptionsFor = Callable[..., list[str]]
 
 
 @pytest.fixture
-def offer(tmp_path: Path) -> Offer:
+def options_for(tmp_path: Path) -> OptionsFor:
     """Return a function that makes the options to add the named encoders to the mock's."""
 
-    def offer(*names: str) -> list[str]:
+    def options_for(*names: str) -> list[str]:
         file = tmp_path / "others.py"
         file.write_text(f"OFFERED = {names!r}\n{ENCODERS}")
         return ["--set", f"plugins=['{file}']"]
 
-    return offer
+    return options_for
 
 
 def verified(capsys: Shown, *arguments: str, code: int = 0) -> Any:
@@ -117,8 +117,10 @@ def verified(capsys: Shown, *arguments: str, code: int = 0) -> Any:
 # Encoders.
 
 
-def test_encoders_that_agree_pass_with_every_level_compared(offer: Offer, capsys: Shown) -> None:
-    report = verified(capsys, *offer("same"))
+def test_encoders_that_agree_pass_with_every_level_compared(
+    options_for: OptionsFor, capsys: Shown
+) -> None:
+    report = verified(capsys, *options_for("same"))
     (pair,) = report["encoders"]["pairs"]
     assert (pair["one"], pair["other"]) == ("mock", "same")
     assert [level["level"] for level in pair["levels"]] == ["embeddings", "digest", "size"]
@@ -128,25 +130,29 @@ def test_encoders_that_agree_pass_with_every_level_compared(offer: Offer, capsys
     assert report["encoders_agree"]
 
 
-def test_all_encoders_that_can_serve_are_compared_in_pairs(offer: Offer, capsys: Shown) -> None:
-    report = verified(capsys, *offer("same", "near"))
+def test_all_encoders_that_can_serve_are_compared_in_pairs(
+    options_for: OptionsFor, capsys: Shown
+) -> None:
+    report = verified(capsys, *options_for("same", "near"))
     pairs = [(pair["one"], pair["other"]) for pair in report["encoders"]["pairs"]]
     assert pairs == [("mock", "near"), ("mock", "same"), ("near", "same")]
 
 
 def test_differences_are_reported_and_compared_with_the_tolerance(
-    offer: Offer, capsys: Shown
+    options_for: OptionsFor, capsys: Shown
 ) -> None:
-    report = verified(capsys, *offer("near"))
+    report = verified(capsys, *options_for("near"))
     level = report["encoders"]["pairs"][0]["levels"][0]
     assert level["largest_relative"] == pytest.approx(0.003 / 1.003, rel=1e-3)
     assert level["least_cosine"] == pytest.approx(1.0)
-    report = verified(capsys, *offer("near"), "--tolerance", "0.001", code=1)
+    report = verified(capsys, *options_for("near"), "--tolerance", "0.001", code=1)
     assert not report["encoders_agree"]
 
 
-def test_differing_encoders_give_an_exit_code_and_a_row(offer: Offer, capsys: Shown) -> None:
-    assert run(["verify", "mock", *offer("far")]) == 1
+def test_differing_encoders_give_an_exit_code_and_a_row(
+    options_for: OptionsFor, capsys: Shown
+) -> None:
+    assert run(["verify", "mock", *options_for("far")]) == 1
     shown = capsys.readouterr().out
     assert re.search(
         r"mock - far +embeddings +\d\.\d\de[+-]\d\d +2\.00e\+00 +-1\.0+ +differ", shown
@@ -164,19 +170,19 @@ def test_differing_encoders_give_an_exit_code_and_a_row(offer: Offer, capsys: Sh
     ],
 )
 def test_features_that_cannot_be_compared_are_reported(
-    name: str, level: str, problem: str, offer: Offer, capsys: Shown
+    name: str, level: str, problem: str, options_for: OptionsFor, capsys: Shown
 ) -> None:
-    report = verified(capsys, *offer(name), code=1)
+    report = verified(capsys, *options_for(name), code=1)
     problems = {d["level"]: d["problem"] for d in report["encoders"]["pairs"][0]["levels"]}
     assert problems[level] == problem
-    assert run(["verify", "mock", *offer(name)]) == 1
+    assert run(["verify", "mock", *options_for(name)]) == 1
     assert problem in capsys.readouterr().out
 
 
 def test_a_failing_encoder_is_reported_and_the_others_are_compared(
-    offer: Offer, capsys: Shown
+    options_for: OptionsFor, capsys: Shown
 ) -> None:
-    options = offer("broken", "same")
+    options = options_for("broken", "same")
     report = verified(capsys, *options, code=1)
     assert report["encoders"]["names"] == ["mock", "same"]
     assert list(report["encoders"]["failures"]) == ["broken"]
@@ -187,21 +193,21 @@ def test_a_failing_encoder_is_reported_and_the_others_are_compared(
 
 
 def test_encoders_are_loaded_one_at_a_time_and_get_all_images(
-    offer: Offer, capsys: Shown, tmp_path: Path
+    options_for: OptionsFor, capsys: Shown, tmp_path: Path
 ) -> None:
-    pictures = []
+    images = []
     for width in (20, 30):
         Image.new("RGB", (width, 20), "red").save(tmp_path / f"{width}.png")
-        pictures += ["--image", str(tmp_path / f"{width}.png")]
-    verified(capsys, *offer("same", "broken", "near"), *pictures, code=1)
+        images += ["--image", str(tmp_path / f"{width}.png")]
+    verified(capsys, *options_for("same", "broken", "near"), *images, code=1)
     lines = (tmp_path / "others.log").read_text().splitlines()
     each = ("opened", "encodes 2", "closed")
     names = ("broken", "near", "same")
     assert lines == [f"{name} {what}" for name in names for what in each]
 
 
-def test_only_the_named_encoders_are_compared(offer: Offer, capsys: Shown) -> None:
-    options = [*offer("same", "near", "far"), "--encoder", "same", "--encoder", "near"]
+def test_only_the_named_encoders_are_compared(options_for: OptionsFor, capsys: Shown) -> None:
+    options = [*options_for("same", "near", "far"), "--encoder", "same", "--encoder", "near"]
     report = verified(capsys, *options)
     assert report["encoders"]["names"] == ["same", "near"]
 
@@ -216,10 +222,10 @@ def test_only_the_named_encoders_are_compared(offer: Offer, capsys: Shown) -> No
     ],
 )
 def test_invalid_encoder_options_give_an_error(
-    names: list[str], code: int, error: str, offer: Offer, capsys: Shown, tmp_path: Path
+    names: list[str], code: int, error: str, options_for: OptionsFor, capsys: Shown, tmp_path: Path
 ) -> None:
     chosen = [word for name in names for word in ("--encoder", name)]
-    assert run(["verify", "mock", *offer("same"), *chosen]) == code
+    assert run(["verify", "mock", *options_for("same"), *chosen]) == code
     assert error in capsys.readouterr().err
     assert not (tmp_path / "others.log").exists()
 

@@ -79,7 +79,7 @@ def test_json_answers_have_the_format_of_python(model, seed):
     assert text == json.dumps(json.loads(text))
 
 
-def babble(model, constraint, seed, show=0, **params):
+def random_answer(model, constraint, seed, show=0, **params):
     """Return an answer of random tokens."""
     wide = {"temperature": 2.0, "logit_bias": dict.fromkeys(range(32), -100.0), "max_tokens": 400}
     images = [PIL.Image.new("RGB", (8 + seed % 5, 6), "red")] * show
@@ -102,21 +102,21 @@ def undecided(model, monkeypatch):
 @pytest.mark.parametrize("show", [0, 1])
 def test_every_answer_is_valid(undecided, show):
     model = undecided
-    texts = [babble(model, SHAPES, seed, show) for seed in range(40)]
+    texts = [random_answer(model, SHAPES, seed, show) for seed in range(40)]
     assert sum(map(is_valid, texts)) == 40
     assert len(set(texts)) > 20
 
 
 def test_forced_tokens_are_drafted_and_change_nothing(model):
     before = model.runner.stats().counters
-    texts = [babble(model, SHAPES, seed) for seed in range(10)]
+    texts = [random_answer(model, SHAPES, seed) for seed in range(10)]
     after = model.runner.stats().counters
     drafted, accepted, steps = (
         after[name] - before[name]
         for name in ("num_tokens_drafted", "num_drafts_accepted", "num_steps")
     )
     with vlmkit.load("mock", engine={"max_draft_tokens": 0}) as undrafted:
-        assert [babble(undrafted, SHAPES, seed) for seed in range(10)] == texts
+        assert [random_answer(undrafted, SHAPES, seed) for seed in range(10)] == texts
         num_steps = undrafted.runner.stats().counters["num_steps"]
     assert accepted == drafted > 0
     assert steps + accepted == num_steps
@@ -125,10 +125,12 @@ def test_forced_tokens_are_drafted_and_change_nothing(model):
 
 def test_answers_match_patterns_choices_grammars_and_objects(model):
     for seed in range(5):
-        assert re.fullmatch("[A-C]{3}-[0-9]{2}", babble(model, Regex("[A-C]{3}-[0-9]{2}"), seed))
+        assert re.fullmatch(
+            "[A-C]{3}-[0-9]{2}", random_answer(model, Regex("[A-C]{3}-[0-9]{2}"), seed)
+        )
         texts = ('say "hi"\n', "a\\b", "größer", "日本", "\x7f\0\u2028/|")
-        assert babble(model, OneOf(texts), seed) in texts
-        brackets = babble(model, Lark('start: "(" start ")" | "x"'), seed)
+        assert random_answer(model, OneOf(texts), seed) in texts
+        brackets = random_answer(model, Lark('start: "(" start ")" | "x"'), seed)
         assert re.fullmatch(r"\(*x\)*", brackets)
         assert brackets.count("(") == brackets.count(")")
     done = model.generate("hello", constraint=JsonObject(), max_tokens=200, temperature=2.0, seed=1)
@@ -202,7 +204,7 @@ def test_grammar_operators_are_allowed_in_texts(model, rules, said):
 )
 def test_a_too_complex_constraint_fails_the_request_and_is_not_logged(model, constraint, caplog):
     with pytest.raises(ConstraintError, match="too complex for this answer"):
-        babble(model, constraint, 1, min_tokens=400)
+        random_answer(model, constraint, 1, min_tokens=400)
     assert model.generate("hello", max_tokens=2).text
     assert "any" not in caplog.text
     assert "a-z" not in caplog.text
@@ -310,7 +312,7 @@ def test_forced_tokens_depend_on_the_answer_alone():
 
 def test_a_choice_may_have_thousands_of_texts(model):
     texts = tuple(f"the answer {number}" for number in range(MAX_TEXTS // 2))
-    assert babble(model, OneOf(texts), 1) in texts
+    assert random_answer(model, OneOf(texts), 1) in texts
 
 
 def test_guidance_is_selected_automatically_and_can_be_disabled():

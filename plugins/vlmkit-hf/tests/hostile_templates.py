@@ -16,7 +16,7 @@ from vlmkit_hf.templates.sandbox import budget
 from vlmkit_hf.templates.template import ChatTemplate
 
 MAX_BYTES = 2**30
-"""Address space of one rendering beyond what the interpreter has."""
+"""Address space of one rendering, beyond that of the interpreter."""
 MAX_CPU_S = 60
 
 

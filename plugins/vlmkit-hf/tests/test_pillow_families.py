@@ -49,7 +49,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...], int]] = {
         6,
     ),
 }
-"""By model type: how names begin, an image's token, settings, special tokens, tokens of 84x40."""
+"""By model type: prefix of names, image token, settings, special tokens, tokens of 84x40."""
 OF_IMAGES = {"muse_spark": "MuseGlimmer"}
 
 

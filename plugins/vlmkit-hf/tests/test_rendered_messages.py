@@ -41,9 +41,9 @@ TOOL = {
 ASKED = [Message.of("user", "hello")]
 CALLING = {"gpt_oss", "qwen3", "qwen3_vl"}
 MOST_CALLS = {"gpt_oss": 1}
-"""Of families where a call ends the answer."""
+"""The maximum number of calls in an answer, for families where a call ends it."""
 PLAIN = sorted({*zoo.NAMES_TEXT, *zoo.NAMES_VISION} - {"paligemma"})
-"""Families that have a history."""
+"""Families with conversations of several turns."""
 PIECES = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[ARGS]", "{", '"', "\n", "é", "🙂")
 words = st.lists(st.sampled_from((*PIECES, "a", "b ", "1", "so")), min_size=1, max_size=8)
 said = words.map("".join).map(str.strip).filter(bool)

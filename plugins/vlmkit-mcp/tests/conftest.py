@@ -12,7 +12,7 @@ from mcp.client.stdio import stdio_client
 
 sys.path.append(str(Path(__file__).parent))
 
-from agents import Agent, Start, agent
+from mcp_client import Start, SyncClient, connected
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def start() -> Start:
     @contextmanager
     def start(
         *arguments: str, mode: str = "auto", log: Path | None = None, **environ: str
-    ) -> Iterator[Agent]:
+    ) -> Iterator[SyncClient]:
         parameters = StdioServerParameters(
             command=sys.executable,
             args=["-m", "vlmkit", "mcp", *arguments],
@@ -30,8 +30,8 @@ def start() -> Start:
         )
         with (
             Path(log or os.devnull).open("w") as said,
-            agent(stdio_client(parameters, said), mode) as asking,
+            connected(stdio_client(parameters, said), mode) as client,
         ):
-            yield asking
+            yield client
 
     return start

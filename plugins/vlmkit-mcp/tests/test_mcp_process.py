@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import PIL.Image
 import pytest
-from agents import Agent, Start, agent, shown, texts
+from mcp_client import Start, SyncClient, connected, shown, texts
 
 SLOW = '{"mock": {"text": "a", "tokens": 4000, "latency_s": 0.02}}'
 NOISY = """
@@ -51,13 +51,13 @@ def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asking(start: Start, album: Path) -> Iterator[Agent]:
-    with start("mock", "--folder", str(album)) as asking:
-        yield asking
+def client(start: Start, album: Path) -> Iterator[SyncClient]:
+    with start("mock", "--folder", str(album)) as client:
+        yield client
 
 
-def test_the_tool_describes_its_arguments(asking: Agent, album: Path) -> None:
-    (tool,) = asking.portal.call(asking.client.list_tools).tools
+def test_the_tool_describes_its_arguments(client: SyncClient, album: Path) -> None:
+    (tool,) = client.portal.call(client.client.list_tools).tools
     assert tool.name == "ask_about_image"
     assert str(album.resolve()) in (tool.description or "")
     assert "https" not in (tool.description or "")
@@ -65,11 +65,11 @@ def test_the_tool_describes_its_arguments(asking: Agent, album: Path) -> None:
     assert tool.input_schema["type"] == "object"
 
 
-def test_images_are_in_order_for_all_kinds_of_names(asking: Agent, album: Path) -> None:
+def test_images_are_in_order_for_all_kinds_of_names(client: SyncClient, album: Path) -> None:
     grey = PIL.Image.new("RGB", (4, 4), "grey")
     grey.save(album / "grey.png")
     url = "data:image/png;base64," + base64.b64encode((album / "grey.png").read_bytes()).decode()
-    result = asking.ask("What are these?", "teal.png", str(album / "more/navy.png"), url)
+    result = client.ask("What are these?", "teal.png", str(album / "more/navy.png"), url)
     assert not result.is_error
     images = [PIL.Image.open(album / "teal.png"), PIL.Image.open(album / "more/navy.png"), grey]
     lines = [f"image {n}: {shown(image)}" for n, image in enumerate(images, start=1)]
@@ -94,23 +94,25 @@ def test_images_are_in_order_for_all_kinds_of_names(asking: Agent, album: Path) 
         ("https://example.org/a.png", "images[0]: URLs are not fetched here"),
     ],
 )
-def test_a_forbidden_file_is_a_tool_error(asking: Agent, album: Path, name: str, said: str) -> None:
-    result = asking.ask("What is this?", name.format(album=album))
+def test_a_forbidden_file_is_a_tool_error(
+    client: SyncClient, album: Path, name: str, said: str
+) -> None:
+    result = client.ask("What is this?", name.format(album=album))
     assert result.is_error
     assert texts(result)[0].startswith(said)
     assert len(texts(result)[0]) < 500 + len(str(album))
 
 
 @pytest.mark.posix
-def test_links_out_of_a_folder_and_pipes_are_refused(asking: Agent, album: Path) -> None:
+def test_links_out_of_a_folder_and_pipes_are_refused(client: SyncClient, album: Path) -> None:
     (album / "out.png").symlink_to(album.parent / "secret.png")
     (album / "out").symlink_to(album.parent)
     (album / "loop.png").symlink_to(album / "loop.png")
     (album / "in.png").symlink_to("more/navy.png")
     os.mkfifo(album / "pipe.png")
     for name in ("out.png", "out/secret.png", "loop.png", "pipe.png"):
-        assert asking.ask("What is this?", name).is_error, name
-    assert not asking.ask("What is this?", "in.png").is_error
+        assert client.ask("What is this?", name).is_error, name
+    assert not client.ask("What is this?", "in.png").is_error
 
 
 @pytest.mark.parametrize(
@@ -128,29 +130,29 @@ def test_links_out_of_a_folder_and_pipes_are_refused(asking: Agent, album: Path)
     ],
 )
 def test_invalid_arguments_are_a_tool_error(
-    asking: Agent, arguments: dict[str, object], said: str
+    client: SyncClient, arguments: dict[str, object], said: str
 ) -> None:
-    result = asking.call(arguments)
+    result = client.call(arguments)
     assert result.is_error
     assert said in texts(result)[0]
 
 
-def test_a_truncated_answer_is_marked(asking: Agent) -> None:
-    result = asking.ask('{"mock": {"text": "abcdef"}}', "teal.png", max_tokens=3)
+def test_a_truncated_answer_is_marked(client: SyncClient) -> None:
+    result = client.ask('{"mock": {"text": "abcdef"}}', "teal.png", max_tokens=3)
     assert texts(result) == ["abc", "[the answer was cut off at the limit of tokens]"]
 
 
-def test_a_failed_answer_is_a_tool_error_and_affects_no_other(asking: Agent) -> None:
-    result = asking.ask('{"mock": {"text": "abc", "fail_at_token": 1}}', "teal.png")
+def test_a_failed_answer_is_a_tool_error_and_affects_no_other(client: SyncClient) -> None:
+    result = client.ask('{"mock": {"text": "abc", "fail_at_token": 1}}', "teal.png")
     assert result.is_error
-    assert texts(asking.ask('{"mock": {"text": "abc"}}', "teal.png")) == ["abc"]
+    assert texts(client.ask('{"mock": {"text": "abc"}}', "teal.png")) == ["abc"]
 
 
-def test_calls_run_concurrently_and_can_be_cancelled(asking: Agent) -> None:
-    first = asking.portal.start_task_soon(asking.ask_async, SLOW, "teal.png")
-    assert texts(asking.ask('{"mock": {"text": "quick"}}', "teal.png")) == ["quick"]
+def test_calls_run_concurrently_and_can_be_cancelled(client: SyncClient) -> None:
+    first = client.portal.start_task_soon(client.ask_async, SLOW, "teal.png")
+    assert texts(client.ask('{"mock": {"text": "quick"}}', "teal.png")) == ["quick"]
     first.cancel()
-    assert texts(asking.ask('{"mock": {"text": "quick"}}', "teal.png")) == ["quick"]
+    assert texts(client.ask('{"mock": {"text": "quick"}}', "teal.png")) == ["quick"]
 
 
 def test_other_protocol_versions_work_and_settings_apply(
@@ -159,17 +161,17 @@ def test_other_protocol_versions_work_and_settings_apply(
     config = tmp_path / "vlmkit.toml"
     config.write_text('[engine]\nuse = "mock"\ntext = "abcdef"\n')
     arguments = ("mock", "--folder", str(album), "--config", str(config), "-m", "4")
-    with start(*arguments, mode="legacy") as asking:
-        assert texts(asking.ask("What is this?", "teal.png"))[0] == "abcd"
-        refused = asking.ask("What is this?", "teal.png", max_tokens=5)
+    with start(*arguments, mode="legacy") as client:
+        assert texts(client.ask("What is this?", "teal.png"))[0] == "abcd"
+        refused = client.ask("What is this?", "teal.png", max_tokens=5)
         assert texts(refused) == ["max_tokens is over the limit of 4"]
 
 
 def test_each_call_reports_that_the_model_cannot_be_loaded(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with start("mok", log=log) as asking:
+    with start("mok", log=log) as client:
         for _ in range(2):
-            result = asking.ask("What is this?", "teal.png")
+            result = client.ask("What is this?", "teal.png")
             assert result.is_error
             assert texts(result)[0].startswith("model 'mok' is not a packaged name")
             assert "did you mean 'mock'?" in texts(result)[0]
@@ -225,8 +227,8 @@ def test_http_accepts_only_clients_of_this_machine(album: Path, tmp_path: Path) 
             while not (found := re.search(r"listening on (\S+)", log.read_text())):
                 assert process.poll() is None
                 time.sleep(0.02)
-            with agent(found[1]) as asking:
-                assert texts(asking.ask('{"mock": {"text": "hello"}}', "teal.png")) == ["hello"]
+            with connected(found[1]) as client:
+                assert texts(client.ask('{"mock": {"text": "hello"}}', "teal.png")) == ["hello"]
             for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
                 refused = httpx2.post(found[1], json={}, headers=headers, trust_env=False)
                 assert refused.status_code in (403, 421)

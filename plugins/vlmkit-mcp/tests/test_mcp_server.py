@@ -10,7 +10,7 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from agents import agent, texts
+from mcp_client import connected, texts
 
 import vlmkit
 from vlmkit import Model
@@ -78,12 +78,12 @@ def is_idle(model: Model) -> bool:
 def test_a_call_that_is_cancelled_ends_its_answer(model: Model, folder: Path, mode: str) -> None:
     late = BackgroundModel(lambda: model, lambda error: None)
     late.start()
-    with agent(make_server(ImageTool(late, ImageOpener([folder], None))), mode) as asking:
-        call = asking.portal.start_task_soon(asking.ask_async, SLOW, "teal.png")
+    with connected(make_server(ImageTool(late, ImageOpener([folder], None))), mode) as client:
+        call = client.portal.start_task_soon(client.ask_async, SLOW, "teal.png")
         assert eventually(lambda: not is_idle(model))
         call.cancel()
         assert eventually(lambda: is_idle(model))
-        assert texts(asking.ask('{"mock": {"text": "hello"}}', "teal.png")) == ["hello"]
+        assert texts(client.ask('{"mock": {"text": "hello"}}', "teal.png")) == ["hello"]
 
 
 def test_cancelling_a_call_during_loading_does_not_affect_others(
@@ -97,11 +97,11 @@ def test_cancelling_a_call_during_loading_does_not_affect_others(
 
     late = BackgroundModel(load, lambda error: None)
     late.start()
-    with agent(make_server(ImageTool(late, ImageOpener([folder], None))), "legacy") as asking:
+    with connected(make_server(ImageTool(late, ImageOpener([folder], None))), "legacy") as client:
         question = '{"mock": {"text": "hello"}}'
-        first = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
-        second = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
-        (tool,) = asking.portal.call(asking.client.list_tools).tools  # is listed during loading
+        first = client.portal.start_task_soon(client.ask_async, question, "teal.png")
+        second = client.portal.start_task_soon(client.ask_async, question, "teal.png")
+        (tool,) = client.portal.call(client.client.list_tools).tools  # is listed during loading
         assert tool.name == "ask_about_image"
         first.cancel()
         is_there.set()
@@ -134,8 +134,8 @@ def test_a_panic_while_loading_is_reported_and_the_server_continues(folder: Path
     failures: list[Exception] = []
     late = BackgroundModel(load, failures.append)
     late.start()
-    with agent(make_server(ImageTool(late, ImageOpener([folder], None)))) as asking:
-        result = asking.ask("What is this?", "teal.png")
+    with connected(make_server(ImageTool(late, ImageOpener([folder], None)))) as client:
+        result = client.ask("What is this?", "teal.png")
         assert result.is_error
         assert "secret" not in texts(result)[0]
     assert len(failures) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 from collector import attributes, collecting
-from served import scripted, seen, served
+from monitored_server import messages_with, running_server, scripted
 
 from vlmkit.errors import ConfigError
 from vlmkit_monitor import spans as genai
@@ -31,9 +31,9 @@ def collected(tmp_path_factory):
     """Return the data that a server sends for a few requests."""
     with collecting() as collector:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-        with served(tmp_path_factory.mktemp("otlp"), ("otlp",), environ=environ) as server:
+        with running_server(tmp_path_factory.mktemp("otlp"), ("otlp",), environ=environ) as server:
             url = f"{server.url}/v1/chat/completions"
-            body = {"model": "mock", "messages": seen((31, 9), (9, 31)), "max_tokens": 20}
+            body = {"model": "mock", "messages": messages_with((31, 9), (9, 31)), "max_tokens": 20}
             answer = server.http.post(url, json=body, headers=TRACE)
             assert answer.status_code == 200
             unsampled = {"traceparent": TRACE["traceparent"][:-2] + "00"}
@@ -153,5 +153,5 @@ def test_an_unsupported_protocol_is_refused_by_name(monkeypatch):
 def test_an_unreachable_collector_delays_no_answer(tmp_path):
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_EXPORT_TIMEOUT": "1"}
     environ |= {"OTEL_EXPORTER_OTLP_TIMEOUT": "1", "OTEL_LOG_LEVEL": "critical"}
-    with served(tmp_path, ("otlp",), environ=environ) as server:
+    with running_server(tmp_path, ("otlp",), environ=environ) as server:
         assert server.ask().status_code == 200

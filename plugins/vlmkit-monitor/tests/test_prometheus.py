@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from served import eventually, scripted, seen, served
+from monitored_server import eventually, messages_with, running_server, scripted
 
 from vlmkit_monitor.names import METRICS
 from vlmkit_monitor.prometheus import PrometheusMonitor
@@ -30,7 +30,7 @@ EMPTY = ServerState("ready", (), 0, {}, {}, 0)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("served")) as server:
+    with running_server(tmp_path_factory.mktemp("served")) as server:
         load(server)
         yield server
 
@@ -40,7 +40,7 @@ def load(server):
     assert server.ask().status_code == 200
     assert server.ask(scripted(text="ab " * 40), stream=True, max_tokens=100).status_code == 200
     for _ in range(2):  # the second request encodes nothing
-        body = {"model": "mock", "messages": seen((31, 9), (9, 31)), "secret_field": 1}
+        body = {"model": "mock", "messages": messages_with((31, 9), (9, 31)), "secret_field": 1}
         assert server.http.post(f"{server.url}/v1/chat/completions", json=body).status_code == 200
     assert server.ask(scripted(reasoning="hm", text="so"), n=2, max_tokens=3).status_code == 200
     assert server.ask(scripted(text="x", fail_at_token=0)).status_code == 500
@@ -120,7 +120,7 @@ def test_each_stage_of_each_image_is_counted(server):
         ]
 
     before, num = counts(), done(server)
-    assert server.ask(messages=seen((77, 9), (9, 78), (79, 9))).status_code == 200
+    assert server.ask(messages=messages_with((77, 9), (9, 78), (79, 9))).status_code == 200
     assert eventually(lambda: done(server) == num + 1)
     assert [b - a for a, b in zip(before, counts(), strict=True)] == [3, 3, 3, 3]
 
@@ -196,7 +196,7 @@ def test_a_scrape_needs_a_key_with_the_scope_if_keys_are_required(tmp_path):
     file = tmp_path / "keys.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode(key) + b"\n" for key, _ in issued.values()))
     file.chmod(0o600)
-    with served(tmp_path, more=f'[server]\nkeys_file = "{file}"') as server:
+    with running_server(tmp_path, more=f'[server]\nkeys_file = "{file}"') as server:
         statuses = {
             scope: server.http.get(
                 f"{server.url}/metrics", headers={"authorization": f"Bearer {secret}"}
@@ -209,7 +209,7 @@ def test_a_scrape_needs_a_key_with_the_scope_if_keys_are_required(tmp_path):
 
 @posix
 def test_without_monitors_there_is_no_metrics_page(tmp_path):
-    with served(tmp_path, monitors=()) as server:
+    with running_server(tmp_path, monitors=()) as server:
         assert server.http.get(f"{server.url}/metrics").status_code == 404
 
 

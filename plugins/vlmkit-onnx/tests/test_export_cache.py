@@ -26,7 +26,7 @@ from vlmkit_onnx.folder.export_cache import cached_folder, finished
 from vlmkit_onnx.folder.manifest import Manifest
 
 CHECKED = (1, "19fb37e1f4466a26")
-"""The revision of the graphs, and a digest of the exporter's code that makes them."""
+"""The revision of the graphs, and a digest of the code of the exporter."""
 
 
 @pytest.fixture

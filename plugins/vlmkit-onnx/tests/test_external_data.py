@@ -36,7 +36,7 @@ def graph(location, offset=0, length=16):
     return helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
 
 
-def runs(file):
+def onnxruntime_accepts(file):
     """Return whether ONNX Runtime itself accepts a graph."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -80,19 +80,19 @@ def write(folder, content):
 def test_external_data_in_the_folder_and_below_is_accepted(folder):
     file = write(folder, graph("weights"))
     external_data.check(file, folder)
-    assert runs(file)
+    assert onnxruntime_accepts(file)
     (folder / "part").mkdir()
     (folder / "weights").rename(folder / "part" / "one: 1*2")
     file = write(folder, graph("part/one: 1*2"))
     external_data.check(file, folder)
-    assert runs(file)
+    assert onnxruntime_accepts(file)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_snapshot_of_a_hub_cache_may_link_to_its_blobs(hub, depth):
     root = hub if depth == 0 else hub.parent
     external_data.check(hub / "model.onnx", root)
-    assert runs(hub / "model.onnx")
+    assert onnxruntime_accepts(hub / "model.onnx")
 
 
 def test_a_snapshot_may_not_link_to_another_repository(hub, tmp_path):
@@ -150,14 +150,14 @@ def test_accepted_external_data_is_in_the_folder(folder, tmp_path, location):
     except CheckpointError:
         return
     assert (folder / location).resolve() in (folder / "b", folder / "a" / "b")
-    assert runs(folder / "model.onnx")
+    assert onnxruntime_accepts(folder / "model.onnx")
 
 
 def test_an_absolute_path_is_refused_even_into_the_folder(folder):
     file = write(folder, graph(str(folder / "weights")))
     with pytest.raises(CheckpointError, match="is not a plain path inside its folder"):
         external_data.check(file, folder)
-    assert not runs(file)
+    assert not onnxruntime_accepts(file)
 
 
 def test_a_link_to_outside_is_refused(folder, tmp_path):
@@ -169,7 +169,7 @@ def test_a_link_to_outside_is_refused(folder, tmp_path):
         "'link', which 'model.onnx' reads, leads to a file outside the model's folder"
     )
     assert caught.value.hint == "copy the file into the folder in place of the link"
-    assert not runs(file)
+    assert not onnxruntime_accepts(file)
 
 
 def test_a_linked_folder_to_outside_is_refused(folder, tmp_path):
@@ -191,7 +191,7 @@ def test_a_link_within_the_model_that_onnxruntime_would_refuse_is_refused(folder
     file = write(folder / "onnx", graph("link"))
     with pytest.raises(CheckpointError, match="leads to a file outside"):
         external_data.check(file, folder)
-    assert not runs(file)
+    assert not onnxruntime_accepts(file)
 
 
 @pytest.mark.parametrize("location", ["absent", "part", "x" * 4000, "loop", "weights/below"])
@@ -208,4 +208,4 @@ def test_truncated_external_data_is_refused(folder, offset, wanted):
     with pytest.raises(CheckpointError) as caught:
         external_data.check(file, folder)
     assert str(caught.value) == f"'model.onnx' reads {wanted} bytes of 'weights', which has 16"
-    assert not runs(file)
+    assert not onnxruntime_accepts(file)

@@ -20,7 +20,7 @@ def memory(num_slots=3, slot_tokens=100, **states):
     return HostMemory(shapes, num_slots, slot_tokens)
 
 
-class WithoutAdvice(mmap.mmap):
+class MemoryWithoutAdvice(mmap.mmap):
     """Memory like that of macOS: discarded pages keep their content."""
 
     def madvise(self, *_):
@@ -33,7 +33,7 @@ def system(request, monkeypatch):
         pytest.skip("Windows takes no memory back")
     if request.param == "darwin":
         monkeypatch.setattr(sys, "platform", "darwin")
-        monkeypatch.setattr(mmap, "mmap", WithoutAdvice)
+        monkeypatch.setattr(mmap, "mmap", MemoryWithoutAdvice)
     return request.param
 
 

@@ -25,7 +25,7 @@ from vlmkit_onnx.slots.memory import CacheSize
 pytestmark = pytest.mark.torch  # the exporter makes the graph
 
 
-class AnotherKernelForLoneRows(SlotsDecoder):
+class OtherRoundingOfSingleRows(SlotsDecoder):
     """Rounds a single row differently from the same row in a batch."""
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Any) -> Any:
@@ -52,11 +52,11 @@ def test_a_graph_with_equal_sums_for_every_row_is_batch_invariant(
 
 
 def test_different_rounding_of_single_rows_is_detected(exported: Callable[..., Path]) -> None:
-    assert not rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows))
+    assert not rows_are_invariant(opened(exported("llama"), OtherRoundingOfSingleRows))
 
 
 def test_an_engine_of_one_slot_is_batch_invariant(exported: Callable[..., Path]) -> None:
-    assert rows_are_invariant(opened(exported("llama"), AnotherKernelForLoneRows, 1))
+    assert rows_are_invariant(opened(exported("llama"), OtherRoundingOfSingleRows, 1))
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -36,7 +36,7 @@ def encoder_of(folder: Path) -> Any:
     return build_encoder(BuildContext("", Checkpoint("m", folder), EncoderSettings(num_threads=1)))
 
 
-def cut(file: str, share: float) -> Callable[[Path], None]:
+def truncated(file: str, share: float) -> Callable[[Path], None]:
     """Return a function that truncates a file to a share of its size."""
 
     def change(folder: Path) -> None:
@@ -47,7 +47,7 @@ def cut(file: str, share: float) -> Callable[[Path], None]:
     return change
 
 
-def state(**changes: Any) -> Callable[[Path], None]:
+def with_field(**changes: Any) -> Callable[[Path], None]:
     """Return a function that changes the manifest; None drops a field."""
 
     def change(folder: Path) -> None:
@@ -62,7 +62,7 @@ def drop(file: str) -> Callable[[Path], None]:
     return lambda folder: (folder / file).unlink()
 
 
-def point(file: str, target: str) -> Callable[[Path], None]:
+def linked(file: str, target: str) -> Callable[[Path], None]:
     """Return a function that replaces a file by a link to another place."""
 
     def change(folder: Path) -> None:
@@ -89,22 +89,28 @@ def narrow_table(folder: Path) -> None:
 
 
 BROKEN = {
-    "the decoder is cut": (cut("decoder.onnx", 0.5), "'decoder.onnx'"),
-    "the decoder is empty": (cut("decoder.onnx", 0), "'decoder.onnx'"),
-    "the decoder's weights are cut": (cut("decoder.onnx.data", 0.9), "'decoder.onnx.data'"),
+    "the decoder is cut": (truncated("decoder.onnx", 0.5), "'decoder.onnx'"),
+    "the decoder is empty": (truncated("decoder.onnx", 0), "'decoder.onnx'"),
+    "the decoder's weights are cut": (truncated("decoder.onnx.data", 0.9), "'decoder.onnx.data'"),
     "the decoder's weights are missing": (drop("decoder.onnx.data"), "'decoder.onnx.data'"),
-    "the decoder's weights lie elsewhere": (point("decoder.onnx.data", "w"), "decoder.onnx.data"),
+    "the decoder's weights lie elsewhere": (linked("decoder.onnx.data", "w"), "decoder.onnx.data"),
     "the decoder is missing": (drop("decoder.onnx"), "'decoder.onnx' is missing"),
     "the decoder is another graph": (other_graph, "'decoder.onnx' has no input"),
-    "the table is cut": (cut("embeddings.safetensors", 0.5), "'embeddings.safetensors'"),
+    "the table is cut": (truncated("embeddings.safetensors", 0.5), "'embeddings.safetensors'"),
     "the table is missing": (drop("embeddings.safetensors"), "'embeddings.safetensors'"),
     "the table has another width": (narrow_table, "rows of 96 numbers, and the decoder takes 192"),
-    "the manifest is cut": (cut("vlmkit_onnx.json", 0.5), "'vlmkit_onnx.json' is not a manifest"),
-    "the manifest is of another version": (state(format=2), "is not a manifest of format 1"),
-    "the manifest has a field of tomorrow": (state(more=1), "is not a manifest of format 1"),
-    "the manifest leads elsewhere": (state(decoder="../decoder.onnx"), "is not a manifest"),
-    "the manifest names a file with a line break": (state(decoder="d.onnx\n"), "is not a manifest"),
-    "the manifest is of another family": (state(model_type="llama"), "is of type 'llama'"),
+    "the manifest is cut": (
+        truncated("vlmkit_onnx.json", 0.5),
+        "'vlmkit_onnx.json' is not a manifest",
+    ),
+    "the manifest is of another version": (with_field(format=2), "is not a manifest of format 1"),
+    "the manifest has a field of tomorrow": (with_field(more=1), "is not a manifest of format 1"),
+    "the manifest leads elsewhere": (with_field(decoder="../decoder.onnx"), "is not a manifest"),
+    "the manifest names a file with a line break": (
+        with_field(decoder="d.onnx\n"),
+        "is not a manifest",
+    ),
+    "the manifest is of another family": (with_field(model_type="llama"), "is of type 'llama'"),
 }
 
 
@@ -119,7 +125,7 @@ def test_a_broken_folder_is_refused_in_one_sentence(name: str, folder: Path) -> 
 
 
 def test_a_broken_tower_is_refused_by_the_encoder_only(folder: Path) -> None:
-    cut("vision.onnx", 0.5)(folder)
+    truncated("vision.onnx", 0.5)(folder)
     with pytest.raises(CheckpointError, match=r"'vision\.onnx'"):
         encoder_of(folder)
     engine_of(folder).close()

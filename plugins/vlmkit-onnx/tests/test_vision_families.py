@@ -24,7 +24,7 @@ SIZES = ((60, 60), (84, 40), (50, 100), (60, 60), (200, 120))
 TOLERANCE = 1e-4
 
 
-class Seeing(NamedTuple):
+class VisionExport(NamedTuple):
     """The model of a family, its graph, and an encoder on the graph."""
 
     model: Any
@@ -33,21 +33,21 @@ class Seeing(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def seeing(
+def vision_export(
     one_thread: None,
     encoders: Any,
     saved: Callable[[str], Path],
     tower: Callable[[str], Path],
-) -> Callable[[str], Seeing]:
+) -> Callable[[str], VisionExport]:
     """Return a function from a family to its model and encoder."""
     import transformers
 
     @functools.cache
-    def made(name: str) -> Seeing:
+    def made(name: str) -> VisionExport:
         auto = transformers.AutoModelForImageTextToText
         model = auto.from_pretrained(saved(name)).eval()
         file = tower(name) / "vision.onnx"
-        return Seeing(model, file, encoders.open(file))
+        return VisionExport(model, file, encoders.open(file))
 
     return made
 
@@ -74,11 +74,11 @@ def bits(features: MediaFeatures) -> list[bytes]:
 
 @pytest.mark.parametrize("name", families.towers(FAMILIES))
 def test_features_equal_those_of_the_family_alone_and_in_a_batch(
-    name: str, seeing: Callable[[str], Seeing]
+    name: str, vision_export: Callable[[str], VisionExport]
 ) -> None:
     from vlmkit_onnx.export.vision_check import reference
 
-    model, _, encoder = seeing(name)
+    model, _, encoder = vision_export(name)
     slots = [slot_of(name, model, number) for number in range(len(SIZES))]
     expected = [reference(model, slot.inputs) for slot in slots]
     size = max(float(np.abs(rows[FEATURES]).max()) for rows in expected)
@@ -91,8 +91,10 @@ def test_features_equal_those_of_the_family_alone_and_in_a_batch(
     assert [bits(features) for features in alone] == [bits(features) for features in together]
 
 
-def test_deepstack_rows_are_extras_and_count_as_memory(seeing: Callable[[str], Seeing]) -> None:
-    model, _, encoder = seeing("qwen3_vl")
+def test_deepstack_rows_are_extras_and_count_as_memory(
+    vision_export: Callable[[str], VisionExport],
+) -> None:
+    model, _, encoder = vision_export("qwen3_vl")
     (features,) = encoder.encode([slot_of("qwen3_vl", model, 1)])
 
     assert sorted(features.extra) == ["deepstack.0", "deepstack.1", "deepstack.2"]
@@ -101,17 +103,17 @@ def test_deepstack_rows_are_extras_and_count_as_memory(seeing: Callable[[str], S
 
 
 def test_a_graph_contains_no_paths_of_the_exporting_machine(
-    seeing: Callable[[str], Seeing],
+    vision_export: Callable[[str], VisionExport],
 ) -> None:
-    content = seeing("llava").file.read_bytes()
+    content = vision_export("llava").file.read_bytes()
     assert b"site-packages" not in content
     assert b".py" not in content
 
 
 def test_a_tiled_graph_of_another_exporter_is_fed_by_its_own_names(
-    seeing: Callable[[str], Seeing], encoders: Any
+    vision_export: Callable[[str], VisionExport], encoders: Any
 ) -> None:
-    model, file, own = seeing("smolvlm")
+    model, file, own = vision_export("smolvlm")
     slots = [slot_of("smolvlm", model, number) for number in (0, 2)]
     foreign = encoders.open(file, is_own=False)
 
@@ -122,7 +124,7 @@ def test_a_tiled_graph_of_another_exporter_is_fed_by_its_own_names(
 
 
 def test_a_graph_that_differs_from_its_model_is_deleted(
-    seeing: Callable[[str], Seeing],
+    vision_export: Callable[[str], VisionExport],
     encoders: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,17 +144,17 @@ def test_a_graph_that_differs_from_its_model_is_deleted(
 
     monkeypatch.setattr(vision, "tower_of", wrong)
     with pytest.raises(CheckpointError, match="does not compute what the model computes"):
-        encoders.export(seeing("smolvlm").model, tmp_path)
+        encoders.export(vision_export("smolvlm").model, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_exporter_that_assumes_equal_windows_is_detected(
-    seeing: Callable[[str], Seeing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vision_export: Callable[[str], VisionExport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vlmkit_onnx.export.vision_check import VisionCheck
     from vlmkit_onnx.vision import grid
 
-    model, file, _ = seeing("qwen2_5_vl")
+    model, file, _ = vision_export("qwen2_5_vl")
     right = grid.windows
 
     def equal(height: int, width: int, merge: int, side: int) -> grid.Windows:
@@ -167,14 +169,14 @@ def test_an_exporter_that_assumes_equal_windows_is_detected(
 
 
 def test_a_large_tower_keeps_its_weights_in_a_file_beside_it(
-    seeing: Callable[[str], Seeing],
+    vision_export: Callable[[str], VisionExport],
     encoders: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from vlmkit_onnx.export import vision
 
-    model, _, small = seeing("smolvlm")
+    model, _, small = vision_export("smolvlm")
     monkeypatch.setattr(vision, "MAX_INLINE_BYTES", 0)
     large = encoders.export(model, tmp_path)
 

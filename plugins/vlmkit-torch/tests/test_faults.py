@@ -30,7 +30,7 @@ OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20
 ASSERTION = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable"
 
 
-class Failing:
+class FailingDecoder:
     """A decoder that fails for forward passes of more than a number of tokens."""
 
     def __init__(self, engine: Any, error: Exception, max_tokens: int = 0) -> None:
@@ -54,7 +54,7 @@ def test_a_step_that_runs_out_of_memory_is_halved_from_then_on(load: Load) -> No
     host = EngineHost(engine)
     sequences, _ = begin(host)
     expected = [host.last_logits(prompt, (30, 31, 32, 33)).argmax() for prompt in TEXTS]
-    executor, short = StepExecutor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 2)
+    executor, short = StepExecutor(engine, ArraySampler()), FailingDecoder(engine, OUT_OF_MEMORY, 2)
     for token in range(30, 34):
         items = [host.next_item(for_sampler(sequence), token) for sequence in sequences]
         results = executor.compute(items)
@@ -70,7 +70,7 @@ def test_an_item_that_does_not_fit_alone_fails_alone(load: Load, caplog: Any) ->
     sequences, _ = begin(host)
     late = host.sequence(Prompt(tuple(range(50, 70))))
     host.admit(late)
-    executor, _ = StepExecutor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 4)
+    executor, _ = StepExecutor(engine, ArraySampler()), FailingDecoder(engine, OUT_OF_MEMORY, 4)
 
     *others, failed = executor.compute(
         [*(host.next_item(for_sampler(s), 30) for s in sequences), host.chunk(for_sampler(late))]
@@ -91,7 +91,7 @@ def test_a_recurrent_family_is_halved_too(tmp_path: Any) -> None:
     host = EngineHost(engine)
     sequences, _ = begin(host)
     expected = [host.last_logits(prompt, (30,)) for prompt in TEXTS]
-    short = Failing(engine, OUT_OF_MEMORY, 2)
+    short = FailingDecoder(engine, OUT_OF_MEMORY, 2)
     rows = host.step([host.next_item(sequence, 30) for sequence in sequences])
 
     np.testing.assert_allclose(rows, expected, atol=1e-5)
@@ -105,7 +105,7 @@ def test_a_device_error_is_reported_as_a_device_error(
     engine, _ = load("llama")
     host = EngineHost(engine)
     sequences, _ = begin(host)
-    Failing(engine, error)
+    FailingDecoder(engine, error)
     item = host.next_item(sequences[0], 30)
 
     with pytest.raises(EngineError, match=r"^device 'cpu' failed at this request"):

@@ -319,7 +319,7 @@ MOCKS = (
     ),
     Broken(
         CachesPastTheFirstRow,
-        "A cache may stand for positions before the first wanted row only.",
+        "The cache may replace only positions before the first wanted row.",
         "a_cached_prefix_ends_before_the_first_wanted_row",
         honest=MockEngine,
         on=OnMock,

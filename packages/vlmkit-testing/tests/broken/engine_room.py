@@ -122,7 +122,7 @@ class ComputesShortChunks(AttentionEngine):
         return item.start + np.arange(item.num_tokens) % 16
 
 
-class HasOnly64Positions(AttentionEngine):
+class HasTooFewPositions(AttentionEngine):
     def __init__(self) -> None:
         super().__init__()
         self.weights.positions = self.weights.positions[:64]
@@ -231,7 +231,7 @@ ROOM = (
         "the_longest_chunk_is_computed_as_shorter_ones",
     ),
     Broken(
-        HasOnly64Positions,
+        HasTooFewPositions,
         "A sequence may have up to max_sequence_tokens.",
         "a_sequence_grows_to_the_longest_that_is_claimed",
         raises=(IndexError,),

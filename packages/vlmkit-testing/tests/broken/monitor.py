@@ -21,7 +21,7 @@ class NeedsARoute(Tally):
         super().ended(request, end)
 
 
-class FailsOnStatus499(Tally):
+class FailsOnDisconnectedClients(Tally):
     def ended(self, request: HttpRequest, end: HttpEnd) -> None:
         super().ended(request, end)
         self.counts[http.HTTPStatus(end.status).phrase] += 1
@@ -52,7 +52,7 @@ class TimesOfTokens(Tokens):
         del self.first_s[request]
 
 
-class EncodesNamesAsLatin1(Tally):
+class EncodesNamesInLatin(Tally):
     def began(self, request: HttpRequest) -> str:
         request.id.encode("ascii")
         return super().began(request)
@@ -219,7 +219,7 @@ TABLE = Table(
             raises=(IndexError,),
         ),
         Broken(
-            FailsOnStatus499,
+            FailsOnDisconnectedClients,
             "The status is 499 if the client disconnected.",
             "it_takes_the_whole_life_of_a_request",
             raises=(ValueError,),
@@ -236,7 +236,7 @@ TABLE = Table(
             raises=(KeyError,),
         ),
         Broken(
-            EncodesNamesAsLatin1,
+            EncodesNamesInLatin,
             "Ids may contain any character.",
             "any_values_of_clients_are_accepted",
             raises=(UnicodeEncodeError,),

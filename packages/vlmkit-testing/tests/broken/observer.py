@@ -53,7 +53,7 @@ class CountsForAllInstances(Counters):
         self.__dict__ = self.everybody.__dict__
 
 
-class EncodesNamesAsLatin1(Observer):
+class EncodesNamesInLatin(Observer):
     def accepted(self, request: RequestFacts, at_s: float) -> None:
         request.id.encode("ascii")
 
@@ -241,7 +241,7 @@ TABLE = Table(
             "two_observers_count_apart",
         ),
         Broken(
-            EncodesNamesAsLatin1,
+            EncodesNamesInLatin,
             "Names may contain any character.",
             "names_may_hold_any_character",
             raises=(UnicodeEncodeError,),

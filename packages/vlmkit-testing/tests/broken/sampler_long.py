@@ -42,7 +42,7 @@ class SubtractsAConstantForBans(Plain):
         return made
 
 
-class RepeatsDrawsEvery256Positions(Plain):
+class RepeatsDistantDraws(Plain):
     """Has a position counter of one byte."""
 
     def noise(self, row: Row, vocab_size: int) -> Any:
@@ -72,7 +72,7 @@ ROWS = (
         "banned_tokens_are_never_chosen",
     ),
     (
-        RepeatsDrawsEvery256Positions,
+        RepeatsDistantDraws,
         "Draws of one seed differ at every position, distant ones included.",
         "draws_far_apart_are_not_alike",
     ),

@@ -448,7 +448,7 @@ OF_ARRAYS = (
         honest=DropsRepetitionWithTheClaim,
     ),
     *(
-        Broken(kind, f"What a sampler does not say it ignores it follows: {field}.", test)
+        Broken(kind, f"A parameter that is not in `ignores` has its effect: {field}.", test)
         for kind, field, test in FIELDS
     ),
 )
@@ -555,7 +555,7 @@ OF_PLAIN = (
     ),
     (
         BansOneEndToken,
-        "No end token is chosen before min_tokens, of several none.",
+        "None of several end tokens is chosen before min_tokens.",
         "the_end_waits_for_the_minimum",
     ),
     (

@@ -34,7 +34,7 @@ IMPLEMENTATION = "appending"
 LEAST = -1e9  # masks a token; finite, as in graphs of optimum
 
 
-class Appending:
+class AppendingAttention:
     """Attention that appends to the cache of one call, and stores the result."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Appending:
 class Decoder(nn.Module):
     """A llama like those of optimum: plain attention, and a cache that grows by appending."""
 
-    def __init__(self, model: PreTrainedModel, attention: Appending) -> None:
+    def __init__(self, model: PreTrainedModel, attention: AppendingAttention) -> None:
         super().__init__()
         self.model = model
         self.attention = attention
@@ -98,7 +98,7 @@ def export(model: PreTrainedModel, file: Path) -> None:
     ]
     dynamic = torch.export.Dim.DYNAMIC
     free = {0: dynamic, 1: dynamic}
-    attention = Appending()
+    attention = AppendingAttention()
     AttentionInterface.register(IMPLEMENTATION, attention)
     before = config._attn_implementation
     config._attn_implementation = IMPLEMENTATION

@@ -177,7 +177,7 @@ def test_a_graph_without_its_sliding_window_is_limited_to_the_window(genai_folde
     assert layout.max_sequence_tokens == 8
 
 
-class Mixing:
+class MixingDecoder:
     """A decoder in which each row depends on its neighbour."""
 
     def __init__(self, decoder):
@@ -195,7 +195,7 @@ class Mixing:
 def test_a_graph_with_rotation_by_its_longest_row_is_limited_in_length(genai_folders, load):
     assert max_independent_tokens(load("llama"), SLOT_TOKENS) == SLOT_TOKENS
     assert max_independent_tokens(load("phi3-128k"), SLOT_TOKENS) == PHI3_WINDOW
-    assert max_independent_tokens(Mixing(load("llama")), SLOT_TOKENS) == SLOT_TOKENS
+    assert max_independent_tokens(MixingDecoder(load("llama")), SLOT_TOKENS) == SLOT_TOKENS
 
     def built(**settings):
         checkpoint = Checkpoint("phi3", genai_folders["phi3-128k"])

@@ -11,7 +11,7 @@ from mcp import Client
 from mcp.types import CallToolResult
 
 
-class Agent:
+class SyncClient:
     """An MCP client for tests without coroutines."""
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal, client: Client) -> None:
@@ -30,11 +30,11 @@ class Agent:
 
 
 @contextmanager
-def agent(server: Any, mode: str = "auto") -> Iterator[Agent]:
+def connected(server: Any, mode: str = "auto") -> Iterator[SyncClient]:
     with anyio.from_thread.start_blocking_portal() as portal:
         client = Client(server, mode=mode)
         with portal.wrap_async_context_manager(client):
-            yield Agent(portal, client)
+            yield SyncClient(portal, client)
 
 
 def texts(result: CallToolResult) -> list[str]:
@@ -42,11 +42,11 @@ def texts(result: CallToolResult) -> list[str]:
 
 
 def shown(image: PIL.Image.Image) -> str:
-    """The mock's description of an image."""
+    """Return the description of an image by the mock."""
     width, height = image.size
     digest = hashlib.sha256(f"RGB {width}x{height}\0".encode() + image.tobytes()).hexdigest()
     return f"{width}x{height} sha256:{digest[:16]}"
 
 
-Start = Callable[..., AbstractContextManager[Agent]]
-"""Starts ``vlmkit mcp`` with arguments, and an agent that asks it."""
+Start = Callable[..., AbstractContextManager[SyncClient]]
+"""Starts ``vlmkit mcp`` with arguments, and returns a connected client."""

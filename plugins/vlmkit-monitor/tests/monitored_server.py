@@ -40,7 +40,7 @@ use = "ngram"
 
 
 @dataclass
-class Served:
+class MonitoredServer:
     """A listening server."""
 
     url: str
@@ -66,12 +66,12 @@ class Served:
 
 
 @contextmanager
-def served(
+def running_server(
     folder: Path,
     monitors: tuple[str, ...] = ("prometheus",),
     more: str = "",
     environ: Mapping[str, str] | None = None,
-) -> Iterator[Served]:
+) -> Iterator[MonitoredServer]:
     config, log = folder / "vlmkit.toml", folder / "log"
     config.write_text(CONFIG.format(monitors=json.dumps(list(monitors)), more=more))
     command = [sys.executable, "-m", "vlmkit", "serve", "--port", "0", "--config", str(config)]
@@ -87,7 +87,7 @@ def served(
                 time.sleep(0.02)
             url = re.search(r"listening on (\S+)", log.read_text())
             assert url is not None
-            yield Served(url[1], http, process)
+            yield MonitoredServer(url[1], http, process)
             process.send_signal(signal.SIGTERM)
             process.wait(300)
         finally:
@@ -107,7 +107,7 @@ def image(width: int, height: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def seen(*sizes: tuple[int, int]) -> list[dict[str, Any]]:
+def messages_with(*sizes: tuple[int, int]) -> list[dict[str, Any]]:
     parts = [{"type": "text", "text": "hello"}, *(image(*size) for size in sizes)]
     return [{"role": "user", "content": parts}]
 
