@@ -150,13 +150,13 @@ class Api:
     Attributes:
         path: the path of its route.
         base: the smallest valid body.
-        tells: whether it can also stream.
+        can_stream: whether it can also stream.
         values: the values of its fields that differ from ``VALUES``.
     """
 
     path: str
     base: dict[str, Json]
-    tells: bool = False
+    can_stream: bool = False
     values: dict[str, Json] = field(default_factory=dict)
 
 
@@ -172,11 +172,11 @@ _TOKENS = {"model": "mock", "token_ids": [72, 105], "sampling_params": {"max_tok
 _OF_TEXTS = {"logprobs": 2}
 _OF_RESPONSES = {"tools": [_RESPONSES_TOOL]}
 APIS = (
-    Api("/v1/chat/completions", _SHORT, tells=True),
-    Api("/v1/completions", _TEXT, tells=True, values=_OF_TEXTS),
-    Api("/v1/responses", _RESPONSE, tells=True, values=_OF_RESPONSES),
-    Api("/v1/messages", _SHORT, tells=True, values=_OF_MESSAGES),
-    Api("/inference/v1/generate", _TOKENS, tells=True),
+    Api("/v1/chat/completions", _SHORT, can_stream=True),
+    Api("/v1/completions", _TEXT, can_stream=True, values=_OF_TEXTS),
+    Api("/v1/responses", _RESPONSE, can_stream=True, values=_OF_RESPONSES),
+    Api("/v1/messages", _SHORT, can_stream=True, values=_OF_MESSAGES),
+    Api("/inference/v1/generate", _TOKENS, can_stream=True),
     Api("/v1/embeddings", {"model": "mock", "input": "Hello"}),
     Api("/tokenize", _TEXT),
     Api("/detokenize", {"model": "mock", "tokens": [72, 105]}),
@@ -216,7 +216,7 @@ def requests(capabilities: Json) -> Iterator[Request]:
         for alias, name in fields.aliases.items():
             yield from _taken(api, alias, name)
         for name in fields.others:
-            if api.tells or name not in api.base:
+            if api.can_stream or name not in api.base:
                 yield _with(api, name, "probe", "refused or without effect")
         if api.path == "/v1/chat/completions":
             for name in fields.others:
@@ -228,7 +228,7 @@ def _taken(api: Api, name: str, meaning: str) -> Iterator[Request]:
     value = {**VALUES, **api.base, **api.values}.get(meaning, "probe")
     usual = _with(api, name, value, "usual", BESIDE.get(meaning, {}))
     yield usual
-    if api.tells and name != "stream":
+    if api.can_stream and name != "stream":
         yield usual.streamed()
     for odd in ODD:
         yield _with(api, name, odd, f"{odd}")

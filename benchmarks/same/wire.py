@@ -37,14 +37,14 @@ class Normal:
         where: ``header NAME`` for values of a header, ``body`` for bodies and events, ``any`` for
             both, ``events`` for the order of events.
         pattern: a regular expression of the part.
-        stands: the replacement.
+        replacement: the replacement.
     """
 
     what: str
     reason: str
     where: str
     pattern: str
-    stands: str
+    replacement: str
 
 
 _TIMES = "created|created_at|completed_at|expires_at|cancelled_at|cancelling_at|failed_at"
@@ -224,7 +224,9 @@ def _cleaned(text: str, where: str, known: Mapping[str, str], numbers: dict[str,
     rewrites: dict[str, Rewrite] = {"<id>": numbered, "<filling>": filled, "<sorted>": ordered}
     for normal in NORMAL:
         if normal.where == "any" or re.fullmatch(normal.where, where):
-            text = re.sub(normal.pattern, rewrites.get(normal.stands, normal.stands), text)
+            text = re.sub(
+                normal.pattern, rewrites.get(normal.replacement, normal.replacement), text
+            )
     return text
 
 
