@@ -12,7 +12,7 @@ from broken.broken import Broken, Table
 from vlmkit_testing import CommandContract
 
 RAISED = '            raise CheckpointError("\'nothing\' has no letters", hint="name another word")'
-TOLD = 'click.echo(json.dumps({"letters": len(word)}) if as_json else len(word))'
+ECHOED = 'click.echo(json.dumps({"letters": len(word)}) if as_json else len(word))'
 
 
 class HasNoDescription(Count):
@@ -69,7 +69,7 @@ class AcceptsMissingArguments(Count):
 
 
 class ExitsWithItsResult(Count):
-    replaced = ((TOLD, f"{TOLD}\n        return len(word)"),)
+    replaced = ((ECHOED, f"{ECHOED}\n        return len(word)"),)
 
 
 class FailsAsABug(Count):
@@ -94,7 +94,7 @@ class ReportsErrorsOnStandardOutput(Count):
 
 
 class PrintsBeforeJson(Count):
-    replaced = ((TOLD, f'click.echo("here it is:")\n        {TOLD}'),)
+    replaced = ((ECHOED, f'click.echo("here it is:")\n        {ECHOED}'),)
 
 
 class PrintsPythonInsteadOfJson(Count):

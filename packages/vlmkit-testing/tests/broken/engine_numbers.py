@@ -117,10 +117,10 @@ class AttendsOnlyToItsChunk(AttentionEngine):
 
 
 class DropsTheLastTokenOfAChunk(AttentionEngine):
-    def write(self, places: Floats, made: Floats) -> None:
-        if len(places) > 1:
+    def write(self, cell_ids: Floats, made: Floats) -> None:
+        if len(cell_ids) > 1:
             made[:, -1] = 0.0
-        super().write(places, made)
+        super().write(cell_ids, made)
 
 
 class DropsTheTokensOfItsAnswer(AttentionEngine):
@@ -149,8 +149,8 @@ class DependsOnThePositionInAStep(AttentionEngine):
         output = super().forward(items)
         if output.logits is None:
             return output
-        places = np.arange(len(output.logits))[:, None] // 2
-        return dataclasses.replace(output, logits=output.logits + 0.01 * places)
+        pairs = np.arange(len(output.logits))[:, None] // 2
+        return dataclasses.replace(output, logits=output.logits + 0.01 * pairs)
 
 
 class MixesUpPositionsInMixedSteps(AttentionEngine):
@@ -165,8 +165,8 @@ class MixesUpPositionsInMixedSteps(AttentionEngine):
 
 
 class AccumulatesInItsCells(AttentionEngine):
-    def write(self, places: Floats, made: Floats) -> None:
-        super().write(places, made + np.nan_to_num(self.cells[:, places]))
+    def write(self, cell_ids: Floats, made: Floats) -> None:
+        super().write(cell_ids, made + np.nan_to_num(self.cells[:, cell_ids]))
 
 
 class CountsItsOwnTokens(AttentionEngine):

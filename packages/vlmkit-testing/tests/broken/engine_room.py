@@ -92,9 +92,9 @@ class TrustsCellsOfAReleasedSequence(AttentionEngine):
         return admission
 
     def release(self, sequence: SequenceView) -> None:
-        places = [block * self.pool.block_tokens for block in self.pool.blocks(sequence)]
+        cell_ids = [block * self.pool.block_tokens for block in self.pool.blocks(sequence)]
         super().release(sequence)
-        self.cells[:, places] = 0.0
+        self.cells[:, cell_ids] = 0.0
 
 
 class TakesBlocksOfARefusedReservation(AttentionEngine):

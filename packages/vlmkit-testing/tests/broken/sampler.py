@@ -116,62 +116,62 @@ class KeepsReleasedSequences(ArraySampler):
 class ChangedSequences(ArraySampler):
     """Samples for changed sequences."""
 
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         raise NotImplementedError
 
     def prepare(self, rows: Seq[Row]) -> Pick:
         changed = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             fields: dict[str, Any] = {"output_ids": list(row.sequence.output_ids)}
-            fields |= self.other(row, place, rows)
+            fields |= self.other(row, index, rows)
             changed.append(Row(dataclasses.replace(row.sequence, **fields), row.ahead))
         return super().prepare(changed)
 
 
 class DrawsByRowIndex(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
-        return {"seed": row.sequence.seed + place}
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": row.sequence.seed + index}
 
 
 class DrawsByTheSeedOfTheFirstRow(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": rows[0].sequence.seed}
 
 
 class UsesParametersOfTheFirstRow(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"params": rows[0].sequence.params}
 
 
 class DependsOnTheBatchSize(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed ^ (len(rows) > 10)}
 
 
 class DependsOnSequenceIds(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed ^ zlib.crc32(row.sequence.id.encode())}
 
 
 class CountsItsCalls(ChangedSequences):
     num_calls = 0
 
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
-        self.num_calls += place == 0
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
+        self.num_calls += index == 0
         return {"seed": row.sequence.seed ^ (self.num_calls - 1)}
 
 
 class DrawsFromOneStream(ChangedSequences):
     stream = np.random.default_rng(0)
 
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": int(self.stream.integers(2**62))}
 
 
 class CountsOneTokenForEachCall(ChangedSequences):
     """Assumes that an answer grows by one token between two calls."""
 
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         sequence = row.sequence
         seen, length = sequence.kept.get(self) or (list(sequence.output_ids), len(sequence))
         if len(sequence) > length:
@@ -185,7 +185,7 @@ class CachesByTheAddressOfASequence(ChangedSequences):
         super().__init__()
         self.prompts: dict[int, Any] = {}
 
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         prompt = self.prompts.setdefault(id(row.sequence), row.sequence.prompt)
         return {"prompt": prompt, "seed": row.sequence.seed ^ prompt.token_ids[0]}
 
@@ -193,7 +193,7 @@ class CachesByTheAddressOfASequence(ChangedSequences):
 class NeedsItsKeptState(ChangedSequences):
     """Counts the tokens of an answer by its own calls."""
 
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         sequence = row.sequence
         sequence.kept[self] = num_calls = sequence.kept.get(self, 0) + 1
         return {"seed": sequence.seed + num_calls}
@@ -239,7 +239,7 @@ class AdaptsToRejectedDrafts(Mirostat):
 
 
 class IgnoresPositionsInDraws(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"output_ids": []}
 
 
@@ -250,12 +250,12 @@ class AddsSeedAndPosition(Plain):
 
 
 class UsesTheLowBitsOfASeed(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed & (2**32 - 1)}
 
 
 class DropsTheSignOfASeed(ChangedSequences):
-    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": abs(row.sequence.seed)}
 
 

@@ -161,10 +161,10 @@ class AttentionEngine:
 
     def compute(self, item: WorkItem) -> Floats:
         """Write the keys and values of an item's tokens; return their hidden states."""
-        weights, places = self.weights, self.places(item)
+        weights, cell_ids = self.weights, self.cell_ids(item)
         x = self.inputs(item) + weights.positions[self.positions(item)]
-        self.write(places[item.start :], np.stack([x @ weights.key, x @ weights.value]))
-        keys, values = self.cells[:, places]
+        self.write(cell_ids[item.start :], np.stack([x @ weights.key, x @ weights.value]))
+        keys, values = self.cells[:, cell_ids]
         scores = (x @ weights.query) @ keys.T
         scores[self.unseen(item)] = -np.inf
         chances = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -192,14 +192,14 @@ class AttentionEngine:
         """Return rows of an image."""
         return item.sequence.features[index].embeddings[first : first + num_rows]
 
-    def places(self, item: WorkItem) -> Floats:
+    def cell_ids(self, item: WorkItem) -> Floats:
         """Return the cells of a sequence's tokens up to the end of an item."""
         size, position = self.pool.block_tokens, np.arange(item.stop)
         return np.array(self.pool.blocks(item.sequence))[position // size] * size + position % size
 
-    def write(self, places: Floats, made: Floats) -> None:
+    def write(self, cell_ids: Floats, made: Floats) -> None:
         """Write into cells."""
-        self.cells[:, places] = made
+        self.cells[:, cell_ids] = made
 
     def close(self) -> None:
         """Drop everything."""
@@ -260,7 +260,7 @@ class PlainEngine(AttentionEngine):
         """Free the slot."""
         del self.slots[sequence]
 
-    def places(self, item: WorkItem) -> Floats:
+    def cell_ids(self, item: WorkItem) -> Floats:
         """Return the cells of a sequence's tokens up to the end of an item."""
         return self.slots[item.sequence] * self.slot_tokens + np.arange(item.stop)
 

@@ -176,8 +176,8 @@ class Greedy:
 
         def pick(logits: Any) -> Any:
             allowed = np.array(logits)
-            for place in banned:
-                allowed[place] = -np.inf
+            for token_id in banned:
+                allowed[token_id] = -np.inf
             return allowed.argmax(axis=-1)
 
         return pick
@@ -216,12 +216,14 @@ class Dry:
         sequence = row.sequence
         tokens = [*sequence.prompt.token_ids, *sequence.output_ids, *row.ahead]
         longest: dict[int, int] = {}
-        for place in range(1, len(tokens)):
+        for position in range(1, len(tokens)):
             num_alike = 0
-            while num_alike < place and tokens[place - 1 - num_alike] == tokens[-1 - num_alike]:
+            while (
+                num_alike < position and tokens[position - 1 - num_alike] == tokens[-1 - num_alike]
+            ):
                 num_alike += 1
             if num_alike >= self.allowed_length:
-                longest[tokens[place]] = max(num_alike, longest.get(tokens[place], 0))
+                longest[tokens[position]] = max(num_alike, longest.get(tokens[position], 0))
         return {
             token_id: self.multiplier * self.base ** (num_alike - self.allowed_length)
             for token_id, num_alike in longest.items()
