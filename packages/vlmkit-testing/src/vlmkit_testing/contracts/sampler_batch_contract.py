@@ -14,10 +14,10 @@ from hypothesis import given, strategies as st
 from vlmkit.interfaces.sampler import Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.types.sampling import SamplingParams
+from vlmkit_testing.contracts.examples import examples
 from vlmkit_testing.contracts.sampler_subject import (
     ROW,
     SamplerSubject,
-    examples,
     few_tokens,
     logit_rows,
     mixed_params,

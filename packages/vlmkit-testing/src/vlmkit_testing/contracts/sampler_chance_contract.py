@@ -12,7 +12,6 @@ import pytest
 
 from vlmkit.interfaces.sampler import Row
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_testing.contracts.chance import check_count
 from vlmkit_testing.contracts.sampler_subject import ROW, SamplerSubject
 from vlmkit_testing.contracts.sequences import new_sequence
 
@@ -20,6 +19,28 @@ NUM_DRAWS = 4000
 FLAT = [0.0] * 64
 PLAIN = SamplingParams(temperature=1.0)
 Drawn = np.ndarray[Any, Any]
+LEAST_LOG_CHANCE = -32.0  # 1e-14: a correct sampler never falls below it, whatever its draws
+
+
+def log_chance(num_hits: int, num_draws: int, chance: float) -> float:
+    """Return a bound on the log-probability of a count at least this far to its side of the mean.
+
+    It is Chernoff's bound for independent draws: their number times the divergence of the observed
+    frequencies from the expected ones (Hoeffding, 1963).
+    """
+    seen = num_hits / num_draws
+    divergence = 0.0
+    for part, expected in ((seen, chance), (1 - seen, 1 - chance)):
+        if part > 0:
+            divergence += part * math.log(part / expected) if expected > 0 else math.inf
+    return -num_draws * divergence
+
+
+def check_count(num_hits: int, num_draws: int, chance: float, what: str) -> None:
+    """Fail if draws of this probability practically never give a count."""
+    assert log_chance(num_hits, num_draws, chance) > LEAST_LOG_CHANCE, (
+        f"{what}: {num_hits} of {num_draws} draws, expected {chance:.4g} of them"
+    )
 
 
 class SamplerChanceContract(SamplerSubject):

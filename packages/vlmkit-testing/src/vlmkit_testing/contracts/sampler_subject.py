@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import strategies as st
 
 from vlmkit.interfaces.prompt import Array
 from vlmkit.interfaces.sampler import Row, Sampler
@@ -40,13 +40,6 @@ FOLLOWED: dict[str, SamplingParams] = {
 }
 """What a sampler follows of a request, each with values that show it."""
 
-examples = settings(
-    max_examples=100,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
-)
 logit_rows = st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=30)
 some_params = st.builds(
     SamplingParams,

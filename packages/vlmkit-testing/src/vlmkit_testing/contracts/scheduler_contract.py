@@ -16,6 +16,7 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
+from vlmkit_testing.contracts.examples import examples
 from vlmkit_testing.contracts.scheduler_order_contract import SchedulerOrderContract
 from vlmkit_testing.contracts.scheduler_sharing_contract import SchedulerSharingContract
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
@@ -24,7 +25,6 @@ from vlmkit_testing.contracts.scheduler_subject import (
     NUM_SLOT_TOKENS,
     Job,
     engine_limits,
-    examples,
     finish,
     jobs,
     wants_rows,

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import strategies as st
 
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
@@ -25,14 +25,6 @@ LIMITS = EngineLimits(
 )
 ORDERS = frozenset({"priority", "arrival"})
 """What a scheduler may say that it ignores."""
-
-examples = settings(
-    max_examples=100,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
-)
 
 
 @dataclass(frozen=True)
