@@ -10,7 +10,7 @@ from mcp import Client, StdioServerParameters
 PICTURES = Path(__file__).parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
 
 
-def test_an_agent_asks_the_demo_about_a_picture():
+def test_an_agent_asks_the_demo_about_an_image():
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "vlmkit", "mcp", "demo", "--folder", str(PICTURES)],

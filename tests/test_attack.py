@@ -57,7 +57,7 @@ def test_every_declared_field_has_a_generator(known):
     assert not [field.place for field in takes_values if not growths(field, bodies)]
 
 
-def test_fields_of_plugins_and_of_every_place_of_a_request_are_declared(known):
+def test_fields_of_plugins_and_of_every_part_of_a_request_are_declared(known):
     places = {field.place for field in known.fields()}
     assert "POST /v1/chat/completions json:dry.multiplier" in places
     assert "POST /v1/messages json:deadline.seconds" in places
@@ -66,7 +66,7 @@ def test_fields_of_plugins_and_of_every_place_of_a_request_are_declared(known):
     assert "GET /v1/responses/{response_id} path:response_id" in places
 
 
-def test_a_new_text_without_a_bound_needs_a_generator():
+def test_a_new_unbounded_text_field_needs_a_generator():
     declared = {"type": "object", "properties": {"brand_new": {"type": "string"}}}
     body = {"requestBody": {"content": {"application/json": {"schema": declared}}}}
     (field,) = Document({"paths": {"/v1/new": {"post": body}}}).fields()
@@ -92,7 +92,7 @@ def test_a_sample_of_attacks_finds_no_breach(server, known):
     assert attacked.found.statuses[400] > SAMPLED
 
 
-def test_fields_that_there_was_no_time_for_are_returned(server, known):
+def test_fields_not_attacked_before_the_deadline_are_returned(server, known):
     fields = [f for f in known.fields() if growths(f, Bodies(known))][::40]
     late = campaign(server, known, fields)
     left = late.curves(time.monotonic(), every_shape=False)
@@ -114,7 +114,7 @@ class Dear:
         return [Answer(200, {}, b"{}") for _ in sent], Cost(cpu_s, 0, cpu_s)
 
 
-def test_a_field_that_costs_more_than_others_of_its_declaration_is_found_among_them(known):
+def test_the_most_expensive_field_of_a_declaration_is_found(known):
     declared = {}
     for field in known.fields():
         if field.steps[-1] == "text":

@@ -38,7 +38,7 @@ TOOL = {
     ("family", "thinks"),
     [("qwen3", "<think>"), pytest.param("gpt_oss", "<|channel|>", marks=pytest.mark.slow)],
 )
-def test_a_hundred_of_a_hundred_calls_parse_and_keep_to_their_schema(family, thinks, tmp_path):
+def test_all_of_a_hundred_tool_calls_parse_and_match_their_schema(family, thinks, tmp_path):
     zoo.save(family, tmp_path)
     think = PreTrainedTokenizerFast.from_pretrained(tmp_path).convert_tokens_to_ids(thinks)
     params = SamplingParams(temperature=1.0, max_tokens=300, logit_bias={think: -100.0})

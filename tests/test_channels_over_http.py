@@ -84,7 +84,7 @@ def check(arguments):
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
 )
-def test_what_must_be_called_is_called_within_its_schema(served, stream, choice):
+def test_a_required_tool_call_in_channels_matches_its_schema(served, stream, choice):
     for seed in range(3):
         told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
         assert told.finish_reason == "tool_calls"
@@ -96,7 +96,7 @@ def test_what_must_be_called_is_called_within_its_schema(served, stream, choice)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "none"])
-def test_an_answer_calls_or_speaks_as_it_may(served, stream, choice):
+def test_an_answer_in_channels_calls_a_tool_or_has_text_as_allowed(served, stream, choice):
     for seed in range(6):
         told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
         calls = told.message.tool_calls or []
@@ -108,7 +108,7 @@ def test_an_answer_calls_or_speaks_as_it_may(served, stream, choice):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_json_is_all_that_is_said_and_thoughts_are_free(served, stream, tools):
+def test_the_final_channel_is_json_and_reasoning_is_unconstrained(served, stream, tools):
     fields = {"tools": tools, "tool_choice": "none"} if tools else {}
     for seed in range(4):
         told = answer(served, stream=stream, response_format=FORM, seed=seed, **fields)
@@ -116,7 +116,7 @@ def test_json_is_all_that_is_said_and_thoughts_are_free(served, stream, tools):
         check(json.loads(told.message.content))
 
 
-def test_a_call_and_its_result_go_back(served):
+def test_a_tool_call_and_its_result_are_sent_back(served):
     told = answer(served, stream=False, tools=TOOLS, tool_choice="required", seed=1)
     (call,) = told.message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"sun": true}'}

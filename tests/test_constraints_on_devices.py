@@ -46,7 +46,7 @@ def make_logits(items):
 
 
 @pytest.mark.parametrize("num_free", [0, 2])
-def test_masks_take_one_copy_and_no_read_whatever_the_batch(num_free):
+def test_grammar_masks_take_one_copy_and_no_read_for_any_batch_size(num_free):
     spent = []
     for num in (3, 6, 32):
         logits = make_logits(make_items(num))
@@ -63,7 +63,7 @@ def test_masks_take_one_copy_and_no_read_whatever_the_batch(num_free):
     assert spent[0] == spent[1] == spent[2] <= 20
 
 
-def test_only_what_may_follow_keeps_its_logit_and_others_every_bit():
+def test_only_logits_of_forbidden_tokens_change():
     items = make_items(4, num_free=2)
     logits = make_logits(items)
     before = logits.copy()
@@ -77,7 +77,7 @@ def test_only_what_may_follow_keeps_its_logit_and_others_every_bit():
     assert np.array_equal(masked[kept], logits[kept])
 
 
-def test_a_step_within_constraints_needs_no_number_of_the_device():
+def test_a_constrained_step_reads_no_number_from_the_device():
     items = make_items(6, num_free=2)
     rows = [Row(item.sequence, item.drafts[:n]) for item in items for n in range(item.num_rows)]
     with fake_cuda():
@@ -86,7 +86,7 @@ def test_a_step_within_constraints_needs_no_number_of_the_device():
         assert (picked.shape, picked.device) == ((len(rows),), CUDA)
 
 
-def test_a_look_at_the_masked_logits_would_be_noticed():
+def test_reading_a_masked_logit_of_the_fake_device_raises_an_error():
     items = make_items(2)
     with fake_cuda(), pytest.raises(Exception, match="_local_scalar_dense"):
         GrammarBitmask(items).apply(torch.empty(4, VOCAB, device=CUDA)).max().item()

@@ -18,7 +18,7 @@ def project(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
-def test_a_distribution_carries_licence_readme_and_type_marker(folder):
+def test_a_distribution_contains_licence_readme_and_type_marker(folder):
     assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert len((folder / "README.md").read_text()) > 200
     if folder.name != TOGETHER:
@@ -27,7 +27,7 @@ def test_a_distribution_carries_licence_readme_and_type_marker(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
-def test_all_share_one_version_and_one_range(folder):
+def test_all_distributions_share_one_version_and_one_range(folder):
     described = project(folder)
     assert described["project"]["dynamic"] == ["version"]
     source = folder / described["tool"]["hatch"]["version"]["path"]
@@ -44,7 +44,7 @@ def test_all_share_one_version_and_one_range(folder):
         ("vlmkit-demo", "vlmkit-onnx[cpu]"),
     ],
 )
-def test_what_answers_brings_what_it_needs_to_answer(name, needed):
+def test_a_distribution_that_answers_requires_what_it_needs(name, needed):
     described = project(ROOT / "plugins" / name)["project"]
     assert f"{needed}>=0.1,<0.2" in described["dependencies"]
 
@@ -75,7 +75,7 @@ def test_no_distribution_pins_torch(folder):
         ("vlmkit-testing", {"litestar", "uvicorn", "multipart", "prometheus-client"}),
     ],
 )
-def test_a_part_of_vlmkit_needs_neither_a_tensor_library_nor_what_others_need(name, forbidden):
+def test_a_part_of_vlmkit_requires_no_tensor_library_and_nothing_of_others(name, forbidden):
     stated = project(ROOT / "packages" / name)["project"]["dependencies"]
     names = {re.split(r"[>=<\[]", requirement)[0] for requirement in stated}
     backends = {"torch", "transformers", "tokenizers", "huggingface-hub", "onnxruntime"}

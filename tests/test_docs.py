@@ -45,7 +45,7 @@ def code(text):
     return f"`{text}`" if text else "none"
 
 
-def test_the_table_of_kinds_is_that_of_the_code():
+def test_the_table_of_kinds_equals_the_code():
     rows = [
         f"| {kind.words} | `{kind.hook}` | "
         + code(
@@ -59,7 +59,7 @@ def test_the_table_of_kinds_is_that_of_the_code():
     assert re.findall(r"^\|.*`vlmkit_register_.*$", page, re.MULTILINE) == rows
 
 
-def test_the_hooks_page_names_all_that_a_provider_gives_and_all_that_it_gets():
+def test_the_hooks_page_names_every_parameter_of_add_and_of_the_context():
     page = (ROOT / "docs/reference/hooks.md").read_text()
     given = set(inspect.signature(Registry.add).parameters) - {"self", "name", "build"}
     assert {name for name in given if f"\n- `{name}" in page} == given
@@ -68,11 +68,11 @@ def test_the_hooks_page_names_all_that_a_provider_gives_and_all_that_it_gets():
     assert {name for name in got if re.search(rf"`(context\.)?{name}\b", page)} == got
 
 
-def test_every_kind_has_the_contract_that_it_names():
+def test_every_kind_names_an_existing_contract():
     assert all(pkgutil.resolve_name(kind.contract) for kind in interfaces_page.ALL_KINDS)
 
 
-def test_the_table_of_errors_is_that_of_the_code():
+def test_the_table_of_errors_equals_the_code():
     rows = {
         f"| `{error.__name__}` | `{error.__base__.__name__}` | "
         f"{inspect.getdoc(error).splitlines()[0]} |"
@@ -82,7 +82,7 @@ def test_the_table_of_errors_is_that_of_the_code():
     assert {line for line in page.splitlines() if line.startswith("| `")} == rows
 
 
-def test_the_tree_at_the_top_of_the_errors_is_that_of_the_code():
+def test_the_tree_of_errors_equals_the_code():
     drawn, above = {}, {}
     for line in errors.__doc__.split("\n\n")[1].splitlines():
         depth, name = len(re.match(r"\W*", line)[0]) // 4, re.search(r"\w+", line)[0]
@@ -92,7 +92,7 @@ def test_the_tree_at_the_top_of_the_errors_is_that_of_the_code():
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_command_ends_as_the_errors_page_says(error, monkeypatch):
+def test_exit_statuses_of_commands_equal_the_errors_page(error, monkeypatch):
     page = (ROOT / "docs/reference/errors.md").read_text()
     said = re.search(r"A command ends with (2 for .*?), and with 1 for the rest", page)[1]
     codes = {names: int(code) for code, names in re.findall(r"(\d) for ([^\d]*)", said)}
@@ -107,7 +107,7 @@ def test_a_command_ends_as_the_errors_page_says(error, monkeypatch):
     assert cli.run([]) == (own[0] if own else 1)
 
 
-def test_the_codes_of_errors_are_those_of_the_code():
+def test_the_codes_of_errors_equal_the_code():
     sources = [p.read_text() for p in ROOT.glob("p*/*/src/**/*.py")]
     raised = {code for s in sources for code in re.findall(r"\bcode ?= ?\"(\w+)\"", s)}
     page = (ROOT / "docs/reference/http.md").read_text().partition("\n## Errors\n")[2]
@@ -119,7 +119,7 @@ def test_the_codes_of_errors_are_those_of_the_code():
     assert listed - stated <= phrases
 
 
-def test_the_examples_of_the_hooks_page_load_and_look_on(tmp_path):
+def test_the_examples_of_the_hooks_page_load_and_observe(tmp_path):
     for name, program in zip(
         ("kind.py", "table.py", "slow.py", "store.py"),
         blocks("docs/reference/hooks.md", "python"),
@@ -140,12 +140,12 @@ def test_the_examples_of_the_hooks_page_load_and_look_on(tmp_path):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(document):
+def test_relative_links_have_a_target(document):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
     assert not [link for link in links if not (document.parent / link).exists()]
 
 
-def test_the_readmes_two_commands_name_sessions_of_the_noxfile():
+def test_the_two_commands_of_the_readme_name_nox_sessions():
     commands = [c.strip() for c in blocks("README.md", "console")[:2]]
     sessions = [re.search(r"nox -s (\w+)$", command)[1] for command in commands]
     assert sessions == ["demo", "tests"]
@@ -154,7 +154,7 @@ def test_the_readmes_two_commands_name_sessions_of_the_noxfile():
 
 
 @pytest.mark.torch
-def test_the_readmes_python_example_runs_as_it_stands(tmp_path):
+def test_the_python_example_of_the_readme_runs_unchanged(tmp_path):
     pictures = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
     shutil.copy(pictures / "shapes.png", tmp_path)
     program = tmp_path / "example.py"
@@ -196,7 +196,7 @@ def run_program(program, folder):
 
 
 @pytest.mark.torch
-def test_the_first_hour_works_as_it_is_written(tmp_path):
+def test_the_first_hour_tutorial_works_as_written(tmp_path):
     page, pictures = "docs/tutorial/first-hour.md", ROOT / "plugins/vlmkit-demo/src/vlmkit_demo"
     shutil.copy(pictures / "pictures/shapes.png", tmp_path)
     in_python, with_openai = blocks(page, "python")
@@ -214,7 +214,7 @@ def test_the_first_hour_works_as_it_is_written(tmp_path):
 
 
 @pytest.mark.torch
-def test_the_program_for_a_folder_of_pictures_goes_on_where_it_ended(tmp_path):
+def test_the_program_for_a_folder_of_images_resumes_where_it_ended(tmp_path):
     source = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
     shutil.copytree(source, tmp_path / "pictures")
     (tmp_path / "pictures/broken.png").write_bytes(b"no picture")
@@ -232,7 +232,7 @@ def test_the_program_for_a_folder_of_pictures_goes_on_where_it_ended(tmp_path):
         assert all(entry["text"] for entry in described)
 
 
-def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
+def test_the_messages_of_the_troubleshooting_page_equal_the_code():
     said = set()
     for file in ROOT.glob("p*/*/src/**/*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -245,7 +245,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
     assert [m for m in quoted if not any(m in text for text in said)] == []
 
 
-def test_the_page_on_vectors_and_scores_runs_as_it_stands(tmp_path):
+def test_the_code_of_the_page_on_embeddings_and_scores_runs_unchanged(tmp_path):
     PIL.Image.new("RGB", (8, 6), "red").save(tmp_path / "house.png")
     (tmp_path / "example.py").write_text(blocks("docs/how-to/embed.md", "python")[0])
     cosines, shape, *scores = run_program("example.py", tmp_path).strip().splitlines()
@@ -254,7 +254,7 @@ def test_the_page_on_vectors_and_scores_runs_as_it_stands(tmp_path):
     assert [line.split()[0] for line in scores] == ["yes", "no"]
 
 
-def test_the_page_on_constraints_runs_as_it_stands(tmp_path):
+def test_the_code_of_the_page_on_constraints_runs_unchanged(tmp_path):
     PIL.Image.new("RGB", (8, 6), "red").save(tmp_path / "shape.png")
     (tmp_path / "example.py").write_text(blocks("docs/how-to/constrain.md", "python")[0])
     colour, is_red, day, nest = run_program("example.py", tmp_path).strip().splitlines()
@@ -292,13 +292,13 @@ def test_the_first_plugin_of_the_tutorial_loads_and_answers(tmp_path):
     assert shown[1]
 
 
-def test_the_plugin_guide_begins_as_the_command_goes_on(tmp_path):
+def test_the_plugin_guide_starts_with_the_output_of_the_command(tmp_path):
     first, then, *_ = blocks("docs/how-to/write-a-plugin.md", "console")
     (shown,) = run_commands([first.strip()], tmp_path)
     assert [line.strip() for line in shown.splitlines()[1:]] == then.strip().splitlines()
 
 
-def test_a_plugin_of_the_guide_is_used_without_being_installed(tmp_path):
+def test_a_plugin_of_the_guide_works_without_installation(tmp_path):
     page = "docs/how-to/write-a-plugin.md"
     (made,) = re.findall(r"`(vlmkit plugins new scheduler \S+)`", (ROOT / page).read_text())
     run_commands([made], tmp_path)
@@ -308,7 +308,7 @@ def test_a_plugin_of_the_guide_is_used_without_being_installed(tmp_path):
     assert answer == "hello\n"
 
 
-def test_the_plugin_guide_leads_to_every_protocol_and_every_example():
+def test_the_plugin_guide_links_every_protocol_and_example():
     text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
     interfaces = (ROOT / "docs/reference/interfaces.md").read_text()
     for kind in interfaces_page.ALL_KINDS:
@@ -318,7 +318,7 @@ def test_the_plugin_guide_leads_to_every_protocol_and_every_example():
         assert f"/vlmkit_testing/templates/{kind.name})" in text
 
 
-def test_the_field_of_the_plugin_guide_changes_the_answer_that_asks_for_it(tmp_path):
+def test_the_request_field_of_the_plugin_guide_changes_the_answer(tmp_path):
     (file := tmp_path / "dry.py").write_text(blocks("docs/how-to/write-a-plugin.md", "python")[0])
     sections = {"plugins": {"files": [str(file)]}, "sampler": {"use": "dry"}}
     with vlmkit.load("mock", **sections) as model:
@@ -354,7 +354,7 @@ def decisions():
     return stated
 
 
-def test_the_index_lists_every_decision_once_with_its_title_and_its_status():
+def test_the_index_lists_every_decision_once_with_title_and_status():
     rows = re.findall(
         r"^\| \[(\d{4})\]\((\S+)\) \| (.+?) \| (.+?) \|$",
         (DECISIONS / "README.md").read_text(),
@@ -366,7 +366,7 @@ def test_the_index_lists_every_decision_once_with_its_title_and_its_status():
     assert {file: (title, status) for _, file, title, status in rows} == stated
 
 
-def test_a_status_is_one_of_three_and_the_records_that_it_names_name_the_decision():
+def test_a_status_has_a_known_form_and_its_records_refer_back():
     stated = decisions()
     assert [file for file, (_, status) in stated.items() if not STATUS.fullmatch(status)] == []
     for file, (_, status) in stated.items():
@@ -392,7 +392,7 @@ def test_the_readme_states_the_lines_of_code_of_every_distribution():
     assert wrong == []
 
 
-def test_no_document_or_source_names_a_path_of_one_machine():
+def test_no_document_or_source_contains_a_machine_specific_path():
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -415,7 +415,7 @@ GUIDES = [
 ]
 
 
-def test_pages_that_ask_the_mock_say_what_to_install():
+def test_pages_that_use_the_mock_state_what_to_install():
     asking = [page for page in GUIDES if ASKS_MOCK.search(page.read_text())]
     assert len(asking) > 8
     lacking = [

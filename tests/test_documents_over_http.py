@@ -113,7 +113,7 @@ def test_each_api_shows_the_same_pages_in_the_same_order(client, own):
         assert answer.content[0].text == text
 
 
-def test_chosen_pages_alone_are_shown_and_told(client):
+def test_only_selected_pages_are_shown_and_reported(client):
     whole = digests(ask(client, {"file_data": data_url(document(4))}).choices[0].message.content)
     file = {"file_data": data_url(document(4)), "pages": "2,4"}
     answer = ask(client, file, return_image_transforms=True)
@@ -121,7 +121,7 @@ def test_chosen_pages_alone_are_shown_and_told(client):
     assert digests(answer.choices[0].message.content) == [whole[1], whole[3]]
 
 
-def test_a_document_that_does_not_fit_is_refused_until_pages_are_chosen(client):
+def test_a_document_that_does_not_fit_is_refused_unless_pages_are_selected(client):
     data = data_url(document(20))
     error = refused(client, {"file_data": data})
     assert error.code == "too_many_images"
@@ -132,7 +132,7 @@ def test_a_document_that_does_not_fit_is_refused_until_pages_are_chosen(client):
     assert pages_of(answer) == list(range(5, 21))
 
 
-def test_pages_are_kept_to_a_number_of_tokens(client):
+def test_pages_are_limited_to_a_number_of_tokens(client):
     file = {"file_data": data_url(document(3, (600, 600)))}
 
     def tokens(**more):
@@ -148,7 +148,7 @@ def test_pages_are_kept_to_a_number_of_tokens(client):
     assert refused(client, file | {"max_file_tokens": 2}).code == "image_over_budget"
 
 
-def test_what_is_no_document_is_refused_and_others_are_answered(client):
+def test_an_invalid_document_is_refused_and_others_are_answered(client):
     for data in (b"%PDF-1.7 no more", document(1)[:80], b"%PDF-" + bytes(10_000)):
         assert "document" in str(refused(client, {"file_data": encoded(data)}))
     assert ask(client, {"file_data": data_url(document(1))}).choices[0].message.content
@@ -163,12 +163,12 @@ def test_a_document_is_counted_and_its_pages_are_rendered(client):
         client.post("/chat/completions/render", body=body | {"light": True}, cast_to=object)
 
 
-def test_it_is_told_that_documents_can_be_opened(client):
+def test_capabilities_state_that_documents_can_be_opened(client):
     told = client.get("/capabilities", cast_to=object)
     assert set(told["models"][0]["media_loaders"]) >= {"image", "pdf"}
 
 
-def test_the_guides_program_runs(url, tmp_path, monkeypatch, capsys):
+def test_the_program_of_the_guide_runs(url, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("report.pdf").write_bytes(document(4))
     (first, *_), (documents, *_) = (

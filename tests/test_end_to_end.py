@@ -91,7 +91,7 @@ def question(text, *urls):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize(("shape", "color"), [("circle", "red"), ("square", "blue")])
-def test_it_says_what_is_drawn_in_a_file_of_either_format(client, kind, shape, color):
+def test_the_demo_names_shape_and_color_in_a_file_of_either_format(client, kind, shape, color):
     messages = question("What is in this picture?", drawing(shape, color, kind))
     answer = client.chat.completions.create(model="demo", messages=messages)
     said = answer.choices[0].message.content
@@ -101,7 +101,7 @@ def test_it_says_what_is_drawn_in_a_file_of_either_format(client, kind, shape, c
     assert answer.usage.prompt_tokens > 30
 
 
-def test_a_streamed_answer_is_the_same_text_in_pieces(client):
+def test_a_streamed_answer_equals_the_whole_answer(client):
     messages = question("What is in this picture?", drawing("circle", "green", "PNG"))
     whole = client.chat.completions.create(model="demo", messages=messages)
     stream = client.chat.completions.create(
@@ -114,7 +114,7 @@ def test_a_streamed_answer_is_the_same_text_in_pieces(client):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_anthropics_client_gets_the_same_answer_whole_and_streamed(server, client):
+def test_the_anthropic_client_gets_the_same_answer_whole_and_streamed(server, client):
     url = drawing("circle", "green", "PNG")
     kind, data = url.removeprefix("data:").split(";base64,")
     shown = {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
@@ -137,7 +137,7 @@ def test_anthropics_client_gets_the_same_answer_whole_and_streamed(server, clien
     assert counted == same.usage.prompt_tokens
 
 
-def test_two_pictures_in_one_question_are_told_apart(client):
+def test_two_images_of_one_question_are_distinguished(client):
     first, second = drawing("circle", "red", "PNG"), drawing("square", "blue", "PNG")
     messages = question("What is in the second picture?", first, second)
     answer = client.chat.completions.create(model="demo", messages=messages)
@@ -146,7 +146,7 @@ def test_two_pictures_in_one_question_are_told_apart(client):
     assert "red" not in said
 
 
-def test_many_clients_at_once_get_what_one_alone_gets(server):
+def test_concurrent_clients_get_the_answer_of_a_single_one(server):
     pictures = [
         drawing(shape, color, "PNG")
         for shape in ("circle", "square")
@@ -169,7 +169,7 @@ def test_many_clients_at_once_get_what_one_alone_gets(server):
     assert together == alone * 2
 
 
-def test_a_file_that_is_no_picture_is_a_400_that_says_so(client):
+def test_a_file_that_is_not_an_image_is_refused_with_400(client):
     broken = "data:image/png;base64," + base64.b64encode(b"not a picture").decode()
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", messages=question("What?", broken))
@@ -184,7 +184,7 @@ def test_the_model_is_listed_and_an_unknown_one_is_not_found(client):
 
 
 @pytest.mark.skipif("onnx" not in ENGINES, reason="needs onnxruntime")
-def test_a_text_goes_on_and_its_log_probabilities_are_the_same_said_or_read(client):
+def test_log_probabilities_of_a_completion_equal_those_of_its_echo(client):
     """What was chosen one token at a time is read back at once, as a prompt that is echoed."""
     said = client.completions.create(
         model="demo", prompt="The picture shows", max_tokens=8, temperature=0, logprobs=1,
@@ -211,7 +211,7 @@ def test_a_text_goes_on_and_its_log_probabilities_are_the_same_said_or_read(clie
     assert all(texts)
 
 
-def test_a_picture_is_counted_as_its_answer_counts_it(client):
+def test_token_counts_of_an_image_equal_the_usage_of_its_answer(client):
     messages = question("What is it?", drawing("circle", "red", "PNG"))
     counted = client.post(
         "/../tokenize", body={"model": "demo", "messages": messages}, cast_to=object
@@ -223,7 +223,7 @@ def test_a_picture_is_counted_as_its_answer_counts_it(client):
     assert details.image_tokens > 0
 
 
-def test_places_of_a_picture_that_is_not_there_harm_nobody(client):
+def test_image_tokens_without_an_image_affect_no_other_request(client):
     messages = question("What is it?", drawing("circle", "red", "PNG"))
     tokens = client.post("/../tokenize", body={"messages": messages}, cast_to=object)["tokens"]
     with contextlib.suppress(openai.BadRequestError):
@@ -232,7 +232,7 @@ def test_places_of_a_picture_that_is_not_there_harm_nobody(client):
     assert "circle" in answer.choices[0].message.content
 
 
-def test_vectors_come_from_a_model_that_says_it_gives_them(client):
+def test_embeddings_come_from_a_model_that_declares_them(client):
     (model,) = client.get("/capabilities", cast_to=object)["models"]
     if model["embedding_size"] is None:
         with pytest.raises(openai.BadRequestError):
@@ -248,7 +248,7 @@ def test_vectors_come_from_a_model_that_says_it_gives_them(client):
     assert other < same
 
 
-def test_the_packaged_model_answers_where_there_is_no_torch_and_says_nothing_of_it():
+def test_the_packaged_model_answers_without_torch_and_without_warnings():
     command = [sys.executable, "-c", WITHOUT_TORCH, "ask", "demo", "What is in this picture?"]
     done = subprocess.run(
         [*command, "--image", str(PICTURE)],
@@ -263,7 +263,7 @@ def test_the_packaged_model_answers_where_there_is_no_torch_and_says_nothing_of_
 
 
 @pytest.mark.slow
-def test_the_demos_tokenizer_keeps_its_contract_as_it_is_installed(tmp_path):
+def test_the_installed_tokenizer_of_the_demo_passes_its_contract(tmp_path):
     """In every run, vlmkit-hf's tests hold tokenizers of families to the same contract."""
     command = [sys.executable, "-m", "vlmkit", "plugins", "check", "hf", "demo"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -46,20 +46,22 @@ def test_each_family_of_transformers_has_one_line_in_its_section(
     assert all(section == page.section_of(name) for name, (section, _) in lines.items())
 
 
-def test_families_that_are_held_to_another_reference_than_generate_are_named() -> None:
+def test_families_compared_with_a_reference_other_than_generate_are_named() -> None:
     chosen = {zoo.model_type(name) for name in zoo.NAMES if zoo.family(name).attention}
 
     assert chosen | {"mllama"} == set(page.DEVIATIONS)  # of which parity.authors has the way
     assert page.deviations() in page.PAGE.read_text()
 
 
-def test_what_the_zoo_has_runs(lines: dict[str, tuple[str, page.Line]]) -> None:
+def test_every_family_of_the_zoo_is_listed_as_supported(
+    lines: dict[str, tuple[str, page.Line]],
+) -> None:
     for name in zoo.NAMES:
         _, line = lines[zoo.model_type(name)]
         assert line.runs["torch"] != page.NOTHING, (name, line)
 
 
-def test_what_is_refused_for_its_configuration_has_that_sentence_and_what_runs_is_not_refused(
+def test_the_page_quotes_the_refusal_of_each_config_and_supported_ones_have_none(
     lines: dict[str, tuple[str, page.Line]], tmp_path: Path
 ) -> None:
     refused = 0
@@ -88,7 +90,7 @@ def test_what_is_refused_for_its_configuration_has_that_sentence_and_what_runs_i
         ("qianfan_ocr", ((448, 448), 1), ((896, 448), 3)),
     ],
 )
-def test_processors_that_write_pictures_in_a_way_of_their_own_agree_with_their_call_at_load(
+def test_processors_with_their_own_image_placeholders_pass_the_check_at_load(
     name: str, small: tuple[object, ...], large: tuple[object, ...], tmp_path: Path
 ) -> None:
     folder.save_outline(name, tmp_path)
@@ -103,7 +105,7 @@ def test_processors_that_write_pictures_in_a_way_of_their_own_agree_with_their_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["granite_docling", "hunyuan_vl", "qwen3_vl_moe"])
-def test_a_small_model_of_a_family_that_sees_answers_as_transformers_does(
+def test_a_small_model_of_a_vision_family_answers_as_transformers(
     name: str, tmp_path: Path
 ) -> None:
     found = tried(name, ["torch"], tmp_path, exports=False)

@@ -107,13 +107,13 @@ def before(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return answered
 
 
-def test_there_are_some_sixty_layouts_and_each_is_one_of_its_own() -> None:
+def test_there_are_at_least_sixty_layouts() -> None:
     assert len(LAYOUTS) >= 60
     assert len(ANSWERING) >= 25
 
 
 @pytest.mark.parametrize("layout", ANSWERING, ids=name_of)
-def test_it_answers(
+def test_a_supported_layout_answers_like_its_reference(
     layout: Layout, saved: Saved, before: Callable[[str], list[int]], tmp_path: Path
 ) -> None:
     folder = made(layout, saved, tmp_path)
@@ -123,7 +123,7 @@ def test_it_answers(
 
 
 @pytest.mark.parametrize("layout", REFUSED, ids=name_of)
-def test_it_is_refused_at_load_by_one_true_sentence(
+def test_an_unsupported_layout_is_refused_at_load_with_its_reason(
     layout: Layout, saved: Saved, tmp_path: Path
 ) -> None:
     folder = made(layout, saved, tmp_path)
@@ -156,7 +156,7 @@ def test_the_doctor_says_why_a_model_is_refused(
 
 
 @pytest.mark.parametrize("method", quantized.EXPANDED)
-def test_floats_of_few_bits_answer_as_the_same_numbers_do(
+def test_low_bit_floats_answer_like_equal_unquantized_weights(
     method: str, saved: Saved, tmp_path: Path
 ) -> None:
     pytest.importorskip("accelerate")
@@ -171,7 +171,7 @@ def test_floats_of_few_bits_answer_as_the_same_numbers_do(
     assert few == answer_of_transformers(folders[1])
 
 
-def test_floats_of_few_bits_name_the_extra_that_they_need(
+def test_refused_low_bit_floats_name_the_missing_extra(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(Layout("fp8", quantized.in_fp8), saved, tmp_path)
@@ -185,7 +185,7 @@ def test_floats_of_few_bits_name_the_extra_that_they_need(
     assert it.value.hint.startswith(install_command("vlmkit-torch[quantized]"))
 
 
-def test_a_vocabulary_to_convert_names_the_extra_that_it_needs(
+def test_a_refused_sentencepiece_vocabulary_names_the_missing_extra(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(Layout("no tokenizer", drop("tokenizer*")), saved, tmp_path)
@@ -201,14 +201,14 @@ def test_a_vocabulary_to_convert_names_the_extra_that_it_needs(
     assert caught.value.hint.startswith(install_command("vlmkit-hf[convert]"))
 
 
-def test_a_file_is_told_from_a_folder(tmp_path: Path) -> None:
+def test_a_gguf_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF\3\0\0\0")
     with pytest.raises(CheckpointError, match=r"m\.gguf' is a GGUF file, which is not read"):
         vlmkit.load(file)
 
 
-def test_a_model_without_a_chat_template_says_so_at_load_and_goes_on_with_texts(
+def test_a_model_without_a_chat_template_warns_at_load_and_serves_plain_text(
     saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = made(Layout("no template", drop("chat_template.jinja")), saved, tmp_path)
@@ -220,7 +220,7 @@ def test_a_model_without_a_chat_template_says_so_at_load_and_goes_on_with_texts(
             model.generate(QUESTION)
 
 
-def test_the_template_for_tools_writes_conversations_with_tools_alone(
+def test_the_tool_template_renders_only_conversations_with_tools(
     saved: Saved, tmp_path: Path
 ) -> None:
     layout = Layout("tools", texts.further("tool_use", texts.WITH_TOOLS))
@@ -236,7 +236,7 @@ def test_the_template_for_tools_writes_conversations_with_tools_alone(
     assert '"name": "look"' in tokenizer.decode(offered.token_ids)
 
 
-def test_without_an_engine_that_is_asked_for_the_reason_is_told_once(
+def test_the_reason_is_stated_once_if_the_config_names_no_engine(
     saved: Saved, tmp_path: Path
 ) -> None:
     folder = made(Layout("gguf", weights.GGUF), saved, tmp_path)
@@ -250,7 +250,7 @@ def test_without_an_engine_that_is_asked_for_the_reason_is_told_once(
     assert caught.value.hint == "load the model that it was made from"
 
 
-def test_edits_are_edits(tmp_path: Path) -> None:
+def test_edit_sets_and_removes_keys_of_a_json_file(tmp_path: Path) -> None:
     edit("a.json", one=1, two=2)(tmp_path)
     edit("a.json", one=None)(tmp_path)
 

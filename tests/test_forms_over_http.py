@@ -57,7 +57,7 @@ def said(client, *, stream, **fields):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_json_is_what_its_schema_describes(client, stream):
+def test_a_json_answer_matches_its_schema(client, stream):
     for fields in ({"response_format": NAMED}, {"extra_body": {"guided_json": SCHEMA}}):
         for seed in range(5):
             shapes = json.loads(said(client, stream=stream, seed=seed, **fields))
@@ -75,19 +75,19 @@ def test_json_is_what_its_schema_describes(client, stream):
         ({"structured_outputs": {"regex": "[0-9]{2}"}}, "[0-9]{2}"),
     ],
 )
-def test_text_is_what_its_pattern_describes(client, fields, pattern):
+def test_a_text_answer_matches_its_pattern(client, fields, pattern):
     for stream in (False, True):
         assert re.fullmatch(pattern, said(client, stream=stream, extra_body=fields))
 
 
-def test_a_schema_that_cannot_be_kept_is_refused_by_the_name_of_its_field(client):
+def test_an_unenforceable_schema_is_refused_with_the_name_of_its_field(client):
     broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         said(client, stream=False, response_format=broken)
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_constraint")
 
 
-def test_a_tool_whose_schema_cannot_be_enforced_is_reported_or_refused_if_it_is_strict(client):
+def test_an_unenforceable_tool_schema_is_reported_or_refused_if_strict(client):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     messages = [{"role": "user", "content": "hello"}]
@@ -99,7 +99,7 @@ def test_a_tool_whose_schema_cannot_be_enforced_is_reported_or_refused_if_it_is_
     assert refused.value.param == "tools"
 
 
-def test_an_answer_that_must_call_leaves_out_what_it_would_say(client):
+def test_an_answer_with_a_required_tool_call_has_no_text(client):
     call = {"name": "f", "arguments": {"a": "Köln"}}
     script = json.dumps({"mock": {"text": "I call.", "reasoning": "hm", "calls": [call]}})
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}

@@ -149,7 +149,7 @@ def test_answers_depend_on_the_sound(tmp_path: Path) -> None:
         assert model.generate("Nothing is shown").choices[0].text == "silence"
 
 
-def test_a_sound_is_encoded_once_and_its_prefix_is_found_again() -> None:
+def test_a_repeated_sound_is_encoded_once_and_its_prefix_is_cached() -> None:
     with hearing() as model:
         first = model.generate("How loud is it?", media=[wav(0.9)])
         assert first.usage.cached_tokens == 0
@@ -170,14 +170,14 @@ def test_sounds_with_equal_placeholders_share_no_prefix() -> None:
         assert [done.usage.cached_tokens for done in found] == [0, 0, 0]
 
 
-def test_usage_counts_no_sound_as_an_image() -> None:
+def test_usage_does_not_count_sounds_as_images() -> None:
     with hearing() as model:
         done = model.generate("How loud is it?", media=[sound(0.9)])
         assert done.usage.image_tokens == ()
         assert done.usage.prompt_tokens == len("How loud is it?") + 3 + 6
 
 
-def test_sounds_in_a_crowd_are_answered_as_alone() -> None:
+def test_sounds_in_a_batch_are_answered_as_alone() -> None:
     volumes = [0.0, 0.2, 0.9, 0.3, 1.0, 0.1, 0.0, 0.95]
     asked = [(f"No. {i}?", [sound(v, 3 + i), sound(v, 2)]) for i, v in enumerate(volumes)]
     with hearing() as model:
@@ -190,7 +190,7 @@ def test_sounds_in_a_crowd_are_answered_as_alone() -> None:
         assert model.stats().num_running == 0
 
 
-def test_its_contracts_are_run_on_what_is_installed(tmp_path: Path) -> None:
+def test_contracts_of_the_audio_plugin_run_on_the_installed_package(tmp_path: Path) -> None:
     found = []
     for arguments in (["hearing", "hearing"], ["wav"]):
         done = subprocess.run(
@@ -212,7 +212,7 @@ def test_its_contracts_are_run_on_what_is_installed(tmp_path: Path) -> None:
 # What is refused.
 
 
-def test_a_kind_that_no_encoder_takes_is_refused_by_name() -> None:
+def test_a_medium_that_no_encoder_supports_is_refused_by_name() -> None:
     with (
         vlmkit.load("mock") as model,
         pytest.raises(RequestError, match="'mock' takes no media of kind 'audio'") as caught,
@@ -239,14 +239,14 @@ def test_number_and_size_of_media_are_bounded() -> None:
             assert caught.value.code == "media_too_large"
 
 
-def test_a_file_may_swell_to_what_those_before_it_have_left() -> None:
+def test_a_decoded_file_may_use_the_memory_that_earlier_ones_left() -> None:
     with hearing(pipeline={"max_media_bytes": 6000}) as model:
         assert model.generate("?", media=[wav(0.9, 9)] * 2).choices[0].text == "loud"
         with pytest.raises(MediaError, match="a sound is over 2800 bytes"):  # and takes no memory
             model.generate("?", media=[wav(0.9, 10)] * 2)
 
 
-def test_a_file_that_nobody_recognises_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with hearing(pipeline={"max_media_bytes": 100}) as model:
         with pytest.raises(MediaError, match="no media loader recognises") as caught:
             model.generate("?", media=[b"once upon a time"])
@@ -266,7 +266,7 @@ def test_a_file_that_nobody_recognises_is_refused(tmp_path: Path) -> None:
         ([3], "a MediaPart, a FilePart, a path or bytes"),
     ],
 )
-def test_what_is_no_medium_is_refused(media: Any, problem: str) -> None:
+def test_an_invalid_medium_is_refused(media: Any, problem: str) -> None:
     with hearing() as model, pytest.raises(RequestError, match=problem):
         model.generate("?", media=media)
 
@@ -280,12 +280,12 @@ def test_what_is_no_medium_is_refused(media: Any, problem: str) -> None:
         ("audio", b"no medium", "must say its digest"),
     ],
 )
-def test_what_is_no_part_is_refused(kind: str, media: Any, problem: str) -> None:
+def test_an_invalid_media_part_is_refused(kind: str, media: Any, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         MediaPart(kind, media)
 
 
-def test_an_image_file_is_a_medium_for_a_model_that_sees() -> None:
+def test_a_vision_model_takes_an_image_file_as_a_medium() -> None:
     image = picture(30, 20)
     with vlmkit.load("mock") as model:
         shown = model.generate("what?", images=[image]).choices[0].text
@@ -309,7 +309,7 @@ class CrashingLoader(WavLoader):
         raise ValueError(f"cannot read {data[-9:]!r}")
 
 
-def test_what_a_loader_says_goes_to_the_log_and_not_to_the_client(
+def test_messages_of_a_media_loader_are_logged_and_not_sent_to_the_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     parts = {"tokenizer": HearingTokenizer(), "engine": HearingEngine()}
@@ -327,7 +327,7 @@ class DeafEncoder(HearingEncoder):
         raise ValueError("no ears")
 
 
-def test_a_failing_encoder_is_told_by_the_kind_of_medium() -> None:
+def test_a_failing_encoder_is_reported_with_its_modality() -> None:
     runner = vlmkit.Pipeline(
         tokenizer=HearingTokenizer(), engine=HearingEngine(), media_encoder=DeafEncoder()
     )
@@ -347,7 +347,7 @@ class TakesAnySound(HearingTokenizer):
         return dataclasses.replace(made, media=tuple(slots))
 
 
-def test_with_equal_digests_sounds_would_be_taken_for_each_other() -> None:
+def test_sounds_with_equal_digests_would_be_confused() -> None:
     runner = vlmkit.Pipeline(
         tokenizer=TakesAnySound(), engine=HearingEngine(), media_encoder=HearingEncoder()
     )

@@ -133,7 +133,7 @@ def assert_refused(found: dict[str, Any], *names: str) -> None:
     assert_loaded_or_refused(found, *names)
 
 
-def test_the_model_as_it_is_loads_within_the_limits(onnx, torch, tmp_path):
+def test_the_unchanged_model_loads_within_the_limits(onnx, torch, tmp_path):
     whole = copy_of_demo(tmp_path / "whole")
     for loader in (onnx, torch):
         found = loader.load(whole)
@@ -212,7 +212,7 @@ GRAPH_FILES = {
 
 @pytest.mark.parametrize("content", GRAPH_FILES)
 @pytest.mark.parametrize("file", GRAPHS)
-def test_a_file_that_is_no_graph_of_the_model_is_refused_by_name(onnx, tmp_path, file, content):
+def test_a_file_that_is_not_a_graph_of_the_model_is_refused_by_name(onnx, tmp_path, file, content):
     folder = copy_of_demo(tmp_path / "model", **{file: GRAPH_FILES[content]})
     assert_refused(onnx.load(folder), file)
 
@@ -319,9 +319,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("content", HEADERS)
-def test_a_file_that_is_no_safetensors_file_of_the_model_is_refused_by_name(
-    torch, tmp_path, content
-):
+def test_a_file_that_is_not_safetensors_of_the_model_is_refused_by_name(torch, tmp_path, content):
     folder = copy_of_demo(tmp_path / "model", without="*onnx*", **{WEIGHTS: HEADERS[content]})
     assert_refused(torch.load(folder), WEIGHTS, "'model'", str(folder))
 
@@ -329,7 +327,7 @@ def test_a_file_that_is_no_safetensors_file_of_the_model_is_refused_by_name(
 @pytest.mark.parametrize(
     "content", ["empty", "deep", "no tensors", "2**62 numbers", "large axes", "unknown dtype"]
 )
-def test_a_table_of_embeddings_that_is_none_is_refused_by_name(onnx, tmp_path, content):
+def test_an_invalid_table_of_embeddings_is_refused_by_name(onnx, tmp_path, content):
     name = "embeddings.safetensors"
     folder = copy_of_demo(tmp_path / "model", **{name: HEADERS[content]})
     assert_refused(onnx.load(folder), name)
@@ -338,7 +336,7 @@ def test_a_table_of_embeddings_that_is_none_is_refused_by_name(onnx, tmp_path, c
 @pytest.mark.parametrize(
     "content", ["deep", "large axes", "an axis of too many digits", "no UTF-8", "2**62 numbers"]
 )
-def test_what_a_command_says_of_such_a_file_is_one_error(tmp_path, content):
+def test_a_command_prints_one_error_for_a_hostile_file(tmp_path, content):
     """``vlmkit models info`` reads headers; it answers within seconds."""
     folder = copy_of_demo(tmp_path / "model", without="*onnx*", **{WEIGHTS: HEADERS[content]})
     command = [sys.executable, "-m", "vlmkit", "models", "info", str(folder)]
@@ -377,7 +375,7 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("content", INDEXES)
-def test_an_index_that_names_what_is_no_weight_file_is_refused(torch, tmp_path, content):
+def test_an_index_that_names_other_than_weight_files_is_refused(torch, tmp_path, content):
     folder = copy_of_demo(tmp_path / "model", without="*onnx*")
     (folder / "model.safetensors.index.json").write_text(json.dumps(INDEXES[content]))
     assert_refused(torch.load(folder), "model.safetensors.index.json", "absent.safetensors")

@@ -105,7 +105,7 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_each", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_json_of_the_demo_model_is_what_its_schema_describes(demo, num_each, capsys):
+def test_json_of_the_demo_model_matches_its_schema(demo, num_each, capsys):
     def holds(case):
         stream, content, seed = case
         answer = done(
@@ -163,7 +163,7 @@ CHOICES = ["auto", "required", {"type": "function", "function": {"name": "mark"}
 
 
 @pytest.mark.parametrize("num_each", [1, pytest.param(15, marks=pytest.mark.slow)])
-def test_calls_are_of_tools_that_were_offered_and_keep_to_their_schemas(caller, num_each, capsys):
+def test_tool_calls_name_offered_tools_and_match_their_schemas(caller, num_each, capsys):
     marks, client = caller
     model = client.models.list().data[0].id
     biases = {marks["think"]: -100.0, marks["call"]: 90.0, marks["end"]: 90.0}

@@ -120,7 +120,7 @@ def refusal(error):
 
 
 @pytest.mark.parametrize("name", [*FILES, "photo.heic"])
-def test_a_file_is_answered_or_refused_alike_wherever_it_is_shown(
+def test_python_command_line_and_http_give_the_same_result_for_a_file(
     name, model, client, tmp_path, capsys
 ):
     path = tmp_path / name
@@ -135,7 +135,7 @@ def test_a_file_is_answered_or_refused_alike_wherever_it_is_shown(
     assert found.count(size or "x") >= NUM_PAGES.get(name, 1), found
 
 
-def test_files_of_every_format_that_is_decoded_are_among_them():
+def test_the_files_cover_every_decoded_format():
     suffixes = {name.rpartition(".")[2] for name in FILES}
     found = {{"jpg": "JPEG", "tif": "TIFF"}.get(suffix, suffix.upper()) for suffix in suffixes}
     assert set(FORMATS) <= found

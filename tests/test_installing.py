@@ -156,7 +156,7 @@ def answers(environment: Environment) -> None:
 
 
 @pytest.mark.parametrize("command", [*documented(), *RELEASED])
-def test_what_a_document_says_to_install_answers(
+def test_the_install_commands_of_a_document_give_a_model_that_answers(
     command: str, made: Make, wheels: Path, clone: Path
 ) -> None:
     in_clone = "./" in command
@@ -177,7 +177,7 @@ def told_command(said: str) -> str:
 NO_MODEL = ("models", "list")
 
 
-def test_a_copy_that_is_installed_from_an_index_names_the_index(made: Make, wheels: Path) -> None:
+def test_hints_of_an_index_install_name_the_index(made: Make, wheels: Path) -> None:
     environment = made(wheels)
     environment.run("pip install vlmkit")
     command = told_command(environment.vlmkit(*NO_MODEL))
@@ -187,7 +187,7 @@ def test_a_copy_that_is_installed_from_an_index_names_the_index(made: Make, whee
     answers(environment)
 
 
-def test_a_copy_that_is_installed_from_a_wheel_names_its_folder(made: Make, wheels: Path) -> None:
+def test_hints_of_a_wheel_install_name_the_folder_of_wheels(made: Make, wheels: Path) -> None:
     environment = made()
     (wheel,) = wheels.glob("vlmkit-0*.whl")
     environment.run(f"pip install {wheel}")
@@ -199,7 +199,7 @@ def test_a_copy_that_is_installed_from_a_wheel_names_its_folder(made: Make, whee
 
 
 @pytest.mark.parametrize("flag", ["", "-e "])
-def test_a_copy_that_is_installed_from_sources_names_their_folders(
+def test_hints_of_a_source_install_name_the_source_folders(
     flag: str, made: Make, clone: Path
 ) -> None:
     environment = made(cwd=clone)
@@ -211,7 +211,7 @@ def test_a_copy_that_is_installed_from_sources_names_their_folders(
     answers(environment)
 
 
-def test_an_environment_that_the_shell_does_not_know_is_named(made: Make, wheels: Path) -> None:
+def test_hints_name_an_environment_that_is_not_on_the_path(made: Make, wheels: Path) -> None:
     environment = made(wheels, is_active=False)
     environment.run(f"{environment.place}/bin/pip install vlmkit")
     command = told_command(environment.vlmkit(*NO_MODEL))
@@ -248,7 +248,7 @@ def tools(tmp_path: Path) -> Path:
     ],
     ids=["uv venv", "uv tool", "pipx"],
 )
-def test_other_installers_are_named(
+def test_hints_name_the_installer_of_the_environment(
     install: str,
     place: str,
     told: str,
@@ -344,7 +344,7 @@ HINTS = {
 
 
 @pytest.mark.parametrize("name", HINTS)
-def test_what_a_hint_says_to_install_is_what_was_lacking(
+def test_installing_what_a_hint_names_adds_the_missing_package(
     name: str, made: Make, wheels: Path, tmp_path: Path
 ) -> None:
     hint = HINTS[name]

@@ -62,12 +62,12 @@ def test_parts_keep_their_names_when_the_core_is_split(project):
     assert parts["vlmkit_one"] == "vlmkit-one"
 
 
-def test_comments_docstrings_and_blank_lines_are_no_code(project):
+def test_comments_docstrings_and_blank_lines_are_not_counted_as_code(project):
     assert sizes.code_lines(project, None)["vlmkit-server"].number == 2
     assert sizes.lines(project, None)["vlmkit-server"].number == 11
 
 
-def test_a_repeated_run_counts_once_where_it_stands_again(project):
+def test_a_repeated_run_of_lines_counts_once(project):
     (item,) = sizes.repeated_runs(project, None)["all"].items
     assert item.startswith("plugins/vlmkit-one/src/vlmkit_one/__init__.py:4 = ")
     assert item.endswith("/vlmkit/kit/part.py:1")
@@ -78,7 +78,7 @@ def test_a_constructor_with_nine_parameters_beside_self_is_listed(project):
     assert item.endswith("app.py:10 Shown (9)")
 
 
-def test_what_the_page_or_the_front_package_names_is_public(project):
+def test_names_of_the_page_and_the_front_package_are_public(project):
     assert project.public.has("vlmkit.kit.part", "Thing")
     assert not project.public.has("vlmkit.kit.part", "Thing._hidden")
     assert project.public.has("vlmkit.server.app", "Shown.method")
@@ -86,7 +86,7 @@ def test_what_the_page_or_the_front_package_names_is_public(project):
     assert not project.public.has("vlmkit.x", "")
 
 
-def test_a_cell_shows_what_it_was_where_that_differs():
+def test_a_changed_cell_shows_its_earlier_value():
     now = {table.name: {"all": dict.fromkeys(table.measures, 2)} for table in tables.TABLES}
     before = {"sources": {"all": {"lines": 1000, "code": 2}}}
     assert "| all | 1,000 → 2 | 2 |" in tables.written(now, before)

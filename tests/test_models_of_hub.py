@@ -96,7 +96,7 @@ def run(environ: dict[str, str], tmp_path: Path) -> Run:
     ],
     ids=" ".join,
 )
-def test_a_model_that_nothing_here_serves_costs_less_than_a_megabyte(
+def test_an_unsupported_model_downloads_less_than_a_megabyte(
     command: tuple[str, ...], hub: StubHub, run: Run
 ) -> None:
     hub.add("org/large", main=large_model(MAMBA))
@@ -110,7 +110,7 @@ def test_a_model_that_nothing_here_serves_costs_less_than_a_megabyte(
     assert run("models", "list", "--json").stdout.count("org/large") == 0
 
 
-def test_the_doctor_and_info_read_headers_in_place_of_weights(hub: StubHub, run: Run) -> None:
+def test_doctor_and_info_read_headers_instead_of_weights(hub: StubHub, run: Run) -> None:
     hub.add("org/large", main=large_model(LLAMA))
     told = json.loads(run("models", "info", "org/large", "--json").stdout)
 
@@ -121,7 +121,7 @@ def test_the_doctor_and_info_read_headers_in_place_of_weights(hub: StubHub, run:
     assert hub.num_sent_bytes < 11_000_000  # of which the vocabulary is nine
 
 
-def test_the_doctor_and_info_judge_a_model_before_it_is_fetched(hub: StubHub, run: Run) -> None:
+def test_doctor_and_info_examine_a_model_before_its_download(hub: StubHub, run: Run) -> None:
     pytest.importorskip("onnxruntime")
     hub.add("org/small", main=demo())
     onnx = ("--set", "engine.use=onnx")
@@ -153,7 +153,7 @@ def serve_check(run: Run, folder: Path, model: str, *options: str) -> tuple[int,
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_check_of_a_config_asks_the_hub_whether_a_model_can_be_served(
+def test_the_config_check_asks_the_hub_whether_a_model_can_be_served(
     hub: StubHub, run: Run, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -174,7 +174,7 @@ def test_the_check_of_a_config_asks_the_hub_whether_a_model_can_be_served(
     assert run("models", "list", "--json").stdout.count("org/") == 0
 
 
-def test_the_check_of_a_config_asks_no_hub_about_a_model_on_this_disk(
+def test_the_config_check_asks_no_hub_about_a_local_model(
     hub: StubHub, run: Run, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -192,7 +192,7 @@ def test_the_check_of_a_config_asks_no_hub_about_a_model_on_this_disk(
     assert len(hub.requests) == num_requests
 
 
-def test_a_model_on_this_disk_costs_no_request(
+def test_a_local_model_needs_no_request_to_the_hub(
     hub: StubHub, run: Run, environ: dict[str, str]
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -218,7 +218,7 @@ def test_a_model_on_this_disk_costs_no_request(
     assert not Path(path).exists()
 
 
-def test_a_pull_takes_the_newest_commit_and_a_load_what_is_here(hub: StubHub, run: Run) -> None:
+def test_pull_fetches_the_newest_commit_and_load_uses_the_local_one(hub: StubHub, run: Run) -> None:
     files = {"model.safetensors": weights(1000), "tokenizer.json": b"{}"}
     hub.add("org/m", main={**files, "config.json": b'{"model_type": "llama", "a": 1}'})
     first = run("models", "pull", "--force", "org/m").stdout
@@ -238,7 +238,7 @@ def test_a_pull_takes_the_newest_commit_and_a_load_what_is_here(hub: StubHub, ru
         (("./nowhere",), "model folder './nowhere' does not exist", "check the path"),
     ],
 )
-def test_only_what_a_hub_fetched_is_removed(
+def test_only_models_downloaded_from_a_hub_are_removed(
     arguments: tuple[str, ...], problem: str, hint: str, hub: StubHub, run: Run, tmp_path: Path
 ) -> None:
     hub.add("org/m", main={"config.json": b"{}", "model.safetensors": weights(1000)})
@@ -252,7 +252,7 @@ def test_only_what_a_hub_fetched_is_removed(
     assert "org/m" in run("models", "list").stdout
 
 
-def test_a_download_is_one_line_of_a_terminal_and_leaves_none(
+def test_download_progress_is_one_terminal_line_that_disappears(
     hub: StubHub, environ: dict[str, str]
 ) -> None:
     sizes = {f"model-0000{i}-of-00006.safetensors": i * 400_000 for i in range(1, 7)}
@@ -277,7 +277,7 @@ def test_a_download_is_one_line_of_a_terminal_and_leaves_none(
     assert Path(path).is_dir()
 
 
-def test_an_answer_follows_a_download_on_a_line_of_its_own(
+def test_an_answer_after_a_download_starts_on_its_own_line(
     hub: StubHub, environ: dict[str, str]
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -306,7 +306,7 @@ def test_an_answer_follows_a_download_on_a_line_of_its_own(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_misspelt_command_or_option_is_answered_with_the_nearest(
+def test_a_misspelt_command_or_option_suggests_the_nearest(
     arguments: tuple[str, ...], told: str, run: Run
 ) -> None:
     done = run(*arguments)

@@ -43,7 +43,7 @@ def test_four_words_that_open_relative_clauses_are_stacked():
         ("Uses :class:`a b c`, ``x. Y`` and https://a.b/c too.", ["Uses Code, Code and URL too."]),
     ],
 )
-def test_sentences_end_where_they_end(text, found):
+def test_ends_of_sentences_are_found(text, found):
     assert [sentence.text for sentence in prose.sentences([text])] == found
 
 
@@ -73,7 +73,7 @@ DOCSTRING = """Does a thing.
     """
 
 
-def test_entries_and_items_of_a_docstring_are_sentences_of_their_own_and_code_is_none():
+def test_docstring_entries_and_items_are_sentences_and_code_is_not():
     assert found_in(DOCSTRING) == [
         "Does a thing.",
         "It does so in two lines::",
@@ -108,7 +108,7 @@ hidden -->
 """
 
 
-def test_code_tables_headings_and_targets_of_links_are_no_prose():
+def test_code_tables_headings_and_link_targets_are_not_prose():
     assert shown_in(PAGE) == [
         "Text with a link and Code here.",
         "It goes on.",
@@ -144,7 +144,7 @@ def test_docstrings_have_owners_and_messages_are_found():
     assert texts == {"lost %d of them", "no Value here", "say more"}
 
 
-def test_a_retired_word_is_found_in_every_form_and_in_no_longer_word():
+def test_a_retired_word_is_found_in_every_form_but_not_in_longer_words():
     retired = [prose.Retired("FairRoom", "quota", frozenset({"identifiers", "docs"}))]
     for name in ("FairRoom", "fair_room", "TheFairRooms_fair_room", "FAIR_ROOM"):
         assert prose.retired_in_name(name, retired)
@@ -153,7 +153,7 @@ def test_a_retired_word_is_found_in_every_form_and_in_no_longer_word():
     assert len(prose.retired_in_text("A fair room, `FairRoom`; unfair rooms.", retired)) == 2
 
 
-def test_a_word_counts_in_its_scopes_alone():
+def test_a_word_counts_only_in_its_scopes():
     retired = [prose.Retired("act", "step", frozenset({"definitions"}))]
     assert not prose.retired_in_text("an act", retired)
     assert not prose.retired_in_name("act", retired)
@@ -175,7 +175,7 @@ def counted():
     return ceilings.count(Project(ROOT))
 
 
-def test_no_part_has_more_prose_that_is_hard_to_read_than_before(counted):
+def test_no_part_exceeds_its_ceilings_of_hard_prose(counted):
     assert ceilings.risen(counted, ceilings.read()) == [], (
         "`nox -s structure -- --list NAME` prints what a number counts"
     )
@@ -187,7 +187,7 @@ def test_a_number_that_fell_is_recorded(counted):
     )
 
 
-def test_a_ceiling_notices_what_rises_and_what_falls():
+def test_a_ceiling_detects_rising_and_falling_numbers():
     recorded = {"docs": {"long-pages": 2}, "vlmkit-one": {"messages": 1}}
     now = {"docs": {"long-pages": 1}, "vlmkit-two": {"messages": 1}}
     assert ceilings.risen(now, recorded) == ["vlmkit-two: messages rose from 0 to 1"]

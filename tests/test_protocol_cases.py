@@ -111,7 +111,7 @@ def served(tmp_path_factory):
         for server, _, case in TRIED
     ],
 )
-def test_the_verdict_is_what_the_server_does(served, server, case):
+def test_the_server_behaves_as_the_verdict_states(served, server, case):
     answers = []
     for call in case.calls:
         answers.append(served(server).send(call if not callable(call) else call(answers)))
@@ -122,18 +122,18 @@ def test_the_verdict_is_what_the_server_does(served, server, case):
     assert case.rejected or case.holds(*answers), shown
 
 
-def test_there_are_as_many_cases_as_the_issue_asks_for():
+def test_the_number_of_cases_reaches_its_minimum():
     assert len(CASES) >= 150
     twice = [key for key, n in Counter((p, c.source, c.name) for p, c in CASES).items() if n > 1]
     assert not twice
 
 
-def test_each_rejection_has_a_reason_a_status_and_names_what_it_is_about():
+def test_each_rejection_has_a_reason_a_status_and_a_parameter():
     for _, case in CASES:
         assert not (case.rejected and case.otherwise), case
         assert bool(case.rejected) <= bool(case.status >= 400 and case.names), case
         assert not case.otherwise or case.status < 400 or case.names, case
 
 
-def test_the_page_of_protocol_cases_is_what_the_cases_say():
+def test_the_page_of_protocol_cases_equals_the_cases():
     assert protocol_page.PATH.read_text() == protocol_page.page(), "renew it: nox -s reference"

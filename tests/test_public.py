@@ -36,7 +36,7 @@ def is_public(name):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_plugin_of_ours_imports_only_what_is_public(source):
+def test_our_plugins_import_only_public_names(source):
     assert [name for name in imports(source.read_text()) if not is_public(name)] == []
 
 
@@ -53,18 +53,18 @@ def test_a_plugin_of_ours_imports_only_what_is_public(source):
         ("from vlmkit import hookimpl\nimport vlmkit_mock.engine", []),
     ],
 )
-def test_what_is_private_is_found(program, found):
+def test_an_import_of_a_private_name_is_found(program, found):
     assert [name for name in imports(program) if not is_public(name)] == found
 
 
-def test_the_page_on_stability_names_all_that_is_public():
+def test_the_page_on_stability_names_every_public_package():
     page = (ROOT / "docs/reference/stability.md").read_text()
     assert all(f"`vlmkit.{name}`" in page for name in PACKAGES | MODULES)
     assert all(f"`{name[:-1]}`" in page for name in OF_THE_SERVER)
     assert "`vlmkit_testing`" in page
 
 
-def test_each_public_package_says_so():
+def test_each_public_package_states_that_it_is_public():
     for name in PACKAGES - {"errors"}:
         text = (ROOT / f"packages/vlmkit-core/src/vlmkit/{name}/__init__.py").read_text()
         assert "Public" in text.split('"""')[1], name

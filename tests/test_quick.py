@@ -44,7 +44,7 @@ def paths(root, *changed):
     return [chosen.path for chosen in choose(root, changed)]
 
 
-def test_the_nearest_come_first_and_of_them_those_of_the_same_distribution(root):
+def test_the_nearest_tests_come_first_then_those_of_the_same_distribution(root):
     assert choose(root, [LOW]) == [
         Chosen(1, False, False, f"{CORE}/tests/test_low.py"),
         Chosen(1, False, True, f"{CORE}/tests/test_patched.py"),
@@ -53,25 +53,25 @@ def test_the_nearest_come_first_and_of_them_those_of_the_same_distribution(root)
     ]
 
 
-def test_a_test_that_is_changed_itself_comes_before_all(root):
+def test_a_changed_test_comes_first(root):
     far = f"{ONE}/tests/test_far.py"
     assert paths(root, LOW, far)[0] == far
     assert paths(root, far) == [far]
 
 
-def test_a_module_beside_the_tests_concerns_those_that_import_it(root):
+def test_a_changed_helper_selects_the_tests_that_import_it(root):
     assert paths(root, f"{ONE}/tests/helper.py") == [f"{ONE}/tests/test_far.py"]
     both = [f"{ONE}/tests/test_far.py", f"{ONE}/tests/test_one.py"]
     assert paths(root, f"{ONE}/tests/conftest.py") == both
 
 
-def test_a_file_that_nothing_imports_concerns_what_mentions_it_or_its_folder(root):
+def test_a_file_without_importers_selects_tests_that_mention_it_or_its_folder(root):
     assert paths(root, f"{CORE}/src/vlmkit/table.json") == [f"{CORE}/tests/test_reads.py"]
     assert paths(root, "docs/page.md") == ["tests/test_pages.py"]
     assert paths(root, "other/page.md") == []
 
 
-def test_the_init_of_a_package_concerns_who_imports_a_module_of_it(root):
+def test_a_changed_package_init_selects_importers_of_its_modules(root):
     steps = distance(importers(root), {f"{CORE}/src/vlmkit/__init__.py"})
     assert steps[LOW] == 1
     assert steps[f"{CORE}/tests/test_reads.py"] == 2
@@ -88,7 +88,7 @@ def test_second():
 """
 
 
-def test_no_test_starts_when_the_time_is_over(root):
+def test_no_test_starts_after_the_time_limit(root):
     ends, fails = "tests/test_ends.py", f"{CORE}/tests/test_low.py"
     (root / ends).write_text(ENDS_THE_TIME)
     (root / fails).write_text("def test_it(): assert False")
@@ -96,13 +96,13 @@ def test_no_test_starts_when_the_time_is_over(root):
     assert numbers == {"ran": {ends: 1, fails: 1}, "late": {ends: 1}, "failed": {fails: 1}}
 
 
-def test_what_still_runs_at_the_end_is_interrupted(root):
+def test_a_test_that_exceeds_the_time_limit_is_interrupted(root):
     (root / "tests/test_hangs.py").write_text("def test_it():\n    while True: pass\n")
     numbers = quick.run(root, ["tests/test_hangs.py"], time.time() + 5)
     assert numbers["failed"] == {}
 
 
-def test_words_say_what_ran_and_what_did_not():
+def test_the_summary_lists_what_ran_and_what_did_not():
     chosen = [Chosen(steps, False, False, f"test_{steps}.py") for steps in range(4)]
     chosen += [Chosen(5, False, False, f"test_far_{number}.py") for number in range(12)]
     numbers = {"ran": {"test_0.py": 30, "test_1.py": 4}, "late": {"test_1.py": 2, "test_2.py": 9}}
@@ -123,7 +123,7 @@ def test_words_say_what_ran_and_what_did_not():
     ]
 
 
-def test_a_name_that_is_no_file_of_the_checkout_is_a_misuse(monkeypatch, capsys):
+def test_a_name_of_no_file_is_a_usage_error(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["quick", "no/such.py"])
     with pytest.raises(SystemExit) as caught:
         quick.main()
@@ -131,7 +131,7 @@ def test_a_name_that_is_no_file_of_the_checkout_is_a_misuse(monkeypatch, capsys)
     assert "'no/such.py' is no file of this checkout" in capsys.readouterr().err
 
 
-def test_what_differs_from_main_is_changed_and_new_files_too(root):
+def test_files_that_differ_from_main_and_new_files_are_changed(root):
     def git(*words):
         options = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *options, *words], cwd=root, check=True, capture_output=True)

@@ -15,17 +15,17 @@ import vlmkit_server.interfaces
 from vlmkit_testing import project
 
 
-def test_the_pages_are_what_the_sources_say():
+def test_the_generated_pages_equal_their_sources():
     for path, text in interfaces_page.pages().items():
         assert path.read_text() == text, "renew it: nox -s reference"
 
 
-def test_the_map_of_imports_is_what_the_sources_say():
+def test_the_map_of_imports_equals_the_sources():
     text = architecture_page.PATH.read_text()
     assert text == architecture_page.page(), "renew it: nox -s reference"
 
 
-def test_the_map_leaves_out_only_arrows_that_follow_from_others():
+def test_the_map_omits_only_transitive_arrows():
     graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}
     drawn = architecture_page.diagram(graph)
     assert re.findall(r"n\d --> n\d", drawn) == ["n0 --> n1", "n1 --> n2", "n2 --> n3"]
@@ -53,12 +53,12 @@ def files_named(page):
 
 
 @pytest.mark.parametrize("page", EXPLANATIONS)
-def test_an_explanation_names_files(page):
+def test_every_explanation_names_files(page):
     assert files_named(page)
 
 
 @pytest.mark.parametrize("page", [*EXPLANATIONS, *DECISIONS])
-def test_every_file_that_an_explanation_names_exists(page):
+def test_every_file_named_by_an_explanation_exists(page):
     missing = [path for path in files_named(page) if not (interfaces_page.ROOT / path).exists()]
     assert not missing
 
@@ -75,7 +75,7 @@ def defines(name):
 
 
 @pytest.mark.parametrize("folder", ["docs", "plugins"])
-def test_every_module_and_name_in_one_that_a_page_names_exists(folder):
+def test_every_module_and_attribute_named_by_a_page_exists(folder):
     named = {
         (page.relative_to(interfaces_page.ROOT).as_posix(), name)
         for page in sorted((interfaces_page.ROOT / folder).rglob("*.md"))
@@ -89,16 +89,16 @@ def test_every_module_and_name_in_one_that_a_page_names_exists(folder):
     ]
 
 
-def test_a_file_is_named_by_its_whole_path():
+def test_pages_name_files_by_their_whole_path():
     texts = [(interfaces_page.ROOT / page).read_text() for page in EXPLANATIONS]
     assert re.findall(r"`vlmkit\w*/[\w/.]+`", "".join(texts)) == []
 
 
-def test_the_page_of_fields_is_what_the_table_says():
+def test_the_page_of_fields_equals_the_table():
     assert fields_page.PATH.read_text() == fields_page.page(), "renew it: nox -s reference"
 
 
-def test_every_interface_is_on_it():
+def test_every_interface_is_on_the_page_of_interfaces():
     named = set(re.findall(r"^### `(vlmkit\S*\.\w+)`$", interfaces_page.interfaces(), re.MULTILINE))
     interfaces = {m.name for m in pkgutil.iter_modules(vlmkit.interfaces.__path__)}
     of_the_server = {m.name for m in pkgutil.iter_modules(vlmkit_server.interfaces.__path__)}
@@ -106,7 +106,7 @@ def test_every_interface_is_on_it():
     assert {f"vlmkit_server.interfaces.{name}" for name in of_the_server - {"kinds"}} <= named
 
 
-def test_every_kind_has_its_protocol_its_contract_and_its_example():
+def test_every_kind_on_the_page_has_protocol_contract_and_example():
     text = interfaces_page.interfaces()
     for kind in interfaces_page.ALL_KINDS:
         section = re.split(r"^## ", text, flags=re.MULTILINE)
@@ -117,13 +117,13 @@ def test_every_kind_has_its_protocol_its_contract_and_its_example():
         assert kind.makes is None or f"#### `{kind.makes.__name__}" in own
 
 
-def test_it_shows_no_private_names_and_no_dunders():
+def test_the_page_of_interfaces_shows_no_private_names():
     every = "".join(interfaces_page.pages().values())
     shown = re.findall(r"^(?:####|- \*\*|- `)[^:(]*", every, re.MULTILINE)
     assert not [line for line in shown if re.search(r"[ `]_", line)]
 
 
-def test_a_reader_finds_arguments_units_and_errors_of_a_method():
+def test_the_page_of_interfaces_states_arguments_units_and_errors_of_a_method():
     text = interfaces_page.interfaces()
     assert "**`prepare(rows: Seq[Row]) -> Pick`**" in text
     assert "- `rows`: at least one row; the logits have the same order." in text
@@ -132,23 +132,23 @@ def test_a_reader_finds_arguments_units_and_errors_of_a_method():
     assert "`[num_tokens, hidden]` float" in text
 
 
-def test_the_page_on_stability_names_the_distributions_whose_names_are_taken():
+def test_the_page_on_stability_names_distributions_with_taken_names():
     page = (interfaces_page.ROOT / "docs/reference/stability.md").read_text()
     assert all(f"`-{name}`" in page or f"`vlmkit-{name}`" in page for name in project.TAKEN)
 
 
-def test_every_module_of_values_is_on_their_page():
+def test_every_module_of_values_is_on_the_page_of_values():
     text = interfaces_page.values()
     for package in (vlmkit.types, vlmkit.kit):
         names = {module.name for module in pkgutil.iter_modules(package.__path__)}
         assert {n for n in names if f"\n### `{package.__name__}.{n}`\n" in text} == names
 
 
-def test_a_reader_learns_where_a_name_comes_from():
+def test_the_page_of_values_states_the_module_of_a_name():
     assert "`ImageLimits` of `vlmkit.settings.images`" in interfaces_page.interfaces()
 
 
-def test_a_program_finds_how_to_load_to_ask_and_what_is_raised():
+def test_the_python_page_states_how_to_load_and_generate_and_the_errors():
     text = interfaces_page.python()
     for name in ("load(", "fetch(", "- **`generate(", "- **`async astream(", "`RequestError"):
         assert name in text

@@ -154,15 +154,17 @@ def check(made: TextSide) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family(name: str, tmp_path: Path) -> None:
+def test_rendered_prompts_of_a_family_equal_those_in_this_process(
+    name: str, tmp_path: Path
+) -> None:
     check(plan(name, zoo.save_processor(name, tmp_path), "hf"))
 
 
-def test_the_mock() -> None:
+def test_rendered_prompts_of_the_mock_equal_those_in_this_process() -> None:
     check(plan("mock", vlmkit.fetch("mock").path, "mock"))
 
 
-def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
+def test_every_field_of_a_request_and_a_prompt_is_sent_or_listed() -> None:
     """A field that is new must be sent, or be named here."""
     needless = ("continuations", "params", "constraint", "tool_choice", "parallel_tool_calls")
     needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace", "fields")
@@ -173,7 +175,7 @@ def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
     assert {each.name for each in fields(Prompt)} == told
 
 
-def test_what_cannot_be_built_is_told_at_start() -> None:
+def test_a_tokenizer_that_cannot_be_built_fails_at_start() -> None:
     """In the words of whoever could not build it, and no process stays."""
     with pytest.raises(VlmkitError, match="nosuch"):
         RendererPool(

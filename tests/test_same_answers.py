@@ -61,13 +61,13 @@ def test_equal_recordings_have_no_difference(tmp_path):
         ({"headers": [*ANSWER["headers"], ["x-old", "1"]]}, "headers, their order"),
     ],
 )
-def test_each_kind_of_difference_is_told_by_its_place(tmp_path, changed, place):
+def test_each_kind_of_difference_is_reported_with_its_path(tmp_path, changed, place):
     status, told = compared(saved(tmp_path / "old"), saved(tmp_path / "new", **changed))
     assert status == 1
     assert told.splitlines()[:2] == ["one", f"  {place}"]
 
 
-def test_what_was_renamed_deliberately_is_no_difference(tmp_path):
+def test_a_deliberately_renamed_name_is_not_a_difference(tmp_path):
     headers = [["x-new", "1"], ["content-type", "application/json"]]
     new = saved(tmp_path / "new", headers=headers, body='{"choices": [{"words": "a"}]}')
     renames = tmp_path / "renames.toml"
@@ -77,7 +77,7 @@ def test_what_was_renamed_deliberately_is_no_difference(tmp_path):
     assert "renamed, but never found: 'x'" in told
 
 
-def test_what_is_asked_by_its_new_name_is_no_other_request():
+def test_a_request_with_a_renamed_field_is_the_same_request():
     renames = Renames(headers={"x-old": "x-new"}, asked={"old_field": "new_field"})
     old = {"name": "old_field", "headers": {"x-old": "1"}, "body": {"old_field": 2}}
     new = {"name": "old_field", "headers": {"x-new": "1"}, "body": {"new_field": 2}}
@@ -88,7 +88,7 @@ def test_what_is_asked_by_its_new_name_is_no_other_request():
     assert [each.place for each in differences(before, after, Renames())] == ["request"]
 
 
-def test_answers_of_one_server_are_equal_though_ids_and_times_differ(tmp_path):
+def test_answers_that_differ_only_in_ids_and_times_are_equal(tmp_path):
     asked = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "n": 2}
     chat = Request("chat", "POST", "/v1/chat/completions", body=asked)
     with started(Source(sys.executable, ":".join(sys.path)), SETTINGS, tmp_path) as running:
@@ -99,12 +99,12 @@ def test_answers_of_one_server_are_equal_though_ids_and_times_differ(tmp_path):
         assert wire.answer(chat)["status"] == 200
 
 
-def test_a_streams_events_of_each_choice_keep_their_order():
+def test_events_of_each_choice_of_a_stream_keep_their_order():
     events = [f'data: {{"choices":[{{"index":{i},"text":"{t}"}}]}}' for i, t in ["1a", "0b", "1c"]]
     assert by_choice([*events, "data: [DONE]"]) == [events[1], events[0], events[2], "data: [DONE]"]
 
 
-def test_numbers_are_told_by_their_names():
+def test_differing_numbers_are_reported_by_name():
     assert metric_names('# TYPE a counter\na{b="c"} 1.0\na{b="d"} 2.0\n') == (
         "# TYPE a counter\na{b}"
     )

@@ -72,7 +72,7 @@ def make_logits(num: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_choice_takes_at_most_forty_operations_whatever_the_batch(kind: str) -> None:
+def test_sampling_takes_at_most_forty_operations_for_any_batch_size(kind: str) -> None:
     spent = []
     for num in (1, 6, 64):
         rows, logits = make_rows(KINDS[kind], num), make_logits(num)
@@ -92,7 +92,7 @@ def test_a_choice_takes_at_most_forty_operations_whatever_the_batch(kind: str) -
 
 
 @pytest.mark.parametrize("num_told", [0, 1, 8])
-def test_a_step_is_read_once(num_told: int) -> None:
+def test_a_step_is_read_from_the_device_once(num_told: int) -> None:
     rows = make_rows([TOLD], num_told) + make_rows([GREEDY], 8 - num_told)
     logits = make_logits(8)
     params = [row.sequence.params for row in rows]
@@ -113,7 +113,7 @@ def test_a_step_is_read_once(num_told: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_choice_needs_no_number_of_the_device(kind: str) -> None:
+def test_sampling_reads_no_number_from_the_device(kind: str) -> None:
     rows = make_rows(KINDS[kind], 6)
     with fake_cuda():
         logits = torch.empty(6, VOCAB, device=CUDA)
@@ -129,6 +129,6 @@ def test_a_choice_needs_no_number_of_the_device(kind: str) -> None:
         lambda logits: logits.argmax(-1).tolist(),
     ],
 )
-def test_a_look_at_a_number_of_the_device_is_noticed(look: Callable[[Any], Any]) -> None:
+def test_reading_a_number_of_the_fake_device_raises_an_error(look: Callable[[Any], Any]) -> None:
     with fake_cuda(), pytest.raises(Exception, match="_local_scalar_dense"):
         look(torch.empty(6, VOCAB, device=CUDA))

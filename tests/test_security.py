@@ -40,7 +40,7 @@ def test_every_hazard_has_a_section() -> None:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_tests_of_a_section_exist(name: str) -> None:
+def test_the_tests_that_a_section_names_exist(name: str) -> None:
     named = re.findall(r"^- `(test_\w+\.py)::(test_\w+)`$", SECTIONS[name], re.MULTILINE)
     assert len(named) == len(re.findall(r"::test_", SECTIONS[name])) > 0
     missing = [f"{module}::{test}" for module, test in named if test not in names_in(module)]
@@ -68,7 +68,7 @@ def calls_in(path: Path) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func), node
 
 
-def test_no_module_reads_what_could_run() -> None:
+def test_no_module_calls_what_can_execute_data() -> None:
     found = []
     for path in SOURCES:
         is_contract = path.is_relative_to(ROOT / OF_CONTRACTS)
@@ -95,7 +95,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
     assert not [text for text in compared if "digest" in text or "secret" in text]
 
 
-def test_what_no_server_can_guard_against_is_said() -> None:
+def test_the_page_states_what_no_server_can_guard_against() -> None:
     said = PAGE.partition("## What a picture says")[2]
     assert "may do as it reads" in said
     assert "(../../" not in said

@@ -128,7 +128,7 @@ SPELLINGS = [
 ]
 
 
-def test_no_spelling_of_a_private_address_is_connected_to(server, site):
+def test_the_server_connects_to_no_spelling_of_a_private_address(server, site):
     told = set()
     for spelling in SPELLINGS:
         answer = shown(server, spelling.format(port=site.server_port))
@@ -153,7 +153,7 @@ def tokens_of(server, content):
     return Counter(answer.json()["tokens"])
 
 
-def test_text_over_http_becomes_no_control_token_and_no_image_slot(server):
+def test_text_in_a_request_never_becomes_a_control_token_or_image_slot(server):
     special = special_ids()
     picture = io.BytesIO()
     PIL.Image.new("RGB", (64, 64), "teal").save(picture, "PNG")
@@ -186,7 +186,7 @@ def resident_mib(server):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_the_memory_of_a_long_text_that_is_refused_returns(server):
+def test_the_memory_of_a_refused_long_text_is_freed(server):
     before = resident_mib(server)
     answer = server.post(
         {"model": "demo", "messages": [{"role": "user", "content": "\u4e2d" * 2**19}]}
@@ -195,7 +195,7 @@ def test_the_memory_of_a_long_text_that_is_refused_returns(server):
     assert eventually(lambda: resident_mib(server) < before + 100, timeout_s=120)
 
 
-def test_keys_that_differ_anywhere_are_refused_alike(server, keys):
+def test_wrong_keys_get_the_same_refusal_wherever_they_differ(server, keys):
     secret = keys["one"]["authorization"].removeprefix("Bearer ")
     near = [
         secret[:place] + ("B" if letter == "A" else "A") + secret[place + 1 :]
@@ -232,7 +232,7 @@ def test_no_answer_and_no_image_makes_a_server_run_a_tool(server):
     assert not [tool for tool in json.dumps(told).split('"') if tool == "delete_all"]
 
 
-def test_images_of_equal_bytes_and_another_shape_are_told_apart(server):
+def test_images_of_equal_bytes_and_different_shapes_share_no_cache(server):
     """The same pixel bytes in another width, height or mode are another image to every cache."""
     seen = set()
     for mode, size in (("RGB", (8, 6)), ("RGB", (6, 8)), ("RGB", (12, 4)), ("L", (12, 12))):

@@ -102,7 +102,7 @@ def check_chats(post, schemas):
             assert re.fullmatch(r"t\d#[!-~]*|\d+ more", part), header
 
 
-def test_a_chat_with_such_tools_is_answered(post, sample):
+def test_a_chat_with_sampled_tools_is_answered(post, sample):
     check_chats(post, sample)
 
 
@@ -126,17 +126,17 @@ def check_short_answers(post, schemas):
             json.loads(calls[0]["function"]["arguments"] if tools else choice["message"]["content"])
 
 
-def test_the_mock_says_a_short_value_within_such_schemas(post, sample):
+def test_the_mock_generates_a_short_value_that_matches_a_schema(post, sample):
     check_short_answers(post, sample)
 
 
 @pytest.mark.slow
-def test_the_mock_says_a_short_value_within_any_of_the_schemas(post, schemas):
+def test_the_mock_generates_a_short_value_that_matches_any_schema(post, schemas):
     check_short_answers(post, schemas)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_what_is_left_out_is_told_by_the_tool_and_the_path(post, choice):
+def test_unenforced_parts_are_reported_by_tool_and_path(post, choice):
     path = {"type": "string", "format": "path"}
     tools = [
         {"type": "object", "properties": {"a": path, "b/c": KEYWORDS["look-ahead"]}},
@@ -161,7 +161,7 @@ def test_schemas_that_are_enforced_are_not_in_the_header(post):
     assert post.counted() == before
 
 
-def test_requests_whose_schemas_are_not_enforced_in_whole_are_counted(post):
+def test_requests_with_partly_enforced_schemas_are_counted(post):
     before = post.counted()
     part = {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}}
     for tools, fields in (((part, part), {}), ((), {"response_format": form(part)})):
@@ -171,7 +171,7 @@ def test_requests_whose_schemas_are_not_enforced_in_whole_are_counted(post):
     assert post.counted() == before + 4
 
 
-def test_many_parts_that_are_left_out_are_counted(post):
+def test_many_unenforced_parts_are_reported_as_a_count(post):
     path = {"type": "string", "format": "path"}
     response = post({"type": "object", "properties": {f"option_{n}": path for n in range(200)}})
     header = response.headers["x-vlmkit-unconstrained"]
@@ -194,7 +194,7 @@ def test_many_parts_that_are_left_out_are_counted(post):
         ("overlapping oneOf", "oneOf"),
     ],
 )
-def test_a_strict_tool_is_rejected_by_its_name_and_the_path(post, name, path):
+def test_a_strict_tool_is_rejected_with_its_name_and_path(post, name, path):
     fine = {"type": "object", "properties": {"ok": {"type": "integer"}}}
     schema = {"type": "object", "properties": {"value": KEYWORDS[name]}}
     response = post(fine, schema, strict=True)
@@ -209,7 +209,7 @@ def form(schema, **more):
 
 
 @pytest.mark.parametrize("name", ["format path", "uniqueItems", "not", "contains", "look-ahead"])
-def test_an_answers_schema_loses_what_only_narrows_it_unless_it_is_strict(post, name):
+def test_a_response_schema_loses_only_narrowing_keywords_unless_strict(post, name):
     schema = {"type": "object", "properties": {"value": KEYWORDS[name]}, "required": ["value"]}
     response = post(response_format=form(schema))
     assert response.status_code == 200
@@ -221,7 +221,7 @@ def test_an_answers_schema_loses_what_only_narrows_it_unless_it_is_strict(post, 
 
 
 @pytest.mark.parametrize("name", ["if", "external $ref", "$dynamicRef", "another type"])
-def test_an_answers_schema_keeps_its_shape_or_is_rejected(post, name):
+def test_a_response_schema_keeps_its_shape_or_is_rejected(post, name):
     schema = {"type": "object", "properties": {"value": KEYWORDS[name]}}
     refused = post(response_format=form(schema))
     error = refused.json()["error"]
@@ -241,7 +241,7 @@ THREE = {"type": "object", "properties": {"a": {"const": 3}}, "required": ["a"]}
         {"type": "json_schema", "json_schema": {"schema": THREE}},
     ],
 )
-def test_a_schema_is_kept_to_wherever_it_stands_in_the_form(post, asked):
+def test_a_schema_is_enforced_anywhere_in_a_response_format(post, asked):
     closed = THREE | {"additionalProperties": False}
     asked = json.loads(json.dumps(asked).replace(json.dumps(THREE), json.dumps(closed)))
     answer = post(response_format=asked, max_tokens=60).json()

@@ -100,7 +100,7 @@ def check(call):
         {"type": "tool", "name": "mark", "disable_parallel_tool_use": True},
     ],
 )
-def test_an_answer_that_must_call_calls_within_its_schema(served, client, choice):
+def test_a_required_tool_call_matches_its_schema(served, client, choice):
     shown = [IMAGE, {"type": "text", "text": "What is in this picture?"}]
     for seed in range(4):
         asked = options(served, seed=seed) | {
@@ -116,7 +116,7 @@ def test_an_answer_that_must_call_calls_within_its_schema(served, client, choice
         assert (one.name, one.input) == (other.name, other.input)
 
 
-def test_results_with_pictures_are_read_and_counted(served, client):
+def test_tool_results_with_images_are_read_and_counted(served, client):
     asked = options(served, seed=1)
     first_turn = {"role": "user", "content": "Mark it."}
     first = client.messages.create(
@@ -138,7 +138,7 @@ def test_results_with_pictures_are_read_and_counted(served, client):
     assert counted.input_tokens == after.usage.input_tokens + after.usage.cache_read_input_tokens
 
 
-def test_both_apis_call_the_same(served, client):
+def test_both_apis_make_the_same_tool_calls(served, client):
     messages = [{"role": "user", "content": "Mark it."}]
     own = client.messages.create(
         **options(served, seed=3), messages=messages, tool_choice={"type": "any"}

@@ -34,9 +34,7 @@ def one_thread() -> Any:
 
 
 @pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_KIN, *zoo.NAMES_OTHERS])
-def test_a_vision_model_answers_differently_when_its_image_changes(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_answer_of_a_vision_model_depends_on_its_image(name: str, tmp_path: Path) -> None:
     model = load(name, zoo.save(name, tmp_path))
     logits = []
     for seed in (1, 2):
@@ -59,9 +57,7 @@ def test_a_vision_model_generates_from_the_reference_inputs(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_TEXT)
-def test_a_text_model_answers_differently_when_a_far_word_changes(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_answer_of_a_text_model_depends_on_a_distant_word(name: str, tmp_path: Path) -> None:
     model = load(name, zoo.save(name, tmp_path))
     logits = []
     for word in ("red", "blue"):

@@ -166,7 +166,7 @@ def sampled(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", sampled(zoo.NAMES))
-def test_a_family_answers_together_as_alone(name: str, saved: Saved) -> None:
+def test_a_family_answers_in_a_batch_as_alone(name: str, saved: Saved) -> None:
     engine, encoder, config = runner.load_engine(
         name, saved(name), cache_tokens=1200, prefix_cache=False
     )
@@ -174,15 +174,13 @@ def test_a_family_answers_together_as_alone(name: str, saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(families.EXPORTED))
-def test_an_exported_family_answers_together_as_alone(name: str, exported: Saved) -> None:
+def test_an_exported_family_answers_in_a_batch_as_alone(name: str, exported: Saved) -> None:
     engine, encoder, config = runner.load_onnx_engine(name, exported(name), prefix_cache=False)
     alone_and_together(engine, encoder, pair(name, config), runner.banned_ids(config))
 
 
 @pytest.mark.parametrize("name", sampled(MODELS))
-def test_a_way_to_rotate_answers_together_as_alone_and_as_generate(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_rope_type_answers_in_a_batch_as_alone_and_as_generate(name: str, tmp_path: Path) -> None:
     folder = runner.save_random(MODELS[name](), tmp_path)
     settings = EngineSettings(
         cache_tokens=400, block_tokens=4, prefix_cache=False, max_sequence_tokens=LONGEST
@@ -201,7 +199,7 @@ def test_a_way_to_rotate_answers_together_as_alone_and_as_generate(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_an_exported_way_to_rotate_answers_together_as_alone_and_as_generate(
+def test_an_exported_rope_type_answers_in_a_batch_as_alone_and_as_generate(
     name: str, tmp_path: Path
 ) -> None:
     folder = runner.save_random(MODELS[name](), tmp_path / "model")
@@ -236,7 +234,7 @@ def long_prompt(num_tokens: int) -> Prompt:
     return Prompt(tuple(3 + number * 7 % 300 for number in range(num_tokens)))
 
 
-def test_the_context_that_a_model_was_published_with_ends_where_its_frequencies_change(
+def test_the_original_context_of_phi_3_ends_where_its_frequencies_change(
     tmp_path: Path,
 ) -> None:
     folder = phi3_as_published(tmp_path)
@@ -253,7 +251,7 @@ def test_the_context_that_a_model_was_published_with_ends_where_its_frequencies_
 
 
 @pytest.mark.slow
-def test_graphs_of_a_model_as_published_serve_its_first_context_to_the_end_and_no_more(
+def test_exported_graphs_of_phi_3_serve_exactly_its_original_context(
     tmp_path: Path,
 ) -> None:
     folder = phi3_as_published(tmp_path / "model")

@@ -79,7 +79,7 @@ def read(folder: Path) -> Any:
 
 @needs_package
 @pytest.mark.parametrize("group", ONE.values(), ids=ONE)
-def test_each_scheme_answers_as_transformers(
+def test_each_quantization_scheme_is_answered_as_by_transformers(
     group: made.Group, saved: Saved, tmp_path: Path
 ) -> None:
     folder = quantized("llama", saved, tmp_path, group)
@@ -88,7 +88,7 @@ def test_each_scheme_answers_as_transformers(
 
 
 @needs_package
-def test_layers_of_several_schemes_and_a_quantized_head_in_shards(
+def test_mixed_schemes_and_a_quantized_head_in_shards_are_read(
     saved: Saved, tmp_path: Path
 ) -> None:
     head = {**made.W8A16, "targets": ["lm_head"]}
@@ -100,7 +100,7 @@ def test_layers_of_several_schemes_and_a_quantized_head_in_shards(
 
 
 @needs_package
-def test_asymmetric_weights_answer_as_transformers_that_dequantizes(
+def test_asymmetric_weights_answer_as_dequantized_by_transformers(
     saved: Saved, tmp_path: Path
 ) -> None:
     folder = quantized("llama", saved, tmp_path, made.ASYMMETRIC)
@@ -109,7 +109,7 @@ def test_asymmetric_weights_answer_as_transformers_that_dequantizes(
 
 
 @needs_package
-def test_what_earlier_versions_of_the_tool_wrote(saved: Saved, tmp_path: Path) -> None:
+def test_weights_of_earlier_versions_of_the_tool_are_read(saved: Saved, tmp_path: Path) -> None:
     group = ONE["fp8"]
     folder = quantized("llama", saved, tmp_path, group)
     wanted = expected(folder)
@@ -119,7 +119,9 @@ def test_what_earlier_versions_of_the_tool_wrote(saved: Saved, tmp_path: Path) -
 
 
 @needs_package
-def test_quantized_keys_and_values(saved: Saved, tmp_path: Path) -> None:
+def test_quantized_keys_and_values_are_answered_as_by_transformers(
+    saved: Saved, tmp_path: Path
+) -> None:
     folder = quantized("llama", saved, tmp_path, made.W4A16, kv_cache_scheme=made.STATIC_FP8)
     wanted = expected(folder)
 
@@ -129,16 +131,14 @@ def test_quantized_keys_and_values(saved: Saved, tmp_path: Path) -> None:
 
 @needs_package
 @pytest.mark.parametrize("family", SEEING)
-def test_towers_are_quantized_too(family: str, saved: Saved, tmp_path: Path) -> None:
+def test_quantized_towers_are_read(family: str, saved: Saved, tmp_path: Path) -> None:
     folder = quantized(family, saved, tmp_path, made.W4A16)
 
     assert answers(folder) == expected(folder, ignore=["re:.*lm_head"])
 
 
 @needs_package
-def test_a_tower_that_the_files_hold_plain_is_found_whatever_it_is_called(
-    saved: Saved, tmp_path: Path
-) -> None:
+def test_an_unquantized_tower_is_found_under_any_name(saved: Saved, tmp_path: Path) -> None:
     plain = ["lm_head", "re:.*visual.*"]
     folder = quantized("qwen2_5_vl", saved, tmp_path, made.W4A16, ignore=plain)
 
@@ -154,7 +154,9 @@ def test_a_tower_that_the_files_hold_plain_is_found_whatever_it_is_called(
         pytest.param("qwen3_moe", made.W8A16, marks=pytest.mark.slow),
     ],
 )
-def test_experts(family: str, group: made.Group, saved: Saved, tmp_path: Path) -> None:
+def test_quantized_experts_are_read(
+    family: str, group: made.Group, saved: Saved, tmp_path: Path
+) -> None:
     plain = ["lm_head", "re:.*gate$"]
     folder = quantized(family, saved, tmp_path, group, ignore=plain)
 
@@ -163,7 +165,7 @@ def test_experts(family: str, group: made.Group, saved: Saved, tmp_path: Path) -
 
 @needs_package
 @pytest.mark.parametrize("group", WITH_ACTIVATIONS.values(), ids=WITH_ACTIVATIONS)
-def test_layers_quantize_activations_as_transformers_lets_them(
+def test_layers_quantize_activations_as_in_transformers(
     group: made.Group, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Layers are compared: a difference in the last bit may become one of a level, and of a token.
@@ -194,9 +196,7 @@ def test_layers_quantize_activations_as_transformers_lets_them(
 
 
 @needs_package
-def test_a_layer_that_takes_two_axes_quantizes_each_row_by_itself(
-    saved: Saved, tmp_path: Path
-) -> None:
+def test_a_layer_with_two_axes_quantizes_each_row_separately(saved: Saved, tmp_path: Path) -> None:
     layer = read(quantized("llama", saved, tmp_path, made.FP8_DYNAMIC)).get_submodule(
         "model.layers.0.mlp.up_proj"
     )
@@ -209,7 +209,7 @@ def test_a_layer_that_takes_two_axes_quantizes_each_row_by_itself(
 
 
 @needs_package
-def test_nothing_is_written_to_standard_error_and_no_warning_is_logged(
+def test_loading_writes_no_standard_error_and_logs_no_warning(
     saved: Saved,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -224,7 +224,7 @@ def test_nothing_is_written_to_standard_error_and_no_warning_is_logged(
     assert not caplog.records
 
 
-def test_the_hint_names_the_extra_and_the_extra_has_the_package(
+def test_the_hint_names_an_extra_that_contains_the_package(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "m"

@@ -54,7 +54,7 @@ def asked(model: Any, pictures: list[Any]) -> list[tuple[str, str | None, tuple[
 
 
 @pytest.mark.parametrize("name", ["llama", "llava", "qwen2_vl"])
-def test_every_answer_is_valid_and_drafts_change_no_token(
+def test_constrained_answers_are_valid_and_drafts_change_no_token(
     name: str, saved: Callable[[str], Path], one_thread: None
 ) -> None:
     pictures = [] if name == "llama" else [picture(1)]

@@ -103,12 +103,14 @@ def check(load: Callable[..., Any], name: str, folder: Path, **tight: Any) -> No
 
 @pytest.mark.parametrize("tight", [{}, {"cache_tokens": 160, "max_sequence_tokens": 160}])
 @pytest.mark.parametrize("name", ["llama", "llava", "gemma3", "mllama"])
-def test_torch_answers_as_without_drafts(
+def test_torch_answers_with_drafts_equal_those_without(
     name: str, tight: dict[str, int], saved: Callable[[str], Path]
 ) -> None:
     check(runner.load_engine, name, saved(name), **tight)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_onnx_answers_as_without_drafts(precision: str, exported: Callable[..., Path]) -> None:
+def test_onnx_answers_with_drafts_equal_those_without(
+    precision: str, exported: Callable[..., Path]
+) -> None:
     check(runner.load_onnx_engine, "llama", exported("llama", precision))

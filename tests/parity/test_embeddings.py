@@ -100,7 +100,7 @@ def modes_and_names() -> list[Any]:
 
 @pytest.mark.parametrize(("mode", "name"), modes_and_names())
 @pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
-def test_vectors_are_those_of_transformers(
+def test_embeddings_equal_those_of_transformers(
     engine: str, name: str, mode: Mode, saved: Saved, exported: Saved, tmp_path: Path
 ) -> None:
     made = exported(name) if engine == "onnx" else saved(name)
@@ -138,7 +138,7 @@ def expected_scores(name: str, folder: Path, asked: runner.Request) -> list[list
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_vl", "paligemma"])
 @pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
-def test_scores_are_the_sums_of_transformers_log_softmax(
+def test_scores_equal_summed_log_softmax_of_transformers(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
     folder = saved(name)
@@ -155,7 +155,7 @@ def test_scores_are_the_sums_of_transformers_log_softmax(
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_vl", "gemma3"])
 @pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
-def test_texts_of_a_prompt_are_as_likely_as_transformers_logits_say(
+def test_prompt_log_probabilities_equal_those_of_transformers(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
     folder = saved(name)
@@ -198,7 +198,7 @@ def test_the_packaged_model_embeds_on_either_engine() -> None:
     assert vectors[0] @ vectors[1] > 0.999
 
 
-def test_a_graph_that_was_exported_without_states_scores_and_does_not_embed(
+def test_a_graph_exported_without_hidden_states_scores_but_does_not_embed(
     tmp_path: Path,
 ) -> None:
     packaged = Path(str(resources.files("vlmkit_demo"))) / "checkpoint"
@@ -213,7 +213,7 @@ def test_a_graph_that_was_exported_without_states_scores_and_does_not_embed(
 
 
 @pytest.mark.parametrize(("mode", "other"), [("last", "mean"), ("mean", "cls"), ("cls", "last")])
-def test_another_way_of_pooling_gives_other_vectors(
+def test_embeddings_of_different_pooling_modes_differ(
     mode: Mode, other: Mode, saved: Saved, tmp_path: Path
 ) -> None:
     folder = with_pooling(saved("llama"), mode, tmp_path / "model")
@@ -222,7 +222,7 @@ def test_another_way_of_pooling_gives_other_vectors(
         assert differences(model.embed(TEXTS), plain) > 1000 * ATOL
 
 
-def test_a_vector_of_a_picture_that_nobody_saw_is_another(
+def test_embeddings_with_blank_image_features_differ(
     saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = runner.requests("llava")[:1]

@@ -48,7 +48,7 @@ def _counting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", families.mechanisms(NAMES))
-def test_four_requests_together_are_answered_as_by_generate_alone(
+def test_four_requests_in_a_batch_are_answered_as_by_generate_alone(
     name: str, saved: Saved, answered: Answered
 ) -> None:
     outcome = runner.outcome(name, saved(name), answered(name))
@@ -72,7 +72,7 @@ def test_a_cache_too_small_for_all_four_changes_no_answer(
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen2_5_vl", "qwen3_vl", "gemma3"])
-def test_prompts_whose_prefix_is_cached_are_answered_alike(
+def test_prompts_with_a_cached_prefix_are_answered_equally(
     name: str, library: Library, answered: Answered
 ) -> None:
     engine, encoder, config = library.load(name, library.folder(name), cache_tokens=2000)
@@ -86,9 +86,7 @@ def test_prompts_whose_prefix_is_cached_are_answered_alike(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "paligemma"])
-def test_a_text_has_no_part_that_must_be_read_at_once(
-    name: str, library: Library, saved: Saved
-) -> None:
+def test_a_text_has_no_indivisible_spans(name: str, library: Library, saved: Saved) -> None:
     engine, encoder, config = library.load(name, library.folder(name))
     text = Prompt(tuple(range(40, 101)))
     ids, banned = torch.tensor([text.token_ids]), runner.banned_ids(config)
@@ -109,7 +107,7 @@ def test_a_text_has_no_part_that_must_be_read_at_once(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_what_is_known_of_text_is_what_the_family_makes_of_it(name: str, saved: Saved) -> None:
+def test_the_known_layout_of_text_equals_that_of_the_family(name: str, saved: Saved) -> None:
     engine, _, _ = runner.load_engine(name, saved(name))
     reader, text = engine._reader, Prompt(tuple(range(40, 101)))
     known, asked = reader.layout(text), reader._read_layout(text)
@@ -119,9 +117,7 @@ def test_what_is_known_of_text_is_what_the_family_makes_of_it(name: str, saved: 
     assert known.positions is None or np.array_equal(known.positions, asked.positions)
 
 
-def test_no_masks_of_all_tokens_by_all_are_made_for_a_text(
-    saved: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_needs_no_full_attention_mask(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, encoder, config = runner.load_engine("gemma3", saved("gemma3"))
     asked = runner.prompts("gemma3", config)
     sizes: list[tuple[int, int]] = []
@@ -140,7 +136,7 @@ def test_no_masks_of_all_tokens_by_all_are_made_for_a_text(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "paligemma"])
-def test_a_mask_read_a_few_rows_at_a_time_is_the_same(
+def test_a_mask_read_a_few_rows_at_a_time_changes_no_answer(
     name: str, saved: Saved, answered: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "MASK_ROWS", 5)
@@ -164,9 +160,7 @@ def test_packed_weights_change_no_answer(
 
 
 @pytest.mark.parametrize("name", families.mechanisms(zoo.NAMES_VISION))
-def test_images_encoded_together_have_the_rows_that_they_have_alone(
-    name: str, saved: Saved
-) -> None:
+def test_features_of_images_encoded_together_equal_those_alone(name: str, saved: Saved) -> None:
     _, encoder, config = runner.load_engine(name, saved(name))
     first, *_ = runner.requests(name)
     # The last two are of one size, which families compute in one call, and look different.
@@ -200,7 +194,7 @@ class Replay:
 
 
 @pytest.mark.parametrize("name", families.mechanisms(zoo.NAMES_VISION))
-def test_an_encoder_at_work_beside_the_engine_changes_neither(
+def test_a_concurrent_encoder_changes_neither_features_nor_answers(
     name: str, saved: Saved, answered: Answered
 ) -> None:
     engine, encoder, config = runner.load_engine(name, saved(name))

@@ -70,7 +70,7 @@ def sampled() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", sampled())
-def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
+def test_the_vision_self_check_tries_an_image_of_each_size_of_a_family(
     name: str, saved: Saved, ways: list[str], monkeypatch: Patch
 ) -> None:
     sizes: list[Any] = []
@@ -119,7 +119,7 @@ def test_each_family_is_tried_with_a_picture_of_each_size_that_it_has(
         ),
     ],
 )
-def test_a_family_that_would_refuse_every_picture_is_refused_at_load_and_can_serve_its_text(
+def test_a_family_that_fails_at_images_is_refused_at_load_and_serves_text(
     name: str, place: str, value: Any, sentence: str, saved: Saved, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(place, value)  # without which it has no answer about one
@@ -177,7 +177,9 @@ def test_a_processor_that_does_not_fit_the_tower_is_refused_at_load(
     vlmkit.load(folder, engine={**TORCH, "self_check": False}).close()
 
 
-def test_a_template_that_places_no_image_is_refused_at_load(saved: Saved, tmp_path: Path) -> None:
+def test_a_template_without_image_placeholders_is_refused_at_load(
+    saved: Saved, tmp_path: Path
+) -> None:
     folder = shutil.copytree(saved("llava"), tmp_path / "m")
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'][-1]['text'] }}")
 
@@ -199,7 +201,7 @@ def test_a_template_that_places_no_image_is_refused_at_load(saved: Saved, tmp_pa
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_family_whose_pictures_are_read_otherwise_than_we_believe_is_refused_at_load(
+def test_a_family_whose_images_are_read_wrongly_is_refused_at_load(
     switch: Callable[[Patch], None], name: str, saved: Saved, monkeypatch: Patch
 ) -> None:
     switch(monkeypatch)
@@ -217,14 +219,14 @@ def built(folder: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", arrays.FAMILIES)
-def test_families_of_drawn_images_go_through_it(name: str, tmp_path: Path) -> None:
+def test_families_with_array_images_pass_the_vision_self_check(name: str, tmp_path: Path) -> None:
     made, seeing = built(arrays.save(name, tmp_path))
     prompts = [prompt for prompt in arrays.prompts(name) if len(prompt.media) == 1]
 
     made.try_media(prompts, seeing)
 
 
-def test_positions_that_need_a_mask_are_right_with_one_and_refused_without(
+def test_positions_that_need_a_mask_are_refused_without_one(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     folder = arrays.save("qwen3_omni", tmp_path)
@@ -239,13 +241,15 @@ def test_positions_that_need_a_mask_are_right_with_one_and_refused_without(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_rounding_to_half_precision_is_no_fault(dtype: str, saved: Saved, ways: list[str]) -> None:
+def test_half_precision_rounding_passes_the_vision_self_check(
+    dtype: str, saved: Saved, ways: list[str]
+) -> None:
     for name in ("qwen2_5_vl", "gemma3"):
         vlmkit.load(saved(name), engine={**TORCH, "dtype": dtype}).close()
     assert set(ways) == {"qwen2_5_vl", "gemma3"}
 
 
-def test_a_picture_that_the_settings_do_not_allow_is_not_tried_and_one_that_they_allow_is(
+def test_the_vision_self_check_tries_only_images_that_the_settings_allow(
     saved: Saved, ways: list[str]
 ) -> None:
     name = "gemma4_unified"  # which shows the two in 64 and 65 tokens that cannot be cut
@@ -253,7 +257,7 @@ def test_a_picture_that_the_settings_do_not_allow_is_not_tried_and_one_that_they
     assert ways == [name]
 
 
-def test_an_encoder_with_weights_of_its_own_may_differ_by_its_precision(
+def test_an_encoder_of_another_precision_passes_the_vision_self_check(
     saved: Saved, ways: list[str]
 ) -> None:
     own = {"use": "torch", "dtype": "bfloat16"}
@@ -261,7 +265,7 @@ def test_an_encoder_with_weights_of_its_own_may_differ_by_its_precision(
     assert set(ways) == {"llava"}
 
 
-def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
+def test_the_self_check_repeats_only_if_a_file_setting_or_package_changes(
     saved: Saved, tmp_path: Path, ways: list[str], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 0)
@@ -283,7 +287,7 @@ def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
     assert tried()
 
 
-def test_what_is_refused_once_is_refused_again(saved: Saved, monkeypatch: Patch) -> None:
+def test_a_refused_model_is_refused_again(saved: Saved, monkeypatch: Patch) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     monkeypatch.setattr("vlmkit_torch.model.features.MARKS", "?")
     for _ in range(2):
@@ -291,7 +295,7 @@ def test_what_is_refused_once_is_refused_again(saved: Saved, monkeypatch: Patch)
             vlmkit.load(saved("ovis2"), engine=TORCH)
 
 
-def test_the_model_answers_afterwards_as_if_nobody_had_tried_it(saved: Saved) -> None:
+def test_the_vision_self_check_changes_no_later_answer(saved: Saved) -> None:
     name = "qwen2_vl"  # which keeps a note of the last prompt on itself
     made, seeing, config = runner.load_engine(name, saved(name), prefix_cache=False)
     prompts = runner.prompts(name, config)

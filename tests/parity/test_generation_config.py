@@ -85,7 +85,7 @@ CASES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_are_those_of_generate(case: str, plain: Any) -> None:
+def test_tokens_equal_those_of_generate(case: str, plain: Any) -> None:
     folder, ids, tokenizer = plain
     written(folder, CASES[case](ids))
     found = ours(folder, ignore_eos=True)
@@ -94,7 +94,7 @@ def test_tokens_are_those_of_generate(case: str, plain: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["min_new_tokens", "min_length"])
-def test_an_answer_is_as_long_as_by_generate(field: str, plain: Any) -> None:
+def test_the_length_of_an_answer_equals_that_of_generate(field: str, plain: Any) -> None:
     folder, ids, tokenizer = plain
     end = ids[3]
     num_prompt = runner.reference_inputs(NAME, runner.requests(NAME)[0])["input_ids"].shape[1]

@@ -49,7 +49,7 @@ def ask(model: vlmkit.Model, number: int, takes_images: bool, **params: object) 
 
 @pytest.mark.parametrize("params", [{}, SAMPLING], ids=["greedy", "seeded sampling"])
 @pytest.mark.parametrize("name", ["llama", "llava", "qwen3_vl", "gemma3", "mllama"])
-def test_many_at_once_answer_as_one_at_a_time(
+def test_concurrent_requests_are_answered_as_one_at_a_time(
     name: str, params: dict[str, float], saved: Saved
 ) -> None:
     takes_images = name not in zoo.NAMES_TEXT
@@ -64,7 +64,7 @@ def test_many_at_once_answer_as_one_at_a_time(
 
 
 @pytest.mark.parametrize("name", ["llama", "llava", "gemma3", "mllama"])
-def test_answers_stay_the_same_when_the_cache_is_too_small_for_all(name: str, saved: Saved) -> None:
+def test_a_cache_too_small_for_all_requests_changes_no_answer(name: str, saved: Saved) -> None:
     takes_images = name not in zoo.NAMES_TEXT
     with load(saved(name)) as model:
         roomy = [ask(model, i, takes_images, **SAMPLING) for i in range(8)]
@@ -76,7 +76,7 @@ def test_answers_stay_the_same_when_the_cache_is_too_small_for_all(name: str, sa
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_requests_cancelled_at_any_point_leave_no_trace_in_the_engine(
+def test_requests_cancelled_at_any_point_leave_no_state_in_the_engine(
     seed: int, saved: Saved
 ) -> None:
     chance = random.Random(seed)

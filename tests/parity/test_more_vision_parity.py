@@ -60,7 +60,7 @@ class Blind:
 
 
 @pytest.mark.parametrize("name", arrays.FAMILIES)
-def test_a_family_of_drawn_images_is_answered_as_by_generate(name: str, tmp_path: Path) -> None:
+def test_a_family_with_array_images_is_answered_as_by_generate(name: str, tmp_path: Path) -> None:
     checkpoint, shared = Checkpoint(name, arrays.save(name, tmp_path)), {}
     settings = EngineSettings(cache_tokens=400, block_tokens=4)
     made = torch_engine.build(BuildContext("", checkpoint, settings, shared))
@@ -77,7 +77,7 @@ def test_a_family_of_drawn_images_is_answered_as_by_generate(name: str, tmp_path
 
 
 @pytest.mark.slow
-def test_an_exported_model_sees_no_more_of_a_large_image_than_its_window(tmp_path: Path) -> None:
+def test_an_exported_model_limits_a_large_image_to_its_window(tmp_path: Path) -> None:
     name = "gemma3_large_image"
     folder, wanted = tmp_path / "onnx", expected(name, arrays.save(name, tmp_path / "model"))
     exporter.export(Checkpoint(name, tmp_path / "model"), folder, "fp32", lambda _: None)

@@ -128,7 +128,7 @@ def test_parity_breaks_without(
     assert outcome.difference > 1e-2, outcome
 
 
-def test_equal_digests_of_different_pictures_would_mix_up_answers(
+def test_equal_digests_of_different_images_would_mix_up_answers(
     saved: Saved, answered: Answered
 ) -> None:
     engine, encoder, config = runner.load_engine("llava", saved("llava"), cache_tokens=2000)
@@ -153,7 +153,7 @@ def test_equal_digests_of_different_pictures_would_mix_up_answers(
     [(softcap_off, "gemma2"), (sinks_off, "gpt_oss"), (window_off, "mistral")],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_the_check_at_load_refuses_an_attention_that_ignores(
+def test_the_self_check_refuses_an_attention_that_ignores(
     switch: Callable[[Patch], None], name: str, saved: Saved, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # other tests' models passed the check

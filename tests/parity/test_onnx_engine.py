@@ -51,19 +51,19 @@ def compare_batches(folder: Path) -> tuple[bool, bool, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
-def test_what_else_is_in_a_batch_changes_no_bit(precision: str, exported: Saved) -> None:
+def test_other_rows_of_a_batch_change_no_bit(precision: str, exported: Saved) -> None:
     assert compare_batches(exported("llama", precision)) == (True, True, 0)
 
 
 @pytest.mark.parametrize("precision", ["w8a8"])
-def test_no_way_to_multiply_makes_a_row_depend_on_its_batch(
+def test_no_form_of_matrix_product_makes_a_row_depend_on_its_batch(
     precision: str, exported: Saved, form: products.Form
 ) -> None:
     assert compare_batches(exported("llama", precision)) == (True, True, 0)
 
 
 @pytest.mark.parametrize("precision", ["int4"])
-def test_what_a_cpu_changes_with_the_batch_is_rounding_and_not_promised(
+def test_differences_between_batch_sizes_on_a_cpu_are_only_rounding(
     precision: str, exported: Saved
 ) -> None:
     is_promised, is_equal, difference = compare_batches(exported("llama", precision))
@@ -71,7 +71,7 @@ def test_what_a_cpu_changes_with_the_batch_is_rounding_and_not_promised(
     assert difference < 1e-5
 
 
-def test_a_cache_that_a_device_holds_whole_changes_no_answer(
+def test_a_cache_held_by_the_device_changes_no_answer(
     exported: Saved, answered: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A device's memory by way of the CPU's: bound by address, nothing copied between slots.
@@ -100,7 +100,7 @@ def test_each_library_computes_with_the_image_features_of_the_other(
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("[E] BFCArena: Failed to allocate memory for 20 bytes")]
 )
-def test_want_of_memory_in_a_step_is_told_as_that(
+def test_an_out_of_memory_step_is_reported_as_out_of_memory(
     error: Exception, exported: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _, _ = runner.load_onnx_engine("llama", exported("llama"))

@@ -23,7 +23,7 @@ def precisions(model: vlmkit.Model) -> tuple[str, str]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_tokens_are_equal_though_a_tower_of_8_bits_was_exported_before(
+def test_tokens_are_equal_after_an_earlier_export_with_an_8_bit_tower(
     family: str,
     saved: Saved,
     tmp_path: Path,

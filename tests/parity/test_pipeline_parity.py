@@ -37,7 +37,7 @@ SIZES = {"phi4_multimodal": {"cache_tokens": runner.ROOMS["phi4_multimodal"]}}
 
 
 @pytest.mark.parametrize(("engine", "name"), PAIRS)
-def test_messages_in_and_streamed_text_out_as_by_generate(
+def test_streamed_text_of_messages_equals_generate(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
     asked = runner.requests(name)
@@ -76,7 +76,7 @@ LIMITS: dict[str, dict[str, Any]] = {
         *families.exported(["qwen2_5_vl", "internvl"], "onnx"),
     ],
 )
-def test_smaller_pictures_are_what_generate_sees_with_the_same_limits(
+def test_downscaled_images_are_answered_as_by_generate_with_equal_limits(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
     plain = runner.requests(name)
@@ -92,7 +92,7 @@ def test_smaller_pictures_are_what_generate_sees_with_the_same_limits(
     assert [s.token_id for s in larger[0][1]] != ids[2], "they do look different"
 
 
-def test_the_second_time_an_image_is_shown_it_is_not_encoded_and_the_answer_stays(
+def test_a_repeated_image_is_not_encoded_again_and_the_answer_is_equal(
     saved: Saved,
 ) -> None:
     asked = runner.requests("qwen3_vl")[:1]

@@ -281,7 +281,7 @@ def held() -> list[MediaFeatures]:
 
 
 @pytest.mark.parametrize("num_steps", NUM_STEPS)
-def test_answers_in_a_crowd_are_those_alone(build: Build, num_steps: int) -> None:
+def test_answers_of_random_batches_equal_those_alone(build: Build, num_steps: int) -> None:
     others = held()  # a test that failed in this process may hold some
     chance = random.Random(num_steps)
     asked = requests(chance)

@@ -25,7 +25,7 @@ ENGINE = {"use": "torch", "device": "cpu", "cache_tokens": 16_384}
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "paligemma", "mllama"])
-def test_what_was_rendered_is_answered_token_for_token(
+def test_rendered_prompts_are_answered_token_for_token(
     name: str, saved: Callable[[str], Path], one_thread: None
 ) -> None:
     images = [Image.open(picture(seed, 60 + 30 * seed, 44)) for seed in (1, 2, 1)]

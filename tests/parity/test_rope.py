@@ -62,7 +62,7 @@ def generated(folder: Path, prompt: Prompt) -> runner.Answer:
     return runner.continued(folder, [prompt])[0]
 
 
-def test_a_long_neighbour_and_where_a_prompt_is_cut_change_no_answer(folder: Path) -> None:
+def test_a_long_neighbour_and_chunk_borders_change_no_answer(folder: Path) -> None:
     alone = [
         runner.run(load(folder, max_sequence_tokens=LONGEST), None, [prompt], step_tokens=64)[0]
         for prompt in (SHORT, LONG)
@@ -73,7 +73,7 @@ def test_a_long_neighbour_and_where_a_prompt_is_cut_change_no_answer(folder: Pat
     assert together.is_parity, together
 
 
-def test_not_asked_for_more_an_engine_takes_what_is_read_as_by_generate(folder: Path) -> None:
+def test_the_default_context_is_the_original_one_and_answers_as_generate(folder: Path) -> None:
     made = load(folder)
     assert made.limits.max_sequence_tokens == WINDOW
 
@@ -85,7 +85,7 @@ def test_not_asked_for_more_an_engine_takes_what_is_read_as_by_generate(folder: 
 
 
 @pytest.mark.parametrize("name", ["phi3", "phimoe"])
-def test_what_is_longer_than_the_first_window_is_read_as_by_generate(
+def test_a_prompt_beyond_the_original_context_is_answered_as_by_generate(
     name: str, tmp_path: Path
 ) -> None:
     folder = save(name, tmp_path)
@@ -95,7 +95,7 @@ def test_what_is_longer_than_the_first_window_is_read_as_by_generate(
     assert outcome.is_parity, outcome
 
 
-def test_the_check_at_load_refuses_what_a_long_neighbour_changes(
+def test_the_self_check_refuses_a_model_that_a_long_neighbour_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -105,7 +105,7 @@ def test_the_check_at_load_refuses_what_a_long_neighbour_changes(
         load(folder, max_sequence_tokens=LONGEST)
 
 
-def test_a_table_for_each_kind_of_layer_counts_too() -> None:
+def test_rope_parameters_of_each_layer_type_are_examined() -> None:
     config = transformers.Gemma3TextConfig(max_position_embeddings=LONGEST)
     config.rope_parameters = {"sliding_attention": {"rope_type": "default"}}
     assert positions.tokens_before_change(config) is None

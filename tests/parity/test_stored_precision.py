@@ -42,7 +42,7 @@ def stored_in(dtype: torch.dtype, source: Path, folder: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_converted_weights_and_buffers_are_those_of_transformers(
+def test_converted_weights_and_buffers_equal_those_of_transformers(
     name: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = stored_in(torch.bfloat16, saved(name), tmp_path / "m")
@@ -58,7 +58,7 @@ def test_converted_weights_and_buffers_are_those_of_transformers(
             assert torch.equal(tensor, theirs[key]), key
 
 
-def test_each_weight_leaves_memory_as_stored_once_it_is_converted(
+def test_each_stored_weight_is_freed_after_its_conversion(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = stored_in(torch.bfloat16, saved("llama"), tmp_path / "m")

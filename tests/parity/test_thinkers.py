@@ -44,7 +44,7 @@ def changed(folder: Path, to: Path, file: str, change: Callable[[dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_THINKERS)
-def test_an_answer_changes_with_the_picture(name: str, saved: Saved) -> None:
+def test_an_answer_depends_on_the_image(name: str, saved: Saved) -> None:
     with load(saved(name), sizes=SIZES.get(name)) as model:
         shown = [asked(zoo.picture(seed)) for seed in (11, 12)]
         (_, one), (_, other) = stream_all(model, shown)
@@ -54,13 +54,13 @@ def test_an_answer_changes_with_the_picture(name: str, saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
-def test_a_model_that_speaks_is_served_as_its_thinker(name: str, saved: Saved) -> None:
+def test_an_omni_model_is_served_as_its_thinker(name: str, saved: Saved) -> None:
     with load(saved(name)) as model:
         assert model.runner.facts.modalities == ("text", "image")
         assert type(model.runner._engine._views.model).__name__ == zoo.family(name).answers
 
 
-def test_what_the_whole_model_says_of_its_weights_holds_for_the_thinker(
+def test_dtype_and_quantization_of_the_whole_model_apply_to_its_thinker(
     saved: Saved, tmp_path: Path
 ) -> None:
     def store(config: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_what_the_whole_model_says_of_its_weights_holds_for_the_thinker(
     assert config.quantization_config == {"quant_method": "fp8", "dequantize": True}
 
 
-def test_a_picture_of_phi_4_is_seen_alone_as_beside_one_that_is_padded(saved: Saved) -> None:
+def test_features_of_a_phi_4_image_are_equal_alone_and_beside_a_padded_one(saved: Saved) -> None:
     name = "phi4_multimodal"
     _, encoder, config = runner.load_engine(name, saved(name))
     padded, plain = zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)
@@ -88,9 +88,7 @@ def test_a_picture_of_phi_4_is_seen_alone_as_beside_one_that_is_padded(saved: Sa
 
 
 @pytest.mark.parametrize("text", ["Word", " word", "<b>", "\nWord", "1"])
-def test_words_keep_off_the_images_of_idefics_2_as_its_processor_has_it(
-    text: str, saved: Saved
-) -> None:
+def test_text_after_idefics_2_images_is_spaced_as_by_its_processor(text: str, saved: Saved) -> None:
     with load(saved("idefics2")) as model:
         for count in (1, 2):
             request = asked(*[zoo.picture(1)] * count, text=text)
@@ -99,7 +97,7 @@ def test_words_keep_off_the_images_of_idefics_2_as_its_processor_has_it(
             assert list(made.token_ids) == wanted.tolist()
 
 
-def test_a_question_to_got_ocr_is_what_its_processor_asks(saved: Saved) -> None:
+def test_a_got_ocr_prompt_equals_that_of_its_processor(saved: Saved) -> None:
     page = zoo.picture(1)
     with load(saved("got_ocr2")) as model:
         made = model.runner._tokenizer.prompt(conversation(asked(page, text=" OCR: ")))
@@ -108,7 +106,7 @@ def test_a_question_to_got_ocr_is_what_its_processor_asks(saved: Saved) -> None:
     assert list(made.token_ids) == wanted.tolist()
 
 
-def test_an_adapter_for_pictures_beside_the_weights_is_refused_and_text_is_served(
+def test_a_vision_adapter_beside_the_weights_is_refused_and_text_is_served(
     saved: Saved, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(saved("phi4_multimodal"), tmp_path / "m")
@@ -122,7 +120,7 @@ def test_an_adapter_for_pictures_beside_the_weights_is_refused_and_text_is_serve
 
 
 @pytest.mark.parametrize("name", ["llava", "phi4_multimodal", "qwen2_5_omni"])
-def test_a_config_that_leaves_an_images_token_to_another_vocabulary_is_refused(
+def test_a_config_without_an_image_token_of_its_own_vocabulary_is_refused(
     name: str, saved: Saved, tmp_path: Path
 ) -> None:
     def forget(config: dict[str, Any]) -> None:
@@ -140,7 +138,7 @@ def test_a_config_that_leaves_an_images_token_to_another_vocabulary_is_refused(
     assert f'"image_token_id": {own}, which is {token!r}' in str(caught.value.hint)
 
 
-def test_a_config_that_leaves_it_to_its_own_vocabulary_is_taken_at_its_familys_word(
+def test_a_config_without_an_image_token_uses_that_of_its_family(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forget(config: dict[str, Any]) -> None:
@@ -157,7 +155,7 @@ def test_a_config_that_leaves_it_to_its_own_vocabulary_is_taken_at_its_familys_w
     assert own[0] != zoo.processor("gemma3").tokenizer.boi_token_id
 
 
-def test_what_a_family_takes_for_an_images_token_is_as_transformers_has_it() -> None:
+def test_the_image_token_of_a_family_equals_that_of_transformers() -> None:
     assert family_token({"model_type": "llava"}) == 32000
     assert family_token({"model_type": "phi4_multimodal"}) == 200010
     assert family_token({"model_type": "qwen2"}) is None
@@ -183,7 +181,7 @@ EARS = {
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe", "phi4_multimodal"])
-def test_what_a_folder_says_of_ears_changes_nothing_about_pictures(
+def test_audio_settings_of_a_folder_do_not_change_image_prompts(
     name: str, saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = changed(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_TIMM)
-def test_a_family_whose_tower_is_timms_is_answered_as_by_generate(
+def test_a_family_with_a_timm_tower_is_answered_as_by_generate(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
