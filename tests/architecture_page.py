@@ -1,7 +1,7 @@
-"""Writes the generated part of ``docs/explanation/architecture.md``: what imports what.
+"""Writes the generated part of ``docs/explanation/architecture.md``: the map of imports.
 
-``nox -s reference`` renews it; a test tells when that is due. Sources are parsed and nothing is
-imported. Imports for type checking and those inside functions count.
+``nox -s reference`` renews it; a test fails when it is out of date. Sources are parsed and nothing
+is imported. Imports for type checking and those inside functions count.
 """
 
 import ast

@@ -1,6 +1,6 @@
-"""Writes ``docs/reference/fields.md``: the table of request fields, and what each API does.
+"""Writes ``docs/reference/fields.md``: the table of request fields and their use by each API.
 
-``nox -s reference`` renews it; a test tells when that is due.
+``nox -s reference`` renews it; a test fails when it is out of date.
 """
 
 import json

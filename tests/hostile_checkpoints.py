@@ -1,7 +1,7 @@
-"""Loads folders, each in a process of its own with limits, and says how it went.
+"""Loads folders, each in a process of its own with limits, and reports the results.
 
 ``python hostile_checkpoints.py SETTINGS`` reads paths of folders, one a line, and answers each with
-a line of JSON. What a broken file does to a library in native code shows as a signal.
+a line of JSON. A crash in native code shows as a signal.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Attacks a server by constraints with doubling numbers in all constructs; prints what they cost.
+"""Attacks a server with constraints of doubling size in all constructs, and prints their costs.
 
-Run it by hand: ``python tests/hostile_constraints.py``. Figures depend on the machine; tests assert
-none of them but the limits that the server enforces itself.
+Run it by hand: ``python tests/hostile_constraints.py``. Figures depend on the machine. Tests assert
+only the limits that the server enforces itself.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Files as people name them where an image is wanted: of every format, and of none."""
+"""Files that users pass as images: of every supported format, and of others."""
 
 import io
 import struct

@@ -1,7 +1,7 @@
-"""Writes the reference pages of interfaces, values and Python: signatures, and what docstrings say.
+"""Writes the reference pages of interfaces, values and Python from signatures and docstrings.
 
-``nox -s reference`` renews them; a test tells when that is due. Nothing is imported: a page is what
-stands in the sources, without names that begin with an underscore.
+``nox -s reference`` renews them; a test fails when they are out of date. Nothing is imported. A
+page shows what the sources contain, without names that begin with an underscore.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""What tests of a pipeline on the mock start from: its prompts, pictures, and waiting for it."""
+"""Helpers for tests of a pipeline with the mock: prompts, images and waiting."""
 
 import json
 import time

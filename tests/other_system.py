@@ -1,8 +1,8 @@
-"""A pytest plugin that lets the project believe that it runs on macOS or Windows.
+"""A pytest plugin that makes the project behave as on macOS or Windows.
 
-``-p other_system`` with the system's name in ``OTHER_SYSTEM``. Libraries are imported first and
-stay what they are; then ``sys.platform`` says otherwise, and what the other system's Python has not
-is taken away. What only a real one can show (paths, consoles, processes) is not shown here.
+Use ``-p other_system`` with the name of the system in ``OTHER_SYSTEM``. Libraries are imported
+first and stay unchanged. Then ``sys.platform`` changes, and functions that Python lacks on that
+system are removed. Paths, consoles and processes of a real system are not simulated.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Writes a project of each kind of plugin, as ``vlmkit plugins new`` does, into a folder.
 
-For ``nox -s types``, which holds all of them to mypy's strict rules at once.
+``nox -s types`` checks all of them by mypy's strict rules in one run.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Writes ``docs/reference/protocol-cases.md``: cases of other servers' tests, and their verdicts.
 
-``nox -s reference`` renews it; a test tells when that is due.
+``nox -s reference`` renews it; a test fails when it is out of date.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

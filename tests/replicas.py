@@ -1,4 +1,4 @@
-"""A second runner: several of them behind one name. It knows the interface and nothing else."""
+"""A second runner: several replicas behind one name, using only the runner interface."""
 
 import dataclasses
 import threading

@@ -1,4 +1,4 @@
-"""A compiler of constraints without any library: it takes lists of texts to choose from."""
+"""A constraint compiler without any library: it supports lists of alternative texts."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""A hub on this machine, with just enough of the real one's HTTP API for huggingface_hub.
+"""A local hub with the part of the real HTTP API that huggingface_hub needs.
 
-A file may be of any size: it is sent as it is asked for, and nothing of it is kept.
+A file may have any size: its content is generated while it is sent, and never stored.
 """
 
 import hashlib

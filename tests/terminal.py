@@ -1,4 +1,4 @@
-"""A terminal that shows what a command writes: what stays on it, and how wide its lines get."""
+"""A terminal that records what a command writes: the lines that remain, and their widths."""
 
 import fcntl
 import os

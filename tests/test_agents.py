@@ -1,4 +1,4 @@
-"""An agent asks the packaged model about a picture, by the official client of its protocol."""
+"""An agent asks the packaged model about an image, by the official MCP client."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A sample of ``nox -s attack``, and what holds for all of it: no declared field is left out."""
+"""A sample of ``nox -s attack``, and checks that the attack covers every declared field."""
 
 import json
 import random

@@ -1,6 +1,6 @@
-"""A random model that answers in channels, over HTTP: a server process, the real compiler.
+"""A random model with harmony channels over HTTP: a server process, the real compiler.
 
-Whatever it writes, its answers keep to what was asked, and thoughts, text and calls come apart.
+Its answers obey their constraints, and reasoning, text and tool calls are separated.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What constraints ask of a device: one copy to it, no number of it, and few operations."""
+"""Grammar masks on a device take one copy to it, no read from it, and few operations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every distribution is complete, and they belong together."""
+"""Every distribution is complete, and their versions and requirements fit together."""
 
 import graphlib
 import re

@@ -1,4 +1,4 @@
-"""What the documents say is true: their programs run and their headings match the code."""
+"""The documents match the code: their programs run and their tables are current."""
 
 import ast
 import inspect

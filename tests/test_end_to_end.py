@@ -1,4 +1,4 @@
-"""The product as its users meet it: a server process with the demo model and official clients."""
+"""The product as users run it: a server process with the demo model, and official clients."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The example under examples/ is a plugin like any stranger's: built, installed and found."""
+"""The example plugin of ``examples/`` builds, installs and loads like any external plugin."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The page of families says of each what the code does today, as far as a configuration tells."""
+"""The page of families states what the code does, as far as a configuration can show it."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Files of weights and graphs that were made to break what loads them.
+"""Hostile files of weights and graphs, made to break the code that loads them.
 
-Each is loaded in a process with limits. It loads, or it is refused by one error of vlmkit that
-names the file: no traceback, no signal, no hang, and no memory for what a header merely states.
+Each file is loaded in a process with limits. It loads, or one error of vlmkit names the file. There
+is no traceback, signal or hang, and no memory is allocated for sizes that only a header states.
 """
 
 import json

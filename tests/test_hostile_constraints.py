@@ -1,7 +1,7 @@
-"""Constraints of hostile clients: every construct with doubling numbers, in every API.
+"""Hostile constraints: every construct with doubling numbers, in every API.
 
-`python tests/hostile_constraints.py` runs all of it for minutes and prints the figures. What a
-machine of any speed must hold is here.
+`python tests/hostile_constraints.py` runs the full set for minutes and prints the figures. These
+tests assert only what holds on a machine of any speed.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Documents that take hours to draw: what they cost other tenants, and what is left of them.
+"""Documents that take hours to render: other tenants do not wait, and nothing is left behind.
 
-No test measures a time: every document would be drawn for much longer than the test waits.
+No test measures time: every document would take much longer to render than the test waits.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Fifty files through the command line, Python and HTTP: one answer, or one refusal, of each."""
+"""Fifty files give the same answer or refusal by the command line, in Python and over HTTP."""
 
 import base64
 import io

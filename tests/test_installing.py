@@ -1,7 +1,7 @@
-"""What documents and hints say to install is enough to answer a question, in a fresh environment.
+"""Installing what documents and hints name is enough for an answer, in a fresh environment.
 
-Takes distributions of vlmkit from wheels that are built first, or from a copy of the source tree,
-and everything else from where pip takes it.
+Distributions of vlmkit come from wheels that are built first, or from a copy of the source tree.
+Everything else comes from pip's usual index.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The measures of structure count what they say, on sources that are made for it."""
+"""The structure measures count what they state, on sources made for these tests."""
 
 import textwrap
 

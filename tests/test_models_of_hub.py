@@ -1,4 +1,4 @@
-"""Models of a hub: what is looked at before weights are fetched, and what a terminal shows."""
+"""Models of a hub: checks before weights are downloaded, and the output on a terminal."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the project does on macOS and Windows, as far as Linux can show: see ``other_system``."""
+"""The project on macOS and Windows, as far as Linux can simulate them; see ``other_system``."""
 
 import os
 import subprocess

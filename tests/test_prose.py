@@ -1,4 +1,4 @@
-"""Sentences and retired words are found where they are, and no part gets more of them."""
+"""Hard sentences and retired words are found, and no part of the sources gets more of them."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is public is stated by where it stands, and is enough to write every plugin with."""
+"""Each package states whether it is public, and plugins need public names only."""
 
 import ast
 from pathlib import Path
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"errors", "image_files", "interfaces", "kit", "settings", "types"}
 OF_THE_SERVER = ("vlmkit_server.interfaces.", "vlmkit_server.settings.")
 MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
-PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/hearing/*.py")
+PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/audio_plugin/*.py")
 SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))
 
 

@@ -1,4 +1,4 @@
-"""The tests nearest to a change are found by imports, run in a given time, and named."""
+"""``quick`` finds the tests nearest to a change by imports, runs them in time and lists them."""
 
 import subprocess
 import textwrap

@@ -1,4 +1,4 @@
-"""The reference of the interfaces is what the sources say, and leaves none of them out."""
+"""The generated reference pages equal the sources and omit nothing."""
 
 import pkgutil
 import re

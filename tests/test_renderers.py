@@ -1,4 +1,4 @@
-"""Prompts that renderers make are those that threads make, bit for bit, whatever the family."""
+"""Prompts of renderer processes equal those of threads, bit for bit, for every family."""
 
 import io
 import json

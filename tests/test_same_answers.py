@@ -1,4 +1,4 @@
-"""Tests that the comparison of two versions' answers finds what differs, and nothing else."""
+"""The comparison of two versions' answers finds every difference and reports nothing else."""
 
 import json
 import subprocess

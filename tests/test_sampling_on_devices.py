@@ -1,7 +1,7 @@
-"""What the sampler asks of a device: how many operations, and that it never waits for an answer.
+"""The sampler runs a bounded number of device operations and never waits for the device.
 
-One device is played on the CPU and counts (``tests/pretend``); on the other, torch's fake one, no
-number exists that could be read.
+One simulated device computes on the CPU and counts operations (``tests/pretend``). The other is
+torch's fake device, which has no values to read.
 """
 
 from collections.abc import Callable, Sequence as Seq

@@ -1,4 +1,4 @@
-"""Schemas of tools as programs write them: none fails a chat, and strict ones are kept to."""
+"""Tool schemas as programs generate them: none fails a chat, and strict ones are enforced."""
 
 import json
 import random

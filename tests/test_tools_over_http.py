@@ -1,4 +1,4 @@
-"""Tools over HTTP: server processes, the real compiler, the official clients, text and pictures."""
+"""Tools over HTTP: server processes, the real compiler, the official clients, text and images."""
 
 import base64
 import json

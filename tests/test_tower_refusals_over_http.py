@@ -1,7 +1,7 @@
-"""A picture that a vision tower cannot take is refused over HTTP, by its place, and alone.
+"""An image that a vision tower cannot process is refused over HTTP, by its path, and alone.
 
-The server runs the packaged model. A plugin cuts the arrays of pictures of one size, so that ONNX
-Runtime itself fails at them.
+The server runs the packaged model. A plugin crops the arrays of images of one size, so ONNX Runtime
+itself fails at them.
 """
 
 import base64

@@ -1,8 +1,8 @@
-"""Over five hundred schemas of tools as programs write them: made, and the same each time.
+"""More than five hundred tool schemas as programs generate them, the same in every run.
 
-Of pydantic's models over many types, of typed dictionaries and dataclasses, of tools as MCP servers
-state them by hand, of OpenAPI's descriptions, and each keyword that may not be supported in each
-place where it may stand.
+They come from pydantic models over many types, typed dictionaries, dataclasses, hand-written MCP
+tools and OpenAPI documents. Each keyword that may be unsupported occurs at each position where it
+may stand.
 """
 
 import dataclasses

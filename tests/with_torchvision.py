@@ -1,7 +1,7 @@
 """Runs pytest with a torchvision that may have been built for another torch.
 
-transformers imports torchvision wherever it is installed, and that fails where its compiled part
-does not fit. Resizing pictures needs none of it but for the names of two functions.
+transformers imports torchvision wherever it is installed. The import fails if the compiled part
+does not fit. Resizing images needs only the names of two functions of it.
 
     python tests/with_torchvision.py plugins/vlmkit-hf/tests/test_torchvision.py
 """

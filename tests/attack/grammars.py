@@ -1,7 +1,7 @@
 """Constraints of any size: JSON Schemas, regular expressions, Lark grammars and choices.
 
-Each function maps a size to a constraint that grows with it in one keyword or operator. A cost that
-the size does not bound, or that grows faster than it, is a breach.
+Each function maps a size to a constraint that grows with it in one keyword or operator. A cost
+without a bound, or one that grows faster than the size, is a breach.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""How the value of a field grows: for each declared field, functions from a size to a value.
+"""Hostile values of growing size: for each declared field, functions from a size to a value.
 
-A field of a new kind, or a text without a bound whose meaning is not listed in ``MEANINGS``, has no
-generator: a test fails until somebody says what its hostile values are.
+A field of a new type has no generator. Neither has an unbounded text that ``MEANINGS`` does not
+list. A test fails until ``MEANINGS`` states the hostile values of such a field.
 """
 
 import functools

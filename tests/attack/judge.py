@@ -1,4 +1,4 @@
-"""Which answers and costs are breaches, and why."""
+"""Decides which answers and costs are breaches, with the reason."""
 
 import json
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Hostile values for any field, and bodies that hold several of them at once.
 
-Each text holds a marker by which a log or an error that repeats it is found.
+Each text contains a marker, so a log or an error that repeats the text is detected.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The server under attack: a process of its own, seen from outside.
+"""The server under attack: a process of its own, measured from outside.
 
-CPU time and memory are those of all of its processes, read from ``/proc``.
+CPU time and memory are the sums over all of its processes, read from ``/proc``.
 """
 
 import contextlib

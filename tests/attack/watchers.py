@@ -1,4 +1,4 @@
-"""What goes on while a server is attacked: an honest client, and a probe of its health."""
+"""Observers of a server under attack: an honest client, and a probe of its health."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Every family of the installed transformers, tried: what runs and equals, and what is refused.
+"""Tries every family of the installed transformers: which ones run, agree or are refused.
 
-``nox -s families`` runs it, and writes ``docs/reference/families.md``.
+``nox -s families`` runs it and writes ``docs/reference/families.md``.
 """

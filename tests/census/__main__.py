@@ -1,4 +1,4 @@
-"""Runs the trials, a process for each family, and writes the page of what they found."""
+"""Runs the trials, one process for each family, and writes the page of their results."""
 
 import argparse
 import json

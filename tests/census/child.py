@@ -1,4 +1,4 @@
-"""What runs in the process of one family; imports nothing heavy until then."""
+"""The process of one family; it imports heavy libraries only when needed."""
 
 import logging
 import resource

@@ -1,6 +1,6 @@
-"""What single families need besides to be small: names of their own, and rules that they check.
+"""Settings that single families need to be small: their own names, and rules that they check.
 
-A rule sees the family's small configuration as a tree of plain values, and changes it.
+A rule receives the small configuration of the family as a tree of plain values and changes it.
 """
 
 from collections.abc import Callable, Mapping

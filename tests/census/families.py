@@ -1,4 +1,4 @@
-"""The model types of the installed transformers that answer in text, and which of them see."""
+"""The model types of the installed transformers that generate text, and their vision families."""
 
 from transformers.models.auto import modeling_auto
 

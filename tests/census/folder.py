@@ -1,7 +1,6 @@
-"""A checkpoint of any family: small and random, with a tokenizer that is nobody's.
+"""A checkpoint of any family: small and random, with a generated tokenizer.
 
-A vision family has its own processor, as it is by default, where that can be made: its pictures are
-as large as real ones.
+A vision family has its own default processor if that can be built; its images then have real sizes.
 """
 
 import json
@@ -13,7 +12,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedTokenizerFast
 
-from census import families, looks
+from census import families, processors
 from census.shrink import Shrinker
 from zoo.tokenizer import byte_level
 
@@ -29,7 +28,7 @@ MAX_PARAMETERS = 100_000_000
 
 def tokenizer(model_type: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer with the tokens that a family's processor writes."""
-    written, named = looks.tokens(model_type)
+    written, named = processors.tokens(model_type)
     spare = [f"<|spare_{number}|>" for number in range(NUM_SPARE)]
     own = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
     first = ["<|pad|>", "<|end|>", "<|turn|>"]
@@ -56,16 +55,16 @@ def save_outline(model_type: str, folder: Path) -> tuple[PreTrainedConfig, Any]:
     small.save_pretrained(folder)
     made.save_pretrained(folder)
     if families.sees(model_type):
-        looks.write(model_type, folder, {})
-        processor = looks.load(model_type, folder, made)
-    if processor is not None and (sizes := looks.sizes_of(processor, small.to_dict())):
-        looks.write(model_type, folder, sizes)
-        processor = looks.load(model_type, folder, made)
+        processors.write(model_type, folder, {})
+        processor = processors.load(model_type, folder, made)
+    if processor is not None and (sizes := processors.sizes_of(processor, small.to_dict())):
+        processors.write(model_type, folder, sizes)
+        processor = processors.load(model_type, folder, made)
     if processor is not None:
-        for key, value in looks.ids(small.to_dict(), processor).items():
+        for key, value in processors.ids(small.to_dict(), processor).items():
             setattr(small, key, value)
         small.save_pretrained(folder)
-    image = looks.placeholder(processor) if processor is not None else ""
+    image = processors.placeholder(processor) if processor is not None else ""
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("IMAGE", image))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": made.eos_token_id}))
     return small, processor

@@ -1,4 +1,4 @@
-"""``docs/reference/families.md``: written of what was found, and read again by a test."""
+"""Writes ``docs/reference/families.md`` from the results; a test reads it back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What one family was found to do."""
+"""The results of one family."""
 
 from dataclasses import dataclass
 from typing import Literal

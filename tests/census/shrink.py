@@ -1,8 +1,7 @@
-"""A family's own default configuration, made small enough to be built at random in a moment.
+"""Makes the default configuration of a family small enough to build it at random in a moment.
 
-Names of sizes mean the same in most families, so a table of them goes a long way; what a family
-calls otherwise, or checks, is in :mod:`.exceptions`. Whether the small model can be built, and
-computes, is for others to find out.
+Most families use the same names for sizes, so one table serves them. :mod:`.exceptions` has the
+other names and rules. This module does not check that the small model can be built or run.
 """
 
 import copy

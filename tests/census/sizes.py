@@ -1,4 +1,4 @@
-"""What a size of each name becomes in a small model: families mean the same by it."""
+"""The small value of each size, by its name in configurations."""
 
 WIDTH, HEADS, KV_HEADS, HEAD, INNER = 64, 4, 2, 16, 96
 LAYERS, MOST_LAYERS = 3, 4

@@ -1,4 +1,4 @@
-"""One family through the whole pipeline, on torch and as ONNX graphs, beside transformers' own."""
+"""Runs one family through the pipeline, on torch and as ONNX graphs, against transformers."""
 
 import inspect
 import logging

@@ -56,13 +56,13 @@ def test_a_file_is_written(aider, stream):
     assert (aider.work / "new.txt").read_text() == "hello\n"
 
 
-def test_a_file_is_changed_where_the_answer_says(aider):
+def test_a_file_is_changed_as_the_answer_states(aider):
     (aider.work / "old.txt").write_text("one\nhello\ntwo\n")
     told = aider("Say bye.", "--edit-format", "diff", "old.txt")
     assert "Applied edit to old.txt" in told
     assert (aider.work / "old.txt").read_text() == "one\nbye\ntwo\n"
 
 
-def test_a_picture_arrives_whole(aider, png, described):
+def test_an_image_arrives_unchanged(aider, png, described):
     (aider.work / "shapes.png").write_bytes(png)
     assert described in aider("Describe it.", "--edit-format", "ask", "shapes.png")

@@ -68,7 +68,7 @@ def text(said):
     return {"type": "text", "text": said}
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(client, image):
+def test_an_image_is_answered_whole_and_streamed(client, image):
     question = asked(image, text("What is in this picture?"), model="demo")
     whole = client.messages.create(**question, extra_body={"temperature": 0})
     assert "circle" in whole.content[0].text
@@ -80,7 +80,7 @@ def test_a_picture_is_asked_about_whole_and_streamed(client, image):
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_a_file_is_sent_once_and_named(client, png):
+def test_a_file_is_uploaded_once_and_referenced(client, png):
     files = client.beta.files
     sent = files.upload(file=("shapes.png", png, "image/png"))
     assert files.retrieve_metadata(sent.id).size_bytes == len(png)
@@ -101,7 +101,7 @@ def test_a_file_is_sent_once_and_named(client, png):
         files.download(sent.id)
 
 
-def test_a_count_is_what_an_answer_has_read(client, image):
+def test_a_token_count_equals_the_input_tokens_of_the_answer(client, image):
     question = asked(image, text("hello")) | {"system": "Be brief."}
     answer = client.messages.create(**question)
     del question["max_tokens"]
@@ -109,7 +109,7 @@ def test_a_count_is_what_an_answer_has_read(client, image):
     assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
-def test_thinking_stands_before_the_answer_and_fits_into_the_next_question(client):
+def test_thinking_precedes_the_answer_and_is_accepted_in_the_next_request(client):
     question = asked(text("think")) | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
     with client.messages.stream(**question) as stream:
         kinds = [event.type for event in stream]
@@ -125,19 +125,19 @@ def test_thinking_stands_before_the_answer_and_fits_into_the_next_question(clien
     assert client.messages.create(**question).content[-1].text == "and then?"
 
 
-def test_a_stop_sequence_is_told(client):
+def test_a_stop_sequence_is_reported(client):
     answer = client.messages.create(**asked(text("one two three")), stop_sequences=["two"])
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
     assert answer.content[0].text == "one "
 
 
-def test_a_schema_is_kept_to(client):
+def test_a_schema_is_enforced(client):
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     answer = client.messages.create(**asked(text("Tell it as JSON.")), output_config=form)
     assert json.loads(answer.content[0].text) == {"colour": "red", "count": 3}
 
 
-def test_a_tool_is_called_whole_and_streamed_and_its_result_read(client, image):
+def test_a_tool_is_called_whole_and_streamed_and_its_result_is_read(client, image):
     question = asked(text("How is the weather in Köln?")) | {"tools": TOOLS}
     whole = client.messages.create(**question)
     assert whole.stop_reason == "tool_use"
@@ -156,13 +156,13 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_read(client, image):
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_a_tool_that_must_be_called_is_called_at_once(client, choice):
+def test_a_required_tool_is_called_at_once(client, choice):
     question = asked(text("How is the weather in Köln?")) | {"tools": TOOLS}
     (call,) = client.messages.create(**question, tool_choice=choice).content
     assert call.input == {"city": "Köln"}
 
 
-def test_the_clients_own_runner_of_tools_comes_to_an_answer(client):
+def test_the_tool_runner_of_the_client_gets_an_answer(client):
     asked_for = []
 
     @anthropic.beta_tool
@@ -180,7 +180,7 @@ def test_the_clients_own_runner_of_tools_comes_to_an_answer(client):
     assert (asked_for, final.content[0].text) == (["Köln"], "It is sunny.")
 
 
-def test_what_is_wrong_raises_the_error_of_its_status(client, image):
+def test_a_wrong_request_raises_the_error_of_its_status(client, image):
     with pytest.raises(anthropic.NotFoundError) as unknown:
         client.messages.create(**asked(text("x"), model="claude"))
     assert unknown.value.body["error"]["type"] == "not_found_error"
@@ -192,7 +192,7 @@ def test_what_is_wrong_raises_the_error_of_its_status(client, image):
         client.messages.create(**asked({"type": "image", "source": broken}))
 
 
-def test_an_answer_that_breaks_raises_in_the_middle_of_its_stream(client):
+def test_a_failing_answer_raises_during_its_stream(client):
     directive = json.dumps({"mock": {"text": "abcdef", "fail_at_token": 3}})
     pieces = []
     with (
@@ -203,7 +203,7 @@ def test_an_answer_that_breaks_raises_in_the_middle_of_its_stream(client):
     assert "".join(pieces) == "abc"
 
 
-def test_a_refused_request_is_tried_again_until_there_is_room(tmp_path):
+def test_a_refused_request_is_retried_until_there_is_capacity(tmp_path):
     refused = Event()
 
     def seen(response):
@@ -221,7 +221,7 @@ def test_a_refused_request_is_tried_again_until_there_is_room(tmp_path):
             assert later.result().content[0].text == "hello"
 
 
-def test_the_asynchronous_client_asks_many_at_once(server):
+def test_the_asynchronous_client_sends_concurrent_requests(server):
     async def answers():
         async with AsyncAnthropic(base_url=server.url, api_key="none") as client:
             questions = [client.messages.create(**asked(text(f"number {n}"))) for n in range(32)]

@@ -60,7 +60,7 @@ def items(events, kind):
     ]
 
 
-def test_a_command_is_run_and_its_output_read(codex):
+def test_a_command_runs_and_its_output_is_read(codex):
     (codex.work / "number.txt").write_text("4711\n")
     events = codex("Which number is in the file?")
     (command,) = items(events, "command_execution")
@@ -71,13 +71,13 @@ def test_a_command_is_run_and_its_output_read(codex):
     assert events[-1]["usage"]["cached_input_tokens"] > 0
 
 
-def test_a_picture_arrives_whole(codex, png, described):
+def test_an_image_arrives_unchanged(codex, png, described):
     (codex.work / "shapes.png").write_bytes(png)
     (answer,) = items(codex("Describe it.", "--image", "shapes.png"), "agent_message")
     assert described in answer["text"]
 
 
-def test_an_error_is_shown_with_the_servers_message(codex):
+def test_an_error_is_shown_with_the_message_of_the_server(codex):
     events = codex("Fail now.", code=1)
     assert events[-1]["type"] == "turn.failed"
     assert events[-1]["error"]["message"].endswith("fail at token 0")

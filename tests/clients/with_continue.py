@@ -51,7 +51,7 @@ def cn(server, tmp_path):
     return run
 
 
-def test_a_file_is_read_and_its_content_told(cn):
+def test_a_file_is_read_and_its_content_is_answered(cn):
     (cn.work / "number.txt").write_text("4711\n")
     assert cn("Which number is in the file?") == "The number is 4711."
 
@@ -61,6 +61,6 @@ def test_a_file_is_written(cn):
     assert (cn.work / "new.txt").read_text() == "hello"
 
 
-def test_a_conversation_goes_on(cn):
+def test_a_conversation_continues(cn):
     assert cn("One.") == "One."
     assert cn("--resume", "Two.") == "Two."

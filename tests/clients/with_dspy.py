@@ -31,7 +31,7 @@ def model(server):
     return named
 
 
-def test_a_model_is_asked_as_it_is(model):
+def test_a_model_is_called_directly(model):
     assert model("mock")("hello") == ["hello"]
     assert model("mock")("hello", n=2) == ["hello"] * 2
 
@@ -48,7 +48,7 @@ def test_a_type_is_filled(model):
     assert found.shapes == ["red", "blue"]
 
 
-def test_a_picture_is_a_field(model, data_url):
+def test_an_image_is_a_field_of_a_signature(model, data_url):
     with dspy.context(lm=model("mock")):
         asked = dspy.Predict("picture: dspy.Image, question -> answer")
         answer = asked(picture=dspy.Image(data_url), question="How many?")
@@ -70,11 +70,11 @@ def test_an_answer_is_streamed(model):
     assert "".join(piece.chunk for piece in streamed).startswith("two shapes")
 
 
-def test_what_is_wrong_raises_an_error(model):
+def test_a_wrong_request_raises_an_error(model):
     with pytest.raises(Exception, match="not served here"):
         model("other", num_retries=0)("x")
 
 
-def test_vectors_come(server):
+def test_embeddings_are_returned(server):
     embedder = dspy.Embedder("openai/mock", api_base=server.v1, api_key="none", caching=False)
     assert embedder(["one", "two"]).shape == (2, 8)

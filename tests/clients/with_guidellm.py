@@ -45,7 +45,7 @@ def joined(fields):
 
 @pytest.mark.parametrize("stream", ["true", "false"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-def test_answers_arrive_and_their_tokens_are_counted(measured, path, stream):
+def test_answers_arrive_with_their_token_counts(measured, path, stream):
     found = measured([{"prompt": text} for text in TEXTS], path, stream=stream)
     assert sorted(each["output"] for each in found) == sorted(TEXTS)
     for each in found:  # a token of the mock is a byte, and one ends the answer
@@ -53,12 +53,12 @@ def test_answers_arrive_and_their_tokens_are_counted(measured, path, stream):
         assert each["input_metrics"]["text_tokens"] >= len(each["output"])
 
 
-def test_vectors_are_measured(measured):
+def test_embedding_requests_are_measured(measured):
     found = measured([{"text": text} for text in TEXTS], "/v1/embeddings")
     assert len(found) == len(TEXTS)
 
 
-def test_pictures_are_measured(measured, data_url):
+def test_image_requests_are_measured(measured, data_url):
     data = [{"prompt": "What is in this picture?", "image": data_url}] * 2
     found = measured(data, "/v1/chat/completions", model="demo", max_tokens=60)
     assert len(found) == 2

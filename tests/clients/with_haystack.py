@@ -43,7 +43,7 @@ def generator(server):
     return named
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(generator, png, tmp_path):
+def test_an_image_is_answered_whole_and_streamed(generator, png, tmp_path):
     (tmp_path / "shapes.png").write_bytes(png)
     parts = [ImageContent.from_file_path(tmp_path / "shapes.png"), "What is in this picture?"]
     messages = [ChatMessage.from_user(content_parts=parts)]
@@ -66,13 +66,13 @@ def test_an_agent_calls_a_tool_and_reads_its_result(generator, is_streamed):
     assert bool(pieces) == is_streamed
 
 
-def test_a_type_is_kept_to(generator):
+def test_an_answer_has_the_requested_type(generator):
     asker = generator("mock", generation_kwargs={"response_format": Shapes})
     (reply,) = asker.run([ChatMessage.from_user("Tell it as JSON.")])["replies"]
     assert Shapes.model_validate_json(reply.text) == Shapes(colour="red", count=3)
 
 
-def test_vectors_come(server):
+def test_embeddings_are_returned(server):
     options = {"model": "mock", "api_base_url": server.v1, "api_key": KEY}
     assert len(OpenAITextEmbedder(**options).run("one")["embedding"]) == 8
     documents = [Document(content="one"), Document(content="two")]
@@ -80,7 +80,7 @@ def test_vectors_come(server):
     assert [len(document.embedding) for document in found] == [8, 8]
 
 
-def test_what_is_wrong_raises_the_error_of_its_status(generator):
+def test_a_wrong_request_raises_the_error_of_its_status(generator):
     with pytest.raises(openai.NotFoundError):
         generator("other").run([ChatMessage.from_user("x")])
     hot = generator("mock", generation_kwargs={"temperature": 3})
@@ -88,6 +88,6 @@ def test_what_is_wrong_raises_the_error_of_its_status(generator):
         hot.run([ChatMessage.from_user("x")])
 
 
-async def test_it_is_asked_asynchronously(generator):
+async def test_asynchronous_requests_are_answered(generator):
     answer = await generator("mock").run_async([ChatMessage.from_user("hello")])
     assert answer["replies"][0].text == "hello"

@@ -51,7 +51,7 @@ def asked(text):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_mode_gives_what_its_schema_describes_whole_and_in_parts(client, mode):
+def test_each_mode_returns_what_its_schema_describes_whole_and_in_parts(client, mode):
     asker = instructor.from_openai(client, mode=mode)
     whole = asker.create(response_model=Shapes, **asked("Which shapes?"))
     assert whole.model_dump() == SHAPES
@@ -61,18 +61,18 @@ def test_each_mode_gives_what_its_schema_describes_whole_and_in_parts(client, mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_does_not_validate_is_asked_for_again(client, mode):
+def test_an_invalid_answer_is_requested_again(client, mode):
     asker = instructor.from_openai(client, mode=mode)
     assert asker.create(response_model=Few, max_retries=2, **asked("How many?")).count == 3
 
 
-def test_several_come_one_by_one(client):
+def test_several_objects_are_streamed_one_by_one(client):
     asker = instructor.from_openai(client)
     found = asker.create_iterable(response_model=Few, **asked("Each shape?"))
     assert [each.count for each in found] == [1, 2]
 
 
-def test_a_picture_comes_with_the_question(client, png, tmp_path):
+def test_a_question_contains_an_image(client, png, tmp_path):
     (tmp_path / "shapes.png").write_bytes(png)
     asker = instructor.from_openai(client, mode=Mode.JSON_SCHEMA)
     content = ["Which shapes?", instructor.Image.from_path(tmp_path / "shapes.png")]
@@ -81,7 +81,7 @@ def test_a_picture_comes_with_the_question(client, png, tmp_path):
     assert raw.usage.prompt_tokens_details.image_tokens > 0
 
 
-def test_many_are_asked_at_once(server):
+def test_concurrent_requests_are_answered(server):
     async def answers():
         async with AsyncOpenAI(base_url=server.v1, api_key="none") as client:
             asker = instructor.from_openai(client)
@@ -93,7 +93,7 @@ def test_many_are_asked_at_once(server):
     assert asyncio.run(answers()) == [SHAPES] * 8
 
 
-def test_lists_are_given_as_well(client):
+def test_lists_are_returned_as_well(client):
     asker = instructor.from_openai(client)
     found = list(asker.create(response_model=Iterable[Few], **asked("Each shape?")))
     assert [each.count for each in found] == [1, 2]

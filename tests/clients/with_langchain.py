@@ -62,7 +62,7 @@ class TestEmbeddings(EmbeddingsIntegrationTests):
     }
 
 
-def test_a_picture_is_asked_about_and_the_answer_streamed(server, data_url):
+def test_an_image_is_answered_in_a_stream(server, data_url):
     model = ChatOpenAI(model="demo", temperature=0)
     parts = [
         {"type": "text", "text": "What is in this picture?"},

@@ -54,7 +54,7 @@ def picture_and(text, url):
     return asked(parts)
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(options, data_url):
+def test_an_image_is_answered_whole_and_streamed(options, data_url):
     options |= {"model": options["model"].replace("mock", "demo"), "temperature": 0}
     messages = picture_and("What is in this picture?", data_url)
     whole = litellm.completion(messages=messages, **options)
@@ -69,7 +69,7 @@ def test_a_picture_is_asked_about_whole_and_streamed(options, data_url):
     assert built.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_a_tool_is_called_whole_and_streamed_and_its_result_read(options):
+def test_a_tool_is_called_whole_and_streamed_and_its_result_is_read(options):
     messages = asked("How is the weather in Köln?")
     whole = litellm.completion(messages=messages, tools=[TOOL], **options).choices[0].message
     (call,) = whole.tool_calls
@@ -82,7 +82,7 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_read(options):
     assert answer.choices[0].message.content == "It is sunny."
 
 
-def test_a_schema_is_kept_to(options):
+def test_a_schema_is_enforced(options):
     answer = litellm.completion(
         messages=asked("Tell it as JSON."), response_format=Shapes, **options
     )
@@ -90,7 +90,7 @@ def test_a_schema_is_kept_to(options):
     assert shapes == Shapes(colour="red", count=3)
 
 
-def test_reasoning_stands_beside_the_answer_and_may_be_sent_back(options):
+def test_reasoning_is_separate_from_the_answer_and_may_be_sent_back(options):
     message = litellm.completion(messages=asked("think"), **options).choices[0].message
     assert (message.reasoning_content, message.content) == ("One, two.", "Two.")
     more = [*asked("think"), message, *asked("and then?")]
@@ -98,18 +98,18 @@ def test_reasoning_stands_beside_the_answer_and_may_be_sent_back(options):
     assert answer.choices[0].message.content == "and then?"
 
 
-def test_vectors_come(options):
+def test_embeddings_are_returned(options):
     vectors = litellm.embedding(input=["one", "two"], **options).data
     assert [len(vector["embedding"]) for vector in vectors] == [8, 8]
 
 
-def test_texts_go_on(options):
+def test_texts_are_completed(options):
     provider = options["model"].replace("openai", "text-completion-openai")
     answer = litellm.text_completion(prompt="abc", **options | {"model": provider})
     assert answer.choices[0].text == "abc"
 
 
-def test_what_is_wrong_raises_the_error_of_its_kind(options):
+def test_a_wrong_request_raises_the_error_of_its_type(options):
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(messages=asked("x"), **options | {"model": "openai/other"})
     with pytest.raises(litellm.BadRequestError):
@@ -118,7 +118,7 @@ def test_what_is_wrong_raises_the_error_of_its_kind(options):
         litellm.completion(messages=asked("x" * 40_000), **options)
 
 
-def test_many_are_asked_at_once(options):
+def test_concurrent_requests_are_answered(options):
     async def answers():
         questions = [
             litellm.acompletion(messages=asked(f"number {n}"), **options) for n in range(16)
@@ -128,7 +128,7 @@ def test_many_are_asked_at_once(options):
     assert asyncio.run(answers()) == [f"number {n}" for n in range(16)]
 
 
-def test_anthropics_api_is_spoken_too(server, data_url):
+def test_the_anthropic_api_is_answered(server, data_url):
     answer = litellm.completion(
         model="anthropic/demo",
         api_base=server.url,

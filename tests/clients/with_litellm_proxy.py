@@ -80,7 +80,7 @@ def test_the_models_of_the_proxy_are_listed(client):
     assert sorted(model.id for model in client.models.list()) == ["eyes", "locked", "mock"]
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(client, data_url):
+def test_an_image_is_answered_whole_and_streamed(client, data_url):
     question = {"model": "eyes", "temperature": 0}
     question["messages"] = asked("What is in this picture?", data_url)
     whole = client.chat.completions.create(**question)
@@ -92,7 +92,7 @@ def test_a_picture_is_asked_about_whole_and_streamed(client, data_url):
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_a_tool_is_called_and_its_result_read(client):
+def test_a_tool_is_called_and_its_result_is_read(client):
     question = {"model": "mock", "tools": [TOOL]}
     messages = asked("How is the weather in Köln?")
     called = client.chat.completions.create(messages=messages, **question).choices[0].message
@@ -104,7 +104,7 @@ def test_a_tool_is_called_and_its_result_read(client):
     assert answer.choices[0].message.content == "It is sunny."
 
 
-def test_a_schema_is_kept_to_and_reasoning_shown(client):
+def test_a_schema_is_enforced_and_reasoning_is_shown(client):
     properties = {"colour": {"type": "string"}, "count": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["colour", "count"]}
     form = {"type": "json_schema", "json_schema": {"name": "shapes", "schema": schema}}
@@ -117,7 +117,7 @@ def test_a_schema_is_kept_to_and_reasoning_shown(client):
     assert (said.reasoning_content, said.content) == ("One, two.", "Two.")
 
 
-def test_other_apis_of_the_proxy_are_chats_here(client, proxy, data_url):
+def test_other_apis_of_the_proxy_arrive_as_chats(client, proxy, data_url):
     parts = [
         {"type": "input_text", "text": "What is in this picture?"},
         {"type": "input_image", "image_url": data_url},
@@ -131,12 +131,12 @@ def test_other_apis_of_the_proxy_are_chats_here(client, proxy, data_url):
         assert json.load(answer)["content"] == [{"type": "text", "text": "hello"}]
 
 
-def test_vectors_come(client):
+def test_embeddings_are_returned(client):
     found = client.embeddings.create(model="mock", input=["one", "two"], encoding_format="float")
     assert [len(each.embedding) for each in found.data] == [8, 8]
 
 
-def test_keys_are_asked_for_on_both_sides(client, proxy):
+def test_proxy_and_server_require_keys(client, proxy):
     stranger = OpenAI(base_url=f"{proxy}/v1", api_key="sk-other", max_retries=0)
     with stranger, pytest.raises((AuthenticationError, BadRequestError)):  # it has no database
         stranger.chat.completions.create(model="mock", messages=asked("x"))
@@ -144,7 +144,7 @@ def test_keys_are_asked_for_on_both_sides(client, proxy):
         client.chat.completions.create(model="locked", messages=asked("x"))
 
 
-def test_what_is_wrong_raises_the_error_of_its_kind(client):
+def test_a_wrong_request_raises_the_error_of_its_type(client):
     with pytest.raises(BadRequestError, match="temperature"):
         client.chat.completions.create(model="mock", messages=asked("x"), temperature=3)
     with pytest.raises(BadRequestError):

@@ -46,7 +46,7 @@ def model(server):
     return named
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(model, png):
+def test_an_image_is_answered_whole_and_streamed(model, png):
     blocks = [ImageBlock(image=png), TextBlock(text="What is in this picture?")]
     messages = [ChatMessage(role="user", blocks=blocks)]
     demo = model("demo", temperature=0, max_tokens=100)
@@ -55,7 +55,7 @@ def test_a_picture_is_asked_about_whole_and_streamed(model, png):
     assert "".join(part.delta for part in demo.stream_chat(messages)) == whole
 
 
-def test_a_tool_is_called_whole_and_streamed_and_its_result_read(model):
+def test_a_tool_is_called_whole_and_streamed_and_its_result_is_read(model):
     tool, mock = FunctionTool.from_defaults(weather), model("mock")
     answer = mock.chat_with_tools([tool], user_msg="How is the weather in Köln?")
     (call,) = mock.get_tool_calls_from_response(answer)
@@ -68,7 +68,7 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_read(model):
 
 
 @pytest.mark.parametrize("has_calls", [True, False])
-def test_a_type_is_given_by_calls_and_by_a_schema(model, has_calls):
+def test_tool_calls_and_schemas_return_the_requested_type(model, has_calls):
     options = {
         "is_function_calling_model": has_calls,
         "should_use_structured_outputs": not has_calls,
@@ -78,27 +78,27 @@ def test_a_type_is_given_by_calls_and_by_a_schema(model, has_calls):
     assert answer.raw == Shapes(**SHAPES)
 
 
-def test_texts_go_on_whole_and_streamed(model):
+def test_texts_are_completed_whole_and_streamed(model):
     plain = model("mock", is_chat_model=False)
     assert plain.complete("abc").text == "abc"
     assert "".join(part.delta for part in plain.stream_complete("abc")) == "abc"
 
 
-def test_vectors_come(server):
+def test_embeddings_are_returned(server):
     embedder = OpenAILikeEmbedding(model_name="mock", api_base=server.v1, api_key="none")
     vectors = embedder.get_text_embedding_batch(["one", "two"])
     assert [len(vector) for vector in vectors] == [8, 8]
     assert vectors[0] != vectors[1]
 
 
-def test_what_is_wrong_raises_the_error_of_its_status(model):
+def test_a_wrong_request_raises_the_error_of_its_status(model):
     with pytest.raises(openai.NotFoundError):
         model("other").complete("x")
     with pytest.raises(openai.BadRequestError):
         model("mock").complete("x", top_p=3)
 
 
-def test_many_are_asked_at_once(model):
+def test_concurrent_requests_are_answered(model):
     async def answers():
         mock = model("mock")
         found = await asyncio.gather(*(mock.acomplete(f"number {n}") for n in range(16)))

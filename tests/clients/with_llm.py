@@ -45,24 +45,24 @@ def llm(server, tmp_path_factory):
 
 
 @pytest.mark.parametrize("options", [(), ("--no-stream",)])
-def test_it_asks_about_a_picture(llm, png, tmp_path, options):
+def test_an_image_is_answered(llm, png, tmp_path, options):
     (tmp_path / "shapes.png").write_bytes(png)
     words = ("What is in this picture?", "-m", "demo", "-a", str(tmp_path / "shapes.png"))
     assert "circle" in llm(*words, *options, "-o", "temperature", "0")
 
 
-def test_it_goes_on_with_a_conversation(llm):
+def test_a_conversation_continues(llm):
     assert llm("one", "-m", "mock", "-s", "Be brief.") == "one"
     assert llm("two", "-c") == "two"
 
 
 @pytest.mark.parametrize("options", [(), ("--no-stream",)])
-def test_it_keeps_to_a_schema(llm, options):
+def test_an_answer_matches_a_schema(llm, options):
     answer = llm("Tell it as JSON.", "-m", "mock", "--schema", "colour, count int", *options)
     assert answer == '{"colour": "red", "count": 3}'
 
 
 @pytest.mark.parametrize("options", [(), ("--no-stream",)])
-def test_it_runs_a_tool_and_reads_its_result(llm, options):
+def test_the_client_runs_a_tool_and_reads_its_result(llm, options):
     words = ("Say which version it is.", "-m", "mock", "-T", "llm_version")
     assert llm(*words, *options) == "That is the version."

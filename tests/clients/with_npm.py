@@ -25,7 +25,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_for_node_finds_all_that_it_expects(server, data_url, program):
+def test_a_node_program_passes_all_its_checks(server, data_url, program):
     folder = Path(os.environ["NODE_FOLDER"])
     here = Path(shutil.copy(program, folder))
     own = {"SERVER": server.url, "PICTURE": data_url}

@@ -82,7 +82,7 @@ def test_the_models_of_the_server_are_listed(webui):
     assert {"demo", "mock"} <= {model["id"] for model in models}
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(webui, data_url):
+def test_an_image_is_answered_whole_and_streamed(webui, data_url):
     question = asked("What is in this picture?", data_url, model="demo", temperature=0)
     whole = message_of(webui("/api/chat/completions", question | {"stream": False}))["content"]
     assert "circle" in whole
@@ -99,6 +99,6 @@ def test_a_tool_is_called(webui):
     assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
 
 
-def test_reasoning_stands_beside_the_answer(webui):
+def test_reasoning_is_separate_from_the_answer(webui):
     message = message_of(webui("/api/chat/completions", asked("think", stream=False)))
     assert (message["reasoning_content"], message["content"]) == ("One, two.", "Two.")

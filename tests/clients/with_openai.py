@@ -57,7 +57,7 @@ def test_models_are_listed_and_found(client):
         client.models.retrieve("none")
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(client, data_url):
+def test_an_image_is_answered_whole_and_streamed(client, data_url):
     question = asked("What is in this picture?", data_url) | {"model": "demo", "temperature": 0}
     whole = client.chat.completions.create(**question)
     assert "circle" in whole.choices[0].message.content
@@ -91,7 +91,7 @@ def test_a_schema_is_parsed_whole_and_streamed(client):
     assert final.choices[0].message.parsed == Shapes(colour="red", count=3)
 
 
-def test_a_tool_is_called_whole_and_streamed_and_its_result_read(client):
+def test_a_tool_is_called_whole_and_streamed_and_its_result_is_read(client):
     tools = [openai.pydantic_function_tool(Weather, name="weather")]
     question = asked("How is the weather in Köln?")
     message = client.chat.completions.parse(**question, tools=tools).choices[0].message
@@ -109,7 +109,7 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_read(client):
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_tool_that_must_be_called_is_called_at_once(client, choice):
+def test_a_required_tool_is_called_at_once(client, choice):
     tools = [openai.pydantic_function_tool(Weather, name="weather")]
     question = asked("How is the weather in Köln?")
     answer = client.chat.completions.parse(**question, tools=tools, tool_choice=choice)
@@ -120,7 +120,7 @@ def test_a_tool_that_must_be_called_is_called_at_once(client, choice):
     ]
 
 
-def test_reasoning_stands_beside_the_answer(client):
+def test_reasoning_is_separate_from_the_answer(client):
     message = client.chat.completions.create(**asked("think")).choices[0].message
     assert (message.reasoning_content, message.content) == ("One, two.", "Two.")
 
@@ -130,7 +130,7 @@ def shown(text, url):
     return [{"role": "user", "content": [part | {"detail": "auto"} for part in parts]}]
 
 
-def test_a_response_is_about_a_picture_whole_and_streamed(client, data_url):
+def test_a_response_about_an_image_comes_whole_and_streamed(client, data_url):
     question = {"model": "demo", "temperature": 0}
     question["input"] = shown("What is in this picture?", data_url)
     whole = client.responses.create(**question)
@@ -173,7 +173,7 @@ def test_a_response_calls_a_tool_and_the_next_one_reads_its_result(client, data_
     ]
 
 
-def test_a_response_is_answered_in_the_background_and_looked_for(client):
+def test_a_background_response_is_answered_and_retrieved(client):
     told = client.responses.create(model="mock", input="think", background=True)
     while told.status == "in_progress":
         told = client.responses.retrieve(told.id)
@@ -186,7 +186,7 @@ def test_a_response_is_answered_in_the_background_and_looked_for(client):
     assert client.responses.cancel(busy.id).status == "cancelled"
 
 
-def test_a_response_in_the_background_is_streamed_and_gone_on_with(client):
+def test_the_stream_of_a_background_response_is_resumed(client):
     stream = client.responses.create(model="mock", input="think", background=True, stream=True)
     events = list(stream)
     assert events[-1].response.output_text == "Two."
@@ -197,7 +197,7 @@ def test_a_response_in_the_background_is_streamed_and_gone_on_with(client):
         assert again.get_final_response().output_text == "Two."
 
 
-def test_what_is_wrong_with_a_response_is_told_before_and_in_its_stream(client):
+def test_errors_of_a_response_are_raised_before_and_during_its_stream(client):
     with pytest.raises(openai.BadRequestError) as hot:
         client.responses.create(model="mock", input="x", temperature=3)
     assert hot.value.param == "temperature"
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_a_response_is_told_before_and_in_its_stream(client):
     assert ("".join(deltas), events[-1].type) == ("abc", "response.failed")
 
 
-def test_a_response_is_counted(client):
+def test_tokens_of_a_response_are_counted(client):
     counted = client.responses.input_tokens.count(model="mock", input="hello")
     assert (
         counted.input_tokens
@@ -216,7 +216,7 @@ def test_a_response_is_counted(client):
     )
 
 
-def test_a_file_is_sent_once_named_in_both_apis_and_deleted(client, png):
+def test_a_file_is_uploaded_once_used_in_both_apis_and_deleted(client, png):
     sent = client.files.create(file=("shapes.png", png), purpose="vision")
     assert client.files.wait_for_processing(sent.id).status == "processed"
     assert client.files.content(sent.id).read() == png
@@ -236,7 +236,7 @@ def test_a_file_is_sent_once_named_in_both_apis_and_deleted(client, png):
         client.responses.create(model="mock", input=[{"role": "user", "content": items}])
 
 
-def test_texts_go_on(client):
+def test_texts_are_completed(client):
     answer = client.completions.create(
         model="mock", prompt=["one", "two"], max_tokens=3, echo=True, logprobs=1
     )
@@ -246,7 +246,7 @@ def test_texts_go_on(client):
     assert "".join(chunk.choices[0].text for chunk in stream) == "abc"
 
 
-def test_vectors_are_of_length_one_however_they_are_sent(client):
+def test_embeddings_have_unit_length_in_every_encoding(client):
     for form in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
         one, two = client.embeddings.create(model="mock", input=["one", "two"], **form).data
         assert one.embedding != two.embedding
@@ -254,7 +254,7 @@ def test_vectors_are_of_length_one_however_they_are_sent(client):
             assert math.hypot(*two.embedding) == pytest.approx(1)
 
 
-def test_what_is_wrong_raises_the_error_of_its_status(client):
+def test_a_wrong_request_raises_the_error_of_its_status(client):
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(**asked("x") | {"model": "gpt-5"})
     assert unknown.value.code == "model_not_found"
@@ -269,7 +269,7 @@ def test_what_is_wrong_raises_the_error_of_its_status(client):
     assert far.value.code == "image_url_not_allowed"
 
 
-def test_an_answer_that_breaks_raises_in_the_middle_of_its_stream(client):
+def test_a_failing_answer_raises_during_its_stream(client):
     directive = json.dumps({"mock": {"text": "abcdef", "fail_at_token": 3}})
     pieces = []
     with (
@@ -280,7 +280,7 @@ def test_an_answer_that_breaks_raises_in_the_middle_of_its_stream(client):
     assert "".join(pieces) == "abc"
 
 
-def test_a_refused_request_is_tried_again_until_there_is_room(tmp_path):
+def test_a_refused_request_is_retried_until_there_is_capacity(tmp_path):
     refused = Event()
 
     def seen(response):
@@ -298,7 +298,7 @@ def test_a_refused_request_is_tried_again_until_there_is_room(tmp_path):
             assert later.result().choices[0].message.content == "hello"
 
 
-def test_the_asynchronous_client_asks_many_at_once(server):
+def test_the_asynchronous_client_sends_concurrent_requests(server):
     async def answers():
         async with AsyncOpenAI(base_url=server.v1, api_key="none") as client:
             questions = [client.chat.completions.create(**asked(f"number {n}")) for n in range(32)]
@@ -307,7 +307,7 @@ def test_the_asynchronous_client_asks_many_at_once(server):
     assert asyncio.run(answers()) == [f"number {n}" for n in range(32)]
 
 
-def test_nothing_that_the_client_sends_is_ignored(client, data_url):
+def test_no_field_of_the_client_is_ignored(client, data_url):
     raw = client.chat.completions.with_raw_response.create(**asked("hello", data_url))
     assert "x-vlmkit-ignored" not in raw.headers
     assert raw.headers["x-request-id"] == raw.request_id

@@ -56,7 +56,7 @@ def asked(text, url):
     return [{"role": "user", "content": content}]
 
 
-async def test_a_picture_is_asked_about_whole_and_streamed(model, data_url):
+async def test_an_image_is_answered_whole_and_streamed(model, data_url):
     settings = ModelSettings(temperature=0, max_tokens=100)
     agent = Agent("seer", model=model("demo"), model_settings=settings)
     question = asked("What is in this picture?", data_url)
@@ -72,7 +72,7 @@ async def test_a_picture_is_asked_about_whole_and_streamed(model, data_url):
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_an_agent_calls_its_tool_and_reads_the_result(model, is_streamed):
+async def test_an_agent_calls_its_tool_and_reads_its_result(model, is_streamed):
     agent = Agent("forecaster", model=model("mock"), tools=[weather])
     if is_streamed:
         result = Runner.run_streamed(agent, "How is the weather in Köln?")
@@ -88,13 +88,13 @@ async def test_an_agent_calls_its_tool_and_reads_the_result(model, is_streamed):
     assert result.final_output == "It is sunny."
 
 
-async def test_an_answer_is_of_a_type(model):
+async def test_an_answer_has_the_requested_type(model):
     agent = Agent("counter", model=model("mock"), output_type=Shapes)
     result = await Runner.run(agent, "Tell it as JSON.")
     assert result.final_output == Shapes(colour="red", count=3)
 
 
-async def test_what_was_thought_is_sent_back(model):
+async def test_reasoning_is_sent_back(model):
     agent = Agent("thinker", model=model("mock"))
     first = await Runner.run(agent, "think")
     assert first.final_output == "Two."
@@ -104,7 +104,7 @@ async def test_what_was_thought_is_sent_back(model):
     assert (await Runner.run(agent, following)).final_output == "You are you."
 
 
-async def test_a_conversation_goes_on_from_what_is_stored(model):
+async def test_a_conversation_continues_from_stored_responses(model):
     agent = Agent("forecaster", model=model("mock"), tools=[weather])
     first = await Runner.run(agent, "How is the weather in Köln?", auto_previous_response_id=True)
     assert first.final_output == "It is sunny."

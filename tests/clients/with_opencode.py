@@ -64,7 +64,7 @@ def texts(events):
     return [event["part"]["text"] for event in events if event["type"] == "text"]
 
 
-def test_a_file_is_read_and_its_content_told(opencode):
+def test_a_file_is_read_and_its_content_is_answered(opencode):
     (opencode.work / "number.txt").write_text("4711\n")
     events = opencode("Which number is in the file?")
     (used,) = [event["part"] for event in events if event["type"] == "tool_use"]
@@ -81,7 +81,7 @@ def test_a_file_is_written(opencode):
     assert texts(events) == ["It is written."]
 
 
-def test_a_picture_arrives_whole(opencode, png, described):
+def test_an_image_arrives_unchanged(opencode, png, described):
     (opencode.work / "shapes.png").write_bytes(png)
     (answer,) = texts(opencode("Describe it.", "--file", "shapes.png"))
     assert described in answer

@@ -59,7 +59,7 @@ def evaluate(server, tmp_path):
     return run
 
 
-def test_a_picture_is_asked_about(evaluate, data_url):
+def test_an_image_is_answered(evaluate, data_url):
     parts = [
         {"type": "text", "text": "What is in this picture?"},
         {"type": "image_url", "image_url": {"url": data_url}},
@@ -80,7 +80,7 @@ def test_a_tool_is_called(evaluate):
     assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
 
 
-def test_a_schema_is_kept_to(evaluate):
+def test_a_schema_is_enforced(evaluate):
     check = {"type": "is-json", "value": SCHEMA}
     form = {
         "type": "json_schema",
@@ -96,7 +96,7 @@ def test_responses_are_evaluated(evaluate):
     assert evaluate("hello", check, provider="openai:responses:mock")["success"]
 
 
-def test_vectors_are_compared(evaluate, server):
+def test_embeddings_are_compared(evaluate, server):
     model = {
         "id": "openai:embedding:mock",
         "config": {"apiBaseUrl": server.v1, "apiKey": "none"},
@@ -105,12 +105,12 @@ def test_vectors_are_compared(evaluate, server):
     assert evaluate("hello", check)["success"]
 
 
-def test_an_answer_that_fails_its_assertion_is_no_error_of_the_server(evaluate):
+def test_a_failed_assertion_is_not_reported_as_a_server_error(evaluate):
     result = evaluate("Grade it.", {"type": "equals", "value": "yes"}, code=100)
     assert (result["success"], result["response"]["output"]) == (False, "no")
 
 
-def test_what_is_wrong_is_shown_with_the_servers_message(evaluate):
+def test_an_error_of_a_wrong_request_is_shown_with_the_message_of_the_server(evaluate):
     result = evaluate("x", code=100, temperature=3)
     assert not result["success"]
     assert "temperature" in result["error"]

@@ -57,7 +57,7 @@ def model(request, server):
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_picture_is_asked_about(model, png, is_streamed):
+async def test_an_image_is_answered(model, png, is_streamed):
     agent = Agent(model("demo"), model_settings={"max_tokens": 100})
     asked = ["What is in this picture?", BinaryContent(png, media_type="image/png")]
     if not is_streamed:
@@ -69,7 +69,7 @@ async def test_a_picture_is_asked_about(model, png, is_streamed):
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_tool_is_called_and_its_result_read(model, is_streamed):
+async def test_a_tool_is_called_and_its_result_is_read(model, is_streamed):
     agent = Agent(model("mock"))
     asked = []
 
@@ -88,13 +88,13 @@ async def test_a_tool_is_called_and_its_result_read(model, is_streamed):
 
 
 @pytest.mark.parametrize("way", [ToolOutput, NativeOutput, PromptedOutput])
-async def test_each_way_gives_what_a_type_describes(model, way):
+async def test_each_output_mode_returns_the_type(model, way):
     agent = Agent(model("mock"), output_type=way(Shapes))
     question = "Which shapes?" if way is ToolOutput else "Tell the shapes as JSON."
     assert (await agent.run(question)).output == Shapes(**SHAPES)
 
 
-async def test_thinking_stands_beside_the_answer_and_may_be_sent_back(model):
+async def test_thinking_is_separate_from_the_answer_and_may_be_sent_back(model):
     agent = Agent(model("mock"))
     first = await agent.run("think")
     assert first.output == "Two."
@@ -106,7 +106,7 @@ async def test_thinking_stands_beside_the_answer_and_may_be_sent_back(model):
     assert more.output == "and then?"
 
 
-async def test_what_is_wrong_raises_an_error_with_its_status(model):
+async def test_a_wrong_request_raises_an_error_with_its_status(model):
     with pytest.raises(ModelHTTPError) as unknown:
         await Agent(model("other")).run("x")
     assert unknown.value.status_code == 404
@@ -115,13 +115,13 @@ async def test_what_is_wrong_raises_an_error_with_its_status(model):
     assert broken.value.status_code == 400
 
 
-async def test_many_are_asked_at_once(model):
+async def test_concurrent_requests_are_answered(model):
     agent = Agent(model("mock"))
     results = await asyncio.gather(*(agent.run(f"number {n}") for n in range(16)))
     assert [result.output for result in results] == [f"number {n}" for n in range(16)]
 
 
-async def test_vectors_come(server):
+async def test_embeddings_are_returned(server):
     provider = OpenAIProvider(base_url=server.v1, api_key="none")
     embedder = Embedder(OpenAIEmbeddingModel("mock", provider=provider))
     found = await embedder.embed_documents(["one", "two"])

@@ -53,7 +53,7 @@ def test_the_document_is_an_openapi_document(server):
         validate(json.load(answer))
 
 
-def test_schemathesis_finds_nothing(server, tmp_path):
+def test_schemathesis_finds_no_failure(server, tmp_path):
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
     (tmp_path / "only_what_is_there.py").write_text(HOOKS)

@@ -41,7 +41,7 @@ def said(*content):
     return [{"role": "user", "content": list(content)}]
 
 
-def test_a_picture_is_asked_about_whole_and_streamed(model, png):
+def test_an_image_is_answered_whole_and_streamed(model, png):
     picture = {"type": "image", "image": Image.open(io.BytesIO(png))}
     messages = said(picture, {"type": "text", "text": "What is in this picture?"})
     demo = model("demo", temperature=0, max_tokens=100)
@@ -64,13 +64,13 @@ def test_an_agent_writes_a_program(model, is_streamed):
     assert agent.run("What is 3 + 4?") == 7
 
 
-def test_an_agent_sees_a_picture(model, png):
+def test_an_agent_sees_an_image(model, png):
     agent = CodeAgent(tools=[], model=model("mock"), max_steps=2)
     answer = agent.run("What is 3 + 4?", images=[Image.open(io.BytesIO(png))])
     assert answer == 7
 
 
-def test_an_agent_writes_a_program_that_keeps_to_a_schema(model):
+def test_an_agent_writes_a_program_that_matches_a_schema(model):
     agent = CodeAgent(
         tools=[], model=model("mock"), max_steps=2, use_structured_outputs_internally=True
     )

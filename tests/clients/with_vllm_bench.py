@@ -46,19 +46,19 @@ def ask(server):
 
 
 @pytest.mark.parametrize(("name", "path"), TEXTS.items())
-def test_a_text_is_answered_and_its_tokens_counted(ask, name, path):
+def test_a_text_is_answered_and_its_tokens_are_counted(ask, name, path):
     told = ask(name, path, "hello")
     assert (told.success, told.error, told.generated_text) == (True, "", "hello")
     assert told.output_tokens == 6  # a token of the mock is a byte, and one ends the answer
 
 
 @pytest.mark.parametrize(("name", "path"), TEXTS.items())
-def test_an_answer_has_the_length_that_is_asked_for(ask, name, path):
+def test_an_answer_has_the_requested_length(ask, name, path):
     told = ask(name, path, "hello", most=3)
     assert (told.success, told.generated_text, told.output_tokens) == (True, "hel", 3)
 
 
-def test_a_picture_is_asked_about(ask, data_url):
+def test_an_image_is_answered(ask, data_url):
     picture = {"type": "image_url", "image_url": {"url": data_url}}
     question = ("openai-chat", "chat/completions", "What is in this picture?")
     told = ask(*question, model="demo", picture=picture)
@@ -66,21 +66,21 @@ def test_a_picture_is_asked_about(ask, data_url):
 
 
 @pytest.mark.parametrize(("name", "path"), VECTORS.items())
-def test_texts_become_vectors(ask, name, path):
+def test_embeddings_of_texts_are_returned(ask, name, path):
     told = ask(name, path, "hello")
     assert (told.success, told.error) == (True, "")
     assert told.prompt_len >= len("hello")
 
 
 @pytest.mark.parametrize("name", ["openai-embeddings-chat", "openai-embeddings-clip"])
-def test_pictures_become_vectors(ask, name, data_url):
+def test_embeddings_of_images_are_returned(ask, name, data_url):
     picture = {"type": "image_url", "image_url": {"url": data_url}}
     told = ask(name, "embeddings", "hello", model="mock", picture=picture)
     assert (told.success, told.error) == (True, "")
 
 
 @pytest.mark.parametrize(("name", "path"), TEXTS.items())
-def test_an_answer_that_fails_is_reported(ask, name, path):
+def test_a_failed_answer_is_reported(ask, name, path):
     told = ask(name, path, "Fail")
     assert not told.success
     assert told.error

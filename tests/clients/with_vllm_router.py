@@ -79,7 +79,7 @@ def streamed(client, content):
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
 
-def test_texts_and_pictures_are_answered_whole_and_streamed(client, data_url):
+def test_texts_and_images_are_answered_whole_and_streamed(client, data_url):
     parts = [
         {"type": "image_url", "image_url": {"url": data_url}},
         {"type": "text", "text": "What?"},
@@ -90,7 +90,7 @@ def test_texts_and_pictures_are_answered_whole_and_streamed(client, data_url):
             assert ask(client, parts).startswith("image 1: ")
 
 
-def test_both_servers_answer_and_who_stays_with_one_gets_it(client):
+def test_both_servers_answer_and_a_session_stays_with_its_server(client):
     def answered_by(user):
         headers = {"x-session-id": user, "x-user-id": user}
         return said(client, "Who are you?", user=user, extra_headers=headers)
@@ -121,7 +121,7 @@ def test_models_are_listed(client):
     assert Counter(model.id for model in client.models.list()) == {"mock": 1}
 
 
-def test_what_is_wrong_keeps_its_status(client):
+def test_a_wrong_request_keeps_its_status(client):
     with pytest.raises(APIStatusError) as hot:
         said(client, "x", temperature=3)
     assert hot.value.status_code == 400

@@ -1,6 +1,6 @@
-"""Tiny random vision models whose images are drawn as arrays, for mechanisms the zoo has not.
+"""Tiny random vision models with random arrays as images, for mechanisms that the zoo lacks.
 
-No tokenizer and no image processor: a prompt is token ids with runs of the image token, and an
+There is no tokenizer and no image processor. A prompt is token ids with runs of the image token. An
 image is the arrays that the family's processor would make.
 """
 

@@ -1,9 +1,9 @@
-"""Where transformers computes otherwise than a model's authors do, and their way is held to.
+"""The authors' reference for Llama 3.2 Vision, where transformers computes something else.
 
-In Llama 3.2 Vision, a token that stands before all pictures sees none. Its authors' code therefore
-clears what such a token gets of attention and MLP; transformers 5.23 clears the MLP alone (issue
-39379 of its repository, found in July 2025), so that the token attends to all pictures, those after
-it and the tiles that fill them up included. It shows wherever text stands before a picture.
+A token before all images must attend to none. The authors' code therefore clears the attention and
+MLP output of such a token. transformers 5.23 clears the MLP output only (issue 39379 of its
+repository, found in July 2025). Its token then attends to all images, even to later ones and to
+padding tiles. The difference shows wherever text precedes an image.
 """
 
 from typing import Any

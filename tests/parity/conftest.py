@@ -1,4 +1,4 @@
-"""One thread and quiet libraries for all of it."""
+"""Runs all parity tests with one thread and quiet libraries."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The contracts on a family of the zoo; a library's tests say how its parts are made."""
+"""The contracts for a family of the zoo; tests of each library supply its components."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""Which families are exported: in every run of the tests, or in slow ones only.
+"""The families that are exported in every test run, and those in slow runs only.
 
-An export takes ten to forty seconds of a processor, a half of it for the vision tower. Each
-mechanism is tried always, by one family that has it: those of towers and those of decoders apart.
+An export takes ten to forty seconds of CPU time, half of it for the vision tower. One family tests
+each mechanism in every run. Mechanisms of towers and of decoders are sampled separately.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ import pytest
 import zoo
 
 EXPORTED_MORE = ("cohere2_vision", "gemma4_unified")
-EXPORTED = (*zoo.NAMES_VISION, *zoo.NAMES_KIN, *EXPORTED_MORE, *zoo.NAMES_TEXT)
+EXPORTED = (*zoo.NAMES_VISION, *zoo.NAMES_VARIANTS, *EXPORTED_MORE, *zoo.NAMES_TEXT)
 """All that can be exported."""
 
 LIKE = {

@@ -1,4 +1,4 @@
-"""Tiny random text models with recurrent layers; prompts are token ids, for they need no text."""
+"""Tiny random text models with recurrent layers; their prompts are token ids."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The whole pipeline's side of a parity comparison: messages in, streamed text and tokens out."""
+"""The pipeline side of a parity comparison: messages in, streamed text and tokens out."""
 
 from collections.abc import Mapping
 from pathlib import Path

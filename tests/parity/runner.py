@@ -1,7 +1,7 @@
-"""Both sides of a parity comparison: transformers' ``generate``, and one of our engines by hand.
+"""Both sides of a parity comparison: transformers' ``generate``, and an engine driven directly.
 
-The engine side has no tokenizer and no pipeline, so that a difference is the engine's own; the
-whole pipeline is compared in ``test_pipeline_parity``.
+The engine side has no tokenizer and no pipeline, so a difference comes from the engine.
+``test_pipeline_parity`` compares the whole pipeline.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """Prints the parity table: ``cd tests && python -m parity.table [NAME ...]``.
 
-For each family: how many of four requests, read in chunks and decoded together, got exactly the
-tokens of ``generate``, and the largest difference of logits in float32.
+For each family, it counts how many of four requests get exactly the tokens of ``generate``. It also
+shows the largest difference of logits in float32. Prompts are computed in chunks and decoded in a
+batch.
 """
 
 import sys
@@ -38,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    vision = (*zoo.NAMES_VISION, *zoo.NAMES_KIN, *zoo.NAMES_MORE)
+    vision = (*zoo.NAMES_VISION, *zoo.NAMES_VARIANTS, *zoo.NAMES_MORE)
     vision += (*zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS)
     for row in rows(sys.argv[1:] or (*vision, *zoo.NAMES_TEXT)):
         print(row, flush=True)

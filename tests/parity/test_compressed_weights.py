@@ -1,4 +1,4 @@
-"""Checkpoints that compressed-tensors made answer as transformers does with that package."""
+"""Checkpoints of compressed-tensors are answered as by transformers with that package."""
 
 import importlib.util
 import logging
@@ -15,14 +15,14 @@ import transformers
 
 import vlmkit
 import zoo
+from checkpoint_layouts import compressed as made
+from checkpoint_layouts.weights import sharded
 from parity import pipeline, runner
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit_torch.engine import packing
 from vlmkit_torch.loading.reading import read_config, read_model
-from wild import compressed as made
-from wild.weights import sharded
 
 Saved = Callable[[str], Path]
 PYPROJECT = Path(__file__).parents[2] / "plugins/vlmkit-torch/pyproject.toml"

@@ -1,4 +1,4 @@
-"""Random models whose every token is drawn by chance keep to a schema, also with pictures."""
+"""Random models keep to a JSON schema, with and without images, when tokens are sampled."""
 
 import json
 from collections.abc import Callable

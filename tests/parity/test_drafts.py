@@ -1,4 +1,4 @@
-"""Engines that verify drafts give the answers that they give without any, whatever is guessed."""
+"""Engines that verify drafts give the answers that they give without, whatever the drafts are."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq

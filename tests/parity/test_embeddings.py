@@ -1,4 +1,4 @@
-"""Vectors and scores are what transformers' own hidden states and logits make them."""
+"""Embeddings and scores equal those computed from transformers' hidden states and logits."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What ``generation_config.json`` says is followed as ``generate`` follows it, token for token."""
+"""The engine follows ``generation_config.json`` as ``generate`` does, token for token."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What else runs, is cached or is cancelled never changes an answer or leaves a trace."""
+"""Concurrent, cached and cancelled requests never change an answer or leave state behind."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Further vision families, for mechanisms that the zoo's have not, answer as ``generate`` does."""
+"""Further vision families, with mechanisms that the zoo lacks, answer as ``generate`` does."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace

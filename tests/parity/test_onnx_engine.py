@@ -1,4 +1,4 @@
-"""What the ONNX engine promises of its own, and stages of two libraries that mix."""
+"""Promises of the ONNX engine alone, and pipelines that mix stages of both libraries."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""``engine.precision = "fp32"`` is for all parts: answers to pictures are those of transformers."""
+"""``engine.precision = "fp32"`` applies to all parts: answers about images equal transformers'."""
 
 import json
 from collections.abc import Callable

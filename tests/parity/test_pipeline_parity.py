@@ -26,7 +26,13 @@ Saved = Callable[[str], Path]
 PAIRS = [
     *(
         ("torch", name)
-        for names in (NAMES, zoo.NAMES_KIN, zoo.NAMES_MORE, zoo.NAMES_OTHERS, zoo.NAMES_THINKERS)
+        for names in (
+            NAMES,
+            zoo.NAMES_VARIANTS,
+            zoo.NAMES_MORE,
+            zoo.NAMES_OTHERS,
+            zoo.NAMES_THINKERS,
+        )
         for name in names
     ),
     *families.exported(families.EXPORTED, "onnx"),

@@ -1,8 +1,8 @@
-"""Whatever happens between steps, an answer is the one that its request gives alone.
+"""Answers in random batches equal the answers of the same requests alone.
 
-Requests of all kinds come, go and lag by chance, in a cache that holds two or three of them, with
-guesses that are right, wrong and too long; some keep to a form. What each answers was seen before:
-one at a time, with room and without any guess. In the end the engine holds nothing.
+Requests of all kinds start, stop and pause at random, in a cache with room for two or three. Drafts
+are right, wrong or too long, and some answers are constrained. The expected answers come from runs
+of one request at a time, with enough room and no drafts. In the end the engine holds nothing.
 """
 
 import gc

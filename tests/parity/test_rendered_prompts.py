@@ -1,7 +1,7 @@
-"""A rendered prompt, given back as tokens with its pictures in place, has the answer of its chat.
+"""A rendered prompt, sent back as tokens and images, gets the answer of its chat.
 
-On real families, whose engines look for placeholders among the tokens: what looks like a picture
-and is none costs nobody else anything.
+The families are real, and their engines search the tokens for placeholders. A placeholder without
+an image affects no other request.
 """
 
 import asyncio

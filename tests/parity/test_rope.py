@@ -1,4 +1,4 @@
-"""Families that rotate long sequences otherwise than short ones: no sequence changes another."""
+"""Families whose RoPE changes with the length of a prompt: no sequence changes another."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights that are read as stored and then converted are those that transformers converts."""
+"""Weights that are read as stored and then converted equal those that transformers converts."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Families whose tower is one of timm's answer as ``generate`` does, where timm is installed."""
+"""Families with a timm tower answer as ``generate`` does, where timm is installed."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Devices that are not there, for tests: data of the host that keeps a device's rules.
+"""Simulated devices for tests: data of the host that obeys the rules of a device.
 
-What would be a mistake on a device (memory of two places in one call, an input that was written
-after it was bound) is one here, though everything is computed on the CPU. Says nothing about the
-kernels of a device, its speed or its rounding.
+A mistake on a device is an error here, too, although the CPU computes everything. Examples are
+tensors of two devices in one call, and an input that is written after it was bound. Kernels, speed
+and rounding of a device are not simulated.
 """

@@ -1,7 +1,8 @@
-"""Torch's own fake tensors on a CUDA device: they know shapes and places and hold no values.
+"""Torch's fake tensors on a CUDA device: they have shapes and devices but no values.
 
-Whoever reads one gets an error, so what runs on them waits for nothing. A torch without CUDA has
-them too, but for indexing by brackets, which looks for the device: here it takes another way.
+Reading a value raises an error, so code that runs on them never waits for the device. A torch
+without CUDA has fake tensors, but its indexing by brackets requires the device. This module
+replaces that indexing.
 """
 
 from collections.abc import Iterator

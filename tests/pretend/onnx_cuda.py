@@ -1,7 +1,6 @@
 """ONNX Runtime with a CUDA provider that computes on the CPU.
 
-A session's bindings copy what lies on the host when it is bound, as on a device: what is written
-there afterwards is never seen.
+Binding an input copies the data of the host, as on a device. Later writes to it have no effect.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Some steps of an engine, to compare one that runs on a device with one that runs on the CPU."""
+"""Engine steps for comparing an engine on a device with one on the CPU."""
 
 from collections.abc import Sequence as Seq
 from typing import Any

@@ -1,9 +1,8 @@
-"""A CUDA device for torch that computes on the CPU.
+"""A simulated CUDA device for torch that computes on the CPU.
 
-Tensors say that they lie on ``cuda:0`` and hold data of the host. A function that is given tensors
-of both places fails as it does on a device, and what a device does is counted: kernels, copies from
-the host, and reads by the host, each of which waits until all kernels are done. Only calls of torch
-are looked at; vlmkit and transformers run as they are.
+Tensors report the device ``cuda:0`` and hold data of the host. A function with tensors of both
+devices fails, as on a real device. The device counts kernels, copies from the host, and reads by
+the host, which wait for all kernels. Only calls of torch are intercepted.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Protocol cases: what tests of other servers hold of answers, and what this server answers.
+"""Protocol cases: requirements of other servers' tests, and the answers of this server.
 
-Each case was read in a public test of llama.cpp's or vLLM's server and written anew: the request,
-what must hold of the answer, and a verdict. ``test_protocol_cases.py`` sends them to server
-processes, and ``protocol_page.py`` writes ``docs/reference/protocol-cases.md`` of them.
+Each case comes from a public test of llama.cpp's or vLLM's server and is rewritten here. It has a
+request, requirements for the answer, and a verdict. ``test_protocol_cases.py`` sends the cases to
+server processes. ``protocol_page.py`` writes ``docs/reference/protocol-cases.md`` from them.
 """

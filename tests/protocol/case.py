@@ -1,4 +1,4 @@
-"""What a protocol case is: requests, what must hold of the answers, and a verdict."""
+"""A protocol case: requests, requirements for their answers, and a verdict."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Pictures of the cases, in the forms that clients send."""
+"""Images of the protocol cases, in the forms that clients send."""
 
 import base64
 import io

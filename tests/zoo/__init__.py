@@ -18,12 +18,12 @@ from zoo.picture import picture
 from zoo.reference import family, model_type, placeholder, processor, reference
 from zoo.save import (
     NAMES,
-    NAMES_KIN,
     NAMES_MORE,
     NAMES_OTHERS,
     NAMES_TEXT,
     NAMES_THINKERS,
     NAMES_TIMM,
+    NAMES_VARIANTS,
     NAMES_VISION,
     save,
     save_processor,
@@ -31,12 +31,12 @@ from zoo.save import (
 
 __all__ = [
     "NAMES",
-    "NAMES_KIN",
     "NAMES_MORE",
     "NAMES_OTHERS",
     "NAMES_TEXT",
     "NAMES_THINKERS",
     "NAMES_TIMM",
+    "NAMES_VARIANTS",
     "NAMES_VISION",
     "family",
     "model_type",

@@ -1,4 +1,4 @@
-"""Chat templates that differ in how they write calls of tools, in our own words; their tokens."""
+"""Chat templates with different formats of tool calls, in our own words, and their tokens."""
 
 from transformers import PreTrainedTokenizerFast
 

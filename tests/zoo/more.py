@@ -1,7 +1,7 @@
-"""Vision families whose image processor transformers has for torchvision alone.
+"""Vision families whose image processor in transformers requires torchvision.
 
-The same as those of :mod:`.vision`, but for their image processor: that is vlmkit-hf's, which is
-held to transformers' own where torchvision is installed.
+They equal those of :mod:`.vision` except for the image processor, which is vlmkit-hf's. A test with
+torchvision compares it with that of transformers.
 """
 
 import transformers

@@ -1,6 +1,6 @@
-"""Vision families that place pictures in a way of their own.
+"""Vision families that place images in a way of their own.
 
-Numbers before pictures, rows that stand for marks around them, codes of a codebook.
+Examples are numbers before images, rows for the marks around them, and codes of a codebook.
 """
 
 from collections.abc import Callable, Mapping

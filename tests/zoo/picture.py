@@ -1,4 +1,4 @@
-"""Pictures whose every pixel matters, so that a wrong crop or order cannot pass a comparison."""
+"""Images in which every pixel matters, so a wrong crop or order fails a comparison."""
 
 import numpy as np
 from PIL import Image

@@ -23,23 +23,23 @@ from PIL import Image
 from transformers import BatchFeature, ProcessorMixin
 from transformers.models.smolvlm import processing_smolvlm
 
-from zoo.apart import TIMM, UNKNOWN
-from zoo.crossing import CROSSING
+from zoo.composite import LISTENERS, THINKERS
+from zoo.cross_attention import CROSS_ATTENTION
 from zoo.family import Family, VisionSide
-from zoo.kin import KIN
 from zoo.more import MORE
 from zoo.others import OTHERS
+from zoo.partly_supported import TIMM, UNKNOWN
 from zoo.text import TEXT
-from zoo.thinkers import LISTENERS, THINKERS
+from zoo.variants import VARIANTS
 from zoo.vision import VISION
 
 FAMILIES: Mapping[str, Family] = {
     **VISION,
-    **KIN,
+    **VARIANTS,
     **MORE,
     **OTHERS,
     **THINKERS,
-    **CROSSING,
+    **CROSS_ATTENTION,
     **TEXT,
 }
 WITH_TIMM: Mapping[str, Family] = {**TIMM, **LISTENERS}

@@ -6,21 +6,21 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from zoo.crossing import CROSSING
+from zoo.composite import THINKERS
+from zoo.cross_attention import CROSS_ATTENTION
 from zoo.family import Family, VisionSide
-from zoo.kin import KIN
 from zoo.more import MORE
 from zoo.others import OTHERS
 from zoo.reference import FAMILIES, WITH_TIMM, family, image_processor, processor
 from zoo.text import TEXT
-from zoo.thinkers import THINKERS
+from zoo.variants import VARIANTS
 from zoo.vision import VISION
 
 NAMES = tuple(FAMILIES)
 NAMES_VISION = tuple(VISION)
-NAMES_KIN = tuple(KIN)
+NAMES_VARIANTS = tuple(VARIANTS)
 NAMES_MORE = tuple(MORE)
-NAMES_OTHERS = (*OTHERS, *CROSSING)
+NAMES_OTHERS = (*OTHERS, *CROSS_ATTENTION)
 NAMES_THINKERS = tuple(THINKERS)
 NAMES_TIMM = tuple(WITH_TIMM)
 NAMES_TEXT = tuple(TEXT)

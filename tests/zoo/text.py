@@ -1,6 +1,6 @@
 """The text families, and the language-model sizes that the vision families share.
 
-Sliding windows are far shorter than the prompts, so that a wrong mask cannot pass unseen.
+Sliding windows are far shorter than the prompts, so a wrong mask cannot pass unseen.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ KNOWN = (*GRIDS, "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "idef
 KNOWN += ("gemma3", "mistral3", "internvl", "paligemma", "vipllava", "llava_next_video")
 KNOWN += ("granite4_vision", "exaone4_5", "aya_vision", "cohere2_vision", "gemma4")
 KNOWN += ("gemma4_unified",)
-HANDED = (*zoo.NAMES_VISION, *zoo.NAMES_KIN)
+HANDED = (*zoo.NAMES_VISION, *zoo.NAMES_VARIANTS)
 IMAGE = 500
 
 grids = st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9))

@@ -1,12 +1,12 @@
-"""How quantized checkpoints are found: those that are expanded, and those that need more."""
+"""Layouts of quantized checkpoints: those that are expanded, and those that need more."""
 
 from pathlib import Path
 from typing import Any
 
+from checkpoint_layouts.configs import ENGINE
+from checkpoint_layouts.layout import Change, Layout, edit, put
+from checkpoint_layouts.weights import Weights, tensors, write
 from vlmkit.kit.install_command import install_command
-from wild.configs import ENGINE
-from wild.layout import Change, Layout, edit, put
-from wild.weights import Weights, tensors, write
 
 UNQUANTIZED = "load the model that it was made from"
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

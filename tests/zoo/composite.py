@@ -1,7 +1,7 @@
-"""Vision families that hear or speak as well, or merge pictures in a way of their own.
+"""Vision families with audio or speech, or with their own way to merge image features.
 
-Of those that speak, both forms are here: the thinker alone, which is a checkpoint of its own, and
-the whole model, of which the thinker is a part.
+Families with speech output occur in two forms: the thinker alone, which is a checkpoint of its own,
+and the whole model that contains it.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""A toy model that hears: what a plugin brings for media of a kind that the core knows nothing of.
+"""A toy model with audio input: a plugin for a modality that the core does not know.
 
-A sound is a WAV file (the loader), samples in a message (the part), frames in a prompt (the slot),
-a row of features for each frame (the encoder) and the model says how loud it was (the engine).
+The loader reads a WAV file, and the message part holds its samples. The media slot holds frames,
+the encoder makes one row of features for each frame, and the engine answers how loud the sound is.
 """
 
 import codecs

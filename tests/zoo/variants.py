@@ -1,4 +1,4 @@
-"""Vision families that are like those of :mod:`.vision` but for their tower or projector."""
+"""Vision families that differ from those of :mod:`.vision` only in tower or projector."""
 
 from typing import Any
 
@@ -217,7 +217,7 @@ _CLIP_TOKENS = {
     "vision_feature_select_strategy": "default",
     "num_additional_image_tokens": 1,
 }
-KIN: dict[str, Family] = {
+VARIANTS: dict[str, Family] = {
     "glm_ocr": Family(
         glm,
         _glm_ocr,

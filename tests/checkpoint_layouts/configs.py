@@ -1,9 +1,9 @@
-"""How config.json and generation_config.json are found, and folders that are no models."""
+"""Layouts of config.json and generation_config.json, and folders that are not models."""
 
 import shutil
 from pathlib import Path
 
-from wild.layout import POINTER, Layout, both, drop, edit, keep, put, read
+from checkpoint_layouts.layout import POINTER, Layout, both, drop, edit, keep, put, read
 
 ENGINE = "engine 'torch' from 'vlmkit-torch' cannot be used: "
 NO_MODEL = "folder '{folder}' holds no model: "

@@ -1,4 +1,7 @@
-"""A model that would fail at pictures, or answer wrongly about them, is refused at load."""
+"""The vision self-check refuses, at load, a model that would fail at images or misread them.
+
+It does not test how good answers about images are.
+"""
 
 import json
 import shutil

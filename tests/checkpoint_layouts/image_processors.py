@@ -1,8 +1,8 @@
-"""How the files of image processors are found."""
+"""Layouts of the files of image processors."""
 
 from pathlib import Path
 
-from wild.layout import POINTER, Layout, both, drop, edit, put, read, rename
+from checkpoint_layouts.layout import POINTER, Layout, both, drop, edit, put, read, rename
 
 IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 VIDEO = "video_preprocessor_config.json"

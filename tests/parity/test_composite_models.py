@@ -1,4 +1,4 @@
-"""Models of which a part answers, or which merge pictures in a way of their own."""
+"""Models that answer with one part of a checkpoint, or merge image features in their own way."""
 
 import json
 import shutil

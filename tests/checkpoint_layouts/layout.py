@@ -1,4 +1,4 @@
-"""What a layout of a folder is: a good checkpoint, what is done to it, and what must come of it."""
+"""A layout: a correct checkpoint, the change to it, and the expected result."""
 
 import json
 from collections.abc import Callable

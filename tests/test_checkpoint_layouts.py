@@ -1,7 +1,6 @@
-"""Folders as they are found in the wild answer as transformers does, or are refused in a sentence.
+"""Checkpoints in published layouts answer as in transformers, or loading refuses them.
 
-Models are loaded as users load them. What is refused is refused when it is loaded: by one sentence
-that is true, and a hint.
+Models are loaded as users load them. A refusal is one sentence with the reason, and a hint.
 """
 
 import functools
@@ -17,19 +16,19 @@ import pytest
 
 import vlmkit
 import zoo
+from checkpoint_layouts import compressed, configs, image_processors, quantized, tokenizers, weights
+from checkpoint_layouts.layout import NAME, Layout, drop, edit
 from vlmkit.checkpoints.generation_config import FIELDS
 from vlmkit.cli import run as command
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
 from vlmkit.kit.install_command import install_command
-from wild import compressed, configs, pictures, quantized, texts, weights
-from wild.layout import NAME, Layout, drop, edit
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 Saved = Callable[[str], Path]
-TABLES = (weights, configs, texts, pictures, quantized, compressed)
+TABLES = (weights, configs, tokenizers, image_processors, quantized, compressed)
 LAYOUTS: list[Layout] = [layout for table in TABLES for layout in table.LAYOUTS]
 TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "hf"}}
 QUESTION, NUM_NEW = "Tell me about the sea.", 6
@@ -223,7 +222,7 @@ def test_a_model_without_a_chat_template_warns_at_load_and_serves_plain_text(
 def test_the_tool_template_renders_only_conversations_with_tools(
     saved: Saved, tmp_path: Path
 ) -> None:
-    layout = Layout("tools", texts.further("tool_use", texts.WITH_TOOLS))
+    layout = Layout("tools", tokenizers.further("tool_use", tokenizers.WITH_TOOLS))
     folder = made(layout, saved, tmp_path)
     tool: Any = {"type": "function", "function": {"name": "look", "parameters": {}}}
     with vlmkit.load(folder, **TORCH) as model:

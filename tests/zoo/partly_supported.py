@@ -1,4 +1,4 @@
-"""Vision families that run in some places, or nowhere: towers of timm, layouts of their own."""
+"""Vision families that only some engines support, or none: timm towers, unusual layouts."""
 
 import transformers
 from transformers import PreTrainedConfig

@@ -1,7 +1,7 @@
-"""Vision families whose decoder looks at pictures from outside the text, by cross-attention.
+"""Vision families whose decoder attends to images by cross-attention, outside the text.
 
-As in the checkpoints of Llama 3.2 Vision, a picture is one token of the prompt, which the language
-model has an embedding for and no logit.
+As in the checkpoints of Llama 3.2 Vision, an image is one token of the prompt. The language model
+has an embedding for this token but no logit.
 """
 
 import transformers
@@ -49,7 +49,7 @@ def _mllama(tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
     )
 
 
-CROSSING: dict[str, Family] = {
+CROSS_ATTENTION: dict[str, Family] = {
     "mllama": Family(
         _tokenizer,
         _mllama,

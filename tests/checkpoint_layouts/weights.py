@@ -1,11 +1,22 @@
-"""How weights are found: in pieces, under old names, broken, or of a kind that is never read."""
+"""Layouts of weights: sharded, under old names, broken, or in a format that is never read."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from wild.layout import POINTER, Change, Layout, both, drop, edit, keep, put, rename, unchanged
+from checkpoint_layouts.layout import (
+    POINTER,
+    Change,
+    Layout,
+    both,
+    drop,
+    edit,
+    keep,
+    put,
+    rename,
+    unchanged,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

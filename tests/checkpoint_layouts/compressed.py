@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors, made by its own tool, and those that cannot be run."""
+"""Checkpoints of compressed-tensors, made by its own tool, and those that cannot run."""
 
 import json
 import shutil
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wild.layout import Change, Layout, both, edit, read
-from wild.quantized import ENGINE, UNQUANTIZED
-from wild.weights import changed, tensors, write
+from checkpoint_layouts.layout import Change, Layout, both, edit, read
+from checkpoint_layouts.quantized import ENGINE, UNQUANTIZED
+from checkpoint_layouts.weights import changed, tensors, write
 
 Group = dict[str, Any]
 

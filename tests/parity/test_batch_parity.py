@@ -1,7 +1,7 @@
-"""Two answers together are each answer alone: for every family, and every way to rotate.
+"""Every family and every RoPE type answers two prompts in a batch as it answers each alone.
 
-One prompt is shorter, and one is longer, than whatever a family measures its prompts by: a window,
-a section of attention, the context that its frequencies were first made for, a chunk of a prompt.
+One prompt is shorter, and one longer, than each length that changes a family's computation: a
+sliding window, an attention section, the original context, or a chunk of a prompt.
 """
 
 from collections.abc import Callable, Iterable, Sequence as Seq

@@ -1,4 +1,4 @@
-"""Random models that must call a tool call it, within its schema, in their family's own words."""
+"""Random models that must call a tool do so in their family's format and within its schema."""
 
 import json
 

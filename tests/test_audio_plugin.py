@@ -1,4 +1,4 @@
-"""A modality that the core knows nothing of: a toy that hears, from a file to an answer."""
+"""A modality that the core does not know: a toy model with audio input, from file to answer."""
 
 import dataclasses
 import io
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import vlmkit
-from hearing.plugin import (
+from audio_plugin.plugin import (
     FRAME_SAMPLES,
     HearingEncoder,
     HearingEngine,
@@ -42,7 +42,7 @@ from vlmkit_testing import (
     picture,
 )
 
-PLUGIN = str(Path(__file__).with_name("hearing") / "plugin.py")
+PLUGIN = str(Path(__file__).with_name("audio_plugin") / "plugin.py")
 FAILURES = (AssertionError, pytest.fail.Exception)
 
 

@@ -1,4 +1,4 @@
-"""How tokenizers and chat templates are found."""
+"""Layouts of tokenizers and chat templates."""
 
 import base64
 import json
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from wild.layout import POINTER, Change, Layout, both, drop, edit, put, read, rename
+from checkpoint_layouts.layout import POINTER, Change, Layout, both, drop, edit, put, read, rename
 
 SETTINGS, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
 TEMPLATE = "chat_template.jinja"

@@ -1,6 +1,7 @@
-"""Of many answers that must keep to a form, every one does: server processes, the real compiler.
+"""Every one of many constrained answers is valid: server processes, the real compiler.
 
-A few of each are asked for in every run, hundreds in slow ones, which print how many held.
+Every run requests a few answers of each kind. Slow runs request hundreds and print how many are
+valid.
 """
 
 import base64

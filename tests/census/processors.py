@@ -1,7 +1,7 @@
-"""What a vision family's own processor needs of a folder: its class, its settings, its tokens.
+"""The files that the processor of a vision family needs: its class, settings and tokens.
 
-All of it is asked of transformers: the processor's code is searched for the tokens that it writes
-and for what it calls them, and its image processor keeps the settings that it has by default.
+All of them come from transformers. The code of the processor is searched for tokens and their
+names. Its image processor keeps its default settings.
 """
 
 import inspect

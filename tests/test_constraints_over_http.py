@@ -1,4 +1,4 @@
-"""The form of an answer over HTTP: a server process, the real compiler, the official client."""
+"""Constrained answers over HTTP: a server process, the real compiler, the official client."""
 
 import json
 import re

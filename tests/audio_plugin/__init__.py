@@ -1,0 +1,1 @@
+"""A plugin with audio input that uses public modules only; see ``plugin``."""

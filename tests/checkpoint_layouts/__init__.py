@@ -1,0 +1,1 @@
+"""Layouts of published checkpoints: tiny models that are saved correctly and then changed."""

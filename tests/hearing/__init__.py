@@ -1,1 +1,0 @@
-"""A plugin for a modality of its own, written on public modules alone: see ``plugin``."""
