@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def warm_up(settings: dict[str, Any]) -> None:
-    """Import what a load imports, so that each process inherits it."""
+    """Import the modules that a load needs, so that each process inherits them."""
     for module in settings["modules"]:
         __import__(module)
 

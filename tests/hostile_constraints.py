@@ -260,15 +260,15 @@ def cpu_s(pid: int, *, of_ended_children: bool = False) -> float:
 
 
 class Attack:
-    """Sends constraints one after the other and keeps the largest figures.
+    """Sends constraints one by one and keeps the largest figures.
 
     Args:
         target: the server.
 
     Attributes:
-        figures: what was seen.
-        dearest: names and CPU time of the trials that took longest.
-        slowest: names, and how long a request to ``/healthz`` took meanwhile.
+        figures: the measured maxima.
+        dearest: names and CPU time of the longest trials.
+        slowest: names, and the duration of a concurrent request to ``/healthz``.
     """
 
     def __init__(self, target: Target) -> None:
@@ -315,7 +315,7 @@ class Attack:
 
     @contextlib.contextmanager
     def _watched(self, worker: int | None) -> Iterator[list[int]]:
-        """Yield what will hold the largest growth of a trial's memory, in bytes."""
+        """Yield a holder for the largest memory growth of a trial, in bytes."""
         most, is_over = [0], threading.Event()
 
         def watch() -> None:
@@ -393,9 +393,9 @@ def throughput(target: Target, seconds: float) -> float:
 
 @contextlib.contextmanager
 def hostile_clients(target: Target, names: list[str]) -> Iterator[None]:
-    """Let a process of clients connect, ask for the named constraints and disconnect, repeatedly.
+    """Let a process of clients repeatedly connect, request the named constraints and disconnect.
 
-    It is a process of its own, so that it does not take this one's time.
+    A separate process leaves the CPU time of this one alone.
     """
     command = [sys.executable, __file__, "--flood", target.url, *names]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flooding:
@@ -422,7 +422,7 @@ def flood(url: str, names: list[str]) -> None:
 
 
 def main() -> None:
-    """Run all of it and print what was seen."""
+    """Run the full attack and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each throughput run")
     parser.add_argument("--flood", nargs="+", metavar=("URL", "NAME"), help=argparse.SUPPRESS)

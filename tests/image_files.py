@@ -20,7 +20,7 @@ TURNED[0x0112] = 6
 
 
 def saved(kind: str, picture: PIL.Image.Image = PICTURE, **options: object) -> bytes:
-    """Return a picture as a file."""
+    """Return an image as a file."""
     file = io.BytesIO()
     picture.save(file, kind, **options)  # type: ignore[arg-type]
     return file.getvalue()

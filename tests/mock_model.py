@@ -47,7 +47,7 @@ def answers(model, requests):
 
 
 def script(**fields):
-    """Return a prompt that tells the mock what to answer."""
+    """Return a prompt that states the answer of the mock."""
     return json.dumps({"mock": fields})
 
 

@@ -44,7 +44,7 @@ class Replicas:
         return all(runner.is_full for runner in self.runners if runner.is_ready)
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
-        """Tell of the last failure: until then, somebody answers."""
+        """Report only the failure of the last replica; until then, another one answers."""
         failures: list[BaseException] = []
         lock = threading.Lock()
 

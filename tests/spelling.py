@@ -7,7 +7,7 @@ from vlmkit.types.constraint import OneOf
 
 
 class Spelling:
-    """Follows one answer by what is left of each text that it may become."""
+    """Follows one answer by the remaining parts of the texts that it may become."""
 
     def __init__(self, token_bytes, texts):
         self.token_bytes = token_bytes

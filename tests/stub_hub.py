@@ -98,7 +98,7 @@ class StubHub:
         self.repositories[name] = Repository(revisions, token, is_gated)
 
     def downloaded(self) -> set[str]:
-        """Return the names of the files whose content was asked for."""
+        """Return the names of the files whose content was requested."""
         resolved = (
             p.split("/resolve/") for m, p in self.requests if m == "GET" and "/resolve/" in p
         )

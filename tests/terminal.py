@@ -12,11 +12,11 @@ _ESCAPE = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
 
 
 class Screen:
-    """Lines as a terminal has them after some output, without an end below.
+    """The lines of a terminal after some output, with unlimited height.
 
     Attributes:
-        lines: what stands on it.
-        widest: the columns of the longest line that ever stood on it.
+        lines: the text on it.
+        widest: the columns of the longest line so far.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Screen:
         self._row = self._column = 0
 
     def write(self, text: str) -> None:
-        """Take output: text, line ends, and what moves the cursor or erases."""
+        """Process output: text, line ends, and sequences that move the cursor or erase."""
         place = 0
         while place < len(text):
             if escape := _ESCAPE.match(text, place):
@@ -63,7 +63,7 @@ class Screen:
 def run_on_terminal(
     command: Sequence[str], environ: Mapping[str, str], columns: int = 80
 ) -> tuple[int, str]:
-    """Run a command on a terminal of its own; return its exit code and all that it wrote."""
+    """Run a command on a terminal of its own; return its exit code and its whole output."""
     number, terminal = pty.fork()
     if number == 0:
         os.execvpe(command[0], list(command), dict(environ))

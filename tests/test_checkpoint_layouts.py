@@ -95,7 +95,7 @@ def answer_of_transformers(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def before(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[int]]:
-    """Return what gives the answer of a family's folder as it was saved."""
+    """Return a function that returns the answer of a family's unchanged checkpoint."""
 
     @functools.cache
     def answered(base: str) -> list[int]:

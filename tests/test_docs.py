@@ -182,7 +182,7 @@ def served(words, folder):
 
 
 def run_program(program, folder):
-    """Run a document's program; return what it shows."""
+    """Run a document's program; return its output."""
     done = subprocess.run(
         [sys.executable, program],
         cwd=folder,
@@ -265,7 +265,7 @@ def test_the_code_of_the_page_on_constraints_runs_unchanged(tmp_path):
 
 
 def run_commands(commands, folder):
-    """Run a document's commands as this Python's modules; return what each one shows."""
+    """Run a document's commands as modules of this Python; return the output of each."""
     shown = []
     for command in commands:
         words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]

@@ -57,7 +57,7 @@ class Loader:
     """Loads folders in processes of their own.
 
     Args:
-        how: what is imported before, and the sections of the config.
+        how: modules to import first, and the sections of the config.
     """
 
     def __init__(self, how: dict[str, Any]) -> None:

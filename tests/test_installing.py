@@ -114,7 +114,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a shell of somebody who has no vlmkit; torch is that for CPUs."""
+    """Return a shell environment without vlmkit; torch is the build for CPUs."""
     ours = ("VLMKIT", "PYTHON", "VIRTUAL_ENV", "UV_", "PIPX_", "HF_", "XDG_CACHE")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     beside = str(Path(sys.executable).parent)
@@ -142,7 +142,7 @@ def made(tmp_path: Path, environ: dict[str, str]) -> Make:
 
 
 def answers(environment: Environment) -> None:
-    """Ask what is installed a question, or at least look at it."""
+    """Run a question on the installed distributions, or at least import them."""
     listed = environment.vlmkit("plugins", "--check")
     if re.search(r"^engine +(torch|onnx) +\S+ +\S+ +usable$", listed, re.MULTILINE):
         model = (
@@ -168,7 +168,7 @@ def test_the_install_commands_of_a_document_give_a_model_that_answers(
 
 
 def told_command(said: str) -> str:
-    """Return the command by which `vlmkit models list` says that a model can be had."""
+    """Return the install command that `vlmkit models list` prints for a model."""
     found = re.search(r"^none; try: (.*), or vlmkit models pull", said, re.MULTILINE)
     assert found, said
     return found[1]
@@ -304,14 +304,14 @@ def in_sentencepiece(place: Path) -> Path:
 
 @dataclass(frozen=True)
 class Hint:
-    """A hint, and what becomes of it.
+    """A hint, and the effect of following it.
 
     Attributes:
-        installed: what is installed first.
-        asked: what shows the hint: a command of vlmkit, ``{model}`` in it a folder.
-        told: what the hint says to install.
-        model: what makes the folder.
-        removed: what is uninstalled then.
+        installed: the distributions at the start.
+        asked: the vlmkit command that prints the hint; ``{model}`` in it is a folder.
+        told: the distributions that the hint names.
+        model: makes the folder.
+        removed: the distributions to uninstall after that.
     """
 
     installed: str

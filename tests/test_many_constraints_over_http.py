@@ -43,7 +43,7 @@ class Shape(BaseModel):
 
 
 class Picture(BaseModel):
-    """What a picture holds."""
+    """The content of an image."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

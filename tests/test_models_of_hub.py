@@ -145,7 +145,7 @@ def test_doctor_and_info_examine_a_model_before_its_download(hub: StubHub, run: 
 
 
 def serve_check(run: Run, folder: Path, model: str, *options: str) -> tuple[int, str]:
-    """Check a config that names a model; return the exit code and what was written."""
+    """Check a config that names a model; return the exit code and the output."""
     config = folder / "vlmkit.toml"
     config.write_text(f'model = "{model}"\n[server]\nport = 0\n')
     done = run("serve", "--check", "--config", str(config), *options)

@@ -27,7 +27,7 @@ TRIED = [(server, project, case) for project, case in CASES for server in case.s
 
 @dataclass(frozen=True)
 class Served:
-    """A server process, and how it is asked."""
+    """A server process, and how to send requests to it."""
 
     http: httpx2.Client
     model: str

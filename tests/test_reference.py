@@ -64,7 +64,7 @@ def test_every_file_named_by_an_explanation_exists(page):
 
 
 def defines(name):
-    """Return whether a name with dots is a module of ours, or stands in one."""
+    """Return whether a dotted name is one of our modules, or an attribute of one."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         for source in interfaces_page.ROOT.glob(f"*/*/src/{'/'.join(parts[:end])}*"):

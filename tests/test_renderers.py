@@ -176,7 +176,7 @@ def test_every_field_of_a_request_and_a_prompt_is_sent_or_listed() -> None:
 
 
 def test_a_tokenizer_that_cannot_be_built_fails_at_start() -> None:
-    """In the words of whoever could not build it, and no process stays."""
+    """The error has the message of the failing provider, and no process is left."""
     with pytest.raises(VlmkitError, match="nosuch"):
         RendererPool(
             Frame(msgspec.msgpack.encode(plan("mock", vlmkit.fetch("mock").path, "nosuch"))), 2, 9.0

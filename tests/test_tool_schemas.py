@@ -300,9 +300,9 @@ def as_meant(schema):
 
 
 def check_reason(name, schema, error):
-    """Check that an error names the tool, and a keyword that the schema has at the place it names.
+    """Check that an error names the tool, and a keyword that the schema has at the named path.
 
-    It names no place where a schema is nested too deeply, or where the keyword stands behind a
+    It names no path for a schema that is nested too deeply. The same holds for a keyword behind a
     reference to other than ``$defs``.
     """
     text = str(error)

@@ -15,7 +15,7 @@ LACKING = ("nms", "qnms")
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the command line."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     try:
         import torchvision  # noqa: F401

@@ -35,7 +35,7 @@ def line(row: Row) -> str:
 
 
 def report(found: Found, seen: object, top: int) -> None:
-    """Print what was found."""
+    """Print the findings."""
     rows = sorted(found.rows, key=lambda row: row.worst.cost.cpu_s, reverse=True)
     print(judge.row(["field", "shape", "sizes", "status", "CPU", "memory", "slope", "verdict"]))
     for row in rows[:top]:

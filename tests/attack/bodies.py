@@ -141,7 +141,7 @@ class Bodies:
         self.stored = dict(stored or {})
 
     def request(self, field: Field, value: Any = SAMPLE) -> Sent:
-        """Return a request that holds a value at a field, and is valid otherwise."""
+        """Return a valid request except for the value at one field."""
         told = self._operations[field.method, field.route]
         path, headers = field.route, {"x-request-id": "attack"}
         query: dict[str, str] = {}
@@ -209,7 +209,7 @@ class Bodies:
         return made | {step: self._built(schema["properties"][step], rest, value, step)}
 
     def _object(self, schema: Json, step: str = "") -> Body:
-        """Return an object with what is required, with its tags, and with one of each choice."""
+        """Return an object with its required fields, its tags, and one option of each choice."""
         required, known = schema.get("required", ()), schema.get("properties", {})
         made = {
             name: self._sample(inner, name)
@@ -256,7 +256,7 @@ class Bodies:
         return "1" if value == "a1" else value
 
     def _completed(self, field: Field, body: Any) -> Any:
-        """Add what a field needs beside it to have an effect."""
+        """Add the companions without which a field has no effect."""
         if not isinstance(body, dict):
             return body
         base = field.route.removesuffix("/render")
@@ -276,7 +276,7 @@ class Bodies:
 
 
 def complete(base: str, body: Body) -> None:
-    """Add what fields of a body need beside them, by the route without ``/render``."""
+    """Add the companion fields that fields of a body need, by the route without ``/render``."""
     if base == "/v1/chat/completions" and "top_logprobs" in body:
         body.setdefault("logprobs", True)
     if base in CHATS:
@@ -367,7 +367,7 @@ def _complete_responses(body: Body) -> None:
 
 
 def first_object(values: Any) -> Body:
-    """Return the first item of a list if that is an object; an empty one otherwise."""
+    """Return the first item of a list if it is an object, else an empty object."""
     is_list = isinstance(values, list) and bool(values)
     return values[0] if is_list and isinstance(values[0], dict) else {}
 
@@ -390,7 +390,7 @@ def _add_companions(base: str, body: Body) -> None:
 
 
 def merged(body: Body, more: Mapping[str, Any]) -> Body:
-    """Return a body with more fields; what it has already stays."""
+    """Return a body with more fields; existing ones stay."""
     made = dict(body)
     for name, value in more.items():
         if isinstance(made.get(name), dict) and isinstance(value, Mapping):
@@ -426,7 +426,7 @@ def multipart(form: Mapping[str, Any], boundary: str = "attack-boundary") -> tup
 
 
 def quoted(text: str) -> str:
-    """Return a text as it stands in a URL."""
+    """Return a text in the quoting of URLs."""
     from urllib.parse import quote
 
     return quote(text.encode("utf-8", "surrogatepass"), safe="")

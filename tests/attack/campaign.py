@@ -75,7 +75,7 @@ def dearest(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def family_of(field: Field, shapes: Sequence[Growth]) -> tuple[str, ...]:
-    """Return what fields have in common whose values grow in the same shapes, for the same use."""
+    """Return the key that fields share if their values grow in the same shapes for the same use."""
     return (field.use, *(shape.name for shape in shapes))
 
 
@@ -89,7 +89,7 @@ class TimeOverError(Exception):
 
 
 class Probe(NamedTuple):
-    """One value of a field, and what it usually costs."""
+    """One value of a field, and its usual cost."""
 
     field: Field
     shape: Growth
@@ -98,10 +98,10 @@ class Probe(NamedTuple):
 
 
 def in_order(fields: Sequence[Field]) -> list[Field]:
-    """Return the fields in the order in which they are measured.
+    """Return the fields in the order of measurement.
 
-    The first of each declaration comes before all others, and what is riskier before the rest:
-    where time ends, what is left repeats what was measured.
+    The first field of each declaration precedes all others, and riskier ones precede the rest. If
+    time runs out, the remaining fields would only repeat earlier measurements.
     """
     firsts: dict[tuple[str, ...], Field] = {}
     for field in fields:
@@ -119,11 +119,11 @@ class Campaign:
     """Attacks a server.
 
     Args:
-        server: it.
-        bodies: makes requests.
-        fields: that are attacked.
-        seed: of what is left to chance.
-        restore: stores again what requests name, after the server was started again.
+        server: the target.
+        bodies: builds requests.
+        fields: the fields to attack.
+        seed: of the random choices.
+        restore: stores the objects again that requests name, after a restart of the server.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Campaign:
         self._lock = threading.Lock()
 
     def reach(self) -> None:
-        """Send a valid value at each field; count those that the server does not accept."""
+        """Send a valid value at each field; count fields that the server does not accept."""
         for field in self._fields:
             answer = self._server.send(self._bodies.request(field))
             self._judge(field, answer)
@@ -242,7 +242,7 @@ class Campaign:
         return rows, cheap, repeated, left
 
     def _measured(self, field: Field, shapes: Sequence[Growth], *, every_shape: bool) -> Row:
-        """Return what a field costs in its dearest shape."""
+        """Return the cost of a field in its most expensive shape."""
         known = None if every_shape else self._dear.get(family_of(field, shapes))
         if known is None:
             rows = [self._row(field, shape) for shape in shapes]
@@ -395,7 +395,7 @@ class Campaign:
         return kept
 
     def read_log(self) -> None:
-        """Note a log that holds what was sent."""
+        """Record a breach if the log contains sent values."""
         log = self._server.log.read_text(errors="replace")
         if MARKER in log:
             place = log.index(MARKER)

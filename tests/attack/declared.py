@@ -110,7 +110,7 @@ class Document:
             yield from self._walk(method, path, where, (), content["schema"])
 
     def resolved(self, schema: Json) -> tuple[Json, str]:
-        """Return what a reference means, and the name of the component."""
+        """Return the target of a reference, and the name of the component."""
         name = ""
         while "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
@@ -142,7 +142,7 @@ class Document:
 
 
 def inside(schema: Json) -> Iterator[tuple[str, Json]]:
-    """Yield what a schema holds, by the step that leads to it."""
+    """Yield the subschemas of a schema, by the step that leads to them."""
     yield from schema.get("properties", {}).items()
     if isinstance(items := schema.get("items"), Mapping):
         yield ITEM, items

@@ -72,7 +72,7 @@ def _stream(content: bytes, more: bytes = b"") -> bytes:
 
 
 def pdf_pages(num_pages: int) -> bytes:
-    """Return a PDF file with one page that stands in it many times."""
+    """Return a PDF file that repeats one page many times."""
     kids = b"3 0 R " * num_pages
     page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 99 99]>>"
     tree = b"<</Type/Pages/Kids[%b]/Count %d>>" % (kids, num_pages)

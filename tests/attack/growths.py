@@ -256,7 +256,7 @@ def is_open(field: Field) -> bool:
 
 
 def lacks_meaning(field: Field) -> bool:
-    """Whether nobody said what the hostile values of an open field are."""
+    """Whether ``MEANINGS`` has no hostile values for an unbounded field."""
     return is_open(field) and field.name not in MEANINGS
 
 

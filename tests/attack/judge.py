@@ -45,10 +45,10 @@ class Point(NamedTuple):
 
 
 def flaw(field: Field | None, answer: Answer) -> str | None:
-    """Return what is wrong with an answer; None when it is as the interface promises.
+    """Return the flaw of an answer; None if the answer conforms to the interface.
 
     Args:
-        field: the one that was wrong; None for several.
+        field: the wrong field; None for several.
         answer: of the server.
     """
     status = answer.status
@@ -84,7 +84,7 @@ def _flaw_of_error(field: Field | None, answer: Answer) -> str | None:
 
 
 def slope(points: Sequence[Point]) -> float:
-    """Return the exponent by which CPU time grows with size, of what costs enough to tell."""
+    """Return the exponent of growth of CPU time with size, for costs large enough to measure."""
     dear = [p for p in points if p.cost.cpu_s >= NOTED_CPU_S]
     if len(dear) < 2 or dear[-1].size < 2 * dear[0].size:
         return 0.0

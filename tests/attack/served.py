@@ -83,10 +83,10 @@ class Cost(NamedTuple):
 
 
 class Target:
-    """A running server, which can be started again.
+    """A running server, which can be restarted.
 
     Args:
-        folder: where it runs; its config and its log are there.
+        folder: its working directory, with its config and log.
         options: of the command line.
     """
 
@@ -155,7 +155,7 @@ class Target:
         return sum(map(resident_bytes, self.processes()))
 
     def send(self, sent: Sent, timeout_s: float = 120) -> Answer:
-        """Send a request on a connection of its own and read the answer."""
+        """Send a request on a new connection and read the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             connection.putrequest(sent.method, sent.path, skip_accept_encoding=True)
@@ -174,12 +174,12 @@ class Target:
             connection.close()
 
     def measured(self, sent: Sent) -> tuple[Answer, Cost]:
-        """Send a request; return the answer and what it took, until the server is at rest."""
+        """Send a request; return the answer and the cost until the server is idle again."""
         (answer,), cost = self.measured_together([sent])
         return answer, cost
 
     def measured_together(self, sent: Sequence[Sent]) -> tuple[list[Answer], Cost]:
-        """Send requests at once; return the answers and what they took together."""
+        """Send requests concurrently; return the answers and their total cost."""
         self._peak_bytes = before_bytes = self.memory_bytes()
         cpu_s, started = self.cpu_s(), time.monotonic()
         answers = [*self._pool.map(partial(self.send, timeout_s=ANSWER_S), sent)]

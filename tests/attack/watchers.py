@@ -16,15 +16,15 @@ HEALTH = Sent("GET", "/healthz", {}, b"")
 
 @dataclass
 class Seen:
-    """What was seen.
+    """The observations.
 
     Attributes:
-        honest: answers that were the known ones.
+        honest: expected answers.
         refused: answers 429 and 503.
-        wrong: answers that were others, and connections that broke.
-        health_s: how long the server itself delayed the slowest probe: the process computed so
-            long meanwhile.
-        slowest_s: how long the slowest probe took, whatever delayed it.
+        wrong: unexpected answers, and broken connections.
+        health_s: the delay of the slowest probe by the server itself, as CPU time of the process
+            meanwhile.
+        slowest_s: the duration of the slowest probe, for any reason.
     """
 
     honest: int = 0
@@ -34,7 +34,7 @@ class Seen:
     slowest_s: float = 0.0
 
     def breaches(self) -> list[str]:
-        """Return what is wrong."""
+        """Return the breaches among the observations."""
         found = [f"honest client: {text}" for text in self.wrong[:10]]
         if self.health_s > MAX_HEALTH_S:
             found.append(f"/healthz: the server computed {self.health_s:.1f} s before it answered")
@@ -42,10 +42,10 @@ class Seen:
 
 
 class Watchers:
-    """Asks in threads of its own until it is closed.
+    """Sends requests from threads of its own until it is closed.
 
     Args:
-        server: the one that is attacked.
+        server: the server under attack.
     """
 
     def __init__(self, server: Target) -> None:
@@ -59,7 +59,7 @@ class Watchers:
             thread.start()
 
     def close(self) -> Seen:
-        """Stop; return what was seen."""
+        """Stop; return the observations."""
         self._is_over.set()
         for thread in self._threads:
             thread.join()

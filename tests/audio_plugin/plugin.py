@@ -135,7 +135,7 @@ class HearingTokenizer:
         return bytes([token_id]) if token_id < END else b""
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainParser:
-        """Return what reads an answer: all of it is text. It need not know what is not honoured."""
+        """Return the parser of an answer, all of which is text. It ignores unsupported options."""
         return PlainParser(ByteStream())
 
 
@@ -150,7 +150,7 @@ class ByteStream:
         return self._decoder.decode(bytes([token_id]) if token_id < END else b"")
 
     def flush(self) -> str:
-        """Return what is left of an unfinished character."""
+        """Return the rest of an unfinished character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -191,7 +191,7 @@ class HearingEncoder:
 
 
 class HearingEngine:
-    """Each cell of the cache sums up all before it; the answer is a word for what was heard."""
+    """Each cell of the cache sums up all earlier ones; the answer is a word for the loudness."""
 
     def __init__(self) -> None:
         self._pool = BlockPool(256, BLOCK_TOKENS)
@@ -230,7 +230,7 @@ class HearingEngine:
         self._pool.commit(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget what comes after the first ``num_tokens``."""
+        """Drop everything after the first ``num_tokens``."""
         self._pool.truncate(sequence, num_tokens)
 
     def release(self, sequence: SequenceView) -> None:

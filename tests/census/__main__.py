@@ -19,7 +19,7 @@ PRELOADED = ["census.trial", "census.child"]
 
 
 def main() -> None:
-    """Try what is not recorded yet, or what is named; then write the page."""
+    """Try families without a record, or the named ones; then write the page."""
     asked = _arguments()
     asked.records.mkdir(parents=True, exist_ok=True)
     processes = multiprocessing.get_context("forkserver")
@@ -60,7 +60,7 @@ def told(found: Record) -> str:
 
 
 def read(records: Path, name: str) -> Record:
-    """Return what was found of a family; nothing if it was not tried."""
+    """Return the recorded results of a family; nothing if it was not tried."""
     file = records / f"{name}.json"
     stored = json.loads(file.read_text()) if file.exists() else {}
     return {key: Finding(**finding) for key, finding in stored.items()}
@@ -72,7 +72,7 @@ def _write(records: Path, name: str, found: Record) -> None:
 
 
 def _in_a_process(processes: Any, name: str, engines: Sequence[str], asked: Any) -> Record:
-    """Try a family in a process of its own: what it does to itself is a finding."""
+    """Try a family in a process of its own, so a crash is a result."""
     reader, writer = processes.Pipe(duplex=False)
     folder = Path(tempfile.mkdtemp(prefix="census-"))
     process = processes.Process(

@@ -20,7 +20,7 @@ def run(
     *,
     exports: bool,
 ) -> None:
-    """Send what is found of a family, within limits; what libraries say goes to files."""
+    """Send the results of a family, within limits; output of libraries goes to files."""
     from census.trial import quietly, tried
 
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))

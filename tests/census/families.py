@@ -17,12 +17,12 @@ def all_types() -> list[str]:
 
 
 def sees(model_type: str) -> bool:
-    """Whether it answers about pictures."""
+    """Whether the family answers about images."""
     return model_type in _VISION_FAMILIES
 
 
 def is_made_to_be_shown(model_type: str) -> bool:
-    """Whether transformers makes it by the class of those that answer about pictures."""
+    """Whether transformers builds it by an auto class for answers about images."""
     return model_type in _SHOWN
 
 

@@ -44,10 +44,10 @@ def config(model_type: str, made: PreTrainedTokenizerFast) -> PreTrainedConfig:
 
 
 def save_outline(model_type: str, folder: Path) -> tuple[PreTrainedConfig, Any]:
-    """Write all but the weights, in whose place stands one that no model has.
+    """Write a checkpoint with one unknown weight in place of the weights.
 
     Returns:
-        The configuration, and the family's processor if it can be made.
+        The configuration, and the family's processor if it can be built.
     """
     _save_no_weights(folder)
     made = tokenizer(model_type)

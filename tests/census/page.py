@@ -56,11 +56,11 @@ _COLUMNS = "| family | torch | ONNX | what is refused, and why |\n|---|---|---|-
 
 @dataclass(frozen=True)
 class Line:
-    """What the page says of a family.
+    """The statement of the page about a family.
 
     Attributes:
-        runs: what runs, by engine.
-        why: the sentences of the rest.
+        runs: the supported inputs, by engine.
+        why: the reasons for the unsupported ones.
     """
 
     runs: Mapping[str, str]
@@ -90,7 +90,7 @@ def write(found: Mapping[str, Record]) -> None:
 
 
 def deviations() -> str:
-    """Return the list of families whose answers are not those of ``generate``."""
+    """Return the list of families with a reference other than ``generate``."""
     return "\n".join(f"- `{name}`: {how}" for name, how in DEVIATIONS.items())
 
 

@@ -39,7 +39,7 @@ _IDS = re.compile(r"(\w+?)_(?:token_)?(?:id|index)")
 
 
 def tokens(model_type: str) -> tuple[list[str], dict[str, str]]:
-    """Return the special tokens of a family's processor, and those that it asks for by a name."""
+    """Return the special tokens of a family's processor, and those that it reads by name."""
     kind = _class(model_type)
     if kind is None:
         return [], {}
@@ -63,7 +63,7 @@ def write(model_type: str, folder: Path, more: Mapping[str, Any]) -> None:
 
 
 def sizes_of(processor: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what gives pictures the sizes that a tower takes, where it says them."""
+    """Return the settings that resize images to the input size of the tower."""
     tower = config.get("vision_config") or {}
     images, side, made = processor.image_processor, tower.get("image_size"), {}
     if isinstance(side, list) and len(set(side)) == 1:
@@ -80,7 +80,7 @@ def sizes_of(processor: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(model_type: str, folder: Path, tokenizer: Any) -> Any:
-    """Return the family's processor; None where it cannot be made of what it has by default."""
+    """Return the family's processor; None if its defaults are not enough to build it."""
     try:
         return processors.load_processor(Checkpoint(model_type, folder), tokenizer)
     except Exception:  # noqa: BLE001 - a processor may raise anything
@@ -88,7 +88,7 @@ def load(model_type: str, folder: Path, tokenizer: Any) -> Any:
 
 
 def placeholder(processor: Any) -> str:
-    """Return what stands for a picture in a text."""
+    """Return the text that represents an image."""
     shown: str = getattr(processor, "image_token", "<image>")
     shown = getattr(processor, "image_placeholder_token", shown)
     for name in AROUND:
@@ -99,7 +99,7 @@ def placeholder(processor: Any) -> str:
 
 
 def ids(config: dict[str, Any], processor: Any) -> dict[str, int]:
-    """Return what a configuration's ids of tokens are by the processor's tokens."""
+    """Return the token ids of a configuration, by the tokens of the processor."""
     known = FEATURE_TOKENS.get(config["model_type"], {})
     told = {key: processor.tokenizer.convert_tokens_to_ids(text) for key, text in known.items()}
     return {

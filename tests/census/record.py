@@ -12,11 +12,11 @@ ENGINES = ("torch", "onnx")
 
 @dataclass(frozen=True)
 class Finding:
-    """One trial.
+    """The result of one trial.
 
     Attributes:
-        verdict: what became of it.
-        reason: the sentence of the refusal, or why there was none; empty where all is well.
+        verdict: the kind of result.
+        reason: the refusal or why there was no answer; empty for success.
     """
 
     verdict: Verdict

@@ -78,7 +78,7 @@ class Shrinker:
         return value
 
     def _choose_layers(self, stated: Mapping[str, Any], made: dict[str, Any]) -> None:
-        """Let what is said of each layer be said of a few that show all kinds."""
+        """Reduce settings for each layer to a few layers of all types."""
         name = next((n for n in LAYER_COUNTS if isinstance(stated.get(n), int)), None)
         count = stated[name] if name else 0
         lists = {k: v for k, v in stated.items() if isinstance(v, list | tuple) and len(v) == count}
@@ -111,7 +111,7 @@ def _of_layer(value: Mapping[Any, Any], index: int) -> Any:
 
 
 def _fit_heads(stated: Mapping[str, Any], made: dict[str, Any]) -> None:
-    """Keep what families expect of heads: as many of keys as of queries, widths that add up."""
+    """Fit the heads: as many for keys as for queries, and widths that add up."""
     heads = stated.get("num_attention_heads")
     if heads is not None and stated.get("num_key_value_heads") == heads:
         made["num_key_value_heads"] = made["num_attention_heads"]

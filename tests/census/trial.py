@@ -45,7 +45,7 @@ PROCESSOR = "processor"  # a refusal that names one may be that of a processor o
 
 
 def tried(model_type: str, engines: Seq[str], place: Path, *, exports: bool) -> Record:
-    """Return what was found; a family of the zoo is tried with pictures, too."""
+    """Return the results of a family; one of the zoo is also tried with images."""
     name = families.in_zoo().get(model_type)
     if name is not None:
         return _tried_of_zoo(name, engines, place, exports=exports)
@@ -81,15 +81,15 @@ def _everywhere(model_type: str, engines: Seq[str], finding: Finding) -> Record:
 
 @dataclass(frozen=True)
 class _Case:
-    """What is asked of a family.
+    """The requests to a family, and their expected answers.
 
     Attributes:
         asked: the requests.
-        columns: what each of them shows.
-        wanted: gives the answers of transformers, none of which has a token that is banned.
+        columns: the column of the page for each request.
+        wanted: returns the answers of transformers, without banned tokens.
         options: of the load.
-        sizes: of the engine, where the small ones will not do.
-        exports: whether graphs are made; else the exporter is asked what it refuses before.
+        sizes: of the engine, where the small defaults are not enough.
+        exports: whether graphs are exported; else only the exporter's early check runs.
     """
 
     asked: list[runner.Request]
@@ -130,7 +130,7 @@ def _texts(place: Path, options: dict[str, Any]) -> _Case:
 
 
 def _pictures(place: Path, processor: Any) -> _Case:
-    """Return questions about pictures, which are as large as the family likes them."""
+    """Return questions about images of sizes that suit the family."""
     asked = [
         _ask("Tell me what is in there.", [zoo.picture(1)]),
         _ask("How do they differ?", [zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)]),
@@ -171,7 +171,7 @@ def _on(engine: str, model_type: str, place: Path, case: _Case) -> Record:
 
 
 def _exported(model_type: str, place: Path, case: _Case, *, with_tower: bool) -> dict[str, Finding]:
-    """Return what becomes of a family as ONNX graphs."""
+    """Return the results of a family as ONNX graphs."""
     target = place.with_name(f"{place.name}-onnx")
     checkpoint = Checkpoint(model_type, place)
     shutil.rmtree(target, ignore_errors=True)
@@ -209,7 +209,7 @@ def _before_tracing(checkpoint: Checkpoint, *, with_tower: bool) -> str | None:
 
 
 def _answers(place: Path, engine: str, case: _Case) -> dict[str, Finding]:
-    """Return what becomes of a folder's answers, by column."""
+    """Return the results of a folder's answers, by column."""
     unlike: Finding | None = None
     banned: list[int] = []
     found: list[tuple[str, Any]] = []
@@ -252,7 +252,7 @@ def _compared(samples: Seq[Any], reference: runner.Answer) -> Finding:
 def _plain(
     place: Path, asked: Seq[runner.Request], banned: Seq[int], processor: Any = None
 ) -> list[runner.Answer]:
-    """Return what ``generate`` answers to texts, and to pictures by a processor."""
+    """Return the answers of ``generate`` to texts, and to images through a processor."""
     checkpoint = Checkpoint("m", place)
     auto = reading.auto_class(checkpoint, reading.read_config(checkpoint))
     model = auto.from_pretrained(place, dtype=torch.float32).eval()

@@ -15,17 +15,17 @@ NAME = "m"
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a folder is found. It answers, or is refused.
+    """One layout of a checkpoint folder. It answers, or loading refuses it.
 
     Attributes:
-        name: in a few words.
-        change: what is done to a good checkpoint.
-        refused: the sentence that refuses it; None where it answers.
-        hint: words of the hint that goes with it.
+        name: a short description.
+        change: changes a correct checkpoint to this layout.
+        refused: the message of the refusal; None if it answers.
+        hint: a part of the hint of the refusal.
         base: the family of the zoo that is changed.
-        is_as_before: whether it answers as the good checkpoint does; else, as transformers does
-            with what has become of it.
-        needs: modules without which it cannot be made.
+        is_as_before: whether it answers as the unchanged checkpoint; else, as transformers answers
+            with the changed one.
+        needs: modules that the change requires.
     """
 
     name: str
@@ -42,7 +42,7 @@ def unchanged(folder: Path) -> None:
 
 
 def read(folder: Path, file: str) -> dict[str, Any]:
-    """Return what a JSON file holds; an absent one holds nothing."""
+    """Return the content of a JSON file; an absent file is empty."""
     path = folder / file
     return json.loads(path.read_text()) if path.exists() else {}
 

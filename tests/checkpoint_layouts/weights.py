@@ -94,7 +94,7 @@ def cut(file: str, num_bytes: int) -> Change:
 
 
 def pickled(folder: Path) -> None:
-    """Write the weights as a pickle, beside what is there."""
+    """Write the weights as a pickle beside the existing files."""
     import torch
 
     torch.save(tensors(folder), folder / "pytorch_model.bin")

@@ -64,13 +64,13 @@ class Drawn:
     """One family: its config, the shapes of an image's arrays, and the image's tokens.
 
     Attributes:
-        config: makes the configuration.
+        config: builds the configuration.
         shapes: of each array of random numbers.
         num_tokens: placeholders of an image.
-        numbers: arrays that are given, such as grids.
-        types: the argument that tells image tokens from text, if the family has one.
-        around: the tokens right before and behind an image, where the family looks for them.
-        experts: the argument that sends tokens of images, and those around, to experts of theirs.
+        numbers: given arrays, such as grids.
+        types: the argument that separates image tokens from text, if the family has one.
+        around: the tokens that the family expects right before and after an image.
+        experts: the argument that routes image tokens and adjacent ones to their own experts.
     """
 
     config: Callable[[], Any]
@@ -342,7 +342,7 @@ def banned(name: str) -> list[int]:
 
 
 def inputs(name: str, prompt: Prompt) -> dict[str, torch.Tensor]:
-    """Return what the family's own model wants for a prompt."""
+    """Return the inputs of the family's own model for a prompt."""
     ids = torch.tensor([prompt.token_ids])
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if FAMILIES[name].types:

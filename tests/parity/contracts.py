@@ -32,9 +32,9 @@ class OnFamily:
 
 
 class EngineOnFamily(OnFamily, EngineContract):
-    """The engine's contract; subclasses say how to ``make`` one, with limits that are tried whole.
+    """The engine contract; subclasses define ``make``, which builds an engine within given limits.
 
-    Every cut and every length is tried on engines that cost nothing; here, those around pictures.
+    Cheap engines test every chunk border and length. Here, only borders near images are tested.
     """
 
     most_cuts = 7

@@ -76,7 +76,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 def opt() -> Any:
-    """Return the configuration of a model without such layers, whose decoder lies deeper."""
+    """Return a configuration without recurrent layers, whose decoder is nested deeper."""
     return transformers.OPTConfig(
         vocab_size=320,
         hidden_size=64,

@@ -39,7 +39,7 @@ TAKES_ONE = frozenset({"blip-2"})
 
 @dataclass(frozen=True)
 class Request:
-    """A question in transformers' own form, its pictures and what their processor is told."""
+    """A question in transformers' form, its images and the settings of their processor."""
 
     messages: list[dict[str, Any]]
     images: list[Any]
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def requests(name: str) -> list[Request]:
-    """Return four requests of different lengths, with 1, 0, 2 and 1 pictures."""
+    """Return four requests of different lengths, with 1, 0, 2 and 1 images."""
     if name in zoo.NAMES_TEXT:
         texts = (
             "Tell me about the sea, the sky and all that is between them.",
@@ -117,7 +117,7 @@ def load_reference(name: str, folder: Path) -> Any:
 
 
 def reference_inputs(name: str, request: Request) -> dict[str, Any]:
-    """Return what the family's own processor makes of a request."""
+    """Return the inputs that the family's own processor makes from a request."""
     made = zoo.reference(
         name, request.messages, request.images, return_tensors="pt", limits=request.limits
     )
@@ -203,9 +203,9 @@ def prompt(name: str, request: Request, image_token: int | None) -> Prompt:
 
 
 def _around(alone: Mapping[str, Any], image_token: int | None) -> tuple[int, int, dict[str, Any]]:
-    """Return how many tokens around those of an image's features are typed as they, and the types.
+    """Return the number of tokens around image features with the same type, and the types.
 
-    Nothing where there are none, as with nearly all families.
+    Both are empty for nearly all families.
     """
     types = np.asarray(alone.get("mm_token_type_ids", [[]]))[0]
     typed = np.flatnonzero(types)
@@ -258,7 +258,7 @@ def load_onnx_engine(
 
 
 def config_of(folder: Path) -> Any:
-    """Return the configuration of what answers in a checkpoint, as transformers reads it."""
+    """Return the configuration of a checkpoint's answering part, as transformers reads it."""
     config = transformers.AutoConfig.from_pretrained(folder)
     return getattr(config, "thinker_config", config)
 

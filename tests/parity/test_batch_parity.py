@@ -132,7 +132,7 @@ def alone_and_together(
     prompts: Seq[Prompt],
     banned: Seq[int] = (),
 ) -> list[runner.Answer]:
-    """Return each prompt's answer alone, having seen that those together are the same."""
+    """Return the answer of each prompt alone; assert that the answers in a batch are equal."""
     alone = [
         runner.run(engine, encoder, [prompt], banned, step_tokens=LONGEST)[0] for prompt in prompts
     ]
@@ -146,7 +146,7 @@ def alone_and_together(
 
 
 def pair(name: str, config: Any) -> list[Prompt]:
-    """Return a text of five tokens, and a longer prompt, with pictures where a family sees."""
+    """Return a text of five tokens and a longer prompt, with images for a vision family."""
     if name in zoo.NAMES_TEXT:
         return [SHORT, LONG]
     shown = runner.prompts(name, config)[2]
@@ -219,7 +219,7 @@ PUBLISHED, FURTHER = 4096, 4200  # tokens of the first context of Phi-3, and of 
 
 
 def phi3_as_published(folder: Path) -> Path:
-    """Save a small Phi-3 whose configuration says of rotation what those on the hub say."""
+    """Save a small Phi-3 with the RoPE settings of the published ones."""
     half = KINDS["longrope"]
     config = transformers.Phi3Config(
         **{**SIZES, "num_hidden_layers": 2, "max_position_embeddings": 131_072},

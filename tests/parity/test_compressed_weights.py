@@ -63,7 +63,7 @@ def answers(folder: Path, **settings: Any) -> list[list[int]]:
 
 
 def expected(folder: Path, **stated: Any) -> list[list[int]]:
-    """Return those of transformers, of a folder that says other things of its quantization."""
+    """Return the answers of transformers for a folder with other quantization settings."""
     other = folder.with_name("reference")
     shutil.copytree(folder, other)
     made.state(other, **stated)

@@ -39,14 +39,14 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A text with pictures, for transformers and for us."""
+    """A text with images, for transformers and for vlmkit."""
 
     inputs: dict[str, Any]
     prompt: Prompt
 
 
 def case(folder: Path, text: str, numbers: Seq[int], *, before: str = "") -> Case:
-    """Return a text as the family's own processor makes it; without one before, pictures first."""
+    """Return a text as the family's own processor makes it; without leading text, images first."""
     token = runner.config_of(folder).image_token_id
     shown = [zoo.picture(number, *SIZES[number]) for number in numbers]
     images = {"images": shown} if shown else {}
@@ -85,7 +85,7 @@ def generated(folder: Path, cases: Seq[Case], *, as_it_is: bool = False) -> list
 
 
 class Counting:
-    """An encoder that counts what it encodes."""
+    """An encoder that counts the images that it encodes."""
 
     identity = "counting"
     media_kinds = frozenset({"image"})

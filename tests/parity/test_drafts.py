@@ -34,7 +34,7 @@ SAMPLING = [
 
 
 class Guesser:
-    """Knows the answers, and spoils what it says of them by chance."""
+    """A proposer that knows the answers and corrupts them at random."""
 
     def __init__(self, answers: Seq[Seq[int]]) -> None:
         self.answers = answers

@@ -44,7 +44,7 @@ ENGINES = {
 
 
 def with_pooling(folder: Path, mode: Mode, place: Path) -> Path:
-    """Return a copy of a checkpoint that says how it is pooled."""
+    """Return a copy of a checkpoint that states its pooling mode."""
     shutil.copytree(folder, place, symlinks=True)
     (place / "1_Pooling").mkdir()
     stated = {f"pooling_mode_{flag}": name == mode for name, flag in FLAGS.items()}
@@ -57,7 +57,7 @@ def load(folder: Path, engine: str) -> vlmkit.Model:
 
 
 def states_of(model: Any, inputs: Any) -> torch.Tensor:
-    """Return ``[seq, hidden]`` what transformers calls the last hidden state."""
+    """Return transformers' last hidden state, ``[seq, hidden]``."""
     with torch.no_grad():
         states: torch.Tensor = model.model(**inputs, use_cache=False).last_hidden_state
         return states[0].double()

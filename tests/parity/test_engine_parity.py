@@ -178,7 +178,7 @@ def test_features_of_images_encoded_together_equal_those_alone(name: str, saved:
 
 
 class Replay:
-    """An encoder that hands out what another one computed before."""
+    """An encoder that returns features that another one computed earlier."""
 
     identity = "replay"
     media_kinds = frozenset({"image"})

@@ -34,7 +34,7 @@ def load(folder: Path, cache_tokens: int = 1200) -> vlmkit.Model:
 
 
 def ask(model: vlmkit.Model, number: int, takes_images: bool, **params: object) -> AnswerStream:
-    """Start request ``number``: its text, pictures, length and seed are its own."""
+    """Start request ``number``, with its own text, images, length and seed."""
     pictures = [zoo.picture(number, 40 + 7 * number, 60)] * (number % 2) if takes_images else []
     request = model.request(
         "tell me more " * (1 + number % 4),

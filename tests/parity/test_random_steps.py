@@ -78,7 +78,7 @@ def build(
     saved: Callable[[str], Path],
     exported: Callable[..., Path],
 ) -> Build:
-    """Return what builds a model on each of the engines."""
+    """Return a function that builds a model on each of the engines."""
     if request.param == "mock":
         return _mock
     pytest.importorskip("vlmkit_hf")
@@ -175,7 +175,7 @@ class Guesser:
 
 @dataclass
 class Reader:
-    """Someone who asked, and what they have heard so far."""
+    """The reader of one request, and the deltas that it received so far."""
 
     kind: int
     stream: AnswerStream
@@ -198,7 +198,7 @@ class Reader:
         self.heard[chunk.index] = (text + chunk.text, token_ids, chunk.finish_reason)
 
     def check(self, expected: Seq[Told]) -> None:
-        """Compare with what the request answers alone: all of it, or where it was cut short."""
+        """Compare with the answer of the request alone, up to a cancellation."""
         for found, whole in zip(self.heard, expected, strict=True):
             if found[2] == "abort":
                 assert whole[0].startswith(found[0])
@@ -208,7 +208,7 @@ class Reader:
 
 
 def alone(model: Pipeline, asked: Seq[Request]) -> list[list[Told]]:
-    """Return what each request answers when there is no other."""
+    """Return the answer of each request without any other."""
     answers = []
     for request in asked:
         choices = model.submit(request).result().choices
@@ -238,7 +238,7 @@ def crowd(
     chance: random.Random,
     num_steps: int,
 ) -> None:
-    """Ask, read, lag and leave by chance, for so many steps; compare what everybody heard."""
+    """Start, read, delay and cancel requests at random for some steps; compare the answers."""
     readers: list[Reader] = []
     while not (is_late := is_enough(model, num_steps)) or readers:
         if not readers or (not is_late and len(readers) < MOST_OPEN and chance.random() < 0.7):

@@ -53,7 +53,7 @@ def _nothing_was_tried(tmp_path: Path, monkeypatch: Patch) -> None:
 
 @pytest.fixture
 def ways(monkeypatch: Patch) -> list[str]:
-    """Note how often a picture is answered about by the family's own code."""
+    """Record each reference answer by the family's own code."""
     made: list[str] = []
     logits = vision_check._ReferenceAnswer.logits
 
@@ -66,7 +66,7 @@ def ways(monkeypatch: Patch) -> list[str]:
 
 
 def sampled() -> list[Any]:
-    """Return all families; in every run those with a tower of their own, and some of each zoo."""
+    """Return all families; those with their own tower, and some of each zoo, run always."""
     more = [*zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS]
     marked = [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in more]
     return [*families.mechanisms(zoo.NAMES_VISION), *marked]

@@ -34,7 +34,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Session:
-    """An open graph that says it runs on CUDA."""
+    """An open graph that reports CUDA as its provider."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session

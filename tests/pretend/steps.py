@@ -33,7 +33,7 @@ def logits_of(
 
 
 def for_sampler(sequence: EngineSequence, params: SamplingParams | None = None) -> EngineSequence:
-    """Give an engine's sequence what a sampler reads, and return it."""
+    """Add the attributes that a sampler reads to an engine's sequence, and return it."""
     more: dict[str, Any] = {
         "params": params or SamplingParams(),
         "output_ids": sequence.answer,

@@ -41,7 +41,7 @@ NOT_HERE = {Tensor.numpy: TypeError, Tensor.__array__: TypeError, Tensor.__dlpac
 
 
 class OnCuda(torch.Tensor):
-    """A tensor that lies on the device, as long as calls are looked at."""
+    """A tensor on the device, while calls are intercepted."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -78,7 +78,7 @@ class Device:
         self.num_copies = self.num_reads = 0
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a function, on the device if it is given anything that lies there or goes there."""
+        """Run a function, on the device if an argument is there or the result goes there."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         target = _target(func, args, kwargs)
         ours = [tensor for tensor in tensors if isinstance(tensor, OnCuda)]
@@ -106,7 +106,7 @@ class Device:
         return tree_map_only(Tensor, _on_cuda, made)
 
     def _note_move(self, func: Any, args: Any, ours: list[Any], target: Any) -> bool:
-        """Count what goes from place to place; tell whether the result is on the device."""
+        """Count transfers between devices; return whether the result is on the device."""
         if func is Tensor.copy_:
             self.num_copies += isinstance(args[0], OnCuda) and not isinstance(args[1], OnCuda)
             self.num_reads += not isinstance(args[0], OnCuda)
@@ -229,7 +229,7 @@ def _staying(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compute(func: Callable[..., Any], args: Any, kwargs: Any, *, goes: bool) -> Any:
-    """Run a function on the CPU; what goes from place to place becomes a copy."""
+    """Run a function on the CPU; a transfer between devices becomes a copy."""
     if func in MOVERS:
         args = [HOST if isinstance(arg, str) else arg for arg in args]
         if func is Tensor.cuda:

@@ -9,15 +9,15 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 @dataclass(frozen=True)
 class VisionSide:
-    """How a family looks at images.
+    """The vision settings of a family.
 
     Attributes:
         image_processor: name of the Pillow-based class; the name in a real checkpoint lacks "Pil".
-            Without that, transformers has none, and vlmkit-hf's is taken.
+            Without it, transformers has no such class, and vlmkit-hf's is used.
         image_settings: its arguments.
         processor: name of the family's processor class.
         processor_settings: further arguments of that class.
-        placeholder: what stands for one image in a text that the processor is given.
+        placeholder: represents one image in a text for the processor.
     """
 
     image_processor: str
@@ -32,14 +32,14 @@ class Family:
     """One tiny model, before it has weights.
 
     Attributes:
-        tokenizer: makes its tokenizer.
-        config: makes its config from that tokenizer.
-        template: its chat template; None where the family publishes none.
-        eos: tokens that end an answer, by their text.
+        tokenizer: builds its tokenizer.
+        config: builds its config from that tokenizer.
+        template: its chat template; None if the family publishes none.
+        eos: tokens that end an answer, as text.
         vision: None for a text model.
-        whole: the class of what is saved, where no auto class knows it.
-        answers: the class of its part that answers, likewise.
-        attention: what transformers computes attention with; None is its own choice.
+        whole: the class of the saved model, if no auto class knows it.
+        answers: the class of its answering part, likewise.
+        attention: transformers' attention implementation; None is its own choice.
     """
 
     tokenizer: Callable[[], PreTrainedTokenizerFast]

@@ -46,7 +46,7 @@ def family(
     extra: Mapping[str, str] | None = None,
     chat: str = CHATML,
 ) -> Family:
-    """Return a family, whose conversations are written in ChatML if not said."""
+    """Return a family; its conversations use ChatML by default."""
 
     def tokenizer() -> Tokenizer:
         return byte_level([*NAMED.values(), *special], named=NAMED, extra=extra)

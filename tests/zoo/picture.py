@@ -5,9 +5,9 @@ from PIL import Image
 
 
 def picture(seed: int, width: int = 60, height: int = 60) -> Image.Image:
-    """Return an RGB picture of ``width`` x ``height`` random coloured blocks of 4 pixels.
+    """Return an RGB image of ``width`` x ``height`` random coloured blocks of 4 pixels.
 
-    Blocks and not single pixels: noise would be averaged to grey by any resizing.
+    Resizing would average single-pixel noise to grey.
     """
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (-(-height // 4), -(-width // 4), 3), dtype=np.uint8)

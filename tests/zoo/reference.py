@@ -64,13 +64,13 @@ def family(name: str) -> Family:
 
 
 def model_type(name: str) -> str:
-    """Return what a family's configuration calls it."""
+    """Return the model type in a family's configuration."""
     chosen = family(name)
     return chosen.config(chosen.tokenizer()).model_type
 
 
 def placeholder(name: str) -> str:
-    """Return what stands for one image in a text for the family's processor."""
+    """Return the text that represents one image for the family's processor."""
     return _vision(name).placeholder
 
 
@@ -111,12 +111,12 @@ def reference(
     return_tensors: str = "np",
     limits: Mapping[str, Any] | None = None,
 ) -> BatchFeature:
-    """Return what transformers makes of a conversation: ``input_ids`` and the image arrays.
+    """Return transformers' inputs for a conversation: ``input_ids`` and the image arrays.
 
     Args:
         name: a family of the zoo.
         messages: in transformers' own form; contents may be strings or lists of parts, where
-            ``{"type": "image"}`` stands for the next of ``images``.
+            ``{"type": "image"}`` represents the next of ``images``.
         images: in the order of their parts.
         tools: passed to the chat template.
         return_tensors: ``"np"`` or ``"pt"``.
@@ -179,7 +179,7 @@ def _rendered(
 
 
 def _for_got(made: ProcessorMixin, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the processor itself asks about a page, with another question and other pages."""
+    """Return the processor's own prompt for a page, with other questions and pages."""
     page = Image.new("RGB", (28, 28))
     written = made.prepare_inputs_layout(images=[page], format=False, images_kwargs={})[1][0]
     (message,) = messages
