@@ -79,5 +79,5 @@ def run_on_terminal(
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 2**16)
-    except OSError:  # nobody writes any more
+    except OSError:  # no writer is left
         return b""

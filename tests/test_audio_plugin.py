@@ -108,16 +108,16 @@ class TestHearingEngine(EngineContract):
         return HearingEngine()
 
     def prompts(self) -> list[Prompt]:
-        asked = [("hi", []), ("How loud?", [sound(0.6)]), ("Is it? " * 6, [sound(0.1, 3)])]
+        requests = [("hi", []), ("How loud?", [sound(0.6)]), ("Is it? " * 6, [sound(0.1, 3)])]
         tokenizer = HearingTokenizer()
-        return [tokenizer.prompt([Message.of("user", text, media=m)]) for text, m in asked]
+        return [tokenizer.prompt([Message.of("user", text, media=m)]) for text, m in requests]
 
     def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
         return dict(enumerate(HearingEncoder().encode(prompt.media)))
 
     def twins(self) -> tuple[Prompt, Prompt]:
-        asked = [Message.of("user", "How loud?", media=[sound(v)]) for v in (0.3, 0.9)]
-        return HearingTokenizer().prompt(asked[:1]), HearingTokenizer().prompt(asked[1:])
+        requests = [Message.of("user", "How loud?", media=[sound(v)]) for v in (0.3, 0.9)]
+        return HearingTokenizer().prompt(requests[:1]), HearingTokenizer().prompt(requests[1:])
 
 
 class TestWavLoader(MediaLoaderContract):
@@ -179,13 +179,13 @@ def test_usage_does_not_count_sounds_as_images() -> None:
 
 def test_sounds_in_a_batch_are_answered_as_alone() -> None:
     volumes = [0.0, 0.2, 0.9, 0.3, 1.0, 0.1, 0.0, 0.95]
-    asked = [(f"No. {i}?", [sound(v, 3 + i), sound(v, 2)]) for i, v in enumerate(volumes)]
+    requests = [(f"No. {i}?", [sound(v, 3 + i), sound(v, 2)]) for i, v in enumerate(volumes)]
     with hearing() as model:
-        alone = [model.generate(text, media=media).choices[0].token_ids for text, media in asked]
+        alone = [model.generate(text, media=media).choices[0].token_ids for text, media in requests]
     with hearing(
         scheduler={"max_running": 3, "max_step_tokens": 16, "encoder_budget_tokens": 8}
     ) as model:
-        streams = [model.submit(model.request(text, media=media)) for text, media in asked]
+        streams = [model.submit(model.request(text, media=media)) for text, media in requests]
         assert [stream.result().choices[0].token_ids for stream in streams] == alone
         assert model.stats().num_running == 0
 
@@ -209,7 +209,7 @@ def test_contracts_of_the_audio_plugin_run_on_the_installed_package(tmp_path: Pa
     assert skipped["media_encoder"] == "the model takes no images"
 
 
-# What is refused.
+# Refused requests.
 
 
 def test_a_medium_that_no_encoder_supports_is_refused_by_name() -> None:

@@ -32,7 +32,7 @@ TOOLS = [
     for name in ("weather", "clock")
 ]
 FORM = {"type": "json_schema", "json_schema": {"name": "days", "schema": SCHEMA, "strict": True}}
-ASKED = {"role": "user", "content": "How is the weather?"}
+QUESTION = {"role": "user", "content": "How is the weather?"}
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,9 @@ def served(tmp_path_factory):
             process.kill()
 
 
-def answer(served, *, stream, messages=(ASKED,), **fields):
+def answer(served, *, stream, messages=(QUESTION,), **fields):
     client, biases = served
-    asked = {
+    body = {
         "model": client.models.list().data[0].id,
         "messages": list(messages),
         "temperature": 1.0,
@@ -69,8 +69,8 @@ def answer(served, *, stream, messages=(ASKED,), **fields):
         **fields,
     }
     if not stream:
-        return client.chat.completions.create(**asked).choices[0]
-    with client.chat.completions.stream(**asked) as events:
+        return client.chat.completions.create(**body).choices[0]
+    with client.chat.completions.stream(**body) as events:
         return events.get_final_completion().choices[0]
 
 
@@ -86,10 +86,10 @@ def check(arguments):
 )
 def test_a_required_tool_call_in_channels_matches_its_schema(served, stream, choice):
     for seed in range(3):
-        told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
-        assert told.finish_reason == "tool_calls"
-        assert not told.message.content
-        (call,) = told.message.tool_calls
+        completion = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
+        assert completion.finish_reason == "tool_calls"
+        assert not completion.message.content
+        (call,) = completion.message.tool_calls
         assert call.function.name in (("weather", "clock") if choice == "required" else ("clock",))
         check(json.loads(call.function.arguments))
 
@@ -98,9 +98,9 @@ def test_a_required_tool_call_in_channels_matches_its_schema(served, stream, cho
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_an_answer_in_channels_calls_a_tool_or_has_text_as_allowed(served, stream, choice):
     for seed in range(6):
-        told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
-        calls = told.message.tool_calls or []
-        assert told.finish_reason == ("tool_calls" if calls else "stop")
+        completion = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
+        calls = completion.message.tool_calls or []
+        assert completion.finish_reason == ("tool_calls" if calls else "stop")
         assert len(calls) <= (choice == "auto")
         for call in calls:
             check(json.loads(call.function.arguments))
@@ -111,20 +111,20 @@ def test_an_answer_in_channels_calls_a_tool_or_has_text_as_allowed(served, strea
 def test_the_final_channel_is_json_and_reasoning_is_unconstrained(served, stream, tools):
     fields = {"tools": tools, "tool_choice": "none"} if tools else {}
     for seed in range(4):
-        told = answer(served, stream=stream, response_format=FORM, seed=seed, **fields)
-        assert told.finish_reason == "stop"
-        check(json.loads(told.message.content))
+        completion = answer(served, stream=stream, response_format=FORM, seed=seed, **fields)
+        assert completion.finish_reason == "stop"
+        check(json.loads(completion.message.content))
 
 
 def test_a_tool_call_and_its_result_are_sent_back(served):
-    told = answer(served, stream=False, tools=TOOLS, tool_choice="required", seed=1)
-    (call,) = told.message.tool_calls
+    completion = answer(served, stream=False, tools=TOOLS, tool_choice="required", seed=1)
+    (call,) = completion.message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"sun": true}'}
-    messages = [ASKED, told.message, result]
+    messages = [QUESTION, completion.message, result]
     again = answer(served, stream=False, messages=messages, response_format=FORM, seed=1)
     check(json.loads(again.message.content))
     efforts = [
         answer(served, stream=False, messages=messages, reasoning_effort=effort, seed=1)
         for effort in ("low", "high")
     ]
-    assert {told.finish_reason for told in efforts} <= {"stop", "length", "tool_calls"}
+    assert {completion.finish_reason for completion in efforts} <= {"stop", "length", "tool_calls"}

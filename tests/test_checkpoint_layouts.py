@@ -212,8 +212,8 @@ def test_a_model_without_a_chat_template_warns_at_load_and_serves_plain_text(
 ) -> None:
     folder = made(Layout("no template", drop("chat_template.jinja")), saved, tmp_path)
     with caplog.at_level(logging.WARNING, "vlmkit_hf"), vlmkit.load(folder, **TORCH) as model:
-        said = [r.getMessage() for r in caplog.records if r.name.startswith("vlmkit_hf")]
-        assert said == [NO_TEMPLATE]
+        messages = [r.getMessage() for r in caplog.records if r.name.startswith("vlmkit_hf")]
+        assert messages == [NO_TEMPLATE]
         assert len(model.embed(["The sea"])) == 1
         with pytest.raises(vlmkit.RequestError, match="this model has no chat template"):
             model.generate(QUESTION)
@@ -227,9 +227,9 @@ def test_the_tool_template_renders_only_conversations_with_tools(
     tool: Any = {"type": "function", "function": {"name": "look", "parameters": {}}}
     with vlmkit.load(folder, **TORCH) as model:
         tokenizer: Any = model.runner._tokenizer
-        asked = [vlmkit.Message.of("user", "What?")]
-        plain = tokenizer.prompt(asked)
-        offered = tokenizer.prompt(asked, tools=[tool])
+        conversation = [vlmkit.Message.of("user", "What?")]
+        plain = tokenizer.prompt(conversation)
+        offered = tokenizer.prompt(conversation, tools=[tool])
 
     assert tokenizer.decode(plain.token_ids) != tokenizer.decode(offered.token_ids)
     assert '"name": "look"' in tokenizer.decode(offered.token_ids)

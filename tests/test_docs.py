@@ -64,7 +64,7 @@ def test_the_hooks_page_names_every_parameter_of_add_and_of_the_context():
     given = set(inspect.signature(Registry.add).parameters) - {"self", "name", "build"}
     assert {name for name in given if f"\n- `{name}" in page} == given
     got = {name for name in (*vars(BuildContext), *BuildContext.__annotations__) if name[0] != "_"}
-    got -= {"shared", "registries"}  # what `share` and `providers` go to
+    got -= {"shared", "registries"}  # internals of `share` and `providers`
     assert {name for name in got if re.search(rf"`(context\.)?{name}\b", page)} == got
 
 
@@ -286,7 +286,7 @@ def test_the_first_plugin_of_the_tutorial_loads_and_answers(tmp_path):
     page = "docs/tutorial/first-plugin.md"
     (tmp_path / "shout.py").write_text(blocks(page, "python")[0])
     (tmp_path / "second.toml").write_text(blocks(page, "toml")[0])
-    _, commands, *_ = blocks(page, "console")  # what the first one installs is here
+    _, commands, *_ = blocks(page, "console")  # the first one's packages are installed here
     shown = run_commands(commands.strip().splitlines(), tmp_path)
     assert "runner-up" in shown[0]
     assert shown[1]

@@ -164,8 +164,8 @@ def test_a_document_is_counted_and_its_pages_are_rendered(client):
 
 
 def test_capabilities_state_that_documents_can_be_opened(client):
-    told = client.get("/capabilities", cast_to=object)
-    assert set(told["models"][0]["media_loaders"]) >= {"image", "pdf"}
+    capabilities = client.get("/capabilities", cast_to=object)
+    assert set(capabilities["models"][0]["media_loaders"]) >= {"image", "pdf"}
 
 
 def test_the_program_of_the_guide_runs(url, tmp_path, monkeypatch, capsys):

@@ -96,11 +96,11 @@ def test_processors_with_their_own_image_placeholders_pass_the_check_at_load(
     folder.save_outline(name, tmp_path)
     tokenizer = HfTokenizer(Checkpoint(name, tmp_path), HfTokenizerSettings())  # checks itself
 
-    for size, told in (((512, 512), small), ((512, 1024), large)):
+    for size, expected in (((512, 512), small), ((512, 1024), large)):
         picture = Image.open(zoo.picture(1, *size))
         (slot,) = tokenizer.prompt([Message.of("user", "What?", [picture])]).media
         assert slot.transform is not None
-        assert (slot.transform.used_size, slot.transform.num_tiles) == told
+        assert (slot.transform.used_size, slot.transform.num_tiles) == expected
 
 
 @pytest.mark.slow

@@ -393,7 +393,7 @@ def test_a_folder_of_gguf_is_refused_by_name_and_not_read(request, tmp_path, nam
     (folder / "vlmkit_onnx.json").unlink(missing_ok=True)
     with (folder / named).open("wb") as file:
         file.write(GRAPH_FILES["GGUF"])
-        file.truncate(2**40)  # a hole: whoever reads it takes a terabyte
+        file.truncate(2**40)  # a sparse file: reading it needs a terabyte
     found = request.getfixturevalue(loader).load(folder)
     assert_refused(found, named)
     assert "GGUF" in found["message"]

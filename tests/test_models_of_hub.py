@@ -23,7 +23,7 @@ FILES = [f"model-0000{i + 1}-of-0000{NUM_FILES}.safetensors" for i in range(NUM_
 INDEX = {f"model.layers.{i}.{j}.weight": FILES[i % NUM_FILES] for i in range(32) for j in range(9)}
 Run = Callable[..., subprocess.CompletedProcess[str]]
 DEMO = Path(__file__).parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo"
-ASKED = ("What is in this picture?", "--image", str(DEMO / "pictures/shapes.png"))
+QUESTION = ("What is in this picture?", "--image", str(DEMO / "pictures/shapes.png"))
 
 
 def large_model(config: Mapping[str, Any]) -> dict[str, Content]:
@@ -182,9 +182,9 @@ def test_the_config_check_asks_no_hub_about_a_local_model(
     (path,) = run("models", "pull", "org/small").stdout.splitlines()
     num_requests = len(hub.requests)
     for model in ("org/small", path):
-        code, said = serve_check(run, tmp_path, model)
-        assert code == 0, said
-        assert "note:" not in said
+        code, output = serve_check(run, tmp_path, model)
+        assert code == 0, output
+        assert "note:" not in output
     wrong = serve_check(run, tmp_path, "org/small", "--set", "engine.precision=w1")
 
     assert wrong[0] == 1
@@ -197,7 +197,7 @@ def test_a_local_model_needs_no_request_to_the_hub(
 ) -> None:
     pytest.importorskip("onnxruntime")
     hub.add("org/small", main=demo())
-    ask = ("ask", "org/small", *ASKED)
+    ask = ("ask", "org/small", *QUESTION)
     fetched = run(*ask)
     num_requests = len(hub.requests)
     again = run(*ask)
@@ -283,7 +283,7 @@ def test_an_answer_after_a_download_starts_on_its_own_line(
     pytest.importorskip("onnxruntime")
     hub.add("org/small", main=demo())
     hub.bytes_per_s = 8_000_000
-    ask = [sys.executable, "-m", "vlmkit", "ask", "org/small", *ASKED]
+    ask = [sys.executable, "-m", "vlmkit", "ask", "org/small", *QUESTION]
     code, written = run_on_terminal(ask, environ)
     screen = Screen()
     screen.write(written)

@@ -171,8 +171,8 @@ def test_every_field_of_a_request_and_a_prompt_is_sent_or_listed() -> None:
     needless += ("clamp_max_tokens", "strict_tools")
     assert {each.name for each in fields(Request)} == {*messages.SENT, *needless}
     assert {each.name for each in fields(MediaSlot)} == {*messages.SlotAt.__struct_fields__}
-    told = {*messages.Reply.__struct_fields__} - {"shown", "decodes", "source_indices"}
-    assert {each.name for each in fields(Prompt)} == told
+    sent = {*messages.Reply.__struct_fields__} - {"shown", "decodes", "source_indices"}
+    assert {each.name for each in fields(Prompt)} == sent
 
 
 def test_a_tokenizer_that_cannot_be_built_fails_at_start() -> None:

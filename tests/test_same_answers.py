@@ -62,9 +62,9 @@ def test_equal_recordings_have_no_difference(tmp_path):
     ],
 )
 def test_each_kind_of_difference_is_reported_with_its_path(tmp_path, changed, place):
-    status, told = compared(saved(tmp_path / "old"), saved(tmp_path / "new", **changed))
+    status, output = compared(saved(tmp_path / "old"), saved(tmp_path / "new", **changed))
     assert status == 1
-    assert told.splitlines()[:2] == ["one", f"  {place}"]
+    assert output.splitlines()[:2] == ["one", f"  {place}"]
 
 
 def test_a_deliberately_renamed_name_is_not_a_difference(tmp_path):
@@ -72,9 +72,9 @@ def test_a_deliberately_renamed_name_is_not_a_difference(tmp_path):
     new = saved(tmp_path / "new", headers=headers, body='{"choices": [{"words": "a"}]}')
     renames = tmp_path / "renames.toml"
     renames.write_text('[headers]\nx-old = "x-new"\n[texts]\n\'"text"\' = \'"words"\'\nx = "y"\n')
-    status, told = compared(saved(tmp_path / "old"), new, "--renamed", str(renames))
+    status, output = compared(saved(tmp_path / "old"), new, "--renamed", str(renames))
     assert status == 0
-    assert "renamed, but never found: 'x'" in told
+    assert "renamed, but never found: 'x'" in output
 
 
 def test_a_request_with_a_renamed_field_is_the_same_request():

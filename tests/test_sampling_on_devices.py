@@ -38,8 +38,8 @@ EVERYTHING = SamplingParams(
     logit_bias={5: 1.0},
     min_tokens=4,
 )
-TOLD = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, logprobs=True, top_logprobs=5)
-MIXED = (GREEDY, FILTERED, NUCLEUS, DRAWN, EVERYTHING, TOLD)
+WITH_LOGPROBS = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, logprobs=True, top_logprobs=5)
+MIXED = (GREEDY, FILTERED, NUCLEUS, DRAWN, EVERYTHING, WITH_LOGPROBS)
 KINDS = {
     "greedy": (GREEDY,),
     "top-p and top-k": (FILTERED,),
@@ -93,7 +93,7 @@ def test_sampling_takes_at_most_forty_operations_for_any_batch_size(kind: str) -
 
 @pytest.mark.parametrize("num_told", [0, 1, 8])
 def test_a_step_is_read_from_the_device_once(num_told: int) -> None:
-    rows = make_rows([TOLD], num_told) + make_rows([GREEDY], 8 - num_told)
+    rows = make_rows([WITH_LOGPROBS], num_told) + make_rows([GREEDY], 8 - num_told)
     logits = make_logits(8)
     params = [row.sequence.params for row in rows]
     given = {0: 3}

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs/explanation/security.md").read_text()
 SECTIONS = dict(re.findall(r"^## (S\d+)\. (.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL))
 SOURCES = sorted([*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
 
-RUNNING = {  # calls that run, or may run, what they are given
+RUNNING = {  # calls that execute their input, or may do so
     *("eval", "exec", "compile", "pickle.load", "pickle.loads", "marshal.loads", "dill.loads"),
     *("shelve.open", "joblib.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"),
 }
@@ -21,7 +21,7 @@ STARTS_A_SERVER = {"running", "running_server", "watched", "served", "serve", "p
 
 OF_CONTRACTS = Path(
     "packages/vlmkit-testing/src/vlmkit_testing"
-)  # which pickle what they wrote themselves
+)  # which pickle only their own data
 
 
 def paths_of(module: str) -> list[Path]:
@@ -96,6 +96,6 @@ def test_secrets_are_compared_in_constant_time() -> None:
 
 
 def test_the_page_states_what_no_server_can_guard_against() -> None:
-    said = PAGE.partition("## What a picture says")[2]
-    assert "may do as it reads" in said
-    assert "(../../" not in said
+    section = PAGE.partition("## What a picture says")[2]
+    assert "may do as it reads" in section
+    assert "(../../" not in section

@@ -317,7 +317,7 @@ def check_reason(name, schema, error):
     is_pattern = error.keyword == "patternProperties" and last != error.keyword
     if "holds a value that is no schema" not in text:  # which has no keyword
         assert error.keyword == (parents[-1] if is_pattern else last), (name, text)
-    for key in (*parents, last):  # raises where the schema has no such place
+    for key in (*parents, last):  # raises if the schema has no such path
         key = key.replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
         schema = schema[int(key)] if isinstance(schema, list) else schema[key]
 

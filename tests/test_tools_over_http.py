@@ -103,12 +103,12 @@ def check(call):
 def test_a_required_tool_call_matches_its_schema(served, client, choice):
     shown = [IMAGE, {"type": "text", "text": "What is in this picture?"}]
     for seed in range(4):
-        asked = options(served, seed=seed) | {
+        fields = options(served, seed=seed) | {
             "messages": [{"role": "user", "content": shown}],
             "tool_choice": choice,
         }
-        whole = client.messages.create(**asked)
-        with client.messages.stream(**asked) as stream:
+        whole = client.messages.create(**fields)
+        with client.messages.stream(**fields) as stream:
             streamed = stream.get_final_message()
         assert whole.stop_reason == streamed.stop_reason == "tool_use"
         (one,), (other,) = whole.content, streamed.content
@@ -117,10 +117,10 @@ def test_a_required_tool_call_matches_its_schema(served, client, choice):
 
 
 def test_tool_results_with_images_are_read_and_counted(served, client):
-    asked = options(served, seed=1)
+    fields = options(served, seed=1)
     first_turn = {"role": "user", "content": "Mark it."}
     first = client.messages.create(
-        **asked, messages=[first_turn], tool_choice={"type": "tool", "name": "mark"}
+        **fields, messages=[first_turn], tool_choice={"type": "tool", "name": "mark"}
     )
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": [IMAGE]}
@@ -131,7 +131,7 @@ def test_tool_results_with_images_are_read_and_counted(served, client):
     messages = [first_turn, {"role": "assistant", "content": first.content}]
     messages.append({"role": "user", "content": results})
     after = client.messages.create(
-        **asked | {"max_tokens": 16}, messages=messages, tool_choice={"type": "none"}
+        **fields | {"max_tokens": 16}, messages=messages, tool_choice={"type": "none"}
     )
     assert {block.type for block in after.content} <= {"text", "thinking"}
     counted = client.messages.count_tokens(model=served[0], messages=messages, tools=[TOOL])
@@ -144,9 +144,9 @@ def test_both_apis_make_the_same_tool_calls(served, client):
         **options(served, seed=3), messages=messages, tool_choice={"type": "any"}
     )
     function = {"name": "mark", "description": "Marks.", "parameters": SCHEMA}
-    asked = options(served, seed=3) | {"tools": [{"type": "function", "function": function}]}
+    fields = options(served, seed=3) | {"tools": [{"type": "function", "function": function}]}
     with openai.OpenAI(base_url=f"{served[1]}/v1", api_key="none", max_retries=0) as other:
-        done = other.chat.completions.create(**asked, messages=messages, tool_choice="required")
+        done = other.chat.completions.create(**fields, messages=messages, tool_choice="required")
     called = [
         (call.function.name, json.loads(call.function.arguments))
         for call in done.choices[0].message.tool_calls

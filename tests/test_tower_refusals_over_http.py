@@ -110,8 +110,8 @@ def failure(answer):
     """Return the status and the error of an answer, which a stream may tell in its last event."""
     if answer.headers["content-type"].startswith("text/event-stream"):
         lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
-        told = json.loads(lines[-1].removeprefix("data: "))
-        return 400, told.get("error") or told["response"]["error"]
+        event = json.loads(lines[-1].removeprefix("data: "))
+        return 400, event.get("error") or event["response"]["error"]
     return answer.status_code, answer.json()["error"]
 
 

@@ -137,15 +137,15 @@ class Bodies:
         self, document: Document, stored: Mapping[str, str] | None = None, model: str = MODEL
     ) -> None:
         self._document, self._model = document, model
-        self._operations = {(m, p): told for m, p, told in document.operations()}
+        self._operations = {(m, p): operation for m, p, operation in document.operations()}
         self.stored = dict(stored or {})
 
     def request(self, field: Field, value: Any = SAMPLE) -> Sent:
         """Return a valid request except for the value at one field."""
-        told = self._operations[field.method, field.route]
+        operation = self._operations[field.method, field.route]
         path, headers = field.route, {"x-request-id": "attack"}
         query: dict[str, str] = {}
-        for each in told.get("parameters", ()):
+        for each in operation.get("parameters", ()):
             said = str(self._text(self._sample(each["schema"], each["name"])))
             if (each["in"], each["name"]) == (field.where, field.name):
                 said = said if value is SAMPLE else str(value)
@@ -160,8 +160,8 @@ class Bodies:
         if query:
             path += "?" + "&".join(f"{name}={quoted(said)}" for name, said in query.items())
         content = b""
-        if "requestBody" in told:
-            kind, content = self._content(told["requestBody"]["content"], field, value)
+        if "requestBody" in operation:
+            kind, content = self._content(operation["requestBody"]["content"], field, value)
             headers["content-type"] = kind
         return Sent(field.method.upper(), path, headers, content)
 
@@ -182,8 +182,8 @@ class Bodies:
 
     def body(self, field: Field, value: Any = SAMPLE) -> Body:
         """Return the body of such a request before it is encoded."""
-        told = self._operations[field.method, field.route]
-        schema = told["requestBody"]["content"]["application/json"]["schema"]
+        operation = self._operations[field.method, field.route]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
         return self._completed(field, self._built(schema, field.steps, value))
 
     def item(self, field: Field) -> list[Any]:

@@ -23,7 +23,7 @@ MAX_GROWTH_BYTES = 256 * 2**20
 MAX_RATIO = 2.0  # of a field's CPU time to that of the first of its kind
 REPEATED_CPU_S = 0.1  # of a value that many fields receive
 HIDDEN_CPU_S = 0.5  # that a field may cost more than usual, among others
-UNDECIDED = (0, 429, 503)  # statuses of requests that were not judged by what they say
+UNDECIDED = (0, 429, 503)  # statuses of requests whose content was not judged
 RISKS = ("any", "text", "list", "object", "number")
 """Kinds of fields, those first that cost most where something is wrong."""
 

@@ -75,11 +75,11 @@ def _flaw_of_error(field: Field | None, answer: Answer) -> str | None:
         return f"status {answer.status} without an error body: {answer.content[:200]!r}"
     if field is None or answer.status in (404, 405, 408, 413, 415, 431):
         return None
-    said = f"{error.get('param')} {message}"
+    text = f"{error.get('param')} {message}"
     of_all = message.startswith("the body ") or "maximum context length" in message
     if of_all or error.get("code") in OF_THE_BODY:
         return None
-    is_named = any(name in said for name in field.names) or bool(error.get("param"))
+    is_named = any(name in text for name in field.names) or bool(error.get("param"))
     return None if is_named else f"status {answer.status} names no field: {message!r}"
 
 

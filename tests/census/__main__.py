@@ -20,23 +20,23 @@ PRELOADED = ["census.trial", "census.child"]
 
 def main() -> None:
     """Try families without a record, or the named ones; then write the page."""
-    asked = _arguments()
-    asked.records.mkdir(parents=True, exist_ok=True)
+    options = _arguments()
+    options.records.mkdir(parents=True, exist_ok=True)
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(PRELOADED)
     from census import families, page
 
-    for name in asked.names or families.all_types()[asked.part :: asked.parts]:
-        known = read(asked.records, name) if asked.resume or asked.names else {}
-        engines = [e for e in asked.engine if asked.names or not any(e in key for key in known)]
+    for name in options.names or families.all_types()[options.part :: options.parts]:
+        known = read(options.records, name) if options.resume or options.names else {}
+        engines = [e for e in options.engine if options.names or not any(e in key for key in known)]
         if not engines:
             continue
         began = time.monotonic()
-        found = _in_a_process(processes, name, engines, asked)
-        _write(asked.records, name, known | found)
+        found = _in_a_process(processes, name, engines, options)
+        _write(options.records, name, known | found)
         print(f"{time.monotonic() - began:5.1f} s  {name}: {told(found)}", flush=True)
-    if asked.page:
-        page.write({name: read(asked.records, name) for name in families.all_types()})
+    if options.page:
+        page.write({name: read(options.records, name) for name in families.all_types()})
 
 
 def _arguments() -> Any:
@@ -49,9 +49,9 @@ def _arguments() -> Any:
     parser.add_argument("--no-export", action="store_true", help="make no graphs: that is costly")
     parser.add_argument("--resume", action="store_true", help="keep what was found before")
     parser.add_argument("--page", action="store_true", help="write the page of all that was found")
-    asked = parser.parse_args()
-    asked.engine = asked.engine or list(ENGINES)
-    return asked
+    options = parser.parse_args()
+    options.engine = options.engine or list(ENGINES)
+    return options
 
 
 def told(found: Record) -> str:
@@ -71,14 +71,14 @@ def _write(records: Path, name: str, found: Record) -> None:
     (records / f"{name}.json").write_text(content)
 
 
-def _in_a_process(processes: Any, name: str, engines: Sequence[str], asked: Any) -> Record:
+def _in_a_process(processes: Any, name: str, engines: Sequence[str], options: Any) -> Record:
     """Try a family in a process of its own, so a crash is a result."""
     reader, writer = processes.Pipe(duplex=False)
     folder = Path(tempfile.mkdtemp(prefix="census-"))
     process = processes.Process(
         target=child.run,
-        args=(name, engines, folder / name, asked.records, writer),
-        kwargs={"exports": not asked.no_export},
+        args=(name, engines, folder / name, options.records, writer),
+        kwargs={"exports": not options.no_export},
     )
     process.start()
     writer.close()

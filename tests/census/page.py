@@ -124,14 +124,14 @@ def _line(record: Record) -> Line:
             continue
         kinds = [kind for kind in ("text", "pictures") if _runs(record, f"{engine} {kind}")]
         runs[engine] = ", ".join(kinds) or NOTHING
-    said: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for key, finding in record.items():
         if finding.verdict in ("wrong", "fails"):
             raise ValueError(f"{key}: {finding}")
         if finding.verdict != RUNS:
-            said.setdefault(_sentence(finding), []).append(key)
-    whole = len(said) == 1 and all(cell in (NOTHING, UNKNOWN) for cell in runs.values())
-    why = [text if whole else f"{_places(keys)}: {text}" for text, keys in said.items()]
+            reasons.setdefault(_sentence(finding), []).append(key)
+    whole = len(reasons) == 1 and all(cell in (NOTHING, UNKNOWN) for cell in runs.values())
+    why = [text if whole else f"{_places(keys)}: {text}" for text, keys in reasons.items()]
     return Line(runs, "; ".join(why))
 
 

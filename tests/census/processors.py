@@ -16,7 +16,7 @@ from transformers.models.auto import image_processing_auto, processing_auto
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.images.processors import loading as processors
 
-# What published checkpoints name where transformers has no word of it.
+# Processors that published checkpoints name and transformers does not map.
 PROCESSORS = {
     "glm_ocr": ("Glm46VProcessor", "Glm46VImageProcessor"),
     "glmga": ("Glm46VProcessor", "Glm46VImageProcessor"),
@@ -26,11 +26,13 @@ PROCESSORS = {
     "kosmos-2.5": ("Kosmos2_5Processor", "Kosmos2_5ImageProcessor"),
     "cosmos3_omni": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
 }
-# Tokens whose places take the rows of a picture, where that is not what a picture is written as.
+# Tokens that image features replace, if they differ from the placeholder of an image.
 FEATURE_TOKENS = {"aya_vision": {"image_token_index": "<|IMG_PATCH|>"}}
-# What processors must be told besides, as published checkpoints tell it.
-TOLD = {"llava_onevision": {"num_image_tokens": 729, "vision_feature_select_strategy": "full"}}
-# What processors call the tokens that stand around a picture.
+# Further processor settings, as in published checkpoints.
+PROCESSOR_SETTINGS = {
+    "llava_onevision": {"num_image_tokens": 729, "vision_feature_select_strategy": "full"}
+}
+# Names of the tokens around an image.
 AROUND = ("vision_{}_token", "image_{}_token")
 
 _WRITTEN = re.compile(r"""["'](<[^"'<>\s{}]{1,40}>|\[[A-Z_]{2,20}\]|\]<\][a-z ]{2,20}\[>\[)["']""")
@@ -58,7 +60,7 @@ def write(model_type: str, folder: Path, more: Mapping[str, Any]) -> None:
     }
     known = {key: value for key, value in made.items() if value}
     (folder / "preprocessor_config.json").write_text(json.dumps({**known, **more}))
-    if told := TOLD.get(model_type):
+    if told := PROCESSOR_SETTINGS.get(model_type):
         (folder / "processor_config.json").write_text(json.dumps(told))
 
 
@@ -125,7 +127,7 @@ def _class(model_type: str) -> Any:
     name = _class_name(model_type)
     try:
         return processors._processor_class(name) if name else None
-    except Exception:  # noqa: BLE001 - it wants what is not installed
+    except Exception:  # noqa: BLE001 - a dependency is not installed
         return None
 
 

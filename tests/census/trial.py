@@ -37,7 +37,7 @@ TEXTS = (
 )
 AT_WORK = (RequestError, EngineError)
 NO_PICTURES = {"media_encoder": {"use": "none"}}
-LARGE = {"cache_tokens": 30_000, "max_chunk_tokens": 8192}  # an engine for pictures of any size
+LARGE = {"cache_tokens": 30_000, "max_chunk_tokens": 8192}  # an engine for images of any size
 NO_PROCESSOR = "no processor of it can be made of what transformers says alone"
 NO_EXPORT = "nothing of it is refused before it is exported, and no export was tried"
 NO_MODEL = "no small model of it can be made of what transformers says alone"

@@ -273,7 +273,7 @@ FAMILIES = {
     ),
     "qwen3_vl_moe": Drawn(_qwen3_vl_moe, *_QWEN),
     "qwen3_5": Drawn(_qwen3_5, *_QWEN),
-    # Positions are on three axes only where a mask says that nothing is padding.
+    # Positions have three axes only if a mask shows that no token is padding.
     "qwen3_omni": Drawn(_qwen3_omni, *_QWEN[:3], around=(302, 303)),
     # Tokens of images go to experts of their own.
     "ernie4_5_vl_moe": Drawn(

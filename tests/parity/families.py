@@ -20,7 +20,7 @@ LIKE = {
     "qwen3": "qwen3_vl",  # norms of queries and keys
     "qwen3_moe": "mixtral",  # experts
     "mistral": "phi3",  # a window in every layer
-    "gemma3_text": "gemma3",  # windows in some layers, which rotate otherwise
+    "gemma3_text": "gemma3",  # windows in some layers, with another RoPE
     "idefics3": "smolvlm",  # tiles whose pixels are shuffled
     "qwen2_vl": "qwen2_5_vl",  # positions on three axes
     "exaone4_5": "qwen2_5_vl",  # windows; heads that share keys and values

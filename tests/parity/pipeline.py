@@ -41,12 +41,12 @@ def load(
     return vlmkit.load(folder, engine=chosen, **steps, **more)
 
 
-def stream_all(model: vlmkit.Model, asked: list[runner.Request]) -> list[tuple[str, Any]]:
+def stream_all(model: vlmkit.Model, requests: list[runner.Request]) -> list[tuple[str, Any]]:
     """Submit all requests, then read each one's text piece by piece, and its tokens."""
     settings = {"max_tokens": runner.NUM_NEW, "temperature": 0, "ignore_eos": True}
     streams = [
         model.submit(model.request(conversation(request), logprobs=True, **settings))
-        for request in asked
+        for request in requests
     ]
     answers = []
     for stream in streams:

@@ -86,7 +86,7 @@ def requests(name: str) -> list[Request]:
         wide = zoo.picture(2, 50, 100)
     return [
         _ask("Tell me what is in there.", [square]),
-        # PaliGemma's processor takes no prompt without a picture.
+        # PaliGemma's processor requires an image in each prompt.
         _ask("Just words, please.", [square] if name == "paligemma" else []),
         _ask("How do they differ?", [wide] if name in TAKES_ONE else [wide, tall]),
         _ask("Look at it closely, then describe it in a whole sentence.", [tall]),
@@ -107,7 +107,7 @@ def load_reference(name: str, folder: Path) -> Any:
         kind = getattr(transformers, answers)
     how = {"dtype": torch.float32, "attn_implementation": zoo.family(name).attention}
     model = kind.from_pretrained(folder, **how).eval()
-    if hasattr(model, "ct_decompress_hook"):  # which `generate` fires after it asked a tower
+    if hasattr(model, "ct_decompress_hook"):  # which `generate` fires after it ran a tower
         model.hf_quantizer.compressor.decompress_model(model)
     whole = model.language_model if name in TAKES_ONE else model
     for each in (model, whole):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 Saved = Callable[[str], Path]
 
 
-def asked(*images: Image.Image, text: str = "What is it?") -> runner.Request:
+def request_of(*images: Image.Image, text: str = "What is it?") -> runner.Request:
     parts = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
     return runner.Request([{"role": "user", "content": parts}], list(images))
 
@@ -46,11 +46,11 @@ def changed(folder: Path, to: Path, file: str, change: Callable[[dict[str, Any]]
 @pytest.mark.parametrize("name", zoo.NAMES_THINKERS)
 def test_an_answer_depends_on_the_image(name: str, saved: Saved) -> None:
     with load(saved(name), sizes=SIZES.get(name)) as model:
-        shown = [asked(zoo.picture(seed)) for seed in (11, 12)]
+        shown = [request_of(zoo.picture(seed)) for seed in (11, 12)]
         (_, one), (_, other) = stream_all(model, shown)
 
-    apart = [abs(a.logprob - b.logprob) for a, b in zip(one, other, strict=True)]
-    assert max(apart) > 10 * runner.TOLERANCE
+    differences = [abs(a.logprob - b.logprob) for a, b in zip(one, other, strict=True)]
+    assert max(differences) > 10 * runner.TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
@@ -81,7 +81,7 @@ def test_features_of_a_phi_4_image_are_equal_alone_and_beside_a_padded_one(saved
     _, encoder, config = runner.load_engine(name, saved(name))
     padded, plain = zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)
     token = config.vision_config.image_token_id
-    slots = runner.prompt(name, asked(padded, plain), token).media
+    slots = runner.prompt(name, request_of(padded, plain), token).media
     alone = encoder.encode(slots[1:])[0]
 
     assert (encoder.encode(slots)[1].embeddings - alone.embeddings).abs().max() < 1e-4
@@ -91,7 +91,7 @@ def test_features_of_a_phi_4_image_are_equal_alone_and_beside_a_padded_one(saved
 def test_text_after_idefics_2_images_is_spaced_as_by_its_processor(text: str, saved: Saved) -> None:
     with load(saved("idefics2")) as model:
         for count in (1, 2):
-            request = asked(*[zoo.picture(1)] * count, text=text)
+            request = request_of(*[zoo.picture(1)] * count, text=text)
             made = model.runner._tokenizer.prompt(conversation(request))
             wanted = runner.reference_inputs("idefics2", request)["input_ids"][0]
             assert list(made.token_ids) == wanted.tolist()
@@ -100,7 +100,7 @@ def test_text_after_idefics_2_images_is_spaced_as_by_its_processor(text: str, sa
 def test_a_got_ocr_prompt_equals_that_of_its_processor(saved: Saved) -> None:
     page = zoo.picture(1)
     with load(saved("got_ocr2")) as model:
-        made = model.runner._tokenizer.prompt(conversation(asked(page, text=" OCR: ")))
+        made = model.runner._tokenizer.prompt(conversation(request_of(page, text=" OCR: ")))
     wanted = zoo.processor("got_ocr2")(images=[page], return_tensors="np")["input_ids"][0]
 
     assert list(made.token_ids) == wanted.tolist()
@@ -149,7 +149,7 @@ def test_a_config_without_an_image_token_uses_that_of_its_family(
     for place in ("images.facts", "images.load_check"):  # whose vocabulary is the real family's
         monkeypatch.setattr(f"vlmkit_hf.{place}.family_token", lambda _: own[0])
     tokenizer = HfTokenizer(Checkpoint("m", folder), HfTokenizerSettings())
-    (slot,) = tokenizer.prompt(conversation(asked(zoo.picture(1)))).media
+    (slot,) = tokenizer.prompt(conversation(request_of(zoo.picture(1)))).media
 
     assert slot.num_features == 4
     assert own[0] != zoo.processor("gemma3").tokenizer.boi_token_id
@@ -188,7 +188,7 @@ def test_audio_settings_of_a_folder_do_not_change_image_prompts(
         saved(name), tmp_path / "m", "preprocessor_config.json", lambda it: it.update(EARS)
     )
     (folder / "spk_dict.pt").write_bytes(b"")
-    request = conversation(asked(zoo.picture(1)))
+    request = conversation(request_of(zoo.picture(1)))
     with caplog.at_level("INFO"):
         one, other = (
             HfTokenizer(Checkpoint("m", path), HfTokenizerSettings()).prompt(request)

@@ -178,20 +178,20 @@ def test_requests_share_an_image_within_a_scope(saved: Saved) -> None:
     other = case(saved(NAME), "<|image|>Something else, then.", (0,)).prompt
     host = EngineHost(engine, lambda p: dict(enumerate(encoder.encode(p.media))))
     one, two = (host.sequence(prompt, scope=b"shared") for prompt in (first, other))
-    stranger = host.sequence(first, scope=b"other")
+    other_scope = host.sequence(first, scope=b"other")
     for sequence in (one, two):
         assert host.admit(sequence) == 0
     assert engine._cache.images.num_rows == 5
-    assert host.admit(stranger) == 0
+    assert host.admit(other_scope) == 0
     assert engine._cache.images.num_rows == 10
 
     both = host.step([host.chunk(one), host.chunk(two)])
-    two.features = {}  # what was made for one serves the other
+    two.features = {}  # features of one serve the other
     again = host.decode(two, 40)
 
     assert len(both) == 2
     assert torch.isfinite(torch.as_tensor(again)).all()
-    for sequence in (one, two, stranger):
+    for sequence in (one, two, other_scope):
         engine.release(sequence)
     check_nothing_is_held(engine)
 
@@ -221,7 +221,7 @@ def test_a_cached_prefix_is_computed_again_if_its_image_was_evicted(saved: Saved
 
 def test_images_without_room_wait_or_evict_unused_ones(saved: Saved, answered: Answered) -> None:
     engine, encoder, config = runner.load_engine(NAME, saved(NAME), cache_tokens=2000)
-    engine._cache.images.max_rows = 20  # two pictures of two tiles, or the largest one
+    engine._cache.images.max_rows = 20  # two images of two tiles, or the largest one
     prompts, most = runner.prompts(NAME, config), []
     for _ in range(2):
         answers = runner.run(engine, encoder, prompts, runner.banned_ids(config))

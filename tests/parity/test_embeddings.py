@@ -34,7 +34,7 @@ TEXTS = [
     "Tell me about the sea, the sky and all that is between them, at length.",
     "Hi",
 ]
-SAID = ["Yes.", "no", "It is far too early to tell, and nobody should say so."]
+ANSWERS = ["Yes.", "no", "It is far too early to tell, and nobody should say so."]
 FLAGS = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
 ENGINES = {
     "torch": {"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},
@@ -108,7 +108,7 @@ def test_embeddings_equal_those_of_transformers(
     asked = runner.requests(name)
     plain, said = expected_vectors(name, saved(name), mode, asked)
     with load(folder, engine) as model:
-        for _ in range(2):  # the second time, what they share is in the cache
+        for _ in range(2):  # the second time, their common prefix is cached
             assert differences(model.embed(TEXTS), plain) < ATOL
             assert differences(model.embed([conversation(r) for r in asked]), said) < ATOL
         for text, vector in zip(TEXTS, plain, strict=True):
@@ -121,7 +121,7 @@ def expected_scores(name: str, folder: Path, asked: runner.Request) -> list[list
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = runner.reference_inputs(name, asked)
     num_prompt = inputs["input_ids"].shape[1]
-    for text in SAID:
+    for text in ANSWERS:
         given = tokenizer(text, add_special_tokens=False)["input_ids"]
         done = model.generate(
             **inputs,
@@ -146,7 +146,7 @@ def test_scores_equal_summed_log_softmax_of_transformers(
     wanted = expected_scores(name, folder, asked)
     with load(exported(name) if engine == "onnx" else folder, engine) as model:
         for _ in range(2):
-            scores = model.score(conversation(asked), SAID)
+            scores = model.score(conversation(asked), ANSWERS)
             for score, logprobs in zip(scores, wanted, strict=True):
                 found = [sample.logprob for sample in score.samples]
                 assert found == pytest.approx(logprobs, abs=ATOL)

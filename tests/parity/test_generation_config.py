@@ -27,8 +27,8 @@ def written(folder: Path, values: dict[str, Any]) -> None:
 
 def ours(folder: Path, **settings: Any) -> list[int]:
     with load(folder) as model:
-        asked = conversation(runner.requests(NAME)[0])
-        answer = model.generate(asked, max_tokens=NUM_NEW, logprobs=True, **settings)
+        messages = conversation(runner.requests(NAME)[0])
+        answer = model.generate(messages, max_tokens=NUM_NEW, logprobs=True, **settings)
     return [sample.token_id for sample in answer.choices[0].samples]
 
 

@@ -31,23 +31,23 @@ def test_tokens_are_equal_after_an_earlier_export_with_an_8_bit_tower(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder, asked = saved(family), runner.requests(family)
+    folder, requests = saved(family), runner.requests(family)
     graphs = {"use": "onnx"}
     with vlmkit.load(folder, engine=graphs, media_encoder=graphs) as model:
         assert precisions(model) == ("w8a8", "w8a8")
     whole = {**graphs, "precision": "fp32"}
     with vlmkit.load(folder, engine=whole, media_encoder=graphs) as model:
         assert precisions(model) == ("fp32", "fp32")
-        found = pipeline.stream_all(model, asked)
+        found = pipeline.stream_all(model, requests)
 
-    wanted = runner.expected(family, folder, asked)  # placeholders are never chosen
+    wanted = runner.expected(family, folder, requests)  # placeholders are never chosen
     assert [[s.token_id for s in samples] for _, samples in found] == [a.token_ids for a in wanted]
 
     sets = ["engine.use=onnx", "engine.precision=fp32", "media_encoder.use=onnx"]
     options = [word for each in sets for word in ("--set", each)]
     assert command(["models", "info", str(folder), "--json", *options]) == 0
-    told = json.loads(capsys.readouterr().out)["precision"]
-    assert (told["engine"], told["media_encoder"]) == ("fp32, cpu", "fp32, cpu")
+    precision = json.loads(capsys.readouterr().out)["precision"]
+    assert (precision["engine"], precision["media_encoder"]) == ("fp32, cpu", "fp32, cpu")
     assert command(["doctor", str(folder), "--json", *options]) == 0
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     how = {each["component"]: each["how"] for each in verdicts if each["is_chosen"]}

@@ -46,12 +46,12 @@ SIZES = {"phi4_multimodal": {"cache_tokens": runner.ROOMS["phi4_multimodal"]}}
 def test_streamed_text_of_messages_equals_generate(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
-    asked = runner.requests(name)
+    requests = runner.requests(name)
     folder = exported(name) if engine == "onnx" else saved(name)
     with load(folder, engine, SIZES.get(name)) as model:
         tokenizer, banned = model.runner._tokenizer, sorted(model.runner._tokenizer.banned_ids)
-        answers = stream_all(model, asked)
-    wanted = runner.expected(name, saved(name), asked, banned)
+        answers = stream_all(model, requests)
+    wanted = runner.expected(name, saved(name), requests, banned)
 
     for (text, samples), reference in zip(answers, wanted, strict=True):
         assert [sample.token_id for sample in samples] == reference.token_ids
@@ -86,12 +86,12 @@ def test_downscaled_images_are_answered_as_by_generate_with_equal_limits(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
     plain = runner.requests(name)
-    asked = [replace(request, limits=LIMITS[name]) for request in plain]
+    requests = [replace(request, limits=LIMITS[name]) for request in plain]
     with load(exported(name) if engine == "onnx" else saved(name), engine) as model:
         banned = sorted(model.runner._tokenizer.banned_ids)
-        answers = stream_all(model, asked)
+        answers = stream_all(model, requests)
         larger = stream_all(model, plain[2:3])
-    wanted = runner.expected(name, saved(name), asked, banned)
+    wanted = runner.expected(name, saved(name), requests, banned)
 
     ids = [[sample.token_id for sample in samples] for _, samples in answers]
     assert ids == [reference.token_ids for reference in wanted]
@@ -101,10 +101,10 @@ def test_downscaled_images_are_answered_as_by_generate_with_equal_limits(
 def test_a_repeated_image_is_not_encoded_again_and_the_answer_is_equal(
     saved: Saved,
 ) -> None:
-    asked = runner.requests("qwen3_vl")[:1]
+    requests = runner.requests("qwen3_vl")[:1]
     with load(saved("qwen3_vl")) as model:
-        first = stream_all(model, asked)
-        again = stream_all(model, asked)
+        first = stream_all(model, requests)
+        again = stream_all(model, requests)
         counters = model.stats().counters
 
     assert [s.token_id for s in again[0][1]] == [s.token_id for s in first[0][1]]

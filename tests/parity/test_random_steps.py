@@ -57,7 +57,7 @@ FORMS = (
     JsonSchema.of({"type": "object", "properties": {"name": {"enum": ["some name", "none"]}}}),
 )
 
-Told = tuple[str, list[int], FinishReason | None]
+Received = tuple[str, list[int], FinishReason | None]
 Parts = tuple[Engine, MediaEncoder | None, Tokenizer]
 Build = Callable[[int], Parts]
 """Returns the components of a model whose cache holds so many tokens."""
@@ -179,7 +179,7 @@ class Reader:
 
     kind: int
     stream: AnswerStream
-    heard: list[Told] = field(init=False)
+    heard: list[Received] = field(init=False)
 
     def __post_init__(self) -> None:
         self.heard = [("", [], None)] * self.stream.num_choices
@@ -197,7 +197,7 @@ class Reader:
         token_ids = token_ids + [sample.token_id for sample in chunk.samples]
         self.heard[chunk.index] = (text + chunk.text, token_ids, chunk.finish_reason)
 
-    def check(self, expected: Seq[Told]) -> None:
+    def check(self, expected: Seq[Received]) -> None:
         """Compare with the answer of the request alone, up to a cancellation."""
         for found, whole in zip(self.heard, expected, strict=True):
             if found[2] == "abort":
@@ -207,7 +207,7 @@ class Reader:
                 assert found == whole
 
 
-def alone(model: Pipeline, asked: Seq[Request]) -> list[list[Told]]:
+def alone(model: Pipeline, asked: Seq[Request]) -> list[list[Received]]:
     """Return the answer of each request without any other."""
     answers = []
     for request in asked:
@@ -216,9 +216,9 @@ def alone(model: Pipeline, asked: Seq[Request]) -> list[list[Told]]:
     return answers
 
 
-def is_in_form(request: Request, told: Told) -> bool:
+def is_in_form(request: Request, received: Received) -> bool:
     """Tell whether an answer that ended by itself keeps to the request's form."""
-    text, _, reason = told
+    text, _, reason = received
     if reason != "stop" or request.params is None or request.params.stop:
         return True
     match request.constraint:
@@ -234,7 +234,7 @@ def is_in_form(request: Request, told: Told) -> bool:
 def crowd(
     model: Pipeline,
     asked: Seq[Request],
-    expected: Seq[Seq[Told]],
+    expected: Seq[Seq[Received]],
     chance: random.Random,
     num_steps: int,
 ) -> None:
@@ -287,7 +287,9 @@ def test_answers_of_random_batches_equal_those_alone(build: Build, num_steps: in
     asked = requests(chance)
     with pipeline(build(4096)) as model:
         expected = alone(model, asked)
-        assert all(is_in_form(r, told) for r, c in zip(asked, expected, strict=True) for told in c)
+        assert all(
+            is_in_form(r, received) for r, c in zip(asked, expected, strict=True) for received in c
+        )
         answers = [token_ids for choices in expected for _, token_ids, _ in choices]
     guesser = Guesser(chance, answers)
     with pipeline(build(MAX_SEQUENCE_TOKENS), guesser) as model:

@@ -18,11 +18,11 @@ def test_a_family_with_a_timm_tower_is_answered_as_by_generate(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder, asked = zoo.save(name, tmp_path / "m"), runner.requests(name)
+    folder, requests = zoo.save(name, tmp_path / "m"), runner.requests(name)
     with vlmkit.load(folder, engine=ENGINES["torch"]) as model:
         banned = sorted(model.runner._tokenizer.banned_ids)
-        answers = stream_all(model, asked)
-    wanted = runner.expected(name, folder, asked, banned)
+        answers = stream_all(model, requests)
+    wanted = runner.expected(name, folder, requests, banned)
 
     ids = [[sample.token_id for sample in samples] for _, samples in answers]
     assert ids == [reference.token_ids for reference in wanted]

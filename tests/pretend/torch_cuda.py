@@ -45,7 +45,7 @@ class OnCuda(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    # These two let a module replace its weights by such tensors, with whatever shares them.
+    # These two let a module replace its weights by such tensors, shared ones included.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return [], None
 

@@ -179,7 +179,7 @@ def _gemma3n_tokenizer() -> Tokenizer:
 
 def _gemma3n(tokenizer: Tokenizer) -> PreTrainedConfig:
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in _GEMMA3N_IDS}
-    num_words = ids["eoi_token_id"]  # tables of their own embed what is seen, and what is heard
+    num_words = ids["eoi_token_id"]  # image and audio tokens have their own embedding tables
     text = sizes(
         tokenizer,
         num_hidden_layers=6,

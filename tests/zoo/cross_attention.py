@@ -14,7 +14,7 @@ from zoo.tokenizer import byte_level
 from zoo.vision import TOWER
 
 IMAGE = "<|image|>"
-TILE = 64  # pixels of a side; pictures of the tests have one to four tiles
+TILE = 64  # pixels of a side; images of the tests have one to four tiles
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -2,7 +2,7 @@
 roles, trimming and images, in our own words.
 """
 
-# A message's parts, written where they stand.
+# The parts of a message, in their order.
 PARTS = (
     "{% macro say(message, image) %}"
     "{% if message['content'] is string %}{{ message['content'] }}"
