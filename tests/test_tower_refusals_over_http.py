@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("pypdfium2")
 sys.path.append(str(Path(__file__).parents[1] / "packages/vlmkit-server/tests"))
 
-from running_server import eventually, image_part, picture, process
+from running_server import eventually, image_part, image_url, process
 
 pytestmark = pytest.mark.posix
 
@@ -119,7 +119,7 @@ def failure(answer):
 @pytest.mark.parametrize("path", APIS)
 def test_the_refusal_names_the_image(server, path, stream):
     body, field = APIS[path]
-    answer = server.post(body(picture(), picture(*ODD)) | {"stream": stream}, path)
+    answer = server.post(body(image_url(), image_url(*ODD)) | {"stream": stream}, path)
     status, error = failure(answer)
     assert status == 400, error
     assert "vision graph cannot take this image" in error["message"]
@@ -136,7 +136,7 @@ def test_an_image_after_a_document_is_named(server):
             b"trailer<</Root 1 0 R>>\n",
         ]
     )
-    body = showing(picture(*ODD))
+    body = showing(image_url(*ODD))
     data = "data:application/pdf;base64," + base64.b64encode(pdf).decode()
     body["messages"][0]["content"].insert(0, {"type": "file", "file": {"file_data": data}})
     for _ in range(3):
@@ -145,14 +145,16 @@ def test_an_image_after_a_document_is_named(server):
 
 
 def test_other_images_beside_the_refused_one_are_answered(server):
-    bodies = [showing(picture(*ODD)) if n % 4 == 0 else showing(picture(40 + n)) for n in range(12)]
+    bodies = [
+        showing(image_url(*ODD)) if n % 4 == 0 else showing(image_url(40 + n)) for n in range(12)
+    ]
     with ThreadPoolExecutor(12) as clients:
         statuses = [answer.status_code for answer in clients.map(server.post, bodies)]
     assert statuses == [400 if n % 4 == 0 else 200 for n in range(12)]
 
 
 def test_the_log_states_where_it_failed_and_quotes_no_library(server):
-    assert server.post(showing(picture(*ODD))).status_code == 400
+    assert server.post(showing(image_url(*ODD))).status_code == 400
     log = server.log.read_text()
     assert "the vision graph failed at one image" in log
     assert "InvalidArgument" in log
