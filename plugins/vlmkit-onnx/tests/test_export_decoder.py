@@ -417,7 +417,9 @@ def test_shortcuts_of_tracing_do_not_change_the_graph(
     source = checkpoint("mistral")
     parts = Parts(exporter.load(source))
     monkeypatch.setattr(decoder, "tracing", lambda: warnings.catch_warnings(action="ignore"))
-    slowly = decoder.trace(parts, inspect_decoder(parts, family_of(source.config).visibility))
+    slowly = decoder.trace_decoder(
+        parts, inspect_decoder(parts, family_of(source.config).visibility)
+    )
     assert _operators(slowly) == _operators(onnx_ir.load(mistral.path))
 
 

@@ -72,12 +72,13 @@ class SlotInputs:
     """What a traced decoder's attention reads besides queries.
 
     Attributes:
-        past: keys and values of each layer in turn, ``[rows, kv_heads, slot, head]``.
-        seqlens_k: ``[rows]`` tokens of each row with the new ones, less one.
-        total: of the longest row.
-        bias: additive masks ``[rows, 1, seq, total]``: one for layers that see all tokens and one
+        past: keys and values of each layer in turn, ``[sequences, kv_heads, slot, head]``.
+        seqlens_k: ``[sequences]`` tokens of each sequence with the new ones, less one.
+        total: tokens of the longest sequence.
+        bias: additive masks ``[sequences, 1, seq, total]``: one for layers that see all tokens, one
             for layers with a window; None if the graph builds the masks.
-        deepstack: rows ``[levels, rows, seq, hidden]`` that are added between layers, if any.
+        deepstack: rows ``[levels, sequences, seq, hidden]`` that are added between layers, if
+            any.
     """
 
     past: list[torch.Tensor]

@@ -13,7 +13,7 @@ from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export import deepstack
 from vlmkit_onnx.export.attention import LayerShape, ShapeProbe
 from vlmkit_onnx.export.refusal import OTHERWISE
-from vlmkit_onnx.export.views import Parts, attention
+from vlmkit_onnx.export.views import Parts, replaced_attention
 from vlmkit_onnx.prompts.families import Visibility
 from vlmkit_torch.engine.capacity import layer_kinds
 from vlmkit_torch.model.positions import tokens_before_change
@@ -43,7 +43,7 @@ class DecoderTraits:
 
     @property
     def takes_bias(self) -> bool:
-        """Whether the host builds the attention masks; the graph builds causal ones only."""
+        """Whether the runtime passes the attention masks; the graph builds causal ones only."""
         return self.visibility != "causal"
 
     @property
@@ -83,7 +83,7 @@ def _probed(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
     embeddings = torch.zeros(1, 2, config.hidden_size, dtype=parts.dtype)
     positions = torch.arange(2).expand(*([3] if axes == 3 else []), 1, 2)
     try:
-        with torch.no_grad(), attention(parts.decoder, probe):
+        with torch.no_grad(), replaced_attention(parts.decoder, probe):
             parts.decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
             parts.logits(embeddings[0])
     except VlmkitError:

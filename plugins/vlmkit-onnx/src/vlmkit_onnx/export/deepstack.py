@@ -1,7 +1,7 @@
 """Deepstack: rows of images that a decoder adds between its layers.
 
-Families add rows to image tokens by a mask. An exported decoder adds rows to every token; the host
-provides zeros for tokens without an image. The tower computes the rows.
+Families add rows to image tokens by a mask. An exported decoder adds rows to every token; the
+runtime passes zeros for tokens without an image. The tower computes the rows.
 """
 
 # ruff: noqa: SLF001 - Qwen3-VL's method is replaced while it is traced
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 Rows = Callable[[], torch.Tensor | None]
-"""Returns ``[levels, rows, seq, hidden]`` of the current pass."""
+"""Returns ``[levels, sequences, seq, hidden]`` of the current pass."""
 
 
 def numbered_layers(config: Any) -> tuple[int, ...]:
@@ -45,15 +45,15 @@ def by_mask(layers: tuple[int, ...], rows: torch.Tensor, is_image: torch.Tensor)
     return {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(rows.unbind(0))}
 
 
-def arguments(layers: tuple[int, ...], rows: torch.Tensor | None) -> dict[str, Any]:
-    """Return a decoder's arguments for rows of all tokens, inside :func:`dense`."""
+def deepstack_arguments(layers: tuple[int, ...], rows: torch.Tensor | None) -> dict[str, Any]:
+    """Return a decoder's arguments for rows of all tokens, inside :func:`dense_deepstack`."""
     if rows is None or layers:
         return {}
     return {"visual_pos_masks": None, "deepstack_visual_embeds": list(rows.unbind(0))}
 
 
 @contextmanager
-def dense(decoder: Any, layers: tuple[int, ...], rows: Rows) -> Iterator[None]:
+def dense_deepstack(decoder: Any, layers: tuple[int, ...], rows: Rows) -> Iterator[None]:
     """Add rows to every token instead of scattering them, while the block runs."""
     hooks = [
         decoder.layers[layer].register_forward_pre_hook(_adding(rows, level))

@@ -15,7 +15,7 @@ from vlmkit_torch.model import positions
 
 
 @contextmanager
-def first_frequencies(decoder: nn.Module) -> Iterator[None]:
+def short_text_frequencies(decoder: nn.Module) -> Iterator[None]:
     """Rotate every token with the frequencies of short texts while the block runs.
 
     A call with a longer text leaves that text's frequencies in the modules. After the block, they

@@ -8,7 +8,7 @@ replace the others among the graph's constants. Such a graph cannot be opened.
 import onnx_ir
 
 
-def restore(model: onnx_ir.Model) -> None:
+def restore_constants(model: onnx_ir.Model) -> None:
     """Register all constants that nodes of a graph refer to, under unique names."""
     graph = model.graph
     for node in graph:

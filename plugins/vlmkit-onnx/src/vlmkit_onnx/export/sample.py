@@ -16,8 +16,8 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_onnx.export import deepstack
 from vlmkit_onnx.export.decoder_traits import DecoderTraits
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
-from vlmkit_onnx.export.frequencies import first_frequencies
-from vlmkit_onnx.export.views import Parts, attention
+from vlmkit_onnx.export.frequencies import short_text_frequencies
+from vlmkit_onnx.export.views import Parts, replaced_attention
 from vlmkit_onnx.prompts.families import Family
 from vlmkit_onnx.prompts.prompt_inputs import read_prompt, visible_pairs
 
@@ -82,9 +82,9 @@ def make_sample(parts: Parts, traits: DecoderTraits, embeddings: torch.Tensor) -
         arguments["attention_mask"] = _additive_mask(traits, visible, dtype)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(attention(parts.decoder, "eager"))
+        stack.enter_context(replaced_attention(parts.decoder, "eager"))
         if positions.max() >= traits.max_sequence_tokens:  # the graph supports no longer texts
-            stack.enter_context(first_frequencies(parts.decoder))
+            stack.enter_context(short_text_frequencies(parts.decoder))
         hidden = parts.decoder(
             inputs_embeds=embeddings[None].to(dtype, copy=True),  # CTRL scales them in place
             position_ids=positions[:, None] if len(positions) == 3 else positions,

@@ -75,7 +75,7 @@ class Parts:
 
 
 @contextmanager
-def attention(decoder: Any, implementation: Any) -> Iterator[None]:
+def replaced_attention(decoder: Any, implementation: Any) -> Iterator[None]:
     """Replace the decoder's attention while the block runs.
 
     Restores the decoder and transformers' registry afterwards.

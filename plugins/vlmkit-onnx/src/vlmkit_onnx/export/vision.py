@@ -149,7 +149,7 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
         verbose=False,
     )
     graph: onnx_ir.Model = made.model
-    missing_constants.restore(graph)
+    missing_constants.restore_constants(graph)
     return graph
 
 
