@@ -15,7 +15,7 @@ from litestar.handlers import BaseRouteHandler
 from vlmkit_server.auth.key import Key
 from vlmkit_server.auth.key_ring import KeyRing
 from vlmkit_server.http.caller import Caller, credentials_of, internal_caller
-from vlmkit_server.http.errors import KeyMissing, KeyRefused, MayNot
+from vlmkit_server.http.errors import KeyMissing, KeyRefused, ScopeMissing
 from vlmkit_server.http.operation import Operation
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Guard:
         Raises:
             KeyMissing: there is no key.
             KeyRefused: the key is not valid, or there are two.
-            MayNot: the key lacks the permission.
+            ScopeMissing: the key lacks the permission.
         """
         operation: Operation | None = handler.opt.get("operation")
         access = "chat" if operation is None else operation.access
@@ -55,7 +55,7 @@ class Guard:
         connection.scope["state"]["key"] = key
         if not key.may(access):
             log.warning("permission denied: key %s (%s) lacks scope %s", key.id, key.name, access)
-            raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
+            raise ScopeMissing(f"this API key may not do this: it needs the scope {access!r}")
 
     def _by_id(self, caller: Caller) -> Key:
         """Return the key on whose behalf the server makes a request, if it is still valid."""

@@ -81,8 +81,8 @@ class KeyRefused(RequestError):  # noqa: N818
     code = "invalid_api_key"
 
 
-class MayNot(RequestError):  # noqa: N818
-    """The API key lacks the permission for this."""
+class ScopeMissing(RequestError):  # noqa: N818
+    """The API key lacks the scope that the route needs."""
 
     code = "insufficient_permissions"
 
@@ -146,7 +146,7 @@ class _Status(NamedTuple):
 _STATUS: Mapping[type[VlmkitError], _Status] = {
     KeyMissing: _Status(401, "authentication_error"),
     KeyRefused: _Status(401, "authentication_error"),
-    MayNot: _Status(403, "permission_error"),
+    ScopeMissing: _Status(403, "permission_error"),
     ModelNotFound: _Status(404, "invalid_request_error"),
     NotStored: _Status(404, "invalid_request_error"),
     BodyTooSlow: _Status(408, "invalid_request_error"),

@@ -24,7 +24,7 @@ from vlmkit_server.apis.openai_embeddings.wire import EMBEDDINGS
 from vlmkit_server.auth.key import Key
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
-from vlmkit_server.http.errors import MayNot
+from vlmkit_server.http.errors import ScopeMissing
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.structure import check_structure, is_light
 
@@ -85,7 +85,7 @@ class _Invocation:
 
         Raises:
             RequestError: it is for no API.
-            MayNot: the key may not ask for vectors.
+            ScopeMissing: the key may not ask for vectors.
         """
         if keys.messages is not msgspec.UNSET:
             return ChatCall(self._request, self._service, CHAT, self._converter)
@@ -94,7 +94,7 @@ class _Invocation:
         if keys.input is not msgspec.UNSET:
             key: Key | None = self._request.scope["state"].get("key")
             if key is not None and not key.may("embed"):
-                raise MayNot("this API key may not do this: it needs the scope 'embed'")
+                raise ScopeMissing("this API key may not do this: it needs the scope 'embed'")
             return EmbeddingsCall(self._request, self._service, EMBEDDINGS, self._converter)
         raise RequestError("the body needs messages, prompt or input", param="messages")
 
