@@ -1,7 +1,10 @@
 """Server-sent events of one answer of the Responses API.
 
-The events of an item are sent before the next item starts. The parts that repeat in the events of
-an item are encoded once, so that a token costs microseconds.
+An item is a message, a piece of reasoning or a call. Its events end before the next item starts,
+except those of calls that the server executes: they end with their results, in any order.
+
+Each event has a sequence number, so events must be created in the order of sending. The parts that
+repeat in the events of an item are encoded once, so that a token costs microseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +82,7 @@ class _TextLogprobs:
 
 
 class ResponseEvents:
-    """Encodes one answer.
+    """Encodes one answer; implements :class:`vlmkit_server.exchange.streaming.Events`.
 
     Args:
         bodies: encodes the whole response.
@@ -89,7 +92,9 @@ class ResponseEvents:
         names: the parts of functions' qualified names.
 
     Attributes:
-        body: the whole response, once it has ended.
+        ping: a comment, which keeps the connection open.
+        repeats_answer: whether the last event contains the whole answer.
+        body: the JSON of the whole response, once it has ended.
     """
 
     ping = b": ping\n\n"
@@ -111,18 +116,17 @@ class ResponseEvents:
         self.body = b""
         self._num_events = 0
         self._output: list[OutputItem] = []
-        self._open: int | None = None
+        self._open_key: int | None = None  # of the open item
         self._pieces: list[str] = []  # of the open item
         self._delta_start = self._delta_end = b""
         self._finish_reason: FinishReason | None = None
-        self._places: Sequence[GroundedRegion] = ()
+        self._grounding: Sequence[GroundedRegion] = ()
 
     def opening(self) -> bytes:
         """Return the first events: a response without output."""
-        started = self._bodies.initial()
-        return self._response_event("response.created", started) + self._response_event(
-            "response.in_progress", started
-        )
+        body = self._bodies.initial()
+        created = self._response_event("response.created", body)
+        return created + self._response_event("response.in_progress", body)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of chunks; empty while their text is held back."""
@@ -132,50 +136,59 @@ class ResponseEvents:
                 self._logprobs.add(chunk.samples)
             events += [self._delta(delta) for delta in chunk.deltas]
             if chunk.finish_reason is not None:
-                self._finish_reason, self._places = chunk.finish_reason, chunk.places
+                self._finish_reason, self._grounding = chunk.finish_reason, chunk.places
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: the end of the last item, and the whole response."""
         status = response_status(self._finish_reason)
-        started = b"" if self._output else self._begin_item(_TEXT, TextDelta(""))
-        finished = started + self._end_all(status)
-        self.body = self._bodies.final(self._finish_reason, self._output, usage, self._places)
+        # An empty answer has an empty message.
+        start_events = b"" if self._output else self._begin_item(_TEXT, TextDelta(""))
+        end_events = start_events + self._end_all(status)
+        self.body = self._bodies.final(self._finish_reason, self._output, usage, self._grounding)
         self._store(self.body, self._output)
-        return finished + self._response_event(f"response.{status}", self.body)
+        return end_events + self._response_event(f"response.{status}", self.body)
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the events that end a failed answer."""
-        finished = self._end_all("incomplete")
+        end_events = self._end_all("incomplete")
         self.body = self._bodies.failed(fault_of(error, scope).message, self._output)
-        return finished + self._response_event("response.failed", self.body)
+        return end_events + self._response_event("response.failed", self.body)
 
     def cancelled(self) -> bytes:
-        """Return the events that end an answer that its client cancelled."""
-        finished = self._end_all("incomplete")
+        """Return the events that end an answer that its client cancelled.
+
+        The response has no output then, like the response to the request that cancelled it.
+        """
+        end_events = self._end_all("incomplete")
         self.body = self._bodies.cancelled()
-        return finished + self._response_event("response.incomplete", self.body)
+        return end_events + self._response_event("response.incomplete", self.body)
 
     def _delta(self, delta: Delta) -> bytes:
         """Return the event of a piece of an item; starts the item if necessary."""
         if isinstance(delta, ToolCallDelta):
-            key, more = delta.index, delta.arguments
+            key, piece = delta.index, delta.arguments
         else:
-            key, more = (_TEXT if isinstance(delta, TextDelta) else _REASONING), delta.text
-        started = b""
-        if key != self._open:
-            started = self._end_item("completed") + self._begin_item(key, delta)
-        if not more:
-            return started
-        self._pieces.append(more)
-        data = self._logprobs_field() if key == _TEXT else b""
-        return b"".join(
-            (started, self._delta_start, _encode(more), data, self._delta_end, self._number())
+            key, piece = (_TEXT if isinstance(delta, TextDelta) else _REASONING), delta.text
+        start_events = b""
+        if key != self._open_key:
+            start_events = self._end_item("completed") + self._begin_item(key, delta)
+        if not piece:
+            return start_events
+        self._pieces.append(piece)
+        logprobs = self._logprobs_field() if key == _TEXT else b""
+        delta_event = (
+            self._delta_start,
+            _encode(piece),
+            logprobs,
+            self._delta_end,
+            self._next_number(),
         )
+        return b"".join((start_events, *delta_event))
 
     def _begin_item(self, key: int, delta: Delta) -> bytes:
         """Return the events that start an item."""
-        self._open = key
+        self._open_key = key
         item: OutputItem
         if isinstance(delta, ToolCallDelta):
             if self._logprobs is not None:
@@ -186,24 +199,26 @@ class ResponseEvents:
         else:
             item, kind = MessageItem(new_id("msg")), "response.output_text.delta"
         self._output.append(item)
-        started = self._event("response.output_item.added", output_index=self._index, item=item)
+        start_events = self._event(
+            "response.output_item.added", output_index=self._index, item=item
+        )
         if isinstance(delta, ToolCallDelta):
             position = self._item_position()
         else:
             position = self._item_position(content_index=0)
             part = OutputTextContent() if isinstance(item, MessageItem) else ReasoningTextContent()
-            started += self._event("response.content_part.added", **position, part=part)
+            start_events += self._event("response.content_part.added", **position, part=part)
         start = _encode({"type": kind} | position)[:-1] + b',"delta":'
         self._delta_start = b"event: %b\ndata: %b" % (kind.encode(), start)
         has_none = key == _TEXT and self._logprobs is None
         self._delta_end = (b',"logprobs":[]' if has_none else b"") + b',"sequence_number":'
-        return started
+        return start_events
 
     def _end_item(self, status: Status) -> bytes:
         """Return the events that end the open item, if one is open."""
-        if self._open is None:
+        if self._open_key is None:
             return b""
-        self._open = None
+        self._open_key = None
         item, text = self._output[-1], "".join(self._pieces)
         item.status = status
         self._pieces = []
@@ -265,10 +280,10 @@ class ResponseEvents:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         start = _encode({"type": kind} | fields)[:-1] + b',"sequence_number":'
-        return b"event: %b\ndata: %b%b" % (kind.encode(), start, self._number())
+        return b"event: %b\ndata: %b%b" % (kind.encode(), start, self._next_number())
 
-    def _number(self) -> bytes:
-        """Return the end of an event, which has its number."""
+    def _next_number(self) -> bytes:
+        """Count an event; return its number, with the end of the event."""
         self._num_events += 1
         return b"%d}\n\n" % (self._num_events - 1)
 
@@ -276,7 +291,8 @@ class ResponseEvents:
 class ExecutedCallEvents(ResponseEvents):
     """Encodes one answer whose calls the server executes; their items have the results.
 
-    Calls of a round run concurrently: their items start in a row, and end when their results come.
+    The calls that a model makes before it reads results run concurrently. Their items start one
+    after the other, and each ends when its result comes.
 
     Args:
         *args: the arguments of :class:`ResponseEvents`.
@@ -285,17 +301,18 @@ class ExecutedCallEvents(ResponseEvents):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._running: dict[int, tuple[int, ExecutedCallItem]] = {}  # by call: index and item
+        # By the call's index: the item's index, and the item.
+        self._running: dict[int, tuple[int, ExecutedCallItem]] = {}
 
     def _delta(self, delta: Delta) -> bytes:
         if not isinstance(delta, ResultDelta):
             return super()._delta(delta)
-        finished = self._end_item("completed")
+        end_events = self._end_item("completed")
         index, item = self._running.pop(delta.index)
         item.finish(delta.text, is_error=delta.is_error)
         kind = f"response.mcp_call.{item.status}"
         return (
-            finished
+            end_events
             + self._event(kind, item_id=item.id, output_index=index)
             + self._item_done(index)
         )
@@ -306,10 +323,10 @@ class ExecutedCallEvents(ResponseEvents):
         return item, "response.mcp_call_arguments.delta"
 
     def _begin_item(self, key: int, delta: Delta) -> bytes:
-        started = super()._begin_item(key, delta)
+        start_events = super()._begin_item(key, delta)
         if isinstance(delta, ToolCallDelta):
-            started += self._event("response.mcp_call.in_progress", **self._item_position())
-        return started
+            start_events += self._event("response.mcp_call.in_progress", **self._item_position())
+        return start_events
 
     def _end_call(self, item: CallItem | ExecutedCallItem, arguments: str) -> bytes:
         item.arguments, item.status = arguments, "in_progress"  # until its result is known
@@ -318,9 +335,9 @@ class ExecutedCallEvents(ResponseEvents):
 
     def _end_all(self, status: Status) -> bytes:
         """Return the events that end all open items, including calls without a result."""
-        finished = super()._end_all(status)
+        end_events = super()._end_all(status)
         for index, item in self._running.values():
             item.status = "incomplete"
-            finished += self._item_done(index)
+            end_events += self._item_done(index)
         self._running.clear()
-        return finished
+        return end_events
