@@ -38,7 +38,7 @@ class ProcessorCalls:
             return None
         return lambda text: apply_layout(self._processor, text, num_images) or text
 
-    def spaced(self, segments: Sequence[Segment]) -> list[Segment]:
+    def with_spaces_after_images(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return segments with the spaces that the processor puts after images."""
         if not self._facts.spaced_after:
             return list(segments)

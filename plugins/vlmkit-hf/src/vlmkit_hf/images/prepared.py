@@ -7,7 +7,7 @@ from vlmkit.interfaces.prompt import Array
 from vlmkit.types.stage import NO_STAGE, Stage
 from vlmkit.types.transform import Transform
 from vlmkit_hf.templates.stand_ins import Segment
-from vlmkit_hf.tokens.text_encoder import Expansion, TextEncoder
+from vlmkit_hf.tokens.text_encoder import SLOT, Expansion, TextEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +38,5 @@ def expand_slots(
     images = iter(prepared)
     ids: list[int] = []
     for token_id in encoder.encode(segments):
-        ids.extend(next(images).expansion.token_ids if token_id < 0 else (token_id,))
+        ids.extend(next(images).expansion.token_ids if token_id == SLOT else (token_id,))
     return ids

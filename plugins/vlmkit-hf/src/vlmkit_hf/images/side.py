@@ -121,9 +121,9 @@ class ImageSide:
         """Return the processor's change of a whole text; None if it changes nothing."""
         return self._calls.layout(num_images)
 
-    def spaced(self, segments: Sequence[Segment]) -> list[Segment]:
+    def with_spaces_after_images(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return segments with the spaces that the processor puts after images."""
-        return self._calls.spaced(segments)
+        return self._calls.with_spaces_after_images(segments)
 
     def limits(self, image: Image, options: ImageOptions) -> Limits:
         """Return the image processor's additional arguments for one image.

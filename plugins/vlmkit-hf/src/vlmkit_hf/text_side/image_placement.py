@@ -1,7 +1,10 @@
 """Places the images of one model in its prompts.
 
-Finds an image's position in rendered text, and fills it with the image's tokens. The image side
-prepares the images; :mod:`vlmkit_hf.text_side.tokenizer` renders the text.
+A chat template writes a *placeholder* for each image. Here each placeholder becomes a *slot* among
+the segments of the text, and each slot is filled with its image's tokens. Client text is never
+searched for placeholders, so a client cannot add an image by writing one.
+
+The image side prepares the images; :mod:`vlmkit_hf.text_side.tokenizer` renders the text.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from vlmkit.types.message import ImagePart
 from vlmkit_hf.images.prepared import PreparedImage
 from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.templates.stand_ins import Segment
-from vlmkit_hf.tokens.text_encoder import TextEncoder
+from vlmkit_hf.tokens.text_encoder import SLOT, TextEncoder
 
 
 class ImagePlacement:
@@ -21,7 +24,7 @@ class ImagePlacement:
     Args:
         side: prepares the images.
         encoder: encodes the prompts.
-        bos: the begin-of-sequence token; None if there is none.
+        bos: the tokenizer's begin-of-sequence token; None if there is none.
     """
 
     def __init__(self, side: ImageSide, encoder: TextEncoder, bos: str | None) -> None:
@@ -46,10 +49,10 @@ class ImagePlacement:
 
     def completed(self, segments: list[Segment]) -> list[Segment]:
         """Return segments with the first token and the spaces that the family's processor adds."""
-        return self._side.spaced(self._with_first_token(segments))
+        return self._side.with_spaces_after_images(self._with_first_token(segments))
 
     def has_bos(self, segments: list[Segment]) -> bool:
-        """Tell whether a prompt starts with the begin-of-sequence token, after a leading image."""
+        """Tell whether the begin-of-sequence token is first, or follows a leading image."""
         text = self._split_leading_image(segments)[1]
         return self._bos is not None and self._bos != "" and _starts_with(text, self._bos)
 
@@ -58,7 +61,7 @@ class ImagePlacement:
         segments: Sequence[Segment],
         parts: Sequence[ImagePart],
         *,
-        is_outline: bool,
+        without_pixels: bool,
         adds_special: bool,
     ) -> Prompt:
         """Return the token ids and media slots of a prompt with images.
@@ -66,74 +69,78 @@ class ImagePlacement:
         Args:
             segments: the rendered conversation, with placeholders.
             parts: the images, in the order of the conversation.
-            is_outline: whether the slots have no pixels, but token ids alone.
+            without_pixels: whether images get token ids alone, from their sizes.
             adds_special: whether the tokenizer adds its own tokens around the text.
 
         Raises:
             ImageError: an image cannot be processed; ``index`` says which.
-            RequestError: the template has another number of images, or limits are unsupported.
+            RequestError: the template has another number of images, or its size limits
+                are unsupported.
         """
-        runs = self._cut_at_images(segments, len(parts))
-        prepared = self._outlined(parts) if is_outline else self._prepared(parts)
-        token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
+        with_slots = self._with_slots(segments, len(parts))
+        prepared = self._outlined(parts) if without_pixels else self._prepared(parts)
+        with_slots = _with_texts_around_images(with_slots, prepared)
+        token_ids = self._encoder.encode(with_slots, adds_special=adds_special)
         return _filled(token_ids, prepared)
 
     def _split_leading_image(self, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-        """Split off an image that stands before the begin-of-sequence token."""
-        place = self._side.placeholder if self._side.leads else ""
-        if not place or not _starts_with(segments, place):
+        """Split off the image, if the family puts it before the begin-of-sequence token."""
+        placeholder = self._side.placeholder if self._side.leads else ""
+        if not placeholder or not _starts_with(segments, placeholder):
             return [], segments
-        rest = segments[0].text.removeprefix(place)
-        first = [Segment(rest, is_client=False)] if rest else []
-        return [Segment(place, is_client=False)], [*first, *segments[1:]]
+        rest = segments[0].text.removeprefix(placeholder)
+        text = [Segment(rest, is_client=False)] if rest else []
+        return [Segment(placeholder, is_client=False)], [*text, *segments[1:]]
 
     def _with_first_token(self, segments: list[Segment]) -> list[Segment]:
-        """Prepend the token that the family's processor puts before a text."""
-        first = self._side.begins_with
+        """Prepend the token that the family's processor puts before a text, if it is missing."""
+        first_token = self._side.begins_with
         image, text = self._split_leading_image(segments)
-        if not first or _starts_with(text, first):
+        if not first_token or _starts_with(text, first_token):
             return segments
-        return [*image, Segment(first, is_client=False), *text]
+        return [*image, Segment(first_token, is_client=False), *text]
 
-    def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
-        """Return the segments with None for each image."""
+    def _with_slots(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
+        """Return the segments with None, a slot, for each placeholder of the template."""
         placeholder = self._side.placeholder
-        runs: list[Segment | None] = []
+        with_slots: list[Segment | None] = []
         for segment in segments:
             if segment.is_client:
-                runs.append(segment)
+                with_slots.append(segment)
                 continue
-            first, *rest = segment.text.split(placeholder)
-            runs.append(Segment(first, is_client=False))
-            for text in rest:
-                runs += [None, Segment(text, is_client=False)]
-        num_placed = runs.count(None)
+            before_images, *after_images = segment.text.split(placeholder)
+            with_slots.append(Segment(before_images, is_client=False))
+            for text in after_images:
+                with_slots += [None, Segment(text, is_client=False)]
+        num_placed = with_slots.count(None)
         if num_placed != num_images:
             raise RequestError(
                 f"the model's chat template places {num_placed} of {num_images} images",
                 param="messages",
             )
-        return runs
+        return with_slots
 
     def _prepared(self, parts: Sequence[ImagePart]) -> list[PreparedImage]:
         """Preprocess images; an image that occurs several times in one size is preprocessed once.
 
         Raises:
             ImageError: an image cannot be processed; ``index`` says which.
-            RequestError: the request has unsupported limits.
+            RequestError: the request has unsupported size limits.
         """
-        once: dict[tuple[bytes, str], PreparedImage] = {}
+        by_content_and_size: dict[tuple[bytes, str], PreparedImage] = {}
         prepared = []
         for index, part in enumerate(parts):
             try:
-                limits = self._side.limits(part.image, part.options)
-                key = (part.image.digest, f"{limits} {part.options.max_tokens}")
-                if key not in once:
-                    once[key] = self._side.prepare(part.image, self._encoder, limits, part.options)
+                size_limits = self._side.limits(part.image, part.options)
+                key = (part.image.digest, f"{size_limits} {part.options.max_tokens}")
+                if key not in by_content_and_size:
+                    by_content_and_size[key] = self._side.prepare(
+                        part.image, self._encoder, size_limits, part.options
+                    )
             except ImageError as error:
                 error.index = index
                 raise
-            prepared.append(once[key])
+            prepared.append(by_content_and_size[key])
         return prepared
 
     def _outlined(self, parts: Sequence[ImagePart]) -> list[PreparedImage]:
@@ -141,28 +148,30 @@ class ImagePlacement:
         outlined = []
         for index, part in enumerate(parts):
             try:
-                limits = self._side.limits(part.image, part.options)
-                outlined.append(self._side.outline(part.image, self._encoder, limits, part.options))
+                size_limits = self._side.limits(part.image, part.options)
+                outlined.append(
+                    self._side.outline(part.image, self._encoder, size_limits, part.options)
+                )
             except ImageError as error:
                 error.index = index
                 raise
         return outlined
 
 
-def _with_slots(
-    runs: Sequence[Segment | None], prepared: Sequence[PreparedImage]
+def _with_texts_around_images(
+    segments: Sequence[Segment | None], prepared: Sequence[PreparedImage]
 ) -> list[Segment | None]:
-    """Put an image's ordinary text on both sides of its slot."""
+    """Put the ordinary text that a family writes around an image on both sides of its slot."""
     images = iter(prepared)
-    segments: list[Segment | None] = []
-    for run in runs:
-        if run is not None:
-            segments.append(run)
+    completed: list[Segment | None] = []
+    for segment in segments:
+        if segment is not None:
+            completed.append(segment)
             continue
         expansion = next(images).expansion
         head = Segment(expansion.head, is_client=False)
-        segments += [head, None, Segment(expansion.tail, is_client=False)]
-    return segments
+        completed += [head, None, Segment(expansion.tail, is_client=False)]
+    return completed
 
 
 def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
@@ -171,7 +180,7 @@ def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prom
     filled: list[int] = []
     slots = []
     for token_id in token_ids:
-        if token_id >= 0:
+        if token_id != SLOT:
             filled.append(token_id)
             continue
         image = next(images)

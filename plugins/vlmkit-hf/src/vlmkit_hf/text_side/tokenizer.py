@@ -166,7 +166,7 @@ class HfTokenizer:
             token_ids = self._encoder.encode(segments, adds_special=adds_special)
             return written(Prompt(tuple(token_ids)))
         prompt = self._placement.prompt(
-            segments, parts, is_outline=options.light, adds_special=adds_special
+            segments, parts, without_pixels=options.light, adds_special=adds_special
         )
         return written(prompt, place_format=self._place_format)
 

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from vlmkit.errors import RequestError
 from vlmkit_hf.templates.stand_ins import Segment
 
-SLOT = -1
+SLOT = -1  # stands for an image among token ids; no token has this id
 MAX_PASSES = 16  # each pass reads the whole text, and cuts wherever that is needed
 LONG_CHARS = 2**12
 CACHED_CHARS = 2**10  # of a cached text; a template's text may hold a client's white space
