@@ -24,7 +24,7 @@ from vlmkit.running.constraints.tool_calls import AnswerPlan, answer_plan
 from vlmkit.running.engine_loop.answer_text import AnswerText
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.grounding import answer_grounding, check_grounding
-from vlmkit.running.engine_loop.job import AnswerJob, Job, ReadingJob
+from vlmkit.running.engine_loop.job import AnswerJob, Job, PrefillJob
 from vlmkit.running.faults.attribution import ComponentNames, attributing
 from vlmkit.running.pipeline.answer_constraints import AnswerConstraints
 from vlmkit.running.pipeline.cache_scopes import CacheScopes
@@ -214,7 +214,7 @@ class RequestPreparation:
             places = answer_grounding(sequence.prompt, self._tokenizer)
             return AnswerJob(sequence, channel, index, text, places)
         pooled = Pooled(self._pooling()) if sequence.task == "embed" else None
-        return ReadingJob(sequence, channel, index, pooled)
+        return PrefillJob(sequence, channel, index, pooled)
 
     def _planned(self, prompt: Prompt) -> PromptPlan:
         """Return the engine's plan of a prompt, made here so that the loop need not wait for it."""
