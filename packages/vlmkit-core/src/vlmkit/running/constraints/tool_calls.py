@@ -35,7 +35,7 @@ class AnswerPlan(NamedTuple):
     banned_ids: frozenset[int] = frozenset()
 
 
-def answer_plan(request: Request, prompt: Prompt, *, can_constrain: bool) -> AnswerPlan:
+def plan_answer(request: Request, prompt: Prompt, *, can_constrain: bool) -> AnswerPlan:
     """Return how a request is answered.
 
     Args:

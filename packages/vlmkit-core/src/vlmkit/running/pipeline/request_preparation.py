@@ -20,7 +20,7 @@ from vlmkit.interfaces.prompt import Prompt, PromptPlan
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.running.constraints.tool_calls import AnswerPlan, answer_plan
+from vlmkit.running.constraints.tool_calls import AnswerPlan, plan_answer
 from vlmkit.running.engine_loop.answer_text import AnswerText
 from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.grounding import answer_grounding, check_grounding
@@ -67,14 +67,14 @@ class RequestPreparation:
         tokenizer: the model's text side.
         prompts: builds prompts.
         engine: plans prompts.
-        facts: the model's name, defaults and bounds.
+        facts: the model's name and defaults, the engine's limits, and the operator's bounds.
         pooling: returns how hidden states become a vector.
         constraints: makes the grammar states of answers.
-        scopes: checks added fields and computes cache scopes.
-        names: what errors call the components.
+        scopes: checks fields that plugins added to requests, and computes cache scopes.
+        names: the names of the components in errors.
 
     Attributes:
-        constraints: as given.
+        constraints: makes the grammar states of answers.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class RequestPreparation:
         """
         check_task(request, self._limits)
         if request.options.light:
-            raise RequestError("a light prompt has nothing that could be computed", param="light")
+            raise RequestError(
+                "a light prompt has no pixels, so nothing can be computed from it", param="light"
+            )
         params = checked_params(request, self._facts, self._tokenizer)
         fields = self._scopes.checked_fields(request)
         built = self._prompts.build(request, lease)
@@ -124,47 +126,48 @@ class RequestPreparation:
             check_grounding(prompt)
         else:
             prompt = replace(prompt, place_format=None)
-        plan = answer_plan(request, prompt, can_constrain=self.constraints.has_compiler)
-        params = with_min_length(params, len(plan.prompt))
-        sequences = self._sequences(request, plan, params, fields, lease.cancellation)
-        if len(sequences) != params.n:
+        answer = plan_answer(request, prompt, can_constrain=self.constraints.has_compiler)
+        params = with_min_length(params, len(answer.prompt))
+        sequences = self._sequences(request, answer, params, fields, lease.cancellation)
+        if len(sequences) != params.n:  # a request for scores has a sequence for each text
             params = msgspec.structs.replace(params, n=len(sequences))
         pages = tuple(part.page for part in image_parts_of(built.messages))
         timings, sent = dict(built.image_timings()), built.sent_media()
-        return PreparedRequest(params, plan.prompt, sequences, pages, timings, sent)
+        return PreparedRequest(params, answer.prompt, sequences, pages, timings, sent)
 
     def _sequences(
         self,
         request: Request,
-        plan: AnswerPlan,
+        answer: AnswerPlan,
         params: SamplingParams,
         fields: Mapping[str, msgspec.Struct],
         cancellation: Cancellation,
     ) -> list[Sequence]:
         scope = self._scopes.of(request, fields)
-        choices = self._choices(request, plan, params, scope, cancellation)
-        banned_ids = tuple(sorted(plan.banned_ids.union(self._special_tokens.banned_ids)))
+        choices = self._choices(request, answer, params, scope, cancellation)
+        banned_ids = tuple(sorted(answer.banned_ids.union(self._special_tokens.banned_ids)))
         eos_ids = self._special_tokens.eos_ids.union(params.stop_token_ids)
         breakers = self._dry_breakers(params)
-        plans: dict[int, PromptPlan] = {}  # by length: prompts of one request begin alike
+        # The prompt of each choice is a prefix of the request's, so its length identifies it.
+        prompt_plans: dict[int, PromptPlan] = {}
         sequences = []
-        for own in choices:
-            begun = own.pop("prompt", plan.prompt)
-            if len(begun) not in plans:
-                plans[len(begun)] = self._planned(begun)
+        for choice in choices:
+            prompt = choice.pop("prompt", answer.prompt)
+            if len(prompt) not in prompt_plans:
+                prompt_plans[len(prompt)] = self._plan_prompt(prompt)
             sequences.append(
                 Sequence(
                     id=f"{next(self._ids)}",
-                    prompt=begun,
+                    prompt=prompt,
                     params=params,
                     eos_ids=eos_ids,
                     banned_ids=banned_ids,
                     dry_breakers=breakers,
                     scope=scope,
                     priority=request.priority,
-                    plan=plans[len(begun)],
+                    plan=prompt_plans[len(prompt)],
                     fields=fields,
-                    **own,
+                    **choice,
                 )
             )
         return sequences
@@ -178,23 +181,25 @@ class RequestPreparation:
     def _choices(
         self,
         request: Request,
-        plan: AnswerPlan,
+        answer: AnswerPlan,
         params: SamplingParams,
         scope: bytes,
         cancellation: Cancellation,
     ) -> list[dict[str, Any]]:
-        """Return the arguments by which the sequences of a request differ."""
+        """Return the arguments of :class:`Sequence` by which the choices of a request differ."""
         if request.task == "embed":
-            return [to_embed(plan.prompt, self._pooling(), self._limits)]
+            return [to_embed(answer.prompt, self._pooling(), self._limits)]
         if request.task == "score":
             with attributing(self._names, "tokenizer", "a continuation"):
-                return to_score(request, plan.prompt, self._tokenizer, self._limits)
-        max_tokens = self._max_tokens(plan.prompt, params, clamps=request.clamp_max_tokens)
+                return to_score(request, answer.prompt, self._tokenizer, self._limits)
+        max_tokens = self._max_tokens(answer.prompt, params, clamps=request.clamp_max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        states = self.constraints.grammar_states(request, plan, params, scope, cancellation)
+        grammar_states = self.constraints.grammar_states(
+            request, answer, params, scope, cancellation
+        )
         return [
-            {"max_tokens": max_tokens, "seed": choice_seed(seed, index), "guide": state}
-            for index, state in enumerate(states)
+            {"max_tokens": max_tokens, "seed": choice_seed(seed, index), "guide": grammar_state}
+            for index, grammar_state in enumerate(grammar_states)
         ]
 
     def job(self, sequence: Sequence, channel: Channel, index: int) -> Job:
@@ -203,42 +208,44 @@ class RequestPreparation:
         if sequence.task == "generate":
             shows = not params.skip_special_tokens
             with attributing(self._names, "tokenizer", "this prompt"):
-                reader = self._tokenizer.reader(sequence.prompt, shows_special=shows)
+                parser = self._tokenizer.reader(sequence.prompt, shows_special=shows)
             text = AnswerText(
-                reader,
+                parser,
                 params.stop,
                 params.min_tokens,
                 shows_stop=params.include_stop_str_in_output,
             )
             channel.answers.append(text)
-            places = answer_grounding(sequence.prompt, self._tokenizer)
-            return AnswerJob(sequence, channel, index, text, places)
+            grounding = answer_grounding(sequence.prompt, self._tokenizer)
+            return AnswerJob(sequence, channel, index, text, grounding)
         pooled = Pooled(self._pooling()) if sequence.task == "embed" else None
         return PrefillJob(sequence, channel, index, pooled)
 
-    def _planned(self, prompt: Prompt) -> PromptPlan:
+    def _plan_prompt(self, prompt: Prompt) -> PromptPlan:
         """Return the engine's plan of a prompt, made here so that the loop need not wait for it."""
         with attributing(self._names, "engine", "this prompt"):
             return self._engine.read(prompt)
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams, *, clamps: bool) -> int:
-        """Return how many tokens may be generated: fewer than requested only if it clamps.
+        """Return how many tokens may be generated: fewer than requested only if ``clamps``.
+
+        The engine limits prompt and answer together, and the operator may bound the answer.
 
         A client cannot tell an answer that ends before the requested length from one that its own
         limit ended, unless the answer states the limit that applied.
         """
-        most, num_prompt = self._limits.max_sequence_tokens, len(prompt)
-        room, bound = most - num_prompt, self._facts.bounds.max_output_tokens
+        max_sequence, num_prompt = self._limits.max_sequence_tokens, len(prompt)
+        room, bound = max_sequence - num_prompt, self._facts.bounds.max_output_tokens
         requested = params.max_tokens
         if requested is not None and bound is not None and requested > bound and not clamps:
             raise RequestError(f"max_tokens is over the limit of {bound}", param="max_tokens")
         if room < 1:
-            raise PromptTooLong(most, f"your messages resulted in {num_prompt} tokens")
+            raise PromptTooLong(max_sequence, f"your messages resulted in {num_prompt} tokens")
         if requested is None or clamps:
             return min(each for each in (requested, room, bound) if each is not None)
         if requested > room:
             raise PromptTooLong(
-                most,
+                max_sequence,
                 f"you requested {num_prompt + requested} tokens ({num_prompt} in the messages, "
                 f"{requested} in the completion)",
                 param="max_tokens",
