@@ -1,4 +1,10 @@
-"""Opens the images that bodies name: fetches, decodes and checks them, within shared limits."""
+"""Opens the images that bodies name: fetches and checks their files, within shared limits.
+
+A checked file still has no pixels: they are decoded when a prompt is built. A *light* prompt needs
+only the sizes of its images. Its client may send ``size:WIDTHxHEIGHT`` in place of an image's URL.
+
+A *path* here is the place of an image in a body, such as ``messages[0].content[1].image_url.url``.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,14 +26,14 @@ from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.gather import in_order
 from vlmkit_server.settings.server import ServerSettings
 
-SIZE = "size:"
+SIZE_SCHEME = "size:"
 NamedSource = tuple[str, str | bytes]
 """The path of an image in a body, and its URL or the content of its file."""
 OpenSource = Callable[[str | bytes, ImageLimits, str], Awaitable[ImagePart | FilePart]]
 
 
 class OpenedImage(NamedTuple):
-    """A checked image, and the time of fetching its file."""
+    """A checked image, and the stage of fetching and checking its file."""
 
     image: Image
     fetch: Stage
@@ -39,13 +45,21 @@ class ImageBudget:
 
     num_pixels_left: int
 
-    def count(self, num_pixels: int = 0) -> None:
+    def count(self, num_pixels: int) -> None:
         """Count an image.
 
         Raises:
             ImageError: the images together have too many pixels.
         """
         self.num_pixels_left -= num_pixels
+        self.check()
+
+    def check(self) -> None:
+        """Refuse further work once the images counted so far have too many pixels.
+
+        Raises:
+            ImageError: they have.
+        """
         if self.num_pixels_left < 0:
             raise ImageError(
                 "the images have too many pixels together", param="messages", code="image_too_large"
@@ -58,7 +72,7 @@ class Images:
     Args:
         settings: the limits of one request.
         fetcher: fetches images by URL; None if fetching is off.
-        offload: decodes large images.
+        offload: decodes and checks large files.
     """
 
     def __init__(
@@ -81,7 +95,7 @@ class Images:
         Raises:
             RequestError: an image cannot be opened; the error names the path of the first one.
         """
-        parts = await self._each(sources, facts, account, self._image)
+        parts = await self._open_all(sources, facts, account, self._open_image)
         return [
             OpenedImage(part.image, part.fetch) for part in parts if isinstance(part, ImagePart)
         ]
@@ -102,14 +116,15 @@ class Images:
             sources: the images of a body, whose number is already checked.
             facts: describes the model and its limits.
             account: the account that the offload executor counts the work to.
-            light: whether to read only the sizes of images.
+            light: whether the prompt needs only the sizes of images.
 
         Raises:
             RequestError: an image cannot be opened; the error names the path of the first one.
         """
-        return await self._each(sources, facts, account, self._header if light else self._part)
+        open_source = self._open_header if light else self._open_part
+        return await self._open_all(sources, facts, account, open_source)
 
-    async def _each(
+    async def _open_all(
         self,
         sources: Sequence[NamedSource],
         facts: RunnerFacts,
@@ -118,10 +133,10 @@ class Images:
     ) -> list[ImagePart | FilePart]:
         budget = ImageBudget(self._settings.max_request_pixels)
 
-        async def part(named: NamedSource) -> ImagePart | FilePart:
+        async def open_named(named: NamedSource) -> ImagePart | FilePart:
             path, source = named
             began_s = time.time()
-            budget.count()  # raises if no pixels remain, before the image costs anything
+            budget.check()  # others may have been too large; then this one costs nothing
             try:
                 part = await open_source(source, facts.bounds.images, account)
             except ImageError as error:
@@ -133,24 +148,28 @@ class Images:
             return replace(part, fetch=Stage.since(began_s))
 
         num_at_once = max(1, facts.bounds.num_workers - 1)
-        return await in_order(part, sources, num_at_once)
+        return await in_order(open_named, sources, num_at_once)
 
-    async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
+    async def _open_image(
+        self, source: str | bytes, limits: ImageLimits, account: str
+    ) -> ImagePart:
         """Open an image; a string must be a URL, so paths of local files are refused."""
         source = await self._content(source)
         work = partial(Image.open, source, limits)
         return ImagePart(await self._offload.decode(work, len(source), account))
 
-    async def _part(
+    async def _open_part(
         self, source: str | bytes, limits: ImageLimits, account: str
     ) -> ImagePart | FilePart:
         source = await self._content(source)
-        work = partial(_part_of, source, limits)
+        work = partial(_part_of_source, source, limits)
         return await self._offload.decode(work, len(source), account)
 
-    async def _header(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
+    async def _open_header(
+        self, source: str | bytes, limits: ImageLimits, account: str
+    ) -> ImagePart:
         """Read an image's size; fetches only the beginning of a remote file."""
-        if isinstance(source, str) and source.startswith(SIZE):
+        if isinstance(source, str) and source.startswith(SIZE_SCHEME):
             return ImagePart(Image.of_size(_size(source), limits))
         source = await self._content(source, partial(_is_enough, limits=limits))
         work = partial(Image.of_header, source, limits)
@@ -159,7 +178,15 @@ class Images:
     async def _content(
         self, source: str | bytes, is_enough: Callable[[bytes], bool] | None = None
     ) -> str | bytes:
-        """Return the content of a file or a ``data:`` URL; fetches other URLs."""
+        """Return a source that needs no fetching unchanged; fetch the file of any other URL.
+
+        Args:
+            source: the content of a file, or a URL.
+            is_enough: ends fetching once the beginning of the file suffices.
+
+        Raises:
+            ImageError: the URL is not allowed, or the file cannot be fetched.
+        """
         if isinstance(source, bytes) or is_data_url(source):
             return source
         if not source.lower().startswith(WEB):
@@ -176,7 +203,7 @@ class Images:
         return await self._fetcher.fetch(url, is_enough)
 
 
-def _part_of(source: str | bytes, limits: ImageLimits) -> ImagePart | FilePart:
+def _part_of_source(source: str | bytes, limits: ImageLimits) -> ImagePart | FilePart:
     content = data_url_bytes(source, limits) if isinstance(source, str) else source
     return part_of_content(content, limits)
 
@@ -198,17 +225,17 @@ def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
 
 
 def _is_enough(content: bytes, limits: ImageLimits) -> bool:
-    """Return whether the beginning of a file determines its size, or why it is refused."""
+    """Return whether the beginning of a file suffices: its size is known, or it is refused."""
     try:
         Image.of_header(content, limits)
     except ImageError as error:
-        return error.code != "invalid_image"
+        return error.code != "invalid_image"  # which more of the file may correct
     return True
 
 
 def _size(url: str) -> tuple[int, int]:
     """Return the width and height of a ``size:`` URL, which replaces an image."""
-    width, _, height = url.removeprefix(SIZE).partition("x")
+    width, _, height = url.removeprefix(SIZE_SCHEME).partition("x")
     if not all(side.isascii() and side.isdecimal() and len(side) < 10 for side in (width, height)):
-        raise ImageError(f"a size in place of a picture must read {SIZE}WIDTHxHEIGHT")
+        raise ImageError(f"a size in place of a picture must read {SIZE_SCHEME}WIDTHxHEIGHT")
     return int(width), int(height)
