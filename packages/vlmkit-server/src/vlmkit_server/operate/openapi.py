@@ -23,10 +23,12 @@ from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
 from vlmkit_server.wire.ignored import HEADER, STRICT_HEADER
 
 _Json = dict[str, Any]
-_TEXT = {"type": "string"}
-_DEFINED = "#/$defs/"
-_AS_NAME = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
-_REFUSALS = {
+_STRING = {"type": "string"}
+_DEFINITIONS = "#/$defs/"
+# Characters of a path that an operation's id replaces or omits.
+_ID_CHARACTERS = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
+# Descriptions of errors, by status.
+_BODY_ERRORS = {
     400: "A field of the body is invalid; `param` names it.",
     404: "The named object does not exist.",
     408: "The body did not arrive in time.",
@@ -34,30 +36,32 @@ _REFUSALS = {
     415: "The body is not declared as JSON.",
     429: "Too many requests are in progress.",
 }
-_NOT_FOUND = {400: "A parameter is invalid.", 404: _REFUSALS[404]}
-_ALWAYS = {421: "The request is meant for another host.", 500: "The server failed."}
-_UNREADY = {503: "The server, or this model, accepts no work now."}
+_PATH_ERRORS = {400: "A parameter is invalid.", 404: _BODY_ERRORS[404]}
+_COMMON_ERRORS = {421: "The request is meant for another host.", 500: "The server failed."}
+_UNAVAILABLE = {503: "The server, or this model, accepts no work now."}
 _HAS_RETRY_AFTER = (429, 503)
-_NAMED = {
-    name: {"description": "The id of the request.", "required": True, "schema": _TEXT}
+_REQUEST_ID_HEADERS = {
+    name: {"description": "The id of the request.", "required": True, "schema": _STRING}
     for name in ("x-request-id", "request-id")
 }
-_IGNORED = {HEADER: {"description": "Fields of the body that had no effect.", "schema": _TEXT}}
-_TIMING = {"server-timing": {"description": "Timings of the request.", "schema": _TEXT}}
-_RETRY = {"retry-after": {"description": "Seconds.", "required": True, "schema": _TEXT}}
-_PARAMETERS = [
+_IGNORED_HEADER = {
+    HEADER: {"description": "Fields of the body that had no effect.", "schema": _STRING}
+}
+_TIMING_HEADER = {"server-timing": {"description": "Timings of the request.", "schema": _STRING}}
+_RETRY_HEADER = {"retry-after": {"description": "Seconds.", "required": True, "schema": _STRING}}
+_COMMON_PARAMETERS = [
     {
         "name": "x-request-id",
         "in": "header",
         "description": "The id that the request is to have.",
-        "schema": _TEXT,
+        "schema": _STRING,
     }
 ]
-_STRICT = {
+_STRICT_PARAMETER = {
     "name": STRICT_HEADER,
     "in": "header",
     "description": "`1` refuses a body with fields that would be ignored.",
-    "schema": _TEXT,
+    "schema": _STRING,
 }
 
 
@@ -75,7 +79,7 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
 
     Args:
         app: the application.
-        added: fields that plugins add to requests.
+        added: the fields that plugins add to requests.
     """
     handlers = list(_handlers(app))
     types = dict.fromkeys(kind for *_, operation in handlers for kind in operation.types)
@@ -84,7 +88,7 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
     )
     _add_fields(components, added)
     _require_tags_of_unions_alone(components)
-    names = dict(zip(types, schemas, strict=True))
+    schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, _Json] = {}
     for path, handler, described in handlers:
         for method in sorted(handler.http_methods):
@@ -93,8 +97,8 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
                 "operationId": _operation_id(method, path),
                 "summary": (handler.fn.__doc__ or "").partition("\n")[0],
                 "parameters": _parameters(path, operation),
-                **_request_body(operation, names),
-                "responses": _responses(operation, names, method, path),
+                **_request_body(operation, schema_of),
+                "responses": _responses(operation, schema_of, method, path),
             }
     return msgspec.json.encode(
         {
@@ -109,77 +113,81 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
 def _add_fields(components: dict[str, Any], added: KnownFields) -> None:
     """Add the fields of plugins to the bodies that accept them."""
     properties: _Json = {}
-    for name, meanings in added.items():
-        own = []
-        for number, each in enumerate(meanings):
+    for name, facts_of_plugins in added.items():  # several plugins may add a field of the same name
+        alternatives = []
+        for number, facts in enumerate(facts_of_plugins):
             prefix = f"{name}.{number}."
-            schema = _moved(each.schema, prefix)
-            for inner, shape in schema.pop("$defs", {}).items():
-                components[prefix + inner] = shape
-            own.append(schema)
-        properties[name] = {"anyOf": [*own, {"type": "null"}], "default": None}
+            schema = _with_moved_references(facts.schema, prefix)
+            for definition_name, definition in schema.pop("$defs", {}).items():
+                components[prefix + definition_name] = definition
+            alternatives.append(schema)
+        properties[name] = {"anyOf": [*alternatives, {"type": "null"}], "default": None}
     for reader in (BODIES | GENERATE_BODIES).values():
         if reader.takes_added and (body := components.get(reader.shape.__name__)):
             body["properties"].update(properties)
 
 
-def _moved(schema: Any, prefix: str) -> Any:
+def _with_moved_references(schema: Any, prefix: str) -> Any:
     """Return a schema whose references point to the OpenAPI document's components."""
     if isinstance(schema, Mapping):
-        return {key: _moved(value, prefix) for key, value in schema.items()}
+        return {key: _with_moved_references(value, prefix) for key, value in schema.items()}
     if isinstance(schema, list):
-        return [_moved(each, prefix) for each in schema]
-    if isinstance(schema, str) and schema.startswith(_DEFINED):
-        return f"#/components/schemas/{prefix}{schema.removeprefix(_DEFINED)}"
+        return [_with_moved_references(item, prefix) for item in schema]
+    if isinstance(schema, str) and schema.startswith(_DEFINITIONS):
+        return f"#/components/schemas/{prefix}{schema.removeprefix(_DEFINITIONS)}"
     return schema
 
 
 def _operation_id(method: str, path: str) -> str:
-    return f"{method.lower()} {path}".translate(_AS_NAME)
+    return f"{method.lower()} {path}".translate(_ID_CHARACTERS)
 
 
 def _links(operation: Operation) -> _Json:
-    """Return the operations on the id of a response, each by its path's one parameter."""
+    """Return the operations that take the ``id`` of a response as the parameter of their path."""
     return {
         _operation_id(method, path): {
             "operationId": _operation_id(method, path),
-            "parameters": {_names(path)[0]: "$response.body#/id"},
+            "parameters": {_path_parameters(path)[0]: "$response.body#/id"},
         }
         for method, path in operation.links
     }
 
 
-def _names(path: str) -> list[str]:
-    """Return the parameters of a path."""
+def _path_parameters(path: str) -> list[str]:
+    """Return the names of the parameters of a path."""
     return [part[1:-1] for part in path.split("/") if part.startswith("{")]
 
 
 def _handlers(app: Litestar) -> Iterable[tuple[str, HTTPRouteHandler, Operation]]:
     """Yield each handler with its path, as documents write it, and its operation."""
-    for each in app.routes:
-        if isinstance(each, HTTPRoute):
-            for handler in each.route_handlers:
+    for app_route in app.routes:
+        if isinstance(app_route, HTTPRoute):
+            for handler in app_route.route_handlers:
                 if "operation" in handler.opt:
-                    yield each.path_format, handler, handler.opt["operation"]
+                    yield app_route.path_format, handler, handler.opt["operation"]
 
 
 def _parameters(path: str, operation: Operation) -> Seq[_Json]:
     """Return the parameters of a request."""
-    path_schema = {"in": "path", "required": True, "schema": _TEXT}
-    found = [{"name": name} | path_schema for name in _names(path)]
+    path_schema = {"in": "path", "required": True, "schema": _STRING}
+    found = [{"name": name} | path_schema for name in _path_parameters(path)]
     if operation.query:
         query = msgspec.json.schema(operation.query, ref_template="")
         ((_, shape),) = query["$defs"].items()
         found += [{"name": n, "in": "query", "schema": s} for n, s in shape["properties"].items()]
-    return [*found, *_PARAMETERS, *([_STRICT] if operation.body or operation.form else [])]
+    return [
+        *found,
+        *_COMMON_PARAMETERS,
+        *([_STRICT_PARAMETER] if operation.body or operation.form else []),
+    ]
 
 
-def _request_body(operation: Operation, names: Mapping[Any, _Json]) -> _Json:
+def _request_body(operation: Operation, schema_of: Mapping[Any, _Json]) -> _Json:
     """Return the request body of an operation, if it has one."""
     if operation.body:
-        content = {"application/json": {"schema": names[operation.body]}}
+        content = {"application/json": {"schema": schema_of[operation.body]}}
     elif operation.form:
-        content = {"multipart/form-data": {"schema": names[operation.form]}}
+        content = {"multipart/form-data": {"schema": schema_of[operation.form]}}
     else:
         return {}
     return {"requestBody": {"required": True, "content": content}}
@@ -195,59 +203,68 @@ def _require_tags_of_unions_alone(schema: Any) -> None:
             schema["required"] = [
                 name for name in schema["required"] if len(known[name].get("enum", ())) != 1
             ]
-    for each in schema.values() if isinstance(schema, dict) else schema:
-        if isinstance(each, dict | list):
-            _require_tags_of_unions_alone(each)
+    for inner in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(inner, dict | list):
+            _require_tags_of_unions_alone(inner)
 
 
 def _event(name: str) -> _Json:
     """Return the schema of one event of a stream, in the form of OpenAPI 3.1."""
-    data = _TEXT | {"description": f"JSON of a {name}, or of an error, or at the end `[DONE]`."}
-    return {"type": "object", "properties": {"event": _TEXT, "data": data}, "required": ["data"]}
+    data = _STRING | {"description": f"JSON of a {name}, or of an error, or at the end `[DONE]`."}
+    return {"type": "object", "properties": {"event": _STRING, "data": data}, "required": ["data"]}
 
 
 def _responses(
-    operation: Operation, names: Mapping[Any, _Json], method: str, path: str
+    operation: Operation, schema_of: Mapping[Any, _Json], method: str, path: str
 ) -> dict[str, _Json]:
     """Return every response of an operation, by status."""
     content: dict[str, _Json] = {operation.media_type: {"schema": {}}}
     if operation.answer is not bytes:
-        content = {"application/json": {"schema": names[operation.answer]}}
+        content = {"application/json": {"schema": schema_of[operation.answer]}}
     if operation.events:
         content["text/event-stream"] = {"schema": _event(operation.events)}
     has_body = bool(operation.body or operation.form)
-    headers = _NAMED | (_IGNORED if has_body else {}) | (_TIMING if operation.has_timing else {})
+    headers = (
+        _REQUEST_ID_HEADERS
+        | (_IGNORED_HEADER if has_body else {})
+        | (_TIMING_HEADER if operation.has_timing else {})
+    )
     found: dict[int, _Json] = {
         200: {"description": "The answer.", "headers": headers, "content": content}
     }
     if operation.links:
         found[200]["links"] = _links(operation)
-    for status, description in _errors(operation, method, path).items():
-        kind = operation.unready if operation.unready and status == 503 else operation.error
-        kind = ErrorBody if status == 421 else kind
-        retry = _RETRY if has_body and status in _HAS_RETRY_AFTER else {}
+    for status, description in _error_descriptions(operation, method, path).items():
+        error_type: type[msgspec.Struct] = operation.error
+        if status == 503 and operation.unready:
+            error_type = operation.unready
+        if status == 421:  # the gate answers, which knows no route
+            error_type = ErrorBody
+        retry = _RETRY_HEADER if has_body and status in _HAS_RETRY_AFTER else {}
         found[status] = {
             "description": description,
-            "headers": _NAMED | retry,
-            "content": {"application/json": {"schema": names[kind]}},
+            "headers": _REQUEST_ID_HEADERS | retry,
+            "content": {"application/json": {"schema": schema_of[error_type]}},
         }
     if method == "HEAD":
-        for each in found.values():
-            del each["content"]
+        for response in found.values():
+            del response["content"]
     return {str(status): found[status] for status in sorted(found)}
 
 
-def _errors(operation: Operation, method: str, path: str) -> dict[int, str]:
+def _error_descriptions(operation: Operation, method: str, path: str) -> dict[int, str]:
     """Return the description of each error status of an operation."""
-    errors = _ALWAYS | (_REFUSALS | _UNREADY if operation.body or operation.form else {})
+    errors = _COMMON_ERRORS | (
+        _BODY_ERRORS | _UNAVAILABLE if operation.body or operation.form else {}
+    )
     if "{" in path:
-        errors = errors | _NOT_FOUND
+        errors = errors | _PATH_ERRORS
     if operation.may_be_missing:
-        errors = errors | {404: _REFUSALS[404]}
+        errors = errors | {404: _BODY_ERRORS[404]}
     if operation.query:
-        errors = errors | {400: _NOT_FOUND[400]}
+        errors = errors | {400: _PATH_ERRORS[400]}
     if operation.unready:
-        errors = errors | _UNREADY
+        errors = errors | _UNAVAILABLE
     if operation.events and method == "GET":  # a stream is admitted like a request
-        errors = errors | {429: _REFUSALS[429]} | _UNREADY
+        errors = errors | {429: _BODY_ERRORS[429]} | _UNAVAILABLE
     return errors
