@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlmkit.interfaces.tokenizer import Tokenizer
+from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
@@ -19,8 +20,9 @@ _IS_SAVED = "vlmkit-hf: the text side was read as it was written"
 
 
 def _build_tokenizer(context: BuildContext) -> Tokenizer:
-    from vlmkit_hf.saved.reading import read
-    from vlmkit_hf.text_side.tokenizer import HfTokenizer
+    with heap.paused_collection():
+        from vlmkit_hf.saved.reading import read
+        from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
     settings = context.settings or HfTokenizerSettings()
     parts = read(context.files, settings)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, get_args
 
+from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
@@ -14,13 +15,15 @@ VLMKIT_API = (1, 0)
 
 
 def _build_engine(context: BuildContext) -> Any:
-    from vlmkit_onnx.build import build_engine
+    with heap.paused_collection():
+        from vlmkit_onnx.build import build_engine
 
     return build_engine(context)
 
 
 def _build_encoder(context: BuildContext) -> Any:
-    from vlmkit_onnx.build import build_encoder
+    with heap.paused_collection():
+        from vlmkit_onnx.build import build_encoder
 
     return build_encoder(context)
 
