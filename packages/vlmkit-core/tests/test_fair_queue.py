@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from mock_model import script, wait_until
 from vlmkit.errors import QueueFull
@@ -272,6 +272,7 @@ def test_every_request_is_served_and_nothing_is_left(actions, max_running, max_s
     st.integers(2, 8),
 )
 @settings(max_examples=15)
+@example([(140, 1), (140, 1)], 2)  # at equal usage, each preempts the other's prefill
 def test_tenants_that_always_have_requests_get_equal_shares(kinds, max_running):
     """Their weighted tokens differ by a bound, for requests of any size."""
     simulated = ServedQueue(max_running, max_step_tokens=256)
@@ -289,7 +290,8 @@ def test_tenants_that_always_have_requests_get_equal_shares(kinds, max_running):
             weighed[job.account] += job.sequence.num_prompt_tokens + OUTPUT_WEIGHT * num_outputs
     largest = max(num_tokens + OUTPUT_WEIGHT * num for num_tokens, num in kinds)
     got = [weighed[f"{number}"] for number in range(len(kinds))]
-    assert max(got) - min(got) <= 2 * WINDOW_TOKENS + max_running * largest
+    window = WINDOW_TOKENS + largest  # the last prompt in it may begin at its end
+    assert max(got) - min(got) <= 2 * window + max_running * largest
 
 
 def test_one_tenant_cannot_fill_the_whole_queue():
