@@ -1,0 +1,185 @@
+"""What every runner must do: facts, answers, prompts, and requests that it refuses."""
+
+import asyncio
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from vlmkit.errors import QueueFull, RequestError
+from vlmkit.interfaces.runner import CONSTRAINT, Runner
+from vlmkit.types.constraint import OneOf
+from vlmkit.types.demand import Demand
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit_testing.contracts.runner_subject import RunnerSubject, gathered, token_ids_of
+
+
+class RunnerAnswersContract(RunnerSubject):
+    """The part of the contract about facts and answers."""
+
+    def test_its_facts_can_be_serialized(self) -> None:
+        """A server may learn them from another process, before any request."""
+        with self._runner() as runner:
+            facts = runner.facts
+            runner.submit(self.request()).result()
+            assert runner.facts == facts
+            assert pickle.loads(pickle.dumps(facts)) == facts  # noqa: S301 - what we wrote
+            assert facts.modalities[0] == "text"
+            assert facts.limits.max_sequence_tokens > 0
+            assert facts.eos_ids, "no token ends an answer"
+
+    def test_its_facts_name_the_tokens_that_end_an_answer(self) -> None:
+        """An answer that ends by itself ends with one of them."""
+        with self._runner() as runner:
+            asked = self.request(runner.facts.limits.max_sequence_tokens // 2, ignore_eos=False)
+            choice = runner.submit(asked).result().choices[0]
+            if choice.finish_reason != "stop":
+                pytest.skip("its answer does not end by itself")
+            assert choice.token_ids[-1] in runner.facts.eos_ids
+
+    def test_an_answer_is_the_same_however_it_is_read(self) -> None:
+        """As a whole or in chunks, in async code or not."""
+        request = self.request(n=2)
+
+        async def read(runner: Runner) -> list[list[list[int]]]:
+            lots = await runner.asubmit(request)
+            chunks = []
+            while lot := await lots.next_chunks():
+                chunks += lot
+            done = await (await runner.asubmit(request)).aresult()
+            each = [chunk async for chunk in await runner.asubmit(request)]
+            return [gathered(chunks), token_ids_of(done), gathered(each)]
+
+        with self._runner() as runner:
+            stream = runner.submit(request)
+            assert stream.num_choices == 2
+            assert len(stream.prompt_token_ids) == stream.usage.prompt_tokens
+            done = stream.result()
+            assert tuple(stream.prompt_token_ids) == done.prompt_token_ids
+            whole = token_ids_of(done)
+            assert [len(ids) for ids in whole] == [6, 6]
+            assert stream.usage.completion_tokens == 12
+            assert list(stream.reasons) == ["length", "length"]
+            assert gathered(runner.submit(request)) == whole
+            assert asyncio.run(read(runner)) == [whole] * 3
+
+    def test_usage_and_timings_grow_with_the_answer(self) -> None:
+        """Usage, timings and finish reasons, while it runs and at the end."""
+        with self._runner() as runner:
+            stream = self._endless(runner)
+            num_read = 0
+            for chunk in stream:
+                num_read += len(chunk.samples)
+                assert stream.usage.completion_tokens >= num_read
+                assert not list(stream.reasons)
+                if num_read >= 8:
+                    break
+            timings = stream.timings
+            assert timings.began_s > 0
+            assert min(timings.queue_s, timings.first_token_s, timings.decode_s) >= 0
+            whole = runner.submit(self.request())
+            done = whole.result()
+            assert whole.usage == done.usage
+            assert done.timings.prompt_s >= 0
+            assert done.timings.first_token_s + done.timings.decode_s > 0
+
+    def test_its_tokens_have_the_bytes_of_its_texts(self) -> None:
+        """Log-probabilities are reported with them."""
+        with self._runner() as runner:
+            ends = runner.facts.eos_ids
+            choice = runner.submit(self.request()).result().choices[0]
+            tokens = [runner.token_bytes(i) for i in choice.token_ids if i not in ends]
+            said = b"".join(tokens).decode(errors="replace")
+            assert said.strip() == choice.text.strip()
+
+    def test_a_prompt_can_be_tokenized_without_an_answer(self) -> None:
+        """Its tokens agree with the usage of an answer, and may be sent as a prompt."""
+        plain = Request(text="Once upon a time", task="embed")
+
+        async def counted(runner: Runner, request: Request) -> PromptTokens:
+            return await runner.atokenize(request)
+
+        with self._runner() as runner:
+            request = self.request()
+            told = asyncio.run(counted(runner, request))
+            stream = runner.submit(request)
+            stream.result()
+            assert len(told.token_ids) == stream.usage.prompt_tokens
+            assert told.image_tokens == ()
+            ids = asyncio.run(counted(runner, plain)).token_ids
+            assert asyncio.run(counted(runner, replace(plain, text=None, token_ids=ids))) == (
+                PromptTokens(ids)
+            )
+            assert runner.detokenize(ids).strip() == plain.text
+            with pytest.raises(RequestError):
+                asyncio.run(counted(runner, Request()))
+
+    def test_a_token_beyond_the_vocabulary_is_refused(self) -> None:
+        """Also beside known tokens."""
+        with self._runner() as runner:
+            ids = runner.submit(self.request()).result().choices[0].token_ids
+            for beside in (-1, runner.facts.limits.vocab_size):
+                with pytest.raises(RequestError):
+                    runner.detokenize([*ids, beside])
+
+    def test_a_prompt_beyond_the_context_is_counted_and_not_answered(self) -> None:
+        """It is not truncated, which would answer another prompt."""
+
+        async def counted(runner: Runner, request: Request) -> int:
+            return len((await runner.atokenize(request)).token_ids)
+
+        with self._runner() as runner:
+            most = runner.facts.limits.max_sequence_tokens
+            ids = runner.submit(self.request()).result().choices[0].token_ids
+            plain = [i for i in ids if i not in runner.facts.eos_ids][:1]
+            asked = Request(token_ids=plain * (most + 1), params=self.request().params)
+            assert asyncio.run(counted(runner, asked)) == most + 1
+            with pytest.raises(RequestError):
+                runner.submit(asked).result()
+
+    def test_a_wrong_request_is_refused_and_harms_no_other(self) -> None:
+        """The error comes at once if the caller waits for acceptance."""
+
+        async def refused(runner: Runner) -> None:
+            with pytest.raises(RequestError):
+                await runner.asubmit(Request())
+
+        with self._runner() as runner:
+            running = runner.submit(self.request())
+            with pytest.raises(RequestError):
+                runner.submit(Request()).result()
+            asyncio.run(refused(runner))
+            assert len(running.result().choices[0].token_ids) == 6
+
+    def test_admission_sees_the_demand_and_may_refuse(self) -> None:
+        """It runs once, before any computation; a refused request leaves nothing behind."""
+        told: list[Demand] = []
+
+        def refuse(_: Demand) -> None:
+            raise QueueFull("not now")
+
+        async def refused(runner: Runner, request: Request) -> None:
+            with pytest.raises(QueueFull):
+                await runner.asubmit(request)
+
+        with self._runner() as runner:
+            request = self.request(n=2)
+            stream = runner.submit(replace(request, admit=told.append))
+            stream.result()
+            assert told == [Demand(stream.usage.prompt_tokens, (), 12, 2)]
+            asyncio.run(refused(runner, replace(request, admit=refuse)))
+            assert self._eventually(lambda: not self._num_open(runner))
+            travelled = pickle.loads(pickle.dumps(replace(request, admit=refuse)))  # noqa: S301
+            runner.submit(travelled).result()
+
+    def test_a_constraint_is_enforced_or_refused(self) -> None:
+        """As the facts state; a constraint is never ignored."""
+        asked = self.request(16, ignore_eos=False)
+        with self._runner() as runner:
+            request = replace(asked, constraint=OneOf(("a", "b")))
+            if CONSTRAINT in runner.facts.options:
+                assert runner.submit(request).result().choices[0].text in ("a", "b")
+                return
+            with pytest.raises(RequestError):
+                runner.submit(request).result()
