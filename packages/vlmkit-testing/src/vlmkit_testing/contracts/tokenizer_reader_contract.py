@@ -6,25 +6,20 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.chat_format import CallFormat, JsonCall, Mark, NamedCall
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
+from vlmkit_testing.contracts.examples import examples as contract_examples
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, read, tool
 
 LONG = "It was a fox, and it ran over the hill to where nobody lived. " * 4
 ARGUMENTS = '{"what": "a fox"}'
 
-examples = settings(
-    max_examples=60,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
-)
+examples = settings(contract_examples, max_examples=60)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
