@@ -28,7 +28,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "shapes", "schema": SCHE
 def client(tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
-    with log.open("wb") as said, subprocess.Popen(command, stderr=said) as process:
+    with log.open("wb") as log_file, subprocess.Popen(command, stderr=log_file) as process:
         try:
             deadline = time.monotonic() + 300
             while "'mock' is ready\n" not in log.read_text():

@@ -38,8 +38,8 @@ def server(request, tmp_path_factory):
     command += ["--set", f"engine.use={request.param}"]
     log = tmp_path_factory.mktemp("server") / "log"
     with (
-        log.open("wb") as said,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said) as process,
+        log.open("wb") as log_file,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log_file) as process,
     ):
         try:
             yield f"{ready_at(process, log)}/v1"

@@ -66,7 +66,7 @@ def serving(model, folder, *options):
     """Serve a model in a process of its own; yield a client."""
     log = folder / "log"
     command = [sys.executable, "-m", "vlmkit", "serve", str(model), "--port", "0", *options]
-    with log.open("wb") as said, subprocess.Popen(command, stderr=said) as process:
+    with log.open("wb") as log_file, subprocess.Popen(command, stderr=log_file) as process:
         try:
             deadline = time.monotonic() + 600
             while "is ready\n" not in log.read_text():

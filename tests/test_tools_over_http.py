@@ -58,7 +58,7 @@ def served(request, tmp_path_factory):
     command = [sys.executable, "-m", "vlmkit", "serve", request.param, "--port", "0"]
     if request.param == "demo":
         command += ["--set", "engine.use=onnx", "--set", f"tokenizer.chat_template={template}"]
-    with log.open("wb") as said, subprocess.Popen(command, stderr=said) as process:
+    with log.open("wb") as log_file, subprocess.Popen(command, stderr=log_file) as process:
         try:
             deadline = time.monotonic() + 600
             while f"'{request.param}' is ready\n" not in log.read_text():

@@ -29,8 +29,8 @@ def start() -> Start:
             env=dict(os.environ) | environ,
         )
         with (
-            Path(log or os.devnull).open("w") as said,
-            connected(stdio_client(parameters, said), mode) as client,
+            Path(log or os.devnull).open("w") as log_file,
+            connected(stdio_client(parameters, log_file), mode) as client,
         ):
             yield client
 

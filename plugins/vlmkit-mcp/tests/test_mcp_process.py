@@ -222,7 +222,7 @@ def called(number: int, arguments: dict[str, object]) -> dict[str, object]:
 def test_http_accepts_only_clients_of_this_machine(album: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "vlmkit", "mcp", "mock", "--folder", str(album), "--port", "0"]
-    with log.open("w") as said, subprocess.Popen(command, stderr=said) as process:
+    with log.open("w") as log_file, subprocess.Popen(command, stderr=log_file) as process:
         try:
             while not (found := re.search(r"listening on (\S+)", log.read_text())):
                 assert process.poll() is None

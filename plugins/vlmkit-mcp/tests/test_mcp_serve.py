@@ -33,8 +33,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     config.write_text(CONFIG.format(command=json.dumps(program)))
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     with (
-        log.open("wb") as said,
-        subprocess.Popen([*command, "--config", str(config)], stderr=said) as process,
+        log.open("wb") as log_file,
+        subprocess.Popen([*command, "--config", str(config)], stderr=log_file) as process,
     ):
         try:
             while not re.search(r"'mock' is ready\n", log.read_text()):

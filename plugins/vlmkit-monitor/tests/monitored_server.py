@@ -77,8 +77,8 @@ def running_server(
     command = [sys.executable, "-m", "vlmkit", "serve", "--port", "0", "--config", str(config)]
     env = {**os.environ, **(environ or {})}
     with (
-        log.open("wb") as said,
-        subprocess.Popen(command, stderr=said, env=env) as process,
+        log.open("wb") as log_file,
+        subprocess.Popen(command, stderr=log_file, env=env) as process,
         httpx2.Client(trust_env=False, timeout=300) as http,
     ):
         try:

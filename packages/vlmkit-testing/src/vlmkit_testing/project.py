@@ -65,7 +65,7 @@ EXAMPLES = {
     "sampler": Template(
         "Top-n-sigma sampling for vlmkit", ("array-api-compat>=1.11", MSGSPEC), (NUMPY,)
     ),
-    "proposer": Template("Guesses from what was said before, for vlmkit", (MSGSPEC,)),
+    "proposer": Template("Guesses tokens from the text so far, for vlmkit", (MSGSPEC,)),
     "constraint": Template("Answers from a list of texts, for vlmkit", (NUMPY,)),
     "observer": Template("A line of CSV for each request to vlmkit", (MSGSPEC,)),
     "media_loader": Template("Pages of TIFF files as pictures, for vlmkit", ("pillow>=13",)),

@@ -45,12 +45,12 @@ TRIED: dict[type, Constraint] = {
     Lark: Lark('start: "(" start ")" | "x"'),
 }
 VALID: dict[type, Callable[[str], bool]] = {
-    JsonSchema: lambda said: _is_person(json.loads(said)),
-    Regex: lambda said: re.fullmatch("[a-c]{2,3}(one|two)?", said) is not None,
-    OneOf: lambda said: said in COLOURS.texts,
-    Lark: lambda said: said == "(" * (len(said) // 2) + "x" + ")" * (len(said) // 2),
+    JsonSchema: lambda text: _is_person(json.loads(text)),
+    Regex: lambda text: re.fullmatch("[a-c]{2,3}(one|two)?", text) is not None,
+    OneOf: lambda text: text in COLOURS.texts,
+    Lark: lambda text: text == "(" * (len(text) // 2) + "x" + ")" * (len(text) // 2),
 }
-"""What a text must be that was said within these; of all JSON objects, few are short."""
+"""How a text that is generated within a constraint is checked; few JSON objects are short."""
 SENSELESS = (JsonSchema.of({"type": "nothing"}), Regex("("), Lark("start: nowhere"))
 
 

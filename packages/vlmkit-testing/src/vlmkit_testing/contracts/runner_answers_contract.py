@@ -102,11 +102,11 @@ class RunnerAnswersContract(RunnerSubject):
 
         with self._runner() as runner:
             request = self.request()
-            told = asyncio.run(counted(runner, request))
+            tokenized = asyncio.run(counted(runner, request))
             stream = runner.submit(request)
             stream.result()
-            assert len(told.token_ids) == stream.usage.prompt_tokens
-            assert told.image_tokens == ()
+            assert len(tokenized.token_ids) == stream.usage.prompt_tokens
+            assert tokenized.image_tokens == ()
             ids = asyncio.run(counted(runner, plain)).token_ids
             assert asyncio.run(counted(runner, replace(plain, text=None, token_ids=ids))) == (
                 PromptTokens(ids)
@@ -154,7 +154,7 @@ class RunnerAnswersContract(RunnerSubject):
 
     def test_admission_sees_the_demand_and_may_refuse(self) -> None:
         """It runs once, before any computation; a refused request leaves nothing behind."""
-        told: list[Demand] = []
+        demands: list[Demand] = []
 
         def refuse(_: Demand) -> None:
             raise QueueFull("not now")
@@ -165,9 +165,9 @@ class RunnerAnswersContract(RunnerSubject):
 
         with self._runner() as runner:
             request = self.request(n=2)
-            stream = runner.submit(replace(request, admit=told.append))
+            stream = runner.submit(replace(request, admit=demands.append))
             stream.result()
-            assert told == [Demand(stream.usage.prompt_tokens, (), 12, 2)]
+            assert demands == [Demand(stream.usage.prompt_tokens, (), 12, 2)]
             asyncio.run(refused(runner, replace(request, admit=refuse)))
             assert self._eventually(lambda: not self._num_open(runner))
             travelled = pickle.loads(pickle.dumps(replace(request, admit=refuse)))  # noqa: S301

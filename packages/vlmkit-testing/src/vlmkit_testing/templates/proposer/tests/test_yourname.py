@@ -1,4 +1,4 @@
-"""The proposer keeps vlmkit's contract, and guesses what was said before."""
+"""The proposer keeps vlmkit's contract, and guesses from the text so far."""
 
 from vlmkit.interfaces.proposer import Proposer
 from vlmkit_testing import ProposerContract, new_sequence

@@ -30,10 +30,10 @@ def describe(model: str, folder: Path, ask: str, max_tokens: int) -> None:
         )
     with vlmkit.load(model) as loaded:
         for picture in pictures:
-            told = {"picture": picture.name}
+            row = {"picture": picture.name}
             try:
                 done = loaded.generate(ask, images=[picture], max_tokens=max_tokens)
-                told["answer"] = done.text
+                row["answer"] = done.text
             except RequestError as error:  # a broken file is no reason to stop
-                told["error"] = str(error)
-            click.echo(json.dumps(told, ensure_ascii=False))
+                row["error"] = str(error)
+            click.echo(json.dumps(row, ensure_ascii=False))

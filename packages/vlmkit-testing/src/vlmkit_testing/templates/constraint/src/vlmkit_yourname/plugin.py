@@ -1,7 +1,7 @@
 """Keeps answers to a list of texts: one of them, whole, and nothing else.
 
-Needs no library. What may follow is looked up by the bytes that were said, so the work is done once
-for each beginning of a text, whoever says it.
+Needs no library. The tokens that may follow are cached by the bytes so far, so they are computed
+once for each prefix, for all answers.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -39,20 +39,20 @@ class Choice:
         self._following: dict[bytes, frozenset[int]] = {}
         self.following(b"")  # now, in a worker thread: this is the longest list
 
-    def following(self, said: bytes) -> frozenset[int]:
-        """Return the tokens that may follow what was said."""
-        if said not in self._following:
-            pieces = {piece for rest in self.rests(said) for piece in self._pieces(rest)}
+    def following(self, prefix: bytes) -> frozenset[int]:
+        """Return the tokens that may follow the text so far."""
+        if prefix not in self._following:
+            pieces = {piece for rest in self.rests(prefix) for piece in self._pieces(rest)}
             ids = (i for piece in pieces for i in self._token_ids.get(piece, ()))
-            self._following[said] = frozenset(ids)
-        return self._following[said]
+            self._following[prefix] = frozenset(ids)
+        return self._following[prefix]
 
-    def rests(self, said: bytes) -> list[bytes]:
-        """Return how the texts go on that begin with what was said."""
-        return [text[len(said) :] for text in self.texts if text.startswith(said)]
+    def rests(self, prefix: bytes) -> list[bytes]:
+        """Return the rest of each text that begins with the text so far."""
+        return [text[len(prefix) :] for text in self.texts if text.startswith(prefix)]
 
     def usual(self, rest: bytes) -> Iterator[int]:
-        """Yield tokens that say a text, each as long as can be."""
+        """Yield the tokens of a text, each the longest that fits."""
         while rest:
             known = [piece for piece in self._pieces(rest) if piece in self._token_ids]
             if not known:
@@ -73,35 +73,35 @@ class ChoiceMatcher:
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
-        self._said = [b""]  # after each token that was accepted
+        self._prefixes = [b""]  # after each token that was accepted
 
     @property
     def may_end(self) -> bool:
-        """Whether a whole text was said."""
-        return self._said[-1] in self._choice.texts
+        """Whether the text so far is one of the texts."""
+        return self._prefixes[-1] in self._choice.texts
 
     def fill(self, mask: "NDArray[np.int32]") -> None:
         """Set the bits of the tokens that may follow."""
         import numpy as np
 
         words = mask.view(np.uint32)
-        for token_id in self._choice.following(self._said[-1]):
+        for token_id in self._choice.following(self._prefixes[-1]):
             words[token_id // 32] |= np.uint32(1 << token_id % 32)
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token; where no text does, stay and return False."""
-        if token_id not in self._choice.following(self._said[-1]):
+        if token_id not in self._choice.following(self._prefixes[-1]):
             return False
-        self._said.append(self._said[-1] + self._choice.token_bytes[token_id])
+        self._prefixes.append(self._prefixes[-1] + self._choice.token_bytes[token_id])
         return True
 
     def roll_back(self, num_tokens: int) -> None:
         """Take the newest tokens back."""
-        del self._said[len(self._said) - num_tokens :]
+        del self._prefixes[len(self._prefixes) - num_tokens :]
 
     def forced(self) -> Seq[int]:
         """Return the rest of the text, where only one is left."""
-        rests = self._choice.rests(self._said[-1])
+        rests = self._choice.rests(self._prefixes[-1])
         return tuple(self._choice.usual(rests[0])) if len(rests) == 1 else ()
 
 
