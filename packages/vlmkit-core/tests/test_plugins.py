@@ -283,6 +283,44 @@ def test_a_kind_without_an_owner_is_refused_with_a_hint() -> None:
     assert error.value.hint == "name it in VLMKIT_KINDS of the plugin's module"
 
 
+ASKING = OWNER.replace(
+    'registry.add("zeros", build)',
+    """
+    def cannot_serve(reference, providers):
+        objections = providers(WEIGHT_FORMAT).objections(reference)
+        return None if None in objections.values() else f"no format: {objections}"
+
+    registry.add("zeros", build, cannot_serve=cannot_serve)
+    """.replace("\n    ", "\n        "),
+)
+
+
+def test_a_check_of_models_may_ask_the_providers_of_its_plugins_kinds(site: Site) -> None:
+    site.install("owner", ASKING)
+    assert site.load().models.objections("m") == {"zeros": "no format: {}"}
+    answer = 'cannot_serve=lambda reference: "not m" if reference == "m" else None'
+    site.install("a-guest", GUEST.replace("Zeros())", f"Zeros(), {answer})"))
+    found = site.load()
+    assert found.broken == {}
+    assert found.models.objections("m") == {"zeros": "no format: {'zeros': 'not m'}"}
+    assert found.models.choose("auto", "n").name == "zeros"
+
+
+def test_a_check_that_asks_for_an_unknown_kind_is_an_objection(site: Site) -> None:
+    site.install("owner", ASKING.replace("VLMKIT_KINDS = (WEIGHT_FORMAT,)", ""))
+    [reason] = site.load().models.objections("m").values()
+    assert reason == "its own check failed with PluginError"
+
+
+def test_a_plugins_kind_with_a_plural_name_is_not_made_plural_again(site: Site) -> None:
+    def renamed(source: str) -> str:
+        return source.replace("weight_formats", "weights").replace("weight_format", "weights")
+
+    site.install("guest", renamed(GUEST))
+    site.install("owner", renamed(OWNER))
+    assert in_use(site.load()) == [bytes(2)]
+
+
 # Plugins that are broken.
 
 

@@ -46,6 +46,30 @@ class Registered(Protocol[T_co]):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class KindProviders:
+    """The providers of every kind, as a plugin that owns a kind asks for them.
+
+    Attributes:
+        registries: all that plugins offer, by the plural of its kind.
+    """
+
+    registries: Mapping[str, Registered[Any]] = field(default_factory=dict)
+
+    def __call__(self, kind: Kind[T]) -> Registered[T]:
+        """Return what all plugins offer of a kind.
+
+        Raises:
+            PluginError: the kind is not one of ``VLMKIT_KINDS`` of a plugin that was loaded.
+        """
+        if kind.plural not in self.registries:
+            raise PluginError(
+                f"no plugin that was loaded owns the kind {kind.name!r}",
+                hint="name it in VLMKIT_KINDS of the plugin's module",
+            )
+        return self.registries[kind.plural]
+
+
 def ignore_progress(_: str) -> None:
     """Take the name of a stage, and do it in silence."""
 
@@ -121,9 +145,4 @@ class BuildContext:
         Raises:
             PluginError: the kind is not one of ``VLMKIT_KINDS`` of a plugin that was loaded.
         """
-        if kind.plural not in self.registries:
-            raise PluginError(
-                f"no plugin that was loaded owns the kind {kind.name!r}",
-                hint="name it in VLMKIT_KINDS of the plugin's module",
-            )
-        return self.registries[kind.plural]
+        return KindProviders(self.registries)(kind)

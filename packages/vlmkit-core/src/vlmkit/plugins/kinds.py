@@ -3,7 +3,7 @@
 A kind's row defines its hook, its registry, its section of the config and its entry in the
 reference. A plugin can own further kinds: ``VLMKIT_KINDS = (Kind(...),)`` in its module adds a hook
 that other plugins can implement. ``context.providers(kind)`` returns the providers that they
-register. ``VLMKIT_TABLES = {"codecs": CODEC}`` adds a table of the config that selects among them.
+register; a ``cannot_serve`` with a parameter ``providers`` gets the same function. ``VLMKIT_TABLES = {"codecs": CODEC}`` adds a table of the config that selects among them.
 A table may also hold settings of the plugin itself, decoded by a struct:
 ``VLMKIT_TABLES = {"cluster": ClusterSettings}``.
 """
@@ -37,7 +37,8 @@ class Kind(Generic[T]):
     """One kind of provider.
 
     Attributes:
-        name: its name in the singular, with underscores between words.
+        name: its name in the singular, with underscores between words. A name that ends with ``s``,
+            such as ``torch_weights``, is its own plural.
         makes: the protocol or class of the components; None leaves the check to the caller.
         mode: how providers are selected. ``one``: a single one, by name or by what it can serve.
             ``all``: every one that the config lists. ``by name``: each when it is requested.
@@ -82,7 +83,7 @@ class Kind(Generic[T]):
     @property
     def plural(self) -> str:
         """The name of its registry."""
-        return f"{self.name}s"
+        return self.name if self.name.endswith("s") else f"{self.name}s"
 
     @property
     def hook(self) -> str:

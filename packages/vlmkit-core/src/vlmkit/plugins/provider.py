@@ -3,9 +3,10 @@
 Which of several is taken is the registry's business.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ from vlmkit.kit.model_uri import SCHEME, scheme_of
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.one_line import one_line
 from vlmkit.kit.traces import trace_of
-from vlmkit.plugins.build_context import BuildContext
+from vlmkit.plugins.build_context import BuildContext, KindProviders
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -38,6 +39,14 @@ def _unstated(name: str) -> Objection:
         "it does not say which models it serves, so it is used only where it is named",
         hint=f'use = "{name}" names it; its author can state cannot_serve',
     )
+
+
+def takes_providers(cannot_serve: Callable[..., str | None]) -> bool:
+    """Return whether a check of models has a parameter ``providers``, by its signature."""
+    try:
+        return "providers" in inspect.signature(cannot_serve).parameters
+    except (TypeError, ValueError):  # not a function, or one in C
+        return False
 
 
 def _is_priority(value: object) -> bool:
@@ -87,7 +96,9 @@ class Provider(Generic[T]):
         cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
             reference) and looks at small files only. Either may return a
             :class:`vlmkit.kit.objection.Objection`, which has a hint. What its absence means is
-            the kind's: see :attr:`vlmkit.plugins.kinds.Kind.serves`.
+            the kind's: see :attr:`vlmkit.plugins.kinds.Kind.serves`. With a second parameter
+            ``providers``, it also gets the providers of the kinds that its plugin owns, as
+            :meth:`.BuildContext.providers` returns them.
         settings: struct of the provider's own settings; None accepts no settings.
         priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
             takes over only if it says more. A function is asked for each model: it gets what
@@ -110,12 +121,14 @@ class Provider(Generic[T]):
         plugin: the distribution or file that offers it; filled in by the loader.
         is_by_name: whether it is used only if it is named. It does not state what it can serve, and
             no provider of its kind can serve everything.
+        asks_providers: whether ``cannot_serve`` has the parameter ``providers``.
+        providers: what it then gets; set by the registry.
     """
 
     name: str
     build: Callable[[BuildContext], T]
     why_not: Callable[[], str | None] = can_run
-    cannot_serve: Callable[[Any], str | None] = can_serve
+    cannot_serve: Callable[..., str | None] = can_serve
     settings: type[msgspec.Struct] | None = None
     priority: int | Callable[[Any], int] = 0
     description: str = ""
@@ -128,6 +141,8 @@ class Provider(Generic[T]):
     request_fields: tuple[RequestField[Any], ...] = ()
     plugin: str = "vlmkit"
     is_by_name: bool = False
+    asks_providers: bool = False
+    providers: KindProviders = field(default_factory=KindProviders, repr=False, compare=False)
 
     @property
     def is_packaged(self) -> bool:
@@ -148,7 +163,7 @@ class Provider(Generic[T]):
             said: object = self.why_not()
             if not said and subject and self.is_by_name and not is_named:
                 return _unstated(self.name)
-            said = said or (self.cannot_serve(*subject) if subject else None)
+            said = said or (self.refusal(*subject) if subject else None)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # it may end the process, or panic in another language
@@ -163,6 +178,12 @@ class Provider(Generic[T]):
         if isinstance(said, str):
             return said or None
         return f"its own check returned a value of type {type(said).__name__!r}, not a sentence"
+
+    def refusal(self, subject: object) -> str | None:
+        """Return what ``cannot_serve`` says about a subject; raise what it raises."""
+        if self.asks_providers:
+            return self.cannot_serve(subject, providers=self.providers)
+        return self.cannot_serve(subject)
 
     def priority_for(self, subject: object) -> int:
         """Return how much ``auto`` prefers it for the subject; 0 where its function fails."""

@@ -37,15 +37,7 @@ class Registries:
         self.kinds = tuple(kinds)
         self.by_kind: dict[str, Registry[Any]] = {}
         for kind in self.kinds:
-            self.by_kind[kind.plural] = Registry(
-                kind.words,
-                owner,
-                makes=kind.makes,
-                reserved=kind.reserved,
-                max_words=kind.max_words,
-                serves=kind.serves,
-                field_changes=kind.field_changes,
-            )
+            self._open(kind)
 
     def __getattr__(self, name: str) -> Registry[Any]:
         registries: dict[str, Registry[Any]] = self.__dict__.get("by_kind", {})
@@ -63,7 +55,7 @@ class Registries:
         Raises:
             PluginError: a value is not a kind, or its name is taken.
         """
-        new = Registries(kinds=())
+        new: dict[str, Kind[Any]] = {}
         if not isinstance(kinds, tuple | list):
             raise PluginError(
                 f"VLMKIT_KINDS is of type {type(kinds).__name__!r}", hint="make it a tuple of kinds"
@@ -74,13 +66,14 @@ class Registries:
                     f"VLMKIT_KINDS holds {kind!r}",
                     hint='put in kinds, such as Kind("weight_format", WeightFormat, "one", ...)',
                 )
-            if kind.plural in self.by_kind or kind.plural in new.by_kind:
+            if kind.plural in self.by_kind or kind.plural in new:
                 raise PluginError(
                     f"there is a kind {kind.name!r} already", hint="give it another name"
                 )
-            new = Registries(kinds=(*new.kinds, kind))
-        self.kinds = (*self.kinds, *new.kinds)
-        self.by_kind |= new.by_kind
+            new[kind.plural] = kind
+        self.kinds = (*self.kinds, *new.values())
+        for kind in new.values():
+            self._open(kind)
 
     def merge(self, other: "Registries") -> None:
         """Add all providers of ``other``, or none if one cannot be added."""
@@ -90,3 +83,16 @@ class Registries:
                 combined.by_kind[plural].merge(registry)
         for plural, registry in other.by_kind.items():
             self.by_kind[plural].merge(registry)
+
+    def _open(self, kind: Kind[Any]) -> None:
+        """Make the empty registry of a kind."""
+        self.by_kind[kind.plural] = Registry(
+            kind.words,
+            self.owner,
+            makes=kind.makes,
+            reserved=kind.reserved,
+            max_words=kind.max_words,
+            serves=kind.serves,
+            field_changes=kind.field_changes,
+            registries=self.by_kind,
+        )

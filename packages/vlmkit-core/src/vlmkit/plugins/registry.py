@@ -6,6 +6,7 @@ used here.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -18,15 +19,15 @@ from vlmkit.errors import PluginError
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of
-from vlmkit.plugins.build_context import BuildContext, ignore_progress
+from vlmkit.plugins.build_context import BuildContext, KindProviders, Registered, ignore_progress
 from vlmkit.plugins.component_builder import ComponentBuilder
 from vlmkit.plugins.kinds import Serves
 from vlmkit.plugins.names import is_plain
-from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
+from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve, takes_providers
 from vlmkit.plugins.settings_check import flaw
 from vlmkit.running.prompting.request_fields import flaw_of_field
 
-__all__ = ["BuildContext", "Provider", "Registry", "ignore_progress"]
+__all__ = ["BuildContext", "KindProviders", "Provider", "Registry", "ignore_progress"]
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Registry(ComponentBuilder[T]):
         max_words: words that a name may have.
         serves: what a provider without ``cannot_serve`` can be used for.
         field_changes: what the request fields that its providers add may change.
+        registries: those of all kinds, which providers may ask in ``cannot_serve``.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Registry(ComponentBuilder[T]):
         max_words: int = 1,
         serves: Serves = "all",
         field_changes: Iterable[Changes] = (),
+        registries: Mapping[str, Registered[Any]] = MappingProxyType({}),
     ) -> None:
         super().__init__(kind, makes)
         self.plugin = plugin
@@ -65,6 +68,7 @@ class Registry(ComponentBuilder[T]):
         self._max_words = max_words
         self._serves = serves
         self._field_changes = tuple(field_changes)
+        self._kind_providers = KindProviders(registries)
 
     def add(  # noqa: PLR0913 - one each of what a provider consists of
         self,
@@ -72,7 +76,7 @@ class Registry(ComponentBuilder[T]):
         build: Callable[[BuildContext], T],
         *,
         why_not: Callable[[], str | None] = can_run,
-        cannot_serve: Callable[[Any], str | None] = can_serve,
+        cannot_serve: Callable[..., str | None] = can_serve,
         settings: type[msgspec.Struct] | None = None,
         priority: int | Callable[[Any], int] = 0,
         description: str = "",
@@ -115,6 +119,7 @@ class Registry(ComponentBuilder[T]):
             request_fields=request_fields,
             plugin=self.plugin,
             is_by_name=self._serves != "all" and not is_stated,
+            asks_providers=takes_providers(cannot_serve),
         )
         self._refuse_malformed(new)
         self._take(new)
@@ -194,6 +199,7 @@ class Registry(ComponentBuilder[T]):
 
     def _take(self, new: Provider[T]) -> None:
         self._refuse_taken(new)
+        new = replace(new, providers=self._kind_providers)
         self._providers[new.name, new.plugin] = new
 
 

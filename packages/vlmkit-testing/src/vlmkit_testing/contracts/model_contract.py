@@ -204,7 +204,7 @@ class ModelContract:
         offered = self._offered()
         if offered.is_by_name:
             return None if reference == self.name else offered.objection(reference)
-        return offered.cannot_serve(reference)
+        return offered.refusal(reference)
 
     def _here(self) -> list[str]:
         if not (references := list(islice(self.references(), MAX_TRIED))):
