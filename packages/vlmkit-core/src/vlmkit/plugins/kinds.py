@@ -3,7 +3,8 @@
 A kind's row defines its hook, its registry, its section of the config and its entry in the
 reference. A plugin can own further kinds: ``VLMKIT_KINDS = (Kind(...),)`` in its module adds a hook
 that other plugins can implement. ``context.providers(kind)`` returns the providers that they
-register; a ``cannot_serve`` with a parameter ``providers`` gets the same function. ``VLMKIT_TABLES = {"codecs": CODEC}`` adds a table of the config that selects among them.
+register; a ``cannot_serve`` with a parameter ``providers`` gets the same function.
+``VLMKIT_TABLES = {"codecs": CODEC}`` adds a table of the config that selects among them.
 A table may also hold settings of the plugin itself, decoded by a struct:
 ``VLMKIT_TABLES = {"cluster": ClusterSettings}``.
 """
