@@ -3,6 +3,7 @@
     python benchmarks/mock_streams.py --streams 64 --tokens 500 --repeats 3
     python benchmarks/mock_streams.py --profile loop|server
     python benchmarks/mock_streams.py --monitors prometheus
+    python benchmarks/mock_streams.py --cache-events
 
 Server and client are separate processes; the client counts events without parsing them. An event is
 one token of one stream. With ``--profile``, one part of the server runs under cProfile.
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 def main() -> None:
@@ -28,12 +30,14 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = context.Process(
-        target=_serve, args=(port, options.profile, options.monitors), daemon=True
+        target=serve_mock,
+        args=(port, options.profile, options.monitors, options.cache_events),
+        daemon=True,
     )
     server.start()
     rates = []
     try:
-        asyncio.run(_wait(port))
+        asyncio.run(wait(port))
         asyncio.run(round_of(port, 4, 50))
         for _ in range(options.repeats):
             num_events, seconds = asyncio.run(round_of(port, options.streams, options.tokens))
@@ -53,10 +57,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", choices=["loop", "server"])
     parser.add_argument("--monitors", nargs="*", default=[], help="names, as in monitors.use")
+    parser.add_argument("--cache-events", action="store_true", help="an observer indexes blocks")
     return parser.parse_args()
 
 
-def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
+def serve_mock(
+    port: int, profile: str | None, monitors: list[str], cache_events: bool = False
+) -> None:
+    """Serve the mock model, optionally with an observer of cache events."""
     from vlmkit.config import read_layers
     from vlmkit.config.plugin_loading import load_plugins
     from vlmkit.running.engine_loop.loop import Loop
@@ -76,6 +84,8 @@ def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
     layers = read_layers(environ={}, arguments={"monitors": {"use": monitors}})
     observing = built(layers.read(plugins.tables).config, plugins) if monitors else {}
     made = {name: monitor.observer("mock") for name, monitor in observing.items()}
+    if cache_events:
+        made["index"] = _index_observer()
     pipeline = Pipeline(
         tokenizer=MockTokenizer(),
         engine=MockEngine(),
@@ -85,6 +95,22 @@ def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
     )
     run = _profiled(serve) if profile == "server" else serve
     run({"mock": pipeline}, ServerSettings(port=port), monitors=observing)
+
+
+def _index_observer() -> Any:
+    """Return an observer that keeps an index of the engine's cache."""
+    from vlmkit.interfaces.cache_events import CacheChange
+    from vlmkit.interfaces.observer import Observer
+    from vlmkit.kit.cache_index import CacheIndex
+
+    class IndexObserver(Observer):
+        def __init__(self) -> None:
+            self.index = CacheIndex()
+
+        def blocks(self, change: CacheChange, at_s: float) -> None:  # noqa: ARG002
+            self.index.apply(change)
+
+    return IndexObserver()
 
 
 def _profiled(function: Callable[..., None]) -> Callable[..., None]:
@@ -101,7 +127,8 @@ def _profiled(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-async def _wait(port: int) -> None:
+async def wait(port: int) -> None:
+    """Wait until a port is open."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)

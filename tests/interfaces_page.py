@@ -45,7 +45,7 @@ OF_KINDS = {
     "sampler": ("interfaces.sampler",),
     "proposer": ("interfaces.proposer",),
     "constraint": ("interfaces.constraint",),
-    "observer": ("interfaces.observer",),
+    "observer": ("interfaces.observer", "interfaces.cache_events"),
     "media_loader": ("interfaces.media_loader",),
     "tool_source": ("vlmkit_server.interfaces.tool_source",),
     "monitor": ("vlmkit_server.interfaces.monitor",),

@@ -23,6 +23,7 @@ from structure import sizes
 from structure.imports import Imports
 from structure.project import Project
 from vlmkit import cli, errors
+from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
 from vlmkit.plugins.kinds import COMMAND
 from vlmkit.plugins.registry import BuildContext, Registry
 
@@ -121,7 +122,7 @@ def test_the_codes_of_errors_equal_the_code():
 
 def test_the_examples_of_the_hooks_page_load_and_observe(tmp_path):
     for name, program in zip(
-        ("kind.py", "table.py", "slow.py", "store.py"),
+        ("kind.py", "table.py", "slow.py", "prefixes.py", "store.py"),
         blocks("docs/reference/hooks.md", "python"),
         strict=True,
     ):
@@ -137,6 +138,9 @@ def test_the_examples_of_the_hooks_page_load_and_observe(tmp_path):
     assert re.search(r'^cluster.address +"here"', shown, re.MULTILINE)
     shown = run_commands(["vlmkit ask mock hello --config slow.toml"], tmp_path)
     assert "Timings(" in shown[0]
+    observer = runpy.run_path(str(tmp_path / "prefixes.py"))["PrefixIndex"]()
+    observer.blocks(CacheChange((CacheBlock(b"key", b"", (1,)),)), 0.0)
+    assert list(observer.index.blocks) == [b"key"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

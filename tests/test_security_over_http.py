@@ -21,10 +21,17 @@ pytest.importorskip("onnxruntime")
 sys.path.append(str(Path(__file__).parents[1] / "packages/vlmkit-server/tests"))
 
 import PIL.Image
-from running_server import chat, eventually, image_part, process, scripted
+from running_server import chat, eventually, image_part, process, running, scripted
 from two_keys import headers_of
 
 import vlmkit_demo.plugin
+from vlmkit.interfaces.observer import Observer
+from vlmkit.kit.cache_index import CacheIndex
+from vlmkit.running.observers.builtin import Counters, RequestLog
+from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_monitor.prometheus import PrometheusMonitor
 
 pytestmark = pytest.mark.posix
 
@@ -243,3 +250,47 @@ def test_images_of_equal_bytes_and_different_shapes_share_no_cache(server):
         assert f"{size[0]}x{size[1]}" in text
         seen.add(text.partition("sha256:")[2].split()[0])
     assert len(seen) == 4
+
+
+class CacheObserver(Observer):
+    """Keeps the index of an engine's cache, as a router's plugin does."""
+
+    def __init__(self):
+        self.index = CacheIndex()
+
+    def blocks(self, change, at_s):
+        self.index.apply(change)
+
+    def stats(self):
+        return {"num_cached_blocks": len(self.index.blocks)}
+
+
+def test_cache_events_put_no_tokens_on_pages_metrics_and_logs(caplog):
+    """An operator's observer receives what clients asked; nobody else may read it."""
+    monitor, cache = PrometheusMonitor(), CacheObserver()
+    observers = {"cache": cache, "counters": Counters(), "log": RequestLog()}
+    pipeline = Pipeline(
+        tokenizer=MockTokenizer(),
+        engine=MockEngine(),
+        observers=observers | {"prometheus": monitor.observer("mock")},
+        name="mock",
+    )
+    secret = "ZxSecretQy" * 10
+    monitors = {"prometheus": monitor}
+    with (
+        caplog.at_level("DEBUG", "vlmkit"),
+        caplog.at_level("DEBUG", "vlmkit_server"),
+        running({"mock": pipeline}, monitors=monitors) as server,
+    ):
+        server.post(chat(secret)).raise_for_status()
+        assert eventually(lambda: cache.index.blocks)
+        tokens = [block.tokens for block in cache.index.blocks.values()]
+        assert any("ZxSecretQy" in MockTokenizer().decode(ids) for ids in tokens)
+        document = server.get("/openapi.json").json()
+        paths = [path for path, known in document["paths"].items() if "get" in known]
+        pages = [server.get(path).text for path in paths if "{" not in path]
+    assert "/metrics" in paths
+    published = "\n".join([*pages, caplog.text, repr(pipeline.stats())])
+    assert "num_cached_blocks" in published
+    assert "ZxSecretQy" not in published
+    assert not any(str(list(ids))[1:-1] in published for ids in tokens)

@@ -1,5 +1,7 @@
 """The slot manager: reported prefixes are really stored, and no slot has two owners."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -7,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
 from vlmkit.interfaces.sequence import Sequence
+from vlmkit.kit.cache_index import CacheIndex
+from vlmkit.running.observers.cache_feed import CacheFeed
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_onnx.slots.slot_manager import SlotManager
 
@@ -286,3 +290,84 @@ def test_the_longest_prefix_is_found_whichever_slot_holds_it(data):
         while common < min(len(kept[0]), len(ids) - 1) and kept[0][common] == ids[common]:
             common += 1
         assert admission.num_cached == common
+
+
+class Receiver:
+    """Applies the changes of a feed to an index."""
+
+    def __init__(self, index):
+        self.enqueue_change = index.apply
+
+
+def chain(index, key):
+    """Return the scope of a block, and the tokens of all blocks up to it."""
+    block = index.blocks[key]
+    ids = block.tokens
+    while block.parent:
+        block = index.blocks[block.parent]
+        ids = block.tokens + ids
+    return (block.scope, *ids)
+
+
+def blocks_of(slots, block_tokens):
+    """Return the whole blocks that any slot holds: scope, tokens so far and media so far."""
+    found = set()
+    for slot in slots._slots:
+        for stop in range(block_tokens, slot.num_committed + 1, block_tokens):
+            media = tuple(part for part in slot.parts[0] if part.start < stop)
+            found.add((slot.scope, tuple(slot.ids[:stop].tolist()), media))
+    return found
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_replayed_events_of_random_steps_reproduce_what_slots_hold_at_every_step(copies):
+    chance, index, num_removed = random.Random(11), CacheIndex(), 0
+    slots, running = SlotManager(5, 40, 120, copies=copies), {}
+    slots.set_cache_listener(feed := CacheFeed([Receiver(index)]), block_tokens=4)
+    for number in range(10_000):
+        action = chance.random()
+        if action < 0.3:
+            ids = [chance.randrange(2) for _ in range(chance.randrange(1, 24))]
+            images = []
+            if chance.random() < 0.4:
+                start = chance.randrange(len(ids))
+                ids[start:start] = [IMAGE] * 3
+                images = [(start, start + 3, chance.choice([b"red", b"blue"]))]
+            scope = chance.choice([b"", b"t"])
+            spans = [image[:2] for image in images]
+            made = sequence(ids, images, scope, spans, name=str(number))
+            if (assignment := slots.admit(made)) is not None:
+                running[made] = assignment.num_cached
+        elif running:
+            made = chance.choice(list(running))
+            if action < 0.65:
+                stop = chance.randint(running[made], len(made))
+                running[made] = stop
+                computed(slots, made, stop)
+            elif action < 0.8 and slots.reserve(made, len(made) + 2):
+                made.output_ids.append(chance.randrange(2))
+            elif action < 0.85:
+                slots.swap(chance.randrange(5), chance.randrange(5))
+            else:
+                slots.release(made)
+                del running[made]
+        slots.take_discarded()
+        before = len(index.blocks)
+        feed.flush()
+        num_removed += len(index.blocks) < before
+        expected = blocks_of(slots, 4)
+        assert len(index.blocks) == len(expected)
+        for made, num_cached in running.items():
+            assert index.num_cached(made) >= num_cached - num_cached % 4
+        chains = {chain(index, key) for key in index.blocks}
+        assert chains == {(scope, *ids) for scope, ids, _ in expected}
+    assert num_removed > 300
+
+
+def test_events_come_in_blocks_of_16_tokens_and_only_if_prefixes_are_shared():
+    for shares, num_blocks in ((True, 2), (False, 0)):
+        slots, index = SlotManager(2, 64, 128, shares_prefixes=shares), CacheIndex()
+        slots.set_cache_listener(feed := CacheFeed([Receiver(index)]))
+        finished(slots, range(40))
+        feed.flush()
+        assert [len(block.tokens) for block in index.blocks.values()] == [16] * num_blocks

@@ -3,6 +3,7 @@
 from honest.engine import AttentionEngine
 
 from broken.broken import Table
+from broken.engine_events import EVENTS
 from broken.engine_life import LIFE
 from broken.engine_mock import MOCKS
 from broken.engine_numbers import NUMBERS
@@ -16,5 +17,5 @@ TABLE = Table(
     EngineContract,
     OnAttention,
     AttentionEngine,
-    (*NUMBERS, *ROWS, *PREFIXES, *ROOM, *LIFE, *MOCKS),
+    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *MOCKS),
 )

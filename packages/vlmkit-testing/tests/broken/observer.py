@@ -1,5 +1,6 @@
 """Observers that break one promise each, derived from the counters."""
 
+import logging
 import math
 import sqlite3
 import threading
@@ -9,6 +10,7 @@ from typing import Any
 
 from broken.broken import Broken, Table
 from vlmkit.errors import EngineError, RequestError, VlmkitError
+from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
 from vlmkit.running.observers.builtin import Counters
 from vlmkit.types.completion import Chunk
@@ -202,6 +204,65 @@ class ForgetsOnlyFinishedRequests(Counters):
         self._begun.pop(request, None)
 
 
+class ExpectsKnownParents(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys = {b""}
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        self._keys.difference_update(change.removed)
+        for block in change.stored:
+            assert block.parent in self._keys
+            self._keys.add(block.key)
+
+
+class RemovesOnlyKnownBlocks(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: dict[bytes, CacheBlock] = {}
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        if change.is_cleared:
+            self._blocks.clear()
+        for key in change.removed:
+            del self._blocks[key]
+        self._blocks.update((block.key, block) for block in change.stored)
+
+
+class KeepsRemovedBlocks(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: dict[bytes, CacheBlock] = {}
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        if change.is_cleared:
+            self._blocks.clear()
+        self._blocks.update((block.key, block) for block in change.stored)
+
+
+class KeepsClearedBlocks(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: dict[bytes, CacheBlock] = {}
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        for key in change.removed:
+            self._blocks.pop(key, None)
+        self._blocks.update((block.key, block) for block in change.stored)
+
+
+class LogsTokens(Counters):
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        for block in change.stored:
+            logging.getLogger("broken").info("cached: %s", block.tokens)
+
+
+class CountsTokensByTheirIds(Counters):
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        for block in change.stored:
+            self._counts.update(f"num_of_{token_id}" for token_id in block.tokens)
+
+
 class OnObserver(ObserverContract):
     def __init__(self, kind: type[Observer]) -> None:
         self._kind = kind
@@ -341,6 +402,37 @@ TABLE = Table(
             ForgetsOnlyFinishedRequests,
             "A request that fails after its first token is not referenced.",
             "a_finished_request_is_released",
+        ),
+        Broken(
+            ExpectsKnownParents,
+            "A block of the cache may be stored while its parent is not.",
+            "cache_blocks_may_change_in_any_way",
+        ),
+        Broken(
+            RemovesOnlyKnownBlocks,
+            "Unknown keys may be removed.",
+            "cache_blocks_may_change_in_any_way",
+            raises=(KeyError,),
+        ),
+        Broken(
+            KeepsRemovedBlocks,
+            "A removed block is not referenced.",
+            "memory_does_not_grow_with_the_cache_blocks",
+        ),
+        Broken(
+            KeepsClearedBlocks,
+            "The blocks of a cleared cache are not referenced.",
+            "memory_does_not_grow_with_the_cache_blocks",
+        ),
+        Broken(
+            LogsTokens,
+            "Tokens of cache blocks are not logged.",
+            "tokens_of_cache_blocks_stay_out_of_logs_and_numbers",
+        ),
+        Broken(
+            CountsTokensByTheirIds,
+            "Tokens of cache blocks are no names of numbers.",
+            "tokens_of_cache_blocks_stay_out_of_logs_and_numbers",
         ),
     ),
 )

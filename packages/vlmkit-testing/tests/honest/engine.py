@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot, Prompt, PromptPlan, Span
@@ -114,6 +115,10 @@ class AttentionEngine:
     def num_free_tokens(self) -> int:
         """The tokens that no admitted sequence reserves."""
         return self.pool.num_free_blocks * self.pool.block_tokens
+
+    def set_cache_listener(self, listener: CacheListener) -> None:
+        """Report shared and removed blocks."""
+        self.pool.listener = listener
 
     # Room
 
@@ -230,6 +235,9 @@ class PlainEngine(AttentionEngine):
     def num_free_tokens(self) -> int:
         """The tokens of free slots."""
         return self.limits.capacity_tokens - len(self.slots) * self.slot_tokens
+
+    def set_cache_listener(self, listener: CacheListener) -> None:
+        """Report nothing, because nothing is shared."""
 
     @property
     def slot_tokens(self) -> int:

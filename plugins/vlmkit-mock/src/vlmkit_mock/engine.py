@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import ConfigError, EngineError
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.prompt import Prompt, PromptPlan, Span
 from vlmkit.interfaces.step import StepOutput, WorkItem
@@ -67,6 +68,10 @@ class MockEngine:
     def num_free_tokens(self) -> int:
         """The free space of the cache, in tokens: the capacity if no sequence is admitted."""
         return self._pool.num_free_blocks * self._pool.block_tokens
+
+    def set_cache_listener(self, listener: CacheListener) -> None:
+        """Report shared and removed blocks to a listener."""
+        self._pool.listener = listener
 
     def read(self, prompt: Prompt) -> PromptPlan:
         """Determine the answer; image slots are atomic if the settings say so.

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
@@ -151,6 +152,20 @@ class CountsRoom(Protocol):
     @property
     def num_free_tokens(self) -> int:
         """Tokens of the cache that are not allocated; read from any thread, at any time."""
+        ...
+
+
+@runtime_checkable
+class EmitsCacheEvents(Protocol):
+    """An optional part of an engine: events of the prefixes that its cache shares."""
+
+    def set_cache_listener(self, listener: CacheListener) -> None:
+        """Report every block that is shared or removed from now on to a listener.
+
+        Called at most once, before any sequence is admitted, and only if an observer receives cache
+        events. Without the call an engine makes no blocks. A block is stored when later sequences
+        can reuse it, so never before its tokens are committed.
+        """
         ...
 
 

@@ -4,7 +4,7 @@ Inherit :class:`Observer` and implement the methods that you need; the others ar
 Methods run in the observer's own thread, shortly after the events and in their order, so they need
 no locks. An observer that raises is disabled. A slow observer loses events, but always receives
 the end of a request whose acceptance it received. For that it must implement ``accepted``,
-``finished`` and ``failed``.
+``finished`` and ``failed``. After lost cache events it receives the whole index again.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.cache_events import CacheChange
 from vlmkit.interfaces.sequence import Task
 from vlmkit.types.completion import Chunk, FinishReason, Timings, Usage
 from vlmkit.types.sampling import SamplingParams
@@ -112,6 +113,16 @@ class Observer(Protocol):
 
     def step(self, step: StepFacts, at_s: float) -> None:
         """The engine computed a step."""
+        return
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        """The blocks of prefixes that the engine's cache shares changed in a step.
+
+        The first change is cleared and holds what is stored by then; so is the first one after
+        lost events. Applied in order, the changes give the engine's index after each step
+        (:class:`vlmkit.kit.cache_index.CacheIndex`). Not called if the engine emits no cache
+        events. Blocks hold tokens of clients: do not log or publish them.
+        """
         return
 
     def stats(self) -> Mapping[str, float]:

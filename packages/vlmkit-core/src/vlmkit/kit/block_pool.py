@@ -19,9 +19,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vlmkit.interfaces.cache_events import CacheBlock, CacheListener
 from vlmkit.interfaces.engine import Admission
 from vlmkit.interfaces.prompt import Span
 from vlmkit.interfaces.view import SequenceView
+from vlmkit.kit.cache_index import media_within
 from vlmkit.kit.prefix import whole
 
 
@@ -41,12 +43,17 @@ class BlockPool:
         num_blocks: total number of blocks.
         block_tokens: tokens per block.
         shares_prefixes: whether later sequences can reuse full blocks.
+
+    Attributes:
+        listener: receives each block that is shared or reused for other content; None, the default,
+            costs nothing.
     """
 
     def __init__(self, num_blocks: int, block_tokens: int, *, shares_prefixes: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.shares_prefixes = shares_prefixes
+        self.listener: CacheListener | None = None
         self._num_users = [0] * num_blocks
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -121,6 +128,8 @@ class BlockPool:
             if key not in self._block_of:  # otherwise another block has the same content
                 self._key_of[block] = key
                 self._block_of[key] = block
+                if self.listener is not None:
+                    self.listener.stored(self._cache_block(sequence, table, index))
         table.num_committed = max(table.num_committed, num_full)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
@@ -197,6 +206,18 @@ class BlockPool:
             table.keys.append(digest.digest())
         return table.keys[index]
 
+    def _cache_block(self, sequence: SequenceView, table: _Table, index: int) -> CacheBlock:
+        """Return what a listener receives of full block ``index``, whose key is computed."""
+        start = index * self.block_tokens
+        stop = start + self.block_tokens
+        return CacheBlock(
+            table.keys[index],
+            table.keys[index - 1] if index else b"",
+            tuple(sequence.tokens(start, stop)),
+            media_within(sequence, start, stop),
+            sequence.scope,
+        )
+
     def _use(self, block: int) -> None:
         self._num_users[block] += 1
         self._free.pop(block, None)
@@ -205,6 +226,8 @@ class BlockPool:
         block, _ = self._free.popitem(last=False)
         if (key := self._key_of.pop(block, None)) is not None:
             del self._block_of[key]
+            if self.listener is not None:
+                self.listener.removed(key)
         self._num_users[block] = 1
         return block
 

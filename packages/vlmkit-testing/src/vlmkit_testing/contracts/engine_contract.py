@@ -1,6 +1,7 @@
 """What every engine must do: inputs, limits, and the logits that it computes.
 
-Further contracts are its bases: several rows, shared prefixes, cache capacity and life cycle.
+Further contracts are its bases: several rows, shared prefixes, cache events, cache capacity and
+life cycle.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from msgspec import structs
 
 from vlmkit.interfaces.engine import Engine, EngineLimits
 from vlmkit.interfaces.prompt import Prompt
+from vlmkit_testing.contracts.engine_events_contract import EngineEventsContract
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_life_contract import EngineLifeContract
 from vlmkit_testing.contracts.engine_prefix_contract import EnginePrefixContract
@@ -20,7 +22,11 @@ from vlmkit_testing.contracts.engine_rows_contract import EngineRowsContract
 
 
 class EngineContract(
-    EngineRowsContract, EnginePrefixContract, EngineRoomContract, EngineLifeContract
+    EngineRowsContract,
+    EnginePrefixContract,
+    EngineEventsContract,
+    EngineRoomContract,
+    EngineLifeContract,
 ):
     """Inherit, override :meth:`make` and :meth:`prompts`, and run pytest."""
 

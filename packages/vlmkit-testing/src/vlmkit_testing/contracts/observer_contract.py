@@ -1,6 +1,7 @@
 """What every observer must do."""
 
 import gc
+import logging
 import math
 import tracemalloc
 import weakref
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vlmkit.errors import EngineError, OutOfMemory, QueueFull, RequestError, VlmkitError
+from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts, StepFacts
 from vlmkit.interfaces.sequence import Task
 from vlmkit.types.completion import Chunk, FinishReason, Timings, Usage
@@ -41,6 +43,7 @@ ERRORS: tuple[VlmkitError, ...] = (
     QueueFull("wait"),
     VlmkitError(""),
 )
+SECRET_TOKENS = (424_200_001, 424_200_002, 424_200_003)
 NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 8_000
 
 
@@ -99,6 +102,37 @@ class ObserverContract:
         observer.step(STEP, 1.0)
         assert all(map(math.isfinite, observer.stats().values()))
         observer.close()
+
+    def test_cache_blocks_may_change_in_any_way(self) -> None:
+        """A child without its parent, the whole index again, and keys that it does not know."""
+        observer = self.make()
+        first, second = CacheBlock(b"1", b"", (1, 2)), CacheBlock(b"2", b"1", (3, 4), (b"d" * 32,))
+        for change in (
+            CacheChange(is_cleared=True),
+            CacheChange((first, second)),
+            CacheChange(removed=(first.key,)),
+            CacheChange((first,), (second.key, b"unknown")),
+            CacheChange((second, first), is_cleared=True),
+            CacheChange((CacheBlock(b"4", b"3", (7,), scope=b"t"),), (first.key, second.key)),
+        ):
+            observer.blocks(change, 1.0)
+            assert all(map(math.isfinite, observer.stats().values()))
+        observer.close()
+
+    def test_tokens_of_cache_blocks_stay_out_of_logs_and_numbers(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """They are what clients asked and were answered; logs and metrics have other readers."""
+        caplog.clear()
+        observer = self.make()
+        with caplog.at_level(logging.DEBUG):
+            for number, token_id in enumerate(SECRET_TOKENS):
+                block = CacheBlock(b"%d" % number, b"", (token_id,))
+                observer.blocks(CacheChange((block,), is_cleared=number == 0), 1.0)
+            numbers = dict(observer.stats())
+            observer.close()
+        published = caplog.text + repr(numbers)
+        assert not any(str(token_id) in published for token_id in SECRET_TOKENS)
 
     def test_requests_may_overlap_and_share_an_id(self) -> None:
         """Ids are client input; requests are distinguished by object identity."""
@@ -174,6 +208,24 @@ class ObserverContract:
         observer.close()
         assert grown < MAX_LEFT_BYTES
 
+    @pytest.mark.parametrize("is_cleared", [False, True])
+    def test_memory_does_not_grow_with_the_cache_blocks(self, *, is_cleared: bool) -> None:
+        """A removed block is forgotten, and so is every block of a cleared cache."""
+        observer = self.make()
+        self._change_blocks(observer, range(NUM_WARM), is_cleared=is_cleared)
+        tracemalloc.start()
+        try:
+            self._change_blocks(observer, range(NUM_WARM, 2 * NUM_WARM), is_cleared=is_cleared)
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            self._change_blocks(observer, range(2 * NUM_WARM, NUM_REQUESTS), is_cleared=is_cleared)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        observer.close()
+        assert grown < MAX_LEFT_BYTES
+
     # Numbers
 
     def test_its_numbers_are_numbers_at_any_time(self) -> None:
@@ -240,6 +292,14 @@ class ObserverContract:
             observer.tokens(request, Chunk(index, (TextDelta("a"),), (Sample(1),)), 2.0)
             observer.tokens(request, Chunk(index, (), (Sample(2),), reason), 3.0)
         observer.finished(request, self._end(reasons), 3.0)
+
+    def _change_blocks(self, observer: Observer, numbers: Seq[int], *, is_cleared: bool) -> None:
+        """Store a block for each number, and remove it or clear the cache."""
+        for number in numbers:
+            key = b"%032d" % number
+            observer.blocks(CacheChange((CacheBlock(key, b"", (number,)),)), 1.0)
+            removed = () if is_cleared else (key,)
+            observer.blocks(CacheChange(removed=removed, is_cleared=is_cleared), 2.0)
 
     def _serve_many(self, observer: Observer, numbers: Seq[int]) -> None:
         for number in numbers:

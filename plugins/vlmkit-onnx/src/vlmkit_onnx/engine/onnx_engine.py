@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from vlmkit.errors import CheckpointError, OutOfMemory, RequestError
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
@@ -64,6 +65,10 @@ class OnnxEngine:
     def num_free_tokens(self) -> int:
         """Tokens that no admitted sequence has room for."""
         return self._slots.capacity_tokens - self._slots.num_owned
+
+    def set_cache_listener(self, listener: CacheListener) -> None:
+        """Report what slots hold to a listener, in blocks of 16 tokens."""
+        self._slots.set_cache_listener(listener)
 
     def read(self, prompt: Prompt) -> PromptPlan:
         """Lay out a prompt; ranges whose tokens see each other both ways must not be split.

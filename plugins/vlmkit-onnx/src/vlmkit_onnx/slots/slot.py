@@ -6,7 +6,7 @@ see each other both ways, and scopes. Nothing is hashed. Changes no slot.
 """
 
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ class Slot:
         num_committed: tokens that are final, so that other sequences may start from them.
         num_reserved: tokens that the owner has room for; without an owner, the stored tokens.
         last_used: larger is more recent.
+        event_keys: the keys of its whole blocks in cache events, if there is a listener.
     """
 
     ids: NDArray[np.int32]
@@ -35,6 +36,7 @@ class Slot:
     num_committed: int = 0
     num_reserved: int = 0
     last_used: int = 0
+    event_keys: list[bytes] = field(default_factory=list)
 
     def num_equal(self, ids: NDArray[np.int32], parts: prefix.Parts) -> int:
         """Return how many first tokens equal those of a prompt, images and ranges included."""

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit import prefix
+from vlmkit_onnx.slots.cache_events import EVENT_BLOCK_TOKENS, SlotEvents
 from vlmkit_onnx.slots.slot import Slot, choose_target, longest_prefix
 
 
@@ -55,6 +57,14 @@ class SlotManager:
         self._index_of: dict[SequenceView, int] = {}
         self._clock = 0
         self._to_discard: set[int] = set()
+        self._events: SlotEvents | None = None
+
+    def set_cache_listener(
+        self, listener: CacheListener, block_tokens: int = EVENT_BLOCK_TOKENS
+    ) -> None:
+        """Report what slots hold to a listener in whole blocks, if other sequences may use it."""
+        if self._shares:
+            self._events = SlotEvents(listener, block_tokens)
 
     @property
     def num_sequences(self) -> int:
@@ -111,6 +121,10 @@ class SlotManager:
         copied_from = None if source == target else source
         has_tokens = self._slots[target].num_tokens > 0
         is_stale = has_tokens and (num_cached == 0 or copied_from is not None)
+        if self._events is not None:
+            self._events.follow(
+                self._slots[target], num_cached, self._slots[target if source is None else source]
+            )
         self._assign(sequence, target, num_cached, num_tokens)
         self._evict_down_to_capacity()
         return SlotAssignment(target, num_cached, copied_from, is_stale)
@@ -139,6 +153,8 @@ class SlotManager:
         start = slot.num_committed
         slot.ids[start:num_tokens] = sequence.tokens(start, num_tokens)
         slot.num_committed = num_tokens
+        if self._events is not None:
+            self._events.extend(slot)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         """Drop the tokens after the first ``num_tokens`` of an admitted sequence.
@@ -208,4 +224,6 @@ class SlotManager:
             slot = self._slots[index]
             over -= slot.num_reserved
             slot.num_tokens = slot.num_committed = slot.num_reserved = 0
+            if self._events is not None:
+                self._events.clear(slot)
             self._to_discard.add(index)

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
@@ -104,6 +105,10 @@ class TorchEngine:
     def num_free_tokens(self) -> int:
         """Room that no admitted sequence has."""
         return self._cache.pool.num_free_blocks * self._cache.pool.block_tokens
+
+    def set_cache_listener(self, listener: CacheListener) -> None:
+        """Report shared and removed blocks to a listener."""
+        self._cache.pool.listener = listener
 
     def read(self, prompt: Prompt) -> PromptPlan:
         """Lay out a prompt; ranges whose tokens see each other both ways must not be split.

@@ -215,6 +215,7 @@ class Loop:
     def _serve_inbox(self) -> bool:
         """Do what other threads asked for; wait while there is nothing to run."""
         self._jobs.wakeups.flush()
+        self._steps.report_cache_changes()
         self._since = 0.0
         self._wait()
         self._since = time.perf_counter()

@@ -4,12 +4,13 @@ Everything here runs in the loop's thread. It knows no inbox and no thread of it
 :mod:`.loop` calls it while there is work.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmkit.errors import VlmkitError
-from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.engine import EmitsCacheEvents, Engine
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.observer import StepFacts
 from vlmkit.interfaces.proposer import Proposer
@@ -24,7 +25,10 @@ from vlmkit.running.engine_loop.job import Job
 from vlmkit.running.engine_loop.loop_stats import LoopStats
 from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.running.observers.cache_feed import CacheFeed
 from vlmkit.running.observers.dispatch import ObserverDispatch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,7 @@ class StepRunner:
         self._engine = engine
         self._scheduler = components.scheduler
         self._observers = components.observers
+        self._cache_feed = _cache_feed(components)
         self._block_tokens = engine.limits.prefix_block_tokens
         self._executor = StepExecutor(engine, components.sampler, names)
         self._encodings = encodings
@@ -108,6 +113,11 @@ class StepRunner:
                 step_s=time.perf_counter() - started,
             )
             self._observers.notify("step", facts)
+
+    def report_cache_changes(self) -> None:
+        """Send observers what changed in the engine's cache since the last call."""
+        if self._cache_feed is not None:
+            self._cache_feed.flush()
 
     def take_features(self) -> None:
         """Give finished encodings to their sequences, and fail the sequences of failed ones."""
@@ -190,6 +200,23 @@ class StepRunner:
         self._drafting.note(item.sequence, len(item.drafts), num_accepted)
         self.stats.num_tokens_drafted += len(item.drafts)
         self.stats.num_drafts_accepted += num_accepted
+
+
+def _cache_feed(components: LoopComponents) -> CacheFeed | None:
+    """Let the engine emit cache events if an observer receives them; return what collects them."""
+    engine, observers, names = components.engine, components.observers, components.names
+    if observers is None or observers.cache_feed is None:
+        return None
+    if not isinstance(engine, EmitsCacheEvents):
+        log.warning("%s emits no cache events, which an observer receives", names.of("engine"))
+        return None
+    try:
+        engine.set_cache_listener(observers.cache_feed)
+    except Exception:  # an engine may raise anything
+        log.exception("%s failed; no observer receives cache events", names.of("engine"))
+        return None
+    observers.start_cache_events()
+    return observers.cache_feed
 
 
 def _note_start(job: Job) -> None:

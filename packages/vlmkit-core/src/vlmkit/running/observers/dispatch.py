@@ -2,8 +2,9 @@
 
 Each observer has a queue and a thread, and the caller only appends to queues. An observer that
 raises is disabled, and the log reports it once. A slow observer drops (and counts) events, but
-always receives the end of a request that it saw start, so it can free what it keeps of it. Events
-that no observer handles are not queued.
+always receives the end of a request that it saw start, so it can free what it keeps of it. After
+lost cache events it receives the whole index of blocks. Events that no observer handles are not
+queued.
 """
 
 import logging
@@ -11,19 +12,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from vlmkit.interfaces.cache_events import CacheChange
 from vlmkit.interfaces.observer import Observer
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit.running.observers.cache_feed import CacheFeed
 
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_EVENTS = 50_000  # of one observer; a second or two of a busy server's tokens
+MAX_QUEUED_BLOCKS = 200_000  # of one observer, in its queued changes: about 100 MB
 BATCH_S = 0.02  # events are delivered in batches: a wake-up for each would slow the loop
 CLOSE_S = 5.0  # for the last events; then a slow observer is abandoned
 
-Event = Literal["accepted", "first_token", "tokens", "finished", "failed", "step"]
-EVENTS: tuple[Event, ...] = ("accepted", "first_token", "tokens", "finished", "failed", "step")
+Event = Literal["accepted", "first_token", "tokens", "finished", "failed", "step", "blocks"]
+EVENTS: tuple[Event, ...] = get_args(Event)
 END_EVENTS = frozenset[Event]({"finished", "failed"})
 
 
@@ -35,6 +39,9 @@ class ObserverDispatch:
     Args:
         observers: the observers, by name.
         component_names: the names of their providers.
+
+    Attributes:
+        cache_feed: collects the engine's cache events; None if no observer handles them.
     """
 
     def __init__(
@@ -48,6 +55,8 @@ class ObserverDispatch:
             event: [thread for thread in self._threads.values() if thread.handles(event)]
             for event in EVENTS
         }
+        receivers = self._by_event["blocks"]
+        self.cache_feed = CacheFeed(receivers) if receivers else None
 
     def handles(self, event: Event) -> bool:
         """Return whether any observer handles an event."""
@@ -57,6 +66,12 @@ class ObserverDispatch:
         """Queue an event for all observers that handle it; the facts must not change any more."""
         for thread in self._by_event[event]:
             thread.enqueue(event, facts)
+
+    def start_cache_events(self) -> None:
+        """Send the observers of cache events their first change; the engine emits them now."""
+        if self.cache_feed is not None:
+            for thread in self._by_event["blocks"]:
+                thread.request_index(self.cache_feed)
 
     def stats(self) -> dict[str, dict[str, float]]:
         """Return the statistics of each observer, by its name."""
@@ -81,6 +96,10 @@ class _ObserverThread:
         self._open_requests: set[object] = set()  # requests whose end must be delivered
         self._tracks_requests = all(map(self.handles, ("accepted", *END_EVENTS)))
         self._num_dropped = 0
+        self._cache_feed: CacheFeed | None = None
+        self._needs_index = False  # the whole index is sent once the queue is empty
+        self._num_blocks_queued = 0  # over all time; written with the feed's lock held
+        self._num_blocks_delivered = 0  # over all time; written by the observer's thread
         self._is_disabled = False
         self._has_events = threading.Event()
         self._is_stopping = threading.Event()
@@ -96,14 +115,39 @@ class _ObserverThread:
             return
         must_deliver = event in END_EVENTS and facts[0] in self._open_requests
         if len(self._events) >= MAX_QUEUED_EVENTS and not must_deliver:
-            if not self._num_dropped:
-                log.warning("%s is too slow and drops events", self._name)
-            self._num_dropped += 1
+            self._drop()
             return
         if must_deliver:
             self._open_requests.remove(facts[0])
         elif event == "accepted" and self._tracks_requests:
             self._open_requests.add(facts[0])
+        self._append(event, facts)
+
+    def request_index(self, cache_feed: CacheFeed) -> None:
+        """Send the observer the whole index of cache blocks, and then every change."""
+        self._cache_feed, self._needs_index = cache_feed, True
+        self._has_events.set()
+
+    def enqueue_change(self, change: CacheChange) -> None:
+        """Queue a change of cache blocks; called with the feed's lock held."""
+        if self._is_disabled or self._needs_index:  # the index will contain this change
+            return
+        num_waiting = self._num_blocks_queued - self._num_blocks_delivered
+        num_blocks = _num_blocks(change)
+        has_room = len(self._events) < MAX_QUEUED_EVENTS
+        if not has_room or (num_waiting and num_waiting + num_blocks > MAX_QUEUED_BLOCKS):
+            self._drop()
+            self._needs_index = True
+            return
+        self._num_blocks_queued += num_blocks
+        self._append("blocks", (change,))
+
+    def _drop(self) -> None:
+        if not self._num_dropped:
+            log.warning("%s is too slow and drops events", self._name)
+        self._num_dropped += 1
+
+    def _append(self, event: Event, facts: tuple[object, ...]) -> None:
         self._events.append((event, facts, time.time()))
         if not self._has_events.is_set():
             self._has_events.set()
@@ -146,7 +190,27 @@ class _ObserverThread:
             log.exception("%s could not be closed", self._name)
 
     def _deliver(self) -> None:
-        while self._events:
-            event, facts, at_s = self._events.popleft()
-            method: Any = getattr(self._observer, event)
-            method(*facts, at_s)
+        while True:
+            while self._events:
+                event, facts, at_s = self._events.popleft()
+                method: Any = getattr(self._observer, event)
+                method(*facts, at_s)
+                if event == "blocks":
+                    self._num_blocks_delivered += sum(map(_num_blocks, facts))
+            if not self._needs_index or self._cache_feed is None:
+                return
+            self._queue_index(self._cache_feed)
+
+    def _queue_index(self, cache_feed: CacheFeed) -> None:
+        """Queue the whole index, unless an older change is still to be delivered."""
+        with cache_feed.lock:
+            if self._events:
+                return
+            self._needs_index = False
+            index = cache_feed.snapshot()
+            self._num_blocks_queued += _num_blocks(index)
+            self._append("blocks", (index,))
+
+
+def _num_blocks(change: Any) -> int:
+    return len(change.stored) + len(change.removed)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmkit.errors import ConfigError, EngineError
+from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
 from vlmkit.types.completion import Timings, Usage
 from vlmkit.types.sampling import SamplingParams
@@ -41,6 +42,17 @@ def test_each_request_is_a_line_and_the_header_is_written_once(tmp_path: Path) -
     assert first[:7] == ["10.000", "'=1+1", "model", "team, one", "stop", "7", "2"]
     assert second[4] == "EngineError"
     assert others == [first, second]
+
+
+def test_cached_blocks_are_counted_without_their_tokens(tmp_path: Path) -> None:
+    observer = CsvObserver(CsvSettings(file=str(tmp_path / "requests.csv")))
+    blocks = [CacheBlock(bytes([number]), b"", (number,)) for number in range(3)]
+    observer.blocks(CacheChange(tuple(blocks), is_cleared=True), 10.0)
+    observer.blocks(CacheChange(removed=(blocks[0].key,)), 11.0)
+    assert observer.stats() == {"num_cached_blocks": 2}
+    observer.blocks(CacheChange(is_cleared=True), 12.0)
+    assert observer.stats() == {"num_cached_blocks": 0}
+    observer.close()
 
 
 def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

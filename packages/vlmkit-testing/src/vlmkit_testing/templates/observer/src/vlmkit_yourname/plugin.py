@@ -1,9 +1,10 @@
 """Writes a line of CSV for each request that ends: who asked how much, and how long it took.
 
-Holds no text of prompts or answers.
+Counts the blocks of the prefix cache, too. Holds no text of prompts or answers, and no tokens.
 """
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 import vlmkit
 from vlmkit.errors import ConfigError, VlmkitError
+from vlmkit.interfaces.cache_events import CacheChange
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.settings.paths import OutputFile
@@ -53,6 +55,7 @@ class CsvObserver(Observer):
                 hint="name another one in observers.yourname.file",
             ) from error
         self._rows = csv.writer(self._file)
+        self._keys: set[bytes] = set()
         if self._file.tell() == 0:
             self._rows.writerow(COLUMNS)
             self._file.flush()
@@ -68,6 +71,20 @@ class CsvObserver(Observer):
     def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:
         """Write which error it was; what it says stays out."""
         self._write(request, at_s, type(error).__name__, 0, request.prompt_s, 0.0, 0.0, 0.0)
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        """Keep the keys of the blocks that the engine's cache holds.
+
+        Their tokens are what clients asked; keep no more of them than you need, and log none.
+        """
+        if change.is_cleared:
+            self._keys.clear()
+        self._keys.difference_update(change.removed)
+        self._keys.update(block.key for block in change.stored)
+
+    def stats(self) -> Mapping[str, float]:
+        """Return how many blocks are cached, for the statistics of the model."""
+        return {"num_cached_blocks": len(self._keys)}
 
     def close(self) -> None:
         """Close the file."""
