@@ -25,6 +25,7 @@ from structure.project import Project
 from vlmkit import cli, errors
 from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
 from vlmkit.plugins.kinds import COMMAND
+from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext, Registry
 
 ROOT = Path(__file__).parents[1]
@@ -320,6 +321,21 @@ def test_the_plugin_guide_links_every_protocol_and_example():
         assert f"[{kind.words}](../reference/interfaces.md#{slug})" in text
         assert f"\n## {kind.words.capitalize()}\n" in interfaces
         assert f"/vlmkit_testing/templates/{kind.name})" in text
+
+
+def test_the_example_of_an_identity_follows_the_content_of_a_name(tmp_path):
+    program = blocks("docs/how-to/write-a-plugin.md", "python")[1]
+    (file := tmp_path / "adapters.py").write_text(program)
+    example = runpy.run_path(str(file))
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    identities = []
+    for content in (b"old", b"new"):
+        (folder / "legal.bin").write_bytes(content)
+        field = example["field_of"](example["AdapterFolder"](folder))
+        identities.append(field.identity(example["Adapter"](name="legal")))
+    assert len(set(identities)) == 2
+    assert Registries("mine").engines.add("mine", print, request_fields=(field,)) is None
 
 
 def test_the_request_field_of_the_plugin_guide_changes_the_answer(tmp_path):

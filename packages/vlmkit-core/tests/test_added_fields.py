@@ -12,15 +12,18 @@ import pytest
 
 import vlmkit
 from vlmkit.assembly.load import assemble
+from vlmkit.cli.loading import opened, read_with_plugins, wanted
 from vlmkit.config import Component, Config, ModelEntry
-from vlmkit.errors import ConfigError, PluginError, RequestError
+from vlmkit.errors import ConfigError, EngineError, PluginError, RequestError
 from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.runner import Runner
 from vlmkit.interfaces.sampler import FOLLOWED, SamplerClaims
 from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import ENGINE, KINDS
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.pipeline.alias_runner import AliasRunner
 from vlmkit.running.pipeline.pipeline import Pipeline, claims_of
 from vlmkit.running.prompting.request_fields import RESERVED, checked_fields, facts_of
 from vlmkit.types.sampling import SamplingParams
@@ -82,6 +85,8 @@ FIELD = RequestField("odd", Shape)
         (RequestField("odd", Listed), "the shape of 'odd' must be declared as in class Shape("),
         (RequestField("odd", Odd), "the shape of 'odd' cannot be read from JSON: "),
         (RequestField("odd", Shape, "states"), "'odd' changes 'states', which can be choices or"),
+        (RequestField("odd", Shape, identity=repr), "'odd' has an identity and changes 'choices'"),  # type: ignore[arg-type]
+        (RequestField("odd", Shape, identity=b"x"), "the identity of 'odd' is no function"),  # type: ignore[arg-type]
         (RequestField("odd", Shape, "all"), "'odd' changes 'all', which can"),  # type: ignore[arg-type]
     ],
 )
@@ -166,6 +171,183 @@ def test_only_fields_that_change_states_separate_the_prefix_cache() -> None:
         assert cached(states={"much": 0.1}) == 0
         assert cached(states={"much": 0.2}) == 0
         assert cached(states={"much": 0.2}, choices={}) > 0
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    scale: float = 1.0
+
+
+class Adapters:
+    """The weights of adapters by their names, as an engine keeps them."""
+
+    def __init__(self, **weights: Any) -> None:
+        self.weights = weights
+
+    def identity(self, adapter: Adapter) -> Any:
+        if adapter.name not in self.weights:
+            raise RequestError("there is no such adapter", param="adapter.name")
+        weights = self.weights[adapter.name]
+        return weights() if callable(weights) else weights
+
+    @property
+    def field(self) -> RequestField[Adapter]:
+        return RequestField("adapter", Adapter, "states", identity=self.identity)
+
+
+LONG = "a prompt that fills some blocks of the cache, so that it is found again" * 2
+
+
+def test_content_that_is_replaced_under_the_same_name_reuses_no_cached_block() -> None:
+    adapters = Adapters(legal=b"weights 1", twin=b"weights 1")
+    with mock_model(request_fields=[adapters.field]) as model:
+
+        def cached(name: str) -> int:
+            return model.generate(LONG, fields={"adapter": {"name": name}}).usage.cached_tokens
+
+        assert cached("legal") == 0
+        assert (cached_twin := cached("twin")) > 0
+        adapters.weights["legal"] = b"weights 2"
+        assert cached("legal") == 0
+        assert cached("legal") == cached("twin") == cached_twin
+        adapters.weights["legal"] = b"weights 1"
+        assert cached("legal") == cached_twin
+
+
+def test_an_identity_is_resolved_once_and_given_to_the_engine_with_the_sequence() -> None:
+    resolved, seen = [], []
+
+    class Records(MockEngine):
+        def admit(self, sequence: Any) -> Any:
+            seen.append((field.of(sequence), field.identity_of(sequence)))
+            return super().admit(sequence)
+
+    def identity(adapter: Adapter) -> bytes:
+        resolved.append(adapter)
+        return b"weights %d" % len(resolved)
+
+    field = RequestField("adapter", Adapter, "states", identity=identity)
+    with vlmkit.Model(
+        Pipeline(tokenizer=MockTokenizer(), engine=Records(), request_fields=[field])
+    ) as model:
+        model.generate("hi", fields={"adapter": {"name": "a"}}, n=3)
+        model.generate("hi")
+    assert resolved == [Adapter(name="a")]
+    assert seen == [(Adapter(name="a"), b"weights 1")] * 3 + [(None, b"")]
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        (lambda: 1 / 0, "the engine failed on the field 'adapter'"),
+        (b"", "the engine returned no bytes as the identity of the field 'adapter'"),
+        ("text", "the engine returned no bytes as the identity of the field 'adapter'"),
+    ],
+)
+def test_an_identity_that_fails_fails_its_own_request_by_name(weights: Any, problem: str) -> None:
+    adapters = Adapters(bad=weights, good=b"weights")
+    with mock_model(request_fields=[adapters.field]) as model:
+        with pytest.raises(EngineError, match=problem):
+            model.generate("hi", fields={"adapter": {"name": "bad"}})
+        with pytest.raises(RequestError) as caught:
+            model.generate("hi", fields={"adapter": {"name": "unknown"}})
+        assert caught.value.param == "adapter.name"
+        assert model.generate("hi", fields={"adapter": {"name": "good"}}).text == "hi"
+
+
+ADAPTED = """
+import msgspec
+import vlmkit
+from vlmkit.interfaces.request_field import RequestField
+from vlmkit_mock.engine import MockEngine
+
+VLMKIT_API = (1, 0)
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    scale: float = 1.0
+
+
+def identity(adapter):
+    return {"a": b"one", "b": b"two"}[adapter.name]
+
+
+FIELD = RequestField("adapter", Adapter, "states", identity=identity)
+
+
+@vlmkit.hookimpl
+def vlmkit_register_engines(registry):
+    registry.add(
+        "adapted",
+        lambda context: MockEngine(),
+        cannot_serve=lambda checkpoint: None if checkpoint.model_type == "mock" else "no",
+        request_fields=(FIELD,),
+    )
+"""
+
+
+def adapted(tmp_path: Path, aliases: str) -> Path:
+    (tmp_path / "adapted.py").write_text(ADAPTED)
+    (config := tmp_path / "vlmkit.toml").write_text(
+        'plugins = ["./adapted.py"]\n[engine]\nuse = "adapted"\n'
+        f'[[models]]\nmodel = "mock"\nname = "base"\naliases = {aliases}\n'
+    )
+    return config
+
+
+def test_an_error_of_an_identity_names_the_plugin_of_the_engine(tmp_path: Path) -> None:
+    file = adapted(tmp_path, "[]")
+    layered, plugins = read_with_plugins(file, ())
+    runner = assemble(layered.config.entries()[0], layered.config, plugins)
+    with vlmkit.Model(runner) as model, pytest.raises(EngineError) as caught:
+        model.generate("hi", fields={"adapter": {"name": "c"}})
+    assert str(caught.value).startswith("engine 'adapted' from '")
+    assert "failed on the field 'adapter'" in str(caught.value)
+
+
+# Aliases.
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ('{other = {name = "a"}}', "other is taken by no component of this model"),
+        ('{adapter = {name = "a", scale = "x"}}', "adapter.scale: Expected `float`"),
+        ("{adapter = {}}", "adapter: Object missing required field `name`"),
+    ],
+)
+def test_fields_of_an_alias_that_the_model_cannot_take_are_refused_at_load(
+    tmp_path: Path, fields: str, problem: str
+) -> None:
+    file = adapted(tmp_path, f'["plain", {{name = "legal", fields = {fields}}}]')
+    layered, plugins = read_with_plugins(file, ())
+    with pytest.raises(ConfigError) as caught:
+        assemble(layered.config.entries()[0], layered.config, plugins)
+    assert str(caught.value).startswith(
+        f"alias 'legal' of model 'base' sets request fields that cannot be used: {problem}"
+    )
+
+
+def test_a_model_that_is_opened_under_an_alias_has_its_fields(tmp_path: Path) -> None:
+    file = adapted(tmp_path, '["plain", {name = "legal", fields = {adapter = {name = "a"}}}]')
+    with opened(wanted("legal", file, ())) as model:
+        assert model.generate(LONG).usage.cached_tokens == 0
+        same = {"adapter": {"name": "a"}}
+        assert model.generate(LONG, fields=same).usage.cached_tokens > 0
+        with pytest.raises(
+            RequestError, match="adapter is set by the model name 'legal'"
+        ) as caught:
+            model.generate(LONG, fields={"adapter": {"name": "b"}})
+        assert caught.value.param == "adapter"
+    with opened(wanted("plain", file, ())) as model:
+        assert model.generate(LONG, fields={"adapter": {"name": "b"}}).text
+
+
+def test_a_runner_under_an_alias_keeps_the_contract_of_runners() -> None:
+    runner = AliasRunner(mock_model(request_fields=[Adapters(a=b"1").field]).runner, "legal", {})
+    assert isinstance(runner, Runner)
+    runner.close()
 
 
 CLASH = """

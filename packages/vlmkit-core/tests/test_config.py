@@ -616,6 +616,29 @@ def test_all_mistakes_of_models_are_reported_with_their_paths() -> None:
     assert found.config.models == (ModelEntry(model="a"),)
 
 
+def test_mistakes_of_aliases_with_fields_are_reported_with_their_paths() -> None:
+    aliases = '["x", {name="y", fields={a={b=1}}}, {name=""}, {name="z", fields={a=1}, c=2}, 5]'
+    wrong = f'models=[{{model="a", aliases={aliases}}}]'
+    found = read_layers(None, environ={}, assignments=[wrong]).read(VLMKIT_TABLES, diagnoses=True)
+    messages = [str(each).replace(" (--set models)", "") for each in found.errors]
+    assert messages == [
+        "models[0].aliases[2]: fields is missing",
+        "models[0].aliases[2].name = '': expected text of 1 to 256 characters",
+        "unknown setting 'models[0].aliases[3].c'",
+        "models[0].aliases[3].fields.a = 1: expected a table",
+        "models[0].aliases[4] = 5: expected text of 1 to 256 characters or a table",
+    ]
+
+
+def test_names_of_a_model_include_aliases_with_fields_and_must_differ() -> None:
+    aliases = '["x", {name="y", fields={a={b=1}}}]'
+    (entry,) = read(None, f'models=[{{model="a", aliases={aliases}}}]').config.entries()
+    assert entry.names == ("a", "x", "y")
+    assert entry.alias_fields == {"y": {"a": {"b": 1}}}
+    message, _ = failure(None, f'models=[{{model="y"}}, {{model="a", aliases={aliases}}}]')
+    assert message == "two models are called 'y'"
+
+
 def test_a_provider_name_that_is_no_text_is_reported_with_its_model(
     plugins: loader.Plugins,
 ) -> None:

@@ -24,6 +24,7 @@ CONFIG = textwrap.dedent("""
     model = "mock"
     name = "dry"
     sampler.use = "dry"
+    aliases = ["other", {{name = "hard", fields = {{dry = {hard}}}}}]
     [[models]]
     model = "mock"
     name = "plain"
@@ -35,13 +36,14 @@ CONFIG = textwrap.dedent("""
 """)
 REPEATS = scripted(text="abcdef", tokens=60)
 HARD = {"multiplier": 50.0, "allowed_length": 4}
+TOML_HARD = "{multiplier = 50.0, allowed_length = 4}"
 MESSAGES = [{"role": "user", "content": REPEATS}]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fields")
-    (folder / "vlmkit.toml").write_text(CONFIG.format(plugin=PLUGIN))
+    (folder / "vlmkit.toml").write_text(CONFIG.format(plugin=PLUGIN, hard=TOML_HARD))
     arguments = ["serve", "--config", "vlmkit.toml", "--port", "0"]
     with process([sys.executable, "-m", "vlmkit", *arguments], folder) as made:
         assert eventually(lambda: made.status() == 200)
@@ -80,6 +82,23 @@ def repeats(text, num=10):
 class TestDry(SamplerContract):
     def make(self):
         return DrySampler(frozenset())
+
+
+def test_an_alias_sets_the_field_for_every_api_and_refuses_other_values(server):
+    dry = answer_text(ask(server, extra_body={"dry": HARD}))
+    assert answer_text(ask(server, "hard")) == dry
+    assert answer_text(ask(server, "hard", extra_body={"dry": HARD})) == dry
+    assert answer_text(ask(server, "other")) == "abcdef" * 10
+    messages = [{"role": "user", "content": REPEATS}]
+    _, message = post(server, "messages", model="hard", max_tokens=60, messages=messages)
+    assert message["content"][0]["text"] == dry
+    _, response = post(server, "responses", model="hard", input=REPEATS)
+    assert response["output"][0]["content"][0]["text"] == dry
+    error = refused(server, model="hard", extra_body={"dry": {"multiplier": 1}})
+    assert (error.param, error.status_code) == ("dry", 400)
+    assert "dry is set by the model name 'hard'" in error.message
+    listed = {model.id for model in server.client.models.list()}
+    assert {"dry", "other", "hard"} <= listed
 
 
 def test_a_plugin_field_changes_only_the_answer_that_uses_it(server):

@@ -37,6 +37,7 @@ from vlmkit.errors import (
     ConfigError,
     PluginError,
     PluginUnavailable,
+    RequestError,
     VlmkitError,
 )
 from vlmkit.interfaces.constraint import Vocabulary
@@ -47,6 +48,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, ignore_progress
+from vlmkit.running.prompting.request_fields import checked_fields
 
 if TYPE_CHECKING:
     from vlmkit.interfaces.observer import Observer
@@ -177,6 +179,10 @@ def examination_errors(
         registries=plugins.by_kind,
         components=choice,
     )
+    try:
+        check_alias_fields(entry, request_fields(choice, plugins))
+    except VlmkitError as error:
+        yield error
     for section, (name, settings) in choice.items():
         try:
             registry_of(plugins, section).examine(name, settings, context)
@@ -208,6 +214,7 @@ def assemble(
     checkpoint = find_files(entry, config, plugins)
     choice = choose(entry, config, plugins, checkpoint)
     fields = request_fields(choice, plugins)
+    check_alias_fields(entry, fields)
     check_groups(config, plugins)
     context = BuildContext(
         entry.model,
@@ -307,6 +314,24 @@ def request_fields(
                     hint="use one of them with another component",
                 )
     return [field for field, _ in found.values()]
+
+
+def check_alias_fields(entry: ModelEntry, fields: Iterable[RequestField[Any]]) -> None:
+    """Check the request fields that aliases of a model set.
+
+    Raises:
+        ConfigError: the model does not take a field, or its value is invalid.
+    """
+    known = {field.name: field for field in fields}
+    for alias, values in entry.alias_fields.items():
+        try:
+            checked_fields(values, known)
+        except RequestError as error:
+            raise ConfigError(
+                f"alias {alias!r} of model {entry.names[0]!r} sets request fields that cannot be "
+                f"used: {error}",
+                hint="change its fields, or the component that takes them",
+            ) from error
 
 
 def _check_vision(

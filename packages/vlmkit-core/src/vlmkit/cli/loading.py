@@ -58,11 +58,19 @@ class Stages:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A requested model, and what is needed to build it."""
+    """A requested model, and what is needed to build it.
+
+    Attributes:
+        entry: the model.
+        config: how it is built.
+        plugins: what it is built of.
+        name: the name by which it was requested; empty if it is the only one.
+    """
 
     entry: ModelEntry
     config: Config
     plugins: Plugins
+    name: str = ""
 
 
 def wanted(model: str | None, config_file: Path | None, assignments: Sequence[str]) -> Wanted:
@@ -86,7 +94,7 @@ def wanted_of(model: str | None, config: Config, plugins: Plugins) -> Wanted:
     if len(entries) > 1:
         names = ", ".join(map(name_of, entries))
         raise click.UsageError(f"the config has several models: name one of {names}")
-    return Wanted(entries[0], config, plugins)
+    return Wanted(entries[0], config, plugins, model or "")
 
 
 @contextmanager
@@ -97,6 +105,10 @@ def opened(wanted: Wanted) -> "Iterator[Model]":
 
     with closing(Stages()) as stages:
         runner = assemble(wanted.entry, wanted.config, wanted.plugins, stages)
+    if fields := wanted.entry.alias_fields.get(wanted.name):
+        from vlmkit.running.pipeline.alias_runner import AliasRunner
+
+        runner = AliasRunner(runner, wanted.name, fields)
     with Model(runner) as model:
         yield model
 

@@ -30,6 +30,19 @@ GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
 ModelAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
+class AliasEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A further name of a model that sets request fields of plugins.
+
+    Attributes:
+        name: the name for clients.
+        fields: the values of plugins' request fields for each request under this name, by field.
+            A client may set other fields, but not these.
+    """
+
+    name: ModelAlias
+    fields: dict[str, dict[str, Any]]
+
+
 class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The provider of a component, and its settings.
 
@@ -124,7 +137,8 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
         model: a packaged name, a folder, a hub id, or a URI that a plugin supports.
         name: its name for clients; by default the value of ``model``, or the last part of a path or
             URI.
-        aliases: further names for clients of a server.
+        aliases: further names for clients; as ``{name = "NAME", fields = {...}}``, a name that sets
+            request fields of plugins.
         revision: the revision to download from the hub.
         load: when a server loads it; ``server.fleet.load`` applies when None.
         idle_unload_s: time without requests after which a server unloads it;
@@ -137,7 +151,7 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     model: ModelReference
     name: str | None = None
-    aliases: tuple[ModelAlias, ...] = ()
+    aliases: tuple[ModelAlias | AliasEntry, ...] = ()
     revision: str | None = None
     load: When | None = None
     idle_unload_s: IdleSeconds | None = None
@@ -147,7 +161,17 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def names(self) -> tuple[str, ...]:
         """All names of the model, the main name first."""
-        return (self.name or shown(self.model), *self.aliases)
+        return (self.name or shown(self.model), *self.alias_names)
+
+    @property
+    def alias_names(self) -> tuple[str, ...]:
+        """The further names of the model."""
+        return tuple(each if isinstance(each, str) else each.name for each in self.aliases)
+
+    @property
+    def alias_fields(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """The request fields that further names set, by name."""
+        return {each.name: each.fields for each in self.aliases if isinstance(each, AliasEntry)}
 
 
 class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):

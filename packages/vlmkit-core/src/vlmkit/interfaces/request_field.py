@@ -5,7 +5,7 @@ admits a request, and passes it to the component with each sequence. The server 
 its capabilities and its OpenAPI document.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -23,6 +23,11 @@ class HasFields(Protocol):
         """The values of plugins' request fields, by name."""
         ...
 
+    @property
+    def field_identities(self) -> Mapping[str, bytes]:
+        """The identities of those values whose fields have one, by name."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RequestField(Generic[S]):
@@ -35,16 +40,31 @@ class RequestField(Generic[S]):
             ``states`` changes what an engine computes for a token, so it is part of cache keys.
             ``nothing`` is for fields of schedulers and proposers. A model without the component
             refuses a field that changes answers. It ignores other fields and reports that.
+        identity: returns what identifies the content that a value names, such as a digest of an
+            adapter's weights. It takes the place of the value in cache keys, so that content which
+            is replaced under the same name shares no cache with its predecessor. It is called once
+            for each request, when the request is read, in several threads at once. It raises a
+            ``RequestError`` for a value that names nothing. Only for a field that changes
+            ``states``; None if the value itself is the content.
     """
 
     name: str
     shape: type[S]
     changes: Changes = "choices"
+    identity: Callable[[S], bytes] | None = None
 
     def of(self, sequence: HasFields) -> S | None:
         """Return the value in a sequence's request; None if the request does not set it."""
         said: S | None = sequence.fields.get(self.name)
         return said
+
+    def identity_of(self, sequence: HasFields) -> bytes:
+        """Return the identity of a sequence's value; empty if it has none.
+
+        It was resolved when the request was read. An engine must compute with the content of this
+        identity, also if its name has another content by now.
+        """
+        return sequence.field_identities.get(self.name, b"")
 
 
 @dataclass(frozen=True, slots=True)

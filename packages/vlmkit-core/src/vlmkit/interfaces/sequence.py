@@ -59,6 +59,7 @@ class Sequence:
             may be preempted first.
         fields: the values of plugins' request fields, by name; see
             :class:`vlmkit.interfaces.request_field.RequestField`.
+        field_identities: the identities of those values whose fields have one, by name.
         kept: state of components between steps, each under its own key; see
             :class:`vlmkit.kit.per_sequence.PerSequence`.
         guide: the grammar state that constrains the answer, for the executor; None if the answer is
@@ -88,6 +89,7 @@ class Sequence:
     encoded: dict[int, Stage] = field(default_factory=dict)
     is_held: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
+    field_identities: Mapping[str, bytes] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict, init=False)
     guide: Any = None
 

@@ -44,6 +44,11 @@ class SequenceView(Hashable, Protocol):
         ...
 
     @property
+    def field_identities(self) -> Mapping[str, bytes]:
+        """The identities of those values whose fields have one, by name."""
+        ...
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens of the prompt."""
         ...

@@ -80,6 +80,7 @@ def flaws(value: object, kind: Any, place: Place = (), *, is_strict: bool = True
         place: its path.
         is_strict: whether a number in quotes is refused as a number.
     """
+    kind = _table_of(kind) if isinstance(value, Mapping) else kind
     found = list(_keys(value, kind, place))
     for key, each, each_kind in _parts(value, kind):
         found += flaws(each, each_kind, (*place, key), is_strict=is_strict)
@@ -95,6 +96,18 @@ def flaws(value: object, kind: Any, place: Place = (), *, is_strict: bool = True
         else:
             wanted, shown = f"expected {expected(kind)}", _quoted(value, place)
             yield Flaw(place, wanted, _hint(value, kind, place), shown)
+
+
+def _table_of(kind: Any) -> Any:
+    """Return the only struct among the members of a union, and other types as they are."""
+    base, _ = _base(kind)
+    if typing.get_origin(base) not in _UNIONS:
+        return kind
+    members = typing.get_args(base)
+    structs = [
+        each for each in members if isinstance(each, type) and issubclass(each, msgspec.Struct)
+    ]
+    return structs[0] if len(structs) == 1 else kind
 
 
 def _keys(value: object, kind: Any, place: Place) -> Iterator[Flaw]:

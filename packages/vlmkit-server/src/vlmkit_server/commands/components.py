@@ -116,7 +116,8 @@ def model_spec(
 
     return ModelSpec(
         load=load,
-        aliases=entry.aliases,
+        aliases=entry.alias_names,
+        alias_fields=entry.alias_fields,
         when=entry.load,
         idle_unload_s=entry.idle_unload_s,
         memory_bytes=entry.memory_bytes,

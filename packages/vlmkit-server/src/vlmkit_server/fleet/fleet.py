@@ -88,7 +88,7 @@ class Fleet:
         else:
             await self._wait_until_ready(model)
         try:
-            yield _runner_of(model)
+            yield model.spec.under(name, _runner_of(model))
         finally:
             model.num_users -= 1
             model.last_used_s = time.monotonic()

@@ -1,10 +1,12 @@
 """How a model is served: a loaded runner, or how and when to load one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from vlmkit.interfaces.runner import Runner
 from vlmkit.model import Model
+from vlmkit.running.pipeline.alias_runner import AliasRunner
 from vlmkit.settings.lifecycle import OnFailure, When
 
 Servable = Runner | Model
@@ -26,6 +28,7 @@ class ModelSpec:
     Attributes:
         load: loads it; without a loader, it is loaded already, or other code adds it later.
         aliases: other names that clients may use.
+        alias_fields: request fields of plugins that some of these names set, by name.
         when: when it is loaded; as the server's settings say when None.
         idle_unload_s: time without a request after which it is unloaded; as the settings say when
             None.
@@ -37,8 +40,14 @@ class ModelSpec:
 
     load: Loader | None = None
     aliases: tuple[str, ...] = ()
+    alias_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     when: When | None = None
     idle_unload_s: float | None = None
     memory_bytes: int | None = None
     on_engine_failure: OnFailure | None = None
     weigh: Callable[[], int] | None = None
+
+    def under(self, name: str, runner: Runner) -> Runner:
+        """Return the runner as requests under a name use it, with the fields that the name sets."""
+        fields = self.alias_fields.get(name)
+        return AliasRunner(runner, name, fields) if fields else runner

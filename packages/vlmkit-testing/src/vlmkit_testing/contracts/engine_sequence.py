@@ -33,6 +33,7 @@ class EngineSequence:
         self.id, self.prompt, self.plan, self.scope = id, prompt, plan, scope
         self.features = features
         self.fields: Mapping[str, Any] = {}
+        self.field_identities: Mapping[str, bytes] = {}
         self.answer = list(answer)
         self.num_done = 0  # tokens that the engine has computed
         self.wants_from: int | None = None  # the first row; None is the newest token's

@@ -134,7 +134,7 @@ class Pipeline:
             facts=facts,
             pooling=pooling,
             constraints=self._answer_constraints(constraint, names),
-            scopes=CacheScopes("" if encoder is None else encoder.identity, fields),
+            scopes=CacheScopes("" if encoder is None else encoder.identity, fields, names),
             names=names,
         )
         self._is_closed = False

@@ -27,7 +27,7 @@ from vlmkit.running.engine_loop.grounding import answer_grounding, check_groundi
 from vlmkit.running.engine_loop.job import AnswerJob, Job, PrefillJob
 from vlmkit.running.faults.attribution import ComponentNames, attributing
 from vlmkit.running.pipeline.answer_constraints import AnswerConstraints
-from vlmkit.running.pipeline.cache_scopes import CacheScopes
+from vlmkit.running.pipeline.cache_scopes import CacheScopes, FieldValues
 from vlmkit.running.pipeline.embed_and_score import check_task, to_embed, to_score
 from vlmkit.running.prompting.parameters import checked_params, with_min_length
 from vlmkit.running.prompting.prompt_builder import PromptBuilder
@@ -119,7 +119,7 @@ class RequestPreparation:
                 "a light prompt has no pixels, so nothing can be computed from it", param="light"
             )
         params = checked_params(request, self._facts, self._tokenizer)
-        fields = self._scopes.checked_fields(request)
+        fields = self._scopes.read_fields(request)
         built = self._prompts.build(request, lease)
         prompt = built.prompt
         if request.places:
@@ -140,7 +140,7 @@ class RequestPreparation:
         request: Request,
         answer: AnswerPlan,
         params: SamplingParams,
-        fields: Mapping[str, msgspec.Struct],
+        fields: FieldValues,
         cancellation: Cancellation,
     ) -> list[Sequence]:
         scope = self._scopes.of(request, fields)
@@ -166,7 +166,8 @@ class RequestPreparation:
                     scope=scope,
                     priority=request.priority,
                     plan=prompt_plans[len(prompt)],
-                    fields=fields,
+                    fields=fields.values,
+                    field_identities=fields.identities,
                     **choice,
                 )
             )

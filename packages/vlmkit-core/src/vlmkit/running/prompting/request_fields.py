@@ -56,6 +56,11 @@ def flaw_of_field(field: object, able: Collection[Changes]) -> str | None:
     if field.changes not in able:
         may = f"which can be {' or '.join(able)}" if able else "but none can be added there"
         return f"{name!r} changes {field.changes!r}, {may}"
+    identity: object = field.identity
+    if identity is not None and not callable(identity):
+        return f"the identity of {name!r} is no function"
+    if identity is not None and field.changes != "states":
+        return f"{name!r} has an identity and changes {field.changes!r}, so no cache uses it"
     return _flaw_of_shape(field)
 
 

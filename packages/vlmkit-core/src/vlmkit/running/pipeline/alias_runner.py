@@ -1,0 +1,80 @@
+"""A runner under a further name that sets request fields of plugins."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+
+
+class AliasRunner:
+    """Adds request fields to each request, and is otherwise the runner that it wraps.
+
+    Args:
+        runner: answers the requests.
+        alias: the name that sets the fields, for errors.
+        fields: the values as JSON values, by field.
+    """
+
+    def __init__(self, runner: Runner, alias: str, fields: Mapping[str, Any]) -> None:
+        self._runner = runner
+        self._alias = alias
+        self._fields = fields
+        self.facts = runner.facts
+        self.detokenize = runner.detokenize
+        self.token_bytes = runner.token_bytes
+        self.on_failure = runner.on_failure
+        self.stats = runner.stats
+        self.drain = runner.drain
+        self.close = runner.close
+
+    def submit(self, request: Request) -> AnswerStream:
+        """Start a request with the fields of the alias.
+
+        Raises:
+            RequestError: the request sets one of them to another value, or as the runner's.
+            EngineError: as the runner's.
+        """
+        return self._runner.submit(self._with_fields(request))
+
+    async def asubmit(self, request: Request) -> AnswerStream:
+        """Start a request with the fields of the alias, without blocking the event loop.
+
+        Raises:
+            RequestError: the request sets one of them to another value, or as the runner's.
+            EngineError: as the runner's.
+        """
+        return await self._runner.asubmit(self._with_fields(request))
+
+    async def atokenize(self, request: Request) -> PromptTokens:
+        """Return the tokens of a request's prompt.
+
+        Raises:
+            RequestError: the request sets a field of the alias to another value, or as the
+                runner's.
+            EngineError: as the runner's.
+        """
+        return await self._runner.atokenize(self._with_fields(request))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be answered."""
+        return self._runner.is_ready
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request would be refused now because the queue is full."""
+        return self._runner.is_full
+
+    def _with_fields(self, request: Request) -> Request:
+        for name, value in self._fields.items():
+            if name in request.fields and request.fields[name] != value:
+                raise RequestError(
+                    f"{name} is set by the model name {self._alias!r}",
+                    hint=f"leave {name} out, or request the model by another of its names",
+                    param=name,
+                )
+        return replace(request, fields={**request.fields, **self._fields})
