@@ -47,6 +47,7 @@ OF_KINDS = {
     "constraint": ("interfaces.constraint",),
     "observer": ("interfaces.observer", "interfaces.cache_events"),
     "media_loader": ("interfaces.media_loader",),
+    "runner": ("interfaces.runner",),
     "tool_source": ("vlmkit_server.interfaces.tool_source",),
     "monitor": ("vlmkit_server.interfaces.monitor",),
     "model": ("kit.checkpoint",),
@@ -62,7 +63,6 @@ SHARED = {
     ),
     "fields of requests": ("interfaces.request_field",),
     "providers": ("plugins.build_context", "plugins.provider"),
-    "runners": ("interfaces.runner",),
 }
 NOTES = {"providers": "Import these from `vlmkit.plugins.registry`, which is where they stay."}
 SECTIONS = {"Args": "takes", "Attributes": "", "Raises": "raises", "Returns": "returns"}

@@ -441,7 +441,8 @@ def test_a_plugin_without_any_hook_is_refused(site: Site) -> None:
             "known: vlmkit_register_tokenizers, vlmkit_register_media_encoders, "
             "vlmkit_register_engines, vlmkit_register_schedulers, vlmkit_register_samplers, "
             "vlmkit_register_proposers, vlmkit_register_constraints, vlmkit_register_observers, "
-            "vlmkit_register_media_loaders, vlmkit_register_models, vlmkit_register_commands"
+            "vlmkit_register_media_loaders, vlmkit_register_runners, vlmkit_register_models, "
+            "vlmkit_register_commands"
         ),
     )
 

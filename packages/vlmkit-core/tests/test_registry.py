@@ -11,10 +11,13 @@ import pytest
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
 from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import KINDS
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.sampling import SamplingParams
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,15 +186,23 @@ def stub_member(protocol: Any, name: str) -> Any:
         return do_nothing if is_async else lambda *args, **kwargs: None
     stated = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
     kind = get_origin(stated) or stated
-    if kind is EngineLimits:
-        return EngineLimits(
-            vocab_size=1,
-            max_sequence_tokens=1,
-            max_sequences=1,
-            capacity_tokens=1,
-            max_chunk_tokens=1,
-        )
-    return kind()
+    limits = EngineLimits(
+        vocab_size=1,
+        max_sequence_tokens=1,
+        max_sequences=1,
+        capacity_tokens=1,
+        max_chunk_tokens=1,
+    )
+    facts = RunnerFacts(
+        name="model",
+        limits=limits,
+        modalities=("text",),
+        eos_ids=frozenset(),
+        defaults=SamplingParams(),
+        bounds=PipelineSettings(),
+    )
+    found = {EngineLimits: limits, RunnerFacts: facts}
+    return found[kind] if kind in found else kind()
 
 
 def stub_component(kind: str, **changes: Any) -> Any:
@@ -212,6 +223,7 @@ def test_every_member_of_each_protocol_is_required() -> None:
         "constraints",
         "observers",
         "media_loaders",
+        "runners",
     }
 
 

@@ -132,10 +132,10 @@ def test_a_scheme_has_at_least_two_lower_case_letters(schemes: str, tmp_path: Pa
     assert str(error).startswith("model 'store' must be given a tuple of schemes in lower case")
 
 
-def test_only_models_have_schemes(tmp_path: Path) -> None:
+def test_only_models_and_runners_have_schemes(tmp_path: Path) -> None:
     file = store(tmp_path, vlmkit_register_models="vlmkit_register_engines")
     (error,) = loader.load(entry_points=[], files=[file]).broken.values()
-    assert str(error) == "engine 'store' cannot own schemes, which models have"
+    assert str(error) == "engine 'store' cannot own schemes, which models and runners have"
 
 
 def test_a_refusal_of_a_source_is_reported_with_its_reason(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_model_provider_without_cannot_serve_provides_only_its_own_name(tmp_pa
         resolve("somebody/something", plugins)
 
 
-NAMED = ("tokenizer", "media_encoder", "engine")
+NAMED = ("tokenizer", "media_encoder", "engine", "runner")
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.mode == "one"], ids=lambda k: str(k.name))

@@ -8,8 +8,8 @@ import pytest
 from running_server import chat, eventually, image_part, image_url, mock_pipeline, running, scripted
 
 import vlmkit
-from replicas import Replicas
 from vlmkit.errors import EngineError
+from vlmkit.running.pipeline.replicas import Replicas
 from vlmkit_server.app import create_app
 from vlmkit_server.run import serve
 from vlmkit_server.settings.server import ServerSettings
@@ -20,7 +20,7 @@ CRASH = scripted(text="abc", crash_at_token=1)
 
 @pytest.fixture
 def replicas():
-    return Replicas([mock_pipeline(), mock_pipeline()], name="mock")
+    return Replicas([mock_pipeline(), mock_pipeline()])
 
 
 def stream(server, text):

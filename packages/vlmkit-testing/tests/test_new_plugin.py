@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 import xml.etree.ElementTree as ET
 
@@ -248,11 +249,29 @@ def test_every_kind_has_a_template_and_no_template_is_left_over():
     assert {path.name for path in project.TEMPLATES.iterdir()} == kinds | {project.COMMON}
 
 
+@pytest.fixture(scope="module")
+def other_server(tmp_path_factory):
+    """Return the address of a server of the mock model, in a process of its own."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--set", "server.port=0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stderr=file)
+    try:
+        while "is ready" not in (said := log.read_text()):
+            assert process.poll() is None, said
+            time.sleep(0.1)
+        yield re.search(r"listening on http://(\S+)", said)[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
-def test_plugins_check_passes_on_a_new_project(kind, written):
+def test_plugins_check_passes_on_a_new_project(kind, written, other_server):
+    given = [word.replace("127.0.0.1:8000", other_server) for word in check_of(kind)]
     done = subprocess.run(
-        [sys.executable, "-m", "vlmkit", "plugins", "check", *check_of(kind), "--json"],
+        [sys.executable, "-m", "vlmkit", "plugins", "check", *given, "--json"],
         env=environment(written),
         cwd=written / "projects" / kind,
         capture_output=True,

@@ -47,6 +47,7 @@ class Template:
 
 
 MSGSPEC, NUMPY, CLICK = "msgspec>=0.22", "numpy>=2.1", "click>=8.2"
+HTTPX = "httpx2>=2.12"
 SERVER = "vlmkit-server>=0.1,<0.2"
 EXAMPLES = {
     "tokenizer": Template("Characters as tokens, for vlmkit", tried_with="tests/model"),
@@ -73,6 +74,12 @@ EXAMPLES = {
         "A tool that calculates, for vlmkit", (MSGSPEC, SERVER), tried_with="--call-tools"
     ),
     "monitor": Template("Requests by route and status as JSON, for vlmkit", (MSGSPEC, SERVER)),
+    "runner": Template(
+        "Requests answered by another server, for vlmkit",
+        (HTTPX, MSGSPEC),
+        ("vlmkit-mock", "vlmkit-server"),
+        tried_with="yourname://127.0.0.1:8000/mock --config remote.toml",
+    ),
     "model": Template("Models in one folder, by short names, for vlmkit"),
     "command": Template(
         "Asks a model of vlmkit about every picture in a folder", (CLICK,), ("vlmkit-mock",)

@@ -10,55 +10,58 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.assembly.sources import Check, name_of, reference_of, resolve, wrong_type
-from vlmkit.checkpoints.generation_config import default_params
-from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
+from vlmkit.assembly.pipelines import (
+    MakeObserver,
+    PipelineBuilder,
+    check_alias_fields,
+    request_fields,
+)
+from vlmkit.assembly.runners import build_remote, build_wrapper, runner_context
+from vlmkit.assembly.sources import (
+    Check,
+    reference_of,
+    resolve,
+    runner_of_scheme,
+    wrong_type,
+)
+from vlmkit.config import COMPONENTS, Component, Config, ModelEntry, read_layers
+from vlmkit.config.pipeline_plan import PipelinePlan
 from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import (
-    build_group,
     check_groups,
-    component_names_of,
     is_left_out,
     registry_of,
     with_broken_plugins,
     with_provider_paths,
 )
-from vlmkit.config.renderer_plan import WorkerProcesses, renderers
+from vlmkit.config.renderer_plan import WorkerProcesses
 from vlmkit.config.structs import SECTIONS
 from vlmkit.errors import (
     CheckpointError,
     ConfigError,
     PluginError,
     PluginUnavailable,
-    RequestError,
     VlmkitError,
 )
-from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.interfaces.media_encoder import MediaEncoder
-from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
+from vlmkit.plugins.kinds import RUNNER
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import BuildContext, Provider, Registry, ignore_progress
-from vlmkit.running.prompting.request_fields import checked_fields
+from vlmkit.plugins.registry import BuildContext, Provider, ignore_progress
 
 if TYPE_CHECKING:
-    from vlmkit.interfaces.observer import Observer
     from vlmkit.interfaces.runner import Runner
     from vlmkit.model import Model
-    from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
 
 log = logging.getLogger(__name__)
 
-MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
 """Called with the name of each stage of loading when it begins; the last one is ``ready``."""
 
@@ -210,156 +213,49 @@ def assemble(
             served model are built now, because all requests would wait for them later.
     """
     report = on_stage or ignore_progress
-    report("model files")
-    checkpoint = find_files(entry, config, plugins)
-    choice = choose(entry, config, plugins, checkpoint)
-    fields = request_fields(choice, plugins)
-    check_alias_fields(entry, fields)
-    check_groups(config, plugins)
-    context = BuildContext(
-        entry.model,
-        checkpoint,
-        revision=entry.revision,
-        on_stage=report,
-        registries=plugins.by_kind,
-        components=choice,
-    )
-    parts: dict[str, Any] = {}
-    with ExitStack() as built:
-        for section, (name, settings) in choice.items():
-            if SECTIONS[section].is_late:
-                parts[section] = _deferred(registry_of(plugins, section), name, settings, context)
-                continue
-            report(section.replace("_", " "))
-            parts[section] = registry_of(plugins, section).build(name, settings, context)
-            if section == TOKENIZER.section:
-                context = replace(context, text_side=parts[section])
-            if close := getattr(parts[section], "close", None):
-                built.callback(close)
-        for section in GROUPS:
-            registry, group = registry_of(plugins, section), config.group(section)
-            parts[section] = build_group(registry, group, context, built)
-        component_names = component_names_of(plugins, choice, parts)
-        for name, make in observers.items():
-            if (observer := make()) is not None:
-                parts[OBSERVER.section][name] = observer
-                built.callback(observer.close)
-        _check_vision(parts, choice, context)
-        tokenizer = choice["tokenizer"]
-        pool = renderers(workers, parts, tokenizer, config, context, name_of(entry))
-        parts["renderers"] = built.enter_context(pool) if pool else None
-        parts["constraint_worker"] = _constraint_worker(choice, config, context, workers)
-        from vlmkit.checkpoints.pooling import (
-            read_pooling,  # commands without a model must not import NumPy
+    owner = runner_of_scheme(entry.model, plugins)
+    if owner is not None:
+        runner: Runner = build_remote(owner, entry, config, plugins, report, observers)
+    else:
+        report("model files")
+        checkpoint = find_files(entry, config, plugins)
+        choice = choose(entry, config, plugins, checkpoint)
+        check_groups(config, plugins)
+        wrapper = choice.pop(RUNNER.section, None)
+        pipelines = PipelineBuilder(
+            entry, config, plugins, checkpoint, choice, report, observers, workers
         )
-        from vlmkit.running.pipeline.pipeline import Pipeline
-
-        runner = Pipeline(
-            **parts,
-            request_fields=fields,
-            name=name_of(entry),
-            defaults=default_params(checkpoint),
-            settings=config.pipeline,
-            pooling=partial(read_pooling, checkpoint),
-            component_names=component_names,
-        )
-        built.pop_all()  # from now on the runner closes them
-        built.callback(runner.close)
-        if workers is not None and "constraint" in parts:
-            report("constraint")
-            runner.prepare()
-        built.pop_all()
+        if wrapper is None:
+            runner = pipelines.build()
+        else:
+            context = runner_context(entry, config, plugins, report, observers)
+            context = replace(context, checkpoint=checkpoint, components=choice)
+            runner = build_wrapper(*wrapper, plugins, context, pipelines)
     heap.trim()
     report("ready")
     return runner
 
 
-def _constraint_worker(
-    choice: Mapping[str, tuple[str, dict[str, Any]]],
-    config: Config,
-    context: BuildContext,
-    workers: WorkerProcesses | None,
-) -> "ConstraintWorker | None":
-    """Return the worker that tries constraints; None without constraints or without fork."""
-    compiler = choice.get("constraint")
-    if compiler is None or workers is None or not workers.compiles_constraints:
-        return None
-    if not hasattr(os, "fork"):
-        log.warning("constraints are compiled in the server's process: this system has no fork")
-        return None
-    from vlmkit.config.constraint_plan import constraint_worker  # it imports NumPy
+def build_plan(plan: bytes, on_stage: OnStage | None = None) -> "Runner":
+    """Build a pipeline in this process by the plan that another process made.
 
-    return constraint_worker(compiler, config, context)
-
-
-def request_fields(
-    choice: Mapping[str, tuple[str, dict[str, Any]]], plugins: Plugins
-) -> list[RequestField[Any]]:
-    """Return the fields that a model's components add to requests.
+    Args:
+        plan: the result of :meth:`vlmkit.plugins.build_context.Pipelines.plan`.
+        on_stage: called with the name of each stage when it begins.
 
     Raises:
-        PluginError: two components define the same field differently.
+        VlmkitError: a component cannot be built; as for :func:`load`.
+        msgspec.DecodeError: the plan is not one.
     """
-    found: dict[str, tuple[RequestField[Any], str]] = {}
-    for section, (name, _) in choice.items():
-        registry = registry_of(plugins, section)
-        provider = registry.get(name)
-        who = registry.who(provider)
-        for field in provider.request_fields:
-            other, owner = found.setdefault(field.name, (field, who))
-            if other != field:
-                raise PluginError(
-                    f"{owner} and {who} both add the field {field.name!r} to requests, with "
-                    "different definitions",
-                    hint="use one of them with another component",
-                )
-    return [field for field, _ in found.values()]
-
-
-def check_alias_fields(entry: ModelEntry, fields: Iterable[RequestField[Any]]) -> None:
-    """Check the request fields that aliases of a model set.
-
-    Raises:
-        ConfigError: the model does not take a field, or its value is invalid.
-    """
-    known = {field.name: field for field in fields}
-    for alias, values in entry.alias_fields.items():
-        try:
-            checked_fields(values, known)
-        except RequestError as error:
-            raise ConfigError(
-                f"alias {alias!r} of model {entry.names[0]!r} sets request fields that cannot be "
-                f"used: {error}",
-                hint="change its fields, or the component that takes them",
-            ) from error
-
-
-def _check_vision(
-    parts: Mapping[str, Any], choice: Mapping[str, Any], context: BuildContext
-) -> None:
-    """Run the engine's self-check with images, if the model takes images."""
-    encoder = parts.get("media_encoder")
-    if encoder is None:
-        return
-    from vlmkit.assembly.vision_warm_up import (
-        warm_up_vision,  # commands without a model must not import NumPy
-    )
-
-    warm_up_vision(
-        parts["engine"],
-        encoder,
-        parts["tokenizer"],
-        context.files,
-        built_with=[choice[name] for name in ("engine", "media_encoder", "tokenizer")],
-        on_stage=context.on_stage,
-    )
-
-
-def _deferred(
-    registry: Registry[Any], name: str, settings: Mapping[str, Any], context: BuildContext
-) -> Callable[[Vocabulary], Any]:
-    """Return a function that builds a component for a vocabulary when it is first needed."""
-    return lambda words: registry.build(name, settings, replace(context, vocabulary=words))
+    decoded = PipelinePlan.from_bytes(plan)
+    entry, config, checkpoint = decoded.entry, decoded.config, decoded.checkpoint
+    plugins = load_plugins(config.plugins)
+    choice = choose(entry, config, plugins, checkpoint)
+    choice.pop(RUNNER.section, None)
+    report = on_stage or ignore_progress
+    return PipelineBuilder(
+        entry, config, plugins, checkpoint, choice, report, {}, decoded.workers
+    ).build()
 
 
 def choose(
@@ -458,7 +354,7 @@ def is_needless(
     if section == "media_encoder":
         return not sees(checkpoint, plugins)
     objections = registry_of(plugins, section).objections(checkpoint)
-    return SECTIONS[section].is_late and None not in objections.values()
+    return SECTIONS[section].is_optional and None not in objections.values()
 
 
 def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:

@@ -10,19 +10,20 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vlmkit.checkpoints.folder import model_file, model_folder
 from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
+from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.kit.install_command import install_command
-from vlmkit.kit.model_uri import model_uri, shown, without_secrets
+from vlmkit.kit.model_uri import model_uri, scheme_of, shown, without_secrets
 from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.build_context import BuildContext
-from vlmkit.plugins.kinds import MODEL
+from vlmkit.plugins.kinds import MODEL, RUNNER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.provider import Provider
 from vlmkit.plugins.registry import Registry
@@ -106,7 +107,7 @@ def resolve(
             with closing(_previews(name, plugins, context)) as previews:
                 for preview in previews:
                     check(preview)
-        with _without_secrets(reference):
+        with without_reference_secrets(reference):
             checkpoint = models.build(name, {}, context)
     refuse_unreasonable(checkpoint)
     return checkpoint
@@ -162,7 +163,7 @@ def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int
             hint=f"uninstall {found.plugin}",
         )
     models, context = _source_context(reference, plugins, revision)
-    with _without_secrets(reference):
+    with without_reference_secrets(reference):
         return models.remove(models.key(found), context)
 
 
@@ -181,7 +182,7 @@ def _previews(
 ) -> Generator[Checkpoint, None, None]:
     """Yield the previews of a source, each after checking its small files."""
     with (
-        _without_secrets(context.reference),
+        without_reference_secrets(context.reference),
         closing(plugins.of(MODEL).previews(name, context)) as previews,
     ):
         for preview in previews:
@@ -190,7 +191,7 @@ def _previews(
 
 
 @contextmanager
-def _without_secrets(reference: str) -> Iterator[None]:
+def without_reference_secrets(reference: str) -> Iterator[None]:
     """Remove the secrets of a reference from errors."""
     try:
         yield
@@ -258,6 +259,29 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
     return max(able, key=lambda provider: provider.priority_for(reference))
 
 
+def refuse_unknown(reference: str, plugins: Plugins) -> None:
+    """Check that a runner owns the scheme of a reference, or that a source has the model.
+
+    Raises:
+        CheckpointError: neither is so; as for :func:`find`.
+    """
+    if runner_of_scheme(reference, plugins) is None:
+        find(reference, plugins)
+
+
+def runner_of_scheme(reference: str, plugins: Plugins) -> Provider[Runner] | None:
+    """Return the runner that owns the scheme of a reference; None if no runner does.
+
+    Raises:
+        CheckpointError: the reference is an invalid URI of such a scheme.
+    """
+    scheme = scheme_of(reference)
+    owner = next((p for p in plugins.of(RUNNER) if scheme in p.schemes), None)
+    if owner is not None:
+        model_uri(reference)  # refuses an invalid one
+    return owner
+
+
 def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint]:
     """Return the source that owns a scheme.
 
@@ -265,6 +289,12 @@ def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint
         CheckpointError: no source owns it, or the source refuses the reference.
     """
     owner = next((p for p in plugins.models if scheme in p.schemes), None)
+    if owner is None and (runner := runner_of_scheme(reference, plugins)) is not None:
+        who = plugins.of(RUNNER).who(runner)
+        raise CheckpointError(
+            f"model {shown(reference)!r} has no files: {who} answers its requests",
+            hint="vlmkit ask, chat, serve and doctor take it",
+        )
     if owner is None:
         there = ", ".join(schemes(plugins))
         raise CheckpointError(
@@ -281,8 +311,9 @@ def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint
 
 
 def schemes(plugins: Plugins) -> list[str]:
-    """Return the URI schemes of all sources, each with the plugin that owns it."""
-    return [f"{each}:// ({p.plugin})" for p in plugins.models for each in p.schemes]
+    """Return the URI schemes of all sources and runners, each with the plugin that owns it."""
+    owners: list[Provider[Any]] = [*plugins.of(MODEL), *plugins.of(RUNNER)]
+    return [f"{each}:// ({p.plugin})" for p in owners for each in p.schemes]
 
 
 def is_path(reference: str) -> bool:

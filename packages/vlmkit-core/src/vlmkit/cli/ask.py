@@ -68,7 +68,7 @@ def ask(
     may be omitted if the config has only one model, or only one is installed. Text from standard
     input is the question, or precedes PROMPT.
     """
-    from vlmkit.assembly.sources import find, name_of
+    from vlmkit.assembly.sources import name_of, refuse_unknown
     from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
 
     layered, plugins = read_with_plugins(config_file, assignments)
@@ -82,7 +82,7 @@ def ask(
     target = wanted_of(model, layered.config, plugins)
     if question is None:
         raise click.UsageError('give a prompt: vlmkit ask "PROMPT" --image FILE')
-    find(target.entry.model, target.plugins)
+    refuse_unknown(target.entry.model, target.plugins)
     if not is_named:
         click.echo(f"model: {name_of(target.entry)}", err=True)
     parts = _checked(images, target)  # before loading the model, which takes long

@@ -12,7 +12,7 @@ from vlmkit.cli import options, output
 from vlmkit.errors import VlmkitError
 
 if TYPE_CHECKING:
-    from vlmkit.config import Config
+    from vlmkit.config import Config, ModelEntry
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
     from vlmkit.plugins.registry import BuildContext, Provider, Registry
@@ -34,7 +34,7 @@ def doctor(
     Describes this machine first. Neither reads nor downloads weights. Exits with 1 if MODEL cannot
     be served.
     """
-    from vlmkit.assembly.sources import inspected
+    from vlmkit.assembly.sources import inspected, runner_of_scheme
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.plugins.machine import facts
 
@@ -42,13 +42,16 @@ def doctor(
     report: dict[str, Any] = {"machine": facts(plugins)}
     if model is not None:
         (entry,) = wanted_entries([model], layered.config, plugins)
-        report |= inspected(
-            entry.model,
-            plugins,
-            entry.revision,
-            inspect=partial(_model_report, config=layered.config, plugins=plugins),
-            is_final=lambda found: bool(found["unserved"]),
-        )
+        if (owner := runner_of_scheme(entry.model, plugins)) is not None:
+            report |= _remote_report(owner, entry, layered.config, plugins)
+        else:
+            report |= inspected(
+                entry.model,
+                plugins,
+                entry.revision,
+                inspect=partial(_model_report, config=layered.config, plugins=plugins),
+                is_final=lambda found: bool(found["unserved"]),
+            )
     if as_json:
         output.json(report)
     else:
@@ -65,6 +68,35 @@ def _model_report(checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
         "verdicts": found,
         "generation_config": _ignored_generation_config(checkpoint),
         "unserved": unserved(found),
+    }
+
+
+def _remote_report(
+    owner: "Provider[Any]", entry: "ModelEntry", config: "Config", plugins: "Plugins"
+) -> dict[str, Any]:
+    """Return the report on a model whose reference a runner owns; asks no other server."""
+    from vlmkit.assembly.runners import examine_remote
+    from vlmkit.assembly.sources import name_of
+    from vlmkit.plugins.kinds import RUNNER
+
+    how, reason = "", ""
+    try:
+        how = examine_remote(owner, entry, config, plugins)
+    except VlmkitError as error:
+        reason = f"refuses: {error}" + (f"; {error.hint}" if error.hint else "")
+    verdict = {
+        "component": RUNNER.name,
+        "provider": plugins.of(RUNNER).key(owner),
+        "is_chosen": not reason,
+        "how": how,
+        "reason": reason or None,
+        "priority": None,
+    }
+    return {
+        "model": {"name": name_of(entry), "family": None},
+        "verdicts": [verdict],
+        "generation_config": [],
+        "unserved": [RUNNER.name] if reason else [],
     }
 
 

@@ -9,9 +9,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.interfaces.observer import Observer
+from vlmkit.interfaces.runner import Runner
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import Kind
+from vlmkit.settings.pipeline import PipelineSettings
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -70,6 +73,28 @@ class KindProviders:
         return self.registries[kind.plural]
 
 
+class Pipelines(Protocol):
+    """Builds the default pipeline of a model, for runners that wrap one or several.
+
+    Each pipeline has its own engine, and its own observers. A runner closes the pipelines that it
+    built; they are also closed if its own ``build`` fails.
+    """
+
+    def build(self) -> Runner:
+        """Build a pipeline in this process.
+
+        Raises:
+            VlmkitError: a component cannot be built.
+        """
+
+    def plan(self) -> bytes:
+        """Return what another process needs to build the same pipeline.
+
+        :func:`vlmkit.assembly.load.build_plan` builds it there, without the observers of the
+        caller, which cannot leave this process. The plan may contain secrets of the config.
+        """
+
+
 def ignore_progress(_: str) -> None:
     """Take the name of a stage, and do it in silence."""
 
@@ -95,6 +120,13 @@ class BuildContext:
         text_side: the model's tokenizer, for what is built after it: all other components.
         components: the provider and the settings of each component of the pipeline, by section,
             such as ``("onnx", {"precision": "fp32"})`` for ``engine``; empty if built alone.
+        name: what clients call the model; empty if built alone.
+        bounds: limits of one request, from ``[pipeline]``.
+        pipelines: for runners: builds default pipelines; None for a model without files, and for
+            all other components. :meth:`pipeline` builds one.
+        observers: for runners: functions that create the observers that the caller adds to the
+            model's own, such as those of a server's monitors, by name. Pipelines have them. A
+            runner without a pipeline may create them, report its requests to them, and close them.
     """
 
     reference: str = ""
@@ -108,6 +140,10 @@ class BuildContext:
     vocabulary: Vocabulary | None = None
     text_side: Tokenizer | None = None
     components: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    name: str = ""
+    bounds: PipelineSettings = field(default_factory=PipelineSettings)
+    pipelines: Pipelines | None = None
+    observers: Mapping[str, Callable[[], Observer | None]] = field(default_factory=dict)
 
     @property
     def files(self) -> Checkpoint:
@@ -132,6 +168,20 @@ class BuildContext:
                 hint="to check it, name a model: vlmkit plugins check NAME MODEL",
             )
         return self.text_side
+
+    def pipeline(self) -> Runner:
+        """Build the default pipeline of the model, for a runner that wraps it.
+
+        Raises:
+            ConfigError: the model has no files, or this is not the ``build`` of a runner.
+            VlmkitError: a component cannot be built.
+        """
+        if self.pipelines is None:
+            raise ConfigError(
+                "this runner needs a model whose files are on this machine, and there is none",
+                hint="name a model that is a folder, a hub id or a packaged name",
+            )
+        return self.pipelines.build()
 
     def share(self, key: object, make: Callable[[], T]) -> T:
         """Return what another component of this pipeline made under ``key``, or make it now."""

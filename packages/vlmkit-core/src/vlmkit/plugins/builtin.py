@@ -5,11 +5,13 @@ from typing import Any
 from vlmkit.interfaces.media_loader import MediaLoader
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.runner import Runner
 from vlmkit.interfaces.sampler import Sampler
 from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.settings.ngram import NgramSettings
+from vlmkit.settings.replicas import ReplicasSettings
 from vlmkit.settings.request_log import RequestLogSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 
@@ -46,6 +48,13 @@ def _build_counters(_: BuildContext) -> Observer:
     from vlmkit.running.observers.builtin import Counters
 
     return Counters()
+
+
+def _build_replicas(context: BuildContext) -> Runner:
+    from vlmkit.running.pipeline.replicas import Replicas
+
+    settings: ReplicasSettings = context.settings
+    return Replicas([context.pipeline() for _ in range(settings.num_replicas)])
 
 
 def _build_image_loader(_: BuildContext) -> MediaLoader:
@@ -108,6 +117,17 @@ def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
         _build_tiff_loader,
         priority=-PRIORITY,  # any other installed loader for TIFF files takes precedence
         description="pages of TIFF files as images",
+    )
+
+
+@hookimpl
+def vlmkit_register_runners(registry: Registry[Any]) -> None:
+    """Register ``runner.use = "replicas"``."""
+    registry.add(
+        "replicas",
+        _build_replicas,
+        settings=ReplicasSettings,
+        description="several pipelines; each request goes to the one with the least work",
     )
 
 

@@ -22,6 +22,7 @@ from vlmkit.interfaces.media_loader import MediaLoader
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.proposer import Proposer
 from vlmkit.interfaces.request_field import Changes
+from vlmkit.interfaces.runner import Runner
 from vlmkit.interfaces.sampler import Sampler
 from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ from vlmkit.plugins.names import OWNERS_OF_COMMANDS
 T = TypeVar("T")
 Mode = Literal["one", "all", "by name"]
 Serves = Literal["all", "named", "own"]
+Owns = Literal["schemes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Kind(Generic[T]):
         max_words: maximum number of words in a name, separated by single blanks.
         serves: what a provider without ``cannot_serve`` is used for. ``all``: every model.
             ``named``: models whose config names it. ``own``: only the model of its own name.
+        owns: the parts of model references that one provider alone may serve: ``schemes`` of URIs.
         field_changes: permitted values of
             :attr:`vlmkit.interfaces.request_field.RequestField.changes` for its providers' request
             fields; empty if the components see no sequences.
@@ -74,6 +77,7 @@ class Kind(Generic[T]):
     reserved: Mapping[str, str] = field(default_factory=dict, hash=False)
     max_words: int = 1
     serves: Serves = "all"
+    owns: tuple[Owns, ...] = ()
     field_changes: tuple[Changes, ...] = ()
 
     @property
@@ -185,6 +189,16 @@ MEDIA_LOADER: Kind[MediaLoader] = Kind(
     "what opens files of images, sounds and other media",
     "vlmkit_testing:MediaLoaderContract",
 )
+RUNNER: Kind[Runner] = Kind(
+    "runner",
+    Runner,
+    "one",
+    "what answers the requests, in place of one pipeline in this process",
+    "vlmkit_testing:RunnerContract",
+    is_optional=True,
+    serves="named",
+    owns=("schemes",),
+)
 MODEL: Kind[Checkpoint] = Kind(
     "model",
     Checkpoint,
@@ -192,6 +206,7 @@ MODEL: Kind[Checkpoint] = Kind(
     "what provides a model's files",
     "vlmkit_testing:ModelContract",
     serves="own",
+    owns=("schemes",),
 )
 COMMAND: Kind[Any] = Kind(
     "command",
@@ -212,6 +227,7 @@ KINDS: tuple[Kind[Any], ...] = (
     CONSTRAINT,
     OBSERVER,
     MEDIA_LOADER,
+    RUNNER,
     MODEL,
     COMMAND,
 )

@@ -93,12 +93,12 @@ class Provider(Generic[T]):
         build: makes the component; may import heavy libraries and take long.
         why_not: says in one sentence why it cannot run on this machine; None when it can.
             Must not import what it asks about.
-        cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
-            reference) and looks at small files only. Either may return a
-            :class:`vlmkit.kit.objection.Objection`, which has a hint. What its absence means is
-            the kind's: see :attr:`vlmkit.plugins.kinds.Kind.serves`. With a second parameter
-            ``providers``, it also gets the providers of the kinds that its plugin owns, as
-            :meth:`.BuildContext.providers` returns them.
+        cannot_serve: the same for one model: gets the Checkpoint (for model sources, and for
+            runners that own its scheme: the reference) and looks at small files only. Either may
+            return a :class:`vlmkit.kit.objection.Objection`, which has a hint. What its absence
+            means is the kind's: see :attr:`vlmkit.plugins.kinds.Kind.serves`. With a second
+            parameter ``providers``, it also gets the providers of the kinds that its plugin owns,
+            as :meth:`.BuildContext.providers` returns them.
         settings: struct of the provider's own settings; None accepts no settings.
         priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
             takes over only if it says more. A function is asked for each model: it gets what
@@ -115,7 +115,8 @@ class Provider(Generic[T]):
             the folder when it is closed.
         remove: for sources of many models: deletes a model, or the revision of it that is asked
             for, from this disk; returns how many bytes that freed.
-        schemes: for sources of many models: the schemes of the URIs that are theirs alone.
+        schemes: for sources of many models, and for runners: the schemes of the URIs that are
+            theirs alone.
         request_fields: fields that it adds to requests: of an engine, a scheduler, a sampler or a
             proposer, which see sequences.
         plugin: the distribution or file that offers it; filled in by the loader.

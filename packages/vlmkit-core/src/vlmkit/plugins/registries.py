@@ -81,6 +81,7 @@ class Registries:
         for source in (self, other):
             for plural, registry in source.by_kind.items():
                 combined.by_kind[plural].merge(registry)
+        combined.refuse_shared_schemes()
         for plural, registry in other.by_kind.items():
             self.by_kind[plural].merge(registry)
 
@@ -93,6 +94,24 @@ class Registries:
             reserved=kind.reserved,
             max_words=kind.max_words,
             serves=kind.serves,
+            owns=kind.owns,
             field_changes=kind.field_changes,
             registries=self.by_kind,
         )
+
+    def refuse_shared_schemes(self) -> None:
+        """Check that providers of different kinds own different schemes.
+
+        Raises:
+            PluginError: two providers own a scheme.
+        """
+        owners: dict[str, str] = {}
+        for registry in self.by_kind.values():
+            for provider in registry:
+                who = registry.who(provider)
+                for scheme in provider.schemes:
+                    if (other := owners.setdefault(scheme, who)) != who:
+                        raise PluginError(
+                            f"{who} owns the scheme {scheme!r}, which {other} owns already",
+                            hint="uninstall one of them, or block it with VLMKIT_BLOCK",
+                        )

@@ -21,7 +21,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of
 from vlmkit.plugins.build_context import BuildContext, KindProviders, Registered, ignore_progress
 from vlmkit.plugins.component_builder import ComponentBuilder
-from vlmkit.plugins.kinds import Serves
+from vlmkit.plugins.kinds import Owns, Serves
 from vlmkit.plugins.names import is_plain
 from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve, takes_providers
 from vlmkit.plugins.settings_check import flaw
@@ -46,6 +46,7 @@ class Registry(ComponentBuilder[T]):
         reserved: names that only one distribution may use, and that distribution.
         max_words: words that a name may have.
         serves: what a provider without ``cannot_serve`` can be used for.
+        owns: the parts of model references that one provider alone may serve.
         field_changes: what the request fields that its providers add may change.
         registries: those of all kinds, which providers may ask in ``cannot_serve``.
     """
@@ -59,6 +60,7 @@ class Registry(ComponentBuilder[T]):
         reserved: Mapping[str, str] = MappingProxyType({}),
         max_words: int = 1,
         serves: Serves = "all",
+        owns: Iterable[Owns] = (),
         field_changes: Iterable[Changes] = (),
         registries: Mapping[str, Registered[Any]] = MappingProxyType({}),
     ) -> None:
@@ -67,6 +69,7 @@ class Registry(ComponentBuilder[T]):
         self._reserved = reserved
         self._max_words = max_words
         self._serves = serves
+        self._owns = frozenset(owns)
         self._field_changes = tuple(field_changes)
         self._kind_providers = KindProviders(registries)
 
@@ -182,8 +185,10 @@ class Registry(ComponentBuilder[T]):
                 f"{self.kind} {new.name!r} from {new.plugin!r} has the name of one of vlmkit's own",
                 hint="give it another name",
             )
-        if new.schemes and self._serves != "own":
-            raise PluginError(f"{self.kind} {new.name!r} cannot own schemes, which models have")
+        if new.schemes and "schemes" not in self._owns:
+            raise PluginError(
+                f"{self.kind} {new.name!r} cannot own schemes, which models and runners have"
+            )
         for own in self:
             if shared := sorted(set(own.schemes).intersection(new.schemes)):
                 raise PluginError(
@@ -203,9 +208,14 @@ class Registry(ComponentBuilder[T]):
         self._providers[new.name, new.plugin] = new
 
 
-def _refuses_others(schemes: object) -> Callable[[str], str | None]:
-    """Return the ``cannot_serve`` of a source that has schemes and states none."""
+def _refuses_others(schemes: object) -> Callable[[object], str | None]:
+    """Return the ``cannot_serve`` of a provider that has schemes and states none."""
     owned = schemes if isinstance(schemes, tuple) else ()
     begun = " or ".join(f"'{scheme}://'" for scheme in owned)
     reason = f"it has only what begins with {begun}"
-    return lambda reference: None if scheme_of(reference) in owned else reason
+
+    def cannot_serve(subject: object) -> str | None:
+        is_owned = isinstance(subject, str) and scheme_of(subject) in owned
+        return None if is_owned else reason
+
+    return cannot_serve

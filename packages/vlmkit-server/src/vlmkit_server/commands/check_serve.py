@@ -49,7 +49,8 @@ def _model_errors(
 
     Providers are checked only if every plugin that the config needs is installed.
     """
-    from vlmkit.assembly.sources import find, name_of
+    from vlmkit.assembly.runners import examine_remote
+    from vlmkit.assembly.sources import find, name_of, runner_of_scheme
     from vlmkit.cli.loading import wanted_entries
     from vlmkit.config.providers import broken_files
 
@@ -67,6 +68,9 @@ def _model_errors(
         yield ConfigError(f"two models are called {name!r}", hint="give each its own name")
     for entry in entries:
         try:
+            if (owner := runner_of_scheme(entry.model, plugins)) is not None:
+                examine_remote(owner, entry, config, plugins)
+                continue
             find(entry.model, plugins)
             if checks_providers:
                 yield from _flaws(entry, config, plugins)

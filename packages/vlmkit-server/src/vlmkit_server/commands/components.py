@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from vlmkit.assembly.load import assemble, find_files
-from vlmkit.assembly.sources import name_of
+from vlmkit.assembly.sources import name_of, runner_of_scheme
 from vlmkit.cli.loading import Stages
 from vlmkit.config import Config
 from vlmkit.config.providers import names_of
@@ -112,6 +112,8 @@ def model_spec(
         return assemble(entry, config, plugins, stages, observers, workers)
 
     def weigh() -> int:
+        if runner_of_scheme(entry.model, plugins) is not None:
+            return 0  # it is in the memory of another server
         return weight_bytes(find_files(entry, config, plugins))
 
     return ModelSpec(

@@ -133,7 +133,7 @@ def _prepared(
         click.UsageError: there is no model, or two have one name.
         VlmkitError: the config is invalid, or a component cannot be built.
     """
-    from vlmkit.assembly.sources import find, name_of
+    from vlmkit.assembly.sources import name_of, refuse_unknown
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components, component_names_of
     from vlmkit_server.commands.components import model_spec, monitors, tool_sources
@@ -143,7 +143,7 @@ def _prepared(
     check_components(config, plugins)
     entries = wanted_entries(models, config, plugins)
     for entry in entries:  # a misspelt name is reported before the port opens
-        find(entry.model, plugins)
+        refuse_unknown(entry.model, plugins)
     built = monitors(config, plugins)
     specs = {name_of(each): model_spec(each, config, plugins, built) for each in entries}
     if len(specs) < len(entries):

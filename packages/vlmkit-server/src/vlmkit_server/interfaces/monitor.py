@@ -112,7 +112,8 @@ class Monitor(Protocol):
     def observer(self, model: str) -> Observer | None:  # noqa: ARG002
         """Return an observer of a model's requests, or None; called each time the model is loaded.
 
-        Two observers of one model are active at once only while one replaces the other.
+        Several observers of one model are active at once where it has several pipelines, and
+        while one replaces another.
         """
         return None
 

@@ -12,7 +12,7 @@ import click
 from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
-    from vlmkit.config import LayeredConfig
+    from vlmkit.config import LayeredConfig, ModelEntry
     from vlmkit.plugins.loader import Plugins
     from vlmkit_testing.verify.finding import Finding
     from vlmkit_testing.verify.subjects import ModelParts
@@ -47,16 +47,20 @@ def check(
 ) -> None:
     """Run the contracts that the provider NAME must keep.
 
-    Tokenizers, media encoders and engines are tried on MODEL. Needs pytest.
+    Tokenizers, media encoders, engines and runners are tried on MODEL. Needs pytest.
     """
-    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.assembly.sources import runner_of_scheme
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit_testing.verify import contracts, subjects
 
     layered, found = read_with_plugins(config_file, assignments)
-    tried = None if model is None else _parts(model, layered, found)
+    entry = None if model is None else wanted_entries([model], layered.config, found)[0]
+    is_remote = entry is not None and runner_of_scheme(entry.model, found) is not None
+    tried = None if entry is None or is_remote else _parts(entry, layered, found)
     with closing(tried) if tried else nullcontext():
         given = subjects.Given(
             model=tried,
+            entry=entry,
             files=tuple(file.read_bytes() for file in files),
             calls_tools=call_tools,
             environ=_environ(config_file, layered),
@@ -82,13 +86,11 @@ def _tell(findings: "Sequence[Finding]", counts: dict[str, int]) -> None:
     click.echo(summary if counts["held"] or counts["failed"] else f"{summary}: nothing was tried")
 
 
-def _parts(model: str, layered: "LayeredConfig", found: "Plugins") -> "ModelParts":
+def _parts(entry: "ModelEntry", layered: "LayeredConfig", found: "Plugins") -> "ModelParts":
     """Return the parts of the model that components are tried on."""
     from vlmkit.assembly.sources import resolve
-    from vlmkit.cli.loading import wanted_entries
     from vlmkit_testing.verify.subjects import ModelParts
 
-    entry = wanted_entries([model], layered.config, found)[0]
     checkpoint = resolve(entry.model, found, entry.revision)
     checkpoint = replace(checkpoint, path=checkpoint.path.resolve())  # it is read elsewhere
     return ModelParts(entry, layered.config, found, checkpoint, is_partial=True)

@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_entry
+
+from vlmkit.assembly.load import assemble
 from vlmkit.config import Config
 from vlmkit.config.providers import described
 from vlmkit.errors import PluginError, UnknownPlugin
 from vlmkit.kit.install_command import install_command
-from vlmkit.plugins.kinds import Kind
+from vlmkit.plugins.kinds import RUNNER, Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing.verify.finding import Finding, found, of_the_whole
@@ -109,6 +112,9 @@ def _maker(
         if is_broken:
             pytest.skip("it cannot be built")
         try:
+            if kind == RUNNER and given.entry is not None:
+                own = {"use": name, **settings}
+                return assemble(replace_entry(given.entry, runner=own), config, plugins)
             context = BuildContext(registries=plugins.by_kind)
             if given.model is not None:
                 context = given.model.context(beside_tokenizer=kind.name != "tokenizer")

@@ -153,12 +153,14 @@ class Given:
 
     Attributes:
         model: for tokenizers, encoders and engines.
+        entry: for runners: the model whose requests they answer.
         files: for media loaders: what they open; by default, files of usual formats.
         calls_tools: whether the tools of a source may be called, which may do anything.
         environ: of the processes in which commands are tried.
     """
 
     model: ModelParts | None = None
+    entry: ModelEntry | None = None
     files: tuple[bytes, ...] = ()
     calls_tools: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +180,8 @@ def subject_of(
         return _source(provider, kind, plugins)
     if kind.name == "command":
         return {"name": provider.name, "environ": lambda: given.environ}
+    if kind.name == "runner":
+        return _runner(make, given)
     if kind.name == "media_loader":
         return _media_loader(make, given)
     if kind.name == "tool_source" and not given.calls_tools:
@@ -205,6 +209,17 @@ def _source(provider: Provider[Any], kind: Kind[Any], plugins: Plugins) -> dict[
     if provider.schemes:
         subject["absent"] = lambda: f"{provider.schemes[0]}://nobody-has-this-model"
     return subject
+
+
+def _runner(make: Callable[..., Any], given: Given) -> dict[str, Any] | str:
+    def fail(_: object) -> None:
+        import pytest
+
+        pytest.skip("how it fails is not known here")
+
+    if given.entry is None:
+        return "name a model: vlmkit plugins check NAME MODEL"
+    return {"make": make, "fail": fail}
 
 
 def _media_loader(make: Callable[..., Any], given: Given) -> dict[str, Any]:

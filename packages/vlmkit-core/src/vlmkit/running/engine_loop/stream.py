@@ -7,10 +7,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from vlmkit.kit.heap import NUM_AT_ONCE, release
+from vlmkit.kit.whole_answer import WholeAnswer
 from vlmkit.running.engine_loop.channel import Channel
-from vlmkit.types.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
-from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
-from vlmkit.types.sample import Sample
+from vlmkit.types.completion import Chunk, Completion, FinishReason, Timings, Usage
 
 
 class Stream:
@@ -125,14 +124,14 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
-        whole = _WholeAnswer(self.num_choices)
+        whole = WholeAnswer(self.num_choices)
         for chunk in self:
             whole.add(chunk)
         return self._completion(whole)
 
     async def aresult(self) -> Completion:
         """Wait for the end and return the whole answer; the async form of :meth:`result`."""
-        whole = _WholeAnswer(self.num_choices)
+        whole = WholeAnswer(self.num_choices)
         try:
             async for chunk in self:
                 whole.add(chunk)
@@ -142,40 +141,5 @@ class Stream:
             raise
         return self._completion(whole)
 
-    def _completion(self, whole: "_WholeAnswer") -> Completion:
+    def _completion(self, whole: WholeAnswer) -> Completion:
         return Completion(whole.choices(), self.usage, self.timings, self.prompt_token_ids)
-
-
-class _WholeAnswer:
-    """Joins the chunks of an answer; texts are joined last, so a long one is copied once."""
-
-    def __init__(self, num_choices: int) -> None:
-        self._choices = [Choice() for _ in range(num_choices)]
-        self._deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
-
-    @property
-    def samples(self) -> list[list[Sample]]:
-        """The tokens of each choice so far."""
-        return [choice.samples for choice in self._choices]
-
-    @property
-    def num_samples(self) -> int:
-        """How many tokens there are so far."""
-        return sum(map(len, self.samples))
-
-    def add(self, chunk: Chunk) -> None:
-        choice = self._choices[chunk.index]
-        self._deltas[chunk.index].extend(chunk.deltas)
-        choice.samples.extend(chunk.samples)
-        choice.finish_reason = chunk.finish_reason or choice.finish_reason
-        choice.stop_string = chunk.stop_string or choice.stop_string
-        choice.places = chunk.places or choice.places
-        if chunk.embedding is not None:
-            choice.embedding = chunk.embedding
-
-    def choices(self) -> list[Choice]:
-        for choice, deltas in zip(self._choices, self._deltas, strict=True):
-            choice.text = text_of(deltas)
-            choice.reasoning = reasoning_of(deltas)
-            choice.tool_calls = tool_calls_of(deltas)
-        return self._choices
