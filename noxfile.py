@@ -377,6 +377,7 @@ def reference(session: nox.Session) -> None:
     session.run("python", "tests/architecture_page.py")
     session.run("python", "tests/fields_page.py")
     session.run("python", "tests/protocol_page.py")
+    session.run("python", "tests/wire_page.py")
 
 
 @nox.session(default=False)

@@ -12,6 +12,7 @@ import vlmkit.interfaces
 import vlmkit.kit
 import vlmkit.types
 import vlmkit_server.interfaces
+import wire_page
 from vlmkit_testing import project
 
 
@@ -96,6 +97,11 @@ def test_pages_name_files_by_their_whole_path():
 
 def test_the_page_of_fields_equals_the_table():
     assert fields_page.PATH.read_text() == fields_page.page(), "renew it: nox -s reference"
+
+
+def test_the_page_of_the_wire_protocol_equals_its_types():
+    text = wire_page.PATH.read_text()
+    assert text == wire_page.page(), "renew it: nox -s reference"
 
 
 def test_every_interface_is_on_the_page_of_interfaces():

@@ -112,17 +112,17 @@ class FailsBeforeItAccepts(vlmkit.Pipeline):
 
     is_failing = False
 
-    def submit(self, request):
+    def submit(self, request, admit=None):
         if not self.is_failing:
             self.is_failing = True
             crash(self)
-        return super().submit(request)
+        return super().submit(request, admit)
 
-    async def asubmit(self, request):
+    async def asubmit(self, request, admit=None):
         if not self.is_failing:
             self.is_failing = True
             await asyncio.to_thread(crash, self)
-        return await super().asubmit(request)
+        return await super().asubmit(request, admit)
 
 
 def test_a_request_that_a_replica_did_not_accept_goes_to_another():

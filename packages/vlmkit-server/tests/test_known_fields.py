@@ -153,7 +153,7 @@ def outcome_of(server, requests, body, path):
         return answer.status_code, ignored, [], answer.json()["error"]["message"]
     made = [
         (
-            replace(request, id="", admit=None, messages=()),
+            replace(request, id="", messages=()),
             [message_content(each) for each in request.messages],
         )
         for request in requests

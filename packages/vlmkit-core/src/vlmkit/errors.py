@@ -6,6 +6,7 @@ VlmkitError
 │   ├── UnknownPlugin      no installed plugin provides the requested name
 │   └── PluginUnavailable  installed, but it cannot run here or cannot serve this model
 ├── CheckpointError        a model's files are missing, broken or not supported
+├── WireError              a message of another process is malformed, or of another version
 ├── RequestError           one request is invalid; the engine works
 │   ├── PromptTooLong      the prompt and its answer do not fit the context
 │   ├── MediaError         an image, sound or other file is refused
@@ -86,6 +87,13 @@ class PluginUnavailable(PluginError):  # noqa: N818
 
 class CheckpointError(VlmkitError):
     """A model's files are missing, broken or not supported."""
+
+
+class WireError(VlmkitError):
+    """A message of another process is malformed, too large, or of another version.
+
+    The connection is of no more use: close it.
+    """
 
 
 class RequestError(VlmkitError):

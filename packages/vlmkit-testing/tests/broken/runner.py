@@ -3,18 +3,18 @@
 import dataclasses
 import itertools
 import threading
-from pickle import PicklingError
 
 import pytest
 
 import vlmkit
 from broken.broken import Broken, Table
 from mock_model import script
-from vlmkit.errors import RequestError, VlmkitError
+from vlmkit.errors import QueueFull, RequestError, VlmkitError
 from vlmkit.interfaces.runner import CONSTRAINT
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.completion import Timings
+from vlmkit.wire.buffers import NotSerializable
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing import RunnerContract
@@ -39,15 +39,15 @@ class KeepsAFileInItsFacts(vlmkit.Pipeline):
 
 
 class ReturnsOneChoice(vlmkit.Pipeline):
-    def submit(self, request):
+    def submit(self, request, admit=None):
         params = dataclasses.replace(request, params=request.params.replaced({"n": 1}))
-        return super().submit(params if request.messages else request)
+        return super().submit(params if request.messages else request, admit)
 
 
 class ChangesRequestsOfAsubmit(vlmkit.Pipeline):
-    async def asubmit(self, request):
+    async def asubmit(self, request, admit=None):
         other = request.params and request.params.replaced({"max_tokens": 5})
-        return await super().asubmit(dataclasses.replace(request, params=other))
+        return await super().asubmit(dataclasses.replace(request, params=other), admit)
 
 
 class ReturnsTheNamesOfTokens(vlmkit.Pipeline):
@@ -73,24 +73,37 @@ class ShowsSpecialTokens(vlmkit.Pipeline):
 
 
 class AcceptsEverything(vlmkit.Pipeline):
-    def submit(self, request):
+    def submit(self, request, admit=None):
         asked = request.messages or [vlmkit.Message.of("user", "?")]
-        return super().submit(dataclasses.replace(request, messages=asked))
+        return super().submit(dataclasses.replace(request, messages=asked), admit)
 
 
 class IgnoresConstraints(vlmkit.Pipeline):
-    def submit(self, request):
-        return super().submit(dataclasses.replace(request, constraint=None))
+    def submit(self, request, admit=None):
+        return super().submit(dataclasses.replace(request, constraint=None), admit)
 
 
 class IgnoresAdmission(vlmkit.Pipeline):
-    def submit(self, request):
-        return super().submit(dataclasses.replace(request, admit=None))
+    def submit(self, request, admit=None):
+        return super().submit(request)
+
+
+class AdmitsTwice(vlmkit.Pipeline):
+    def submit(self, request, admit=None):
+        return super().submit(request, admit and (lambda demand: (admit(demand), admit(demand))))
+
+
+class ReplacesTheErrorOfAdmission(vlmkit.Pipeline):
+    async def asubmit(self, request, admit=None):
+        try:
+            return await super().asubmit(request, admit)
+        except QueueFull as error:
+            raise QueueFull(str(error)) from None
 
 
 class NeverAborts(vlmkit.Pipeline):
-    def submit(self, request):
-        stream = super().submit(request)
+    def submit(self, request, admit=None):
+        stream = super().submit(request, admit)
         stream._abort = lambda channel: None
         return stream
 
@@ -191,8 +204,8 @@ class ChangedStream:
 class WithStreams(vlmkit.Pipeline):
     stream = ChangedStream
 
-    def submit(self, request):
-        return self.stream(super().submit(request))
+    def submit(self, request, admit=None):
+        return self.stream(super().submit(request, admit))
 
 
 class StreamWithLateUsage(ChangedStream):
@@ -274,9 +287,9 @@ class SkipsUnknownTokens(vlmkit.Pipeline):
 
 
 class TruncatesLongPrompts(vlmkit.Pipeline):
-    def submit(self, request):
+    def submit(self, request, admit=None):
         ids = request.token_ids
-        return super().submit(dataclasses.replace(request, token_ids=ids and ids[:9]))
+        return super().submit(dataclasses.replace(request, token_ids=ids and ids[:9]), admit)
 
 
 class CountsOnlyWhatFits(vlmkit.Pipeline):
@@ -292,10 +305,10 @@ class WorksInOneThread(vlmkit.Pipeline):
         super().__init__(**parts)
         self.thread = threading.get_ident()
 
-    def submit(self, request):
+    def submit(self, request, admit=None):
         if threading.get_ident() != self.thread:
             raise RuntimeError("another thread")
-        return super().submit(request)
+        return super().submit(request, admit)
 
 
 class IsNeverFull(vlmkit.Pipeline):
@@ -345,9 +358,9 @@ TABLE = Table(
         ),
         Broken(
             KeepsAFileInItsFacts,
-            "The facts of a runner can be pickled.",
+            "The facts of a runner can be sent by the wire codec.",
             "its_facts_can_be_serialized",
-            raises=(AttributeError, PicklingError, TypeError),
+            raises=NotSerializable,
         ),
         Broken(
             ReturnsOneChoice,
@@ -392,6 +405,16 @@ TABLE = Table(
         Broken(
             IgnoresAdmission,
             "The admission callback gets the demand of a request and may refuse it.",
+            "admission_sees_the_demand_and_may_refuse",
+        ),
+        Broken(
+            AdmitsTwice,
+            "The admission callback is called once for each request.",
+            "admission_sees_the_demand_and_may_refuse",
+        ),
+        Broken(
+            ReplacesTheErrorOfAdmission,
+            "A request that admission refuses raises the error of admission itself.",
             "admission_sees_the_demand_and_may_refuse",
         ),
         Broken(

@@ -15,9 +15,9 @@ from vlmkit.errors import PluginUnavailable, VlmkitError
 from vlmkit.interfaces.constraint import ConstraintCompiler, Vocabulary
 from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.constraints.sandbox.messages import frame_of
+from vlmkit.running.constraints.sandbox.messages import CODEC
 from vlmkit.running.constraints.sandbox.server import SandboxServer
-from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of, write_frame
+from vlmkit.wire.frames import read_frame, write_frame
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def main() -> None:
     try:
         compiler = built(plan)
     except VlmkitError as error:
-        write_frame(answers, frame_of(refusal_of(error)))
+        write_frame(answers, CODEC.encode(error))
         return
     SandboxServer(compiler, len(plan.token_bytes), requests, answers).serve()
 

@@ -26,12 +26,13 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder
-from vlmkit.running.prompting.renderers.messages import read_frame, refusal_of
-from vlmkit.running.prompting.renderers.server import bound_memory, send_answer, serve
+from vlmkit.running.prompting.renderers.messages import CODEC
+from vlmkit.running.prompting.renderers.server import bound_memory, serve
 from vlmkit.running.prompting.renderers.shared_arena import SharedArena
 from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
 from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.types.sampling import SamplingParams
+from vlmkit.wire.frames import read_frame, write_frame
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def main() -> None:
     try:
         prompts = built(plan)
     except VlmkitError as error:
-        send_answer(answers, refusal_of(error))
+        write_frame(answers, CODEC.encode(error))
         return
     bound_memory(plan.memory_bytes)
     limiter = DecodeMemoryLimiter(plan.bounds.max_decoding_bytes, UNBOUNDED)

@@ -11,7 +11,7 @@ from vlmkit.plugins.registry import BuildContext
 
 if TYPE_CHECKING:
     from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
-    from vlmkit.running.prompting.renderers.messages import Frame
+    from vlmkit.wire.frames import Frame
 
 
 class ConstraintPlan(WorkerPlan, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
         context: the build context of the model.
     """
     from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
-    from vlmkit.running.prompting.renderers.messages import Frame
+    from vlmkit.wire.frames import Frame
 
     def plan(token_bytes: Seq[bytes]) -> "Frame":
         files = context.files

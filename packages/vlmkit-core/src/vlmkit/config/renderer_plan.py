@@ -94,8 +94,8 @@ def renderers(
     from vlmkit.running.pipeline.pipeline import (
         modalities_of,  # commands that run none import no arrays
     )
-    from vlmkit.running.prompting.renderers.messages import Frame
     from vlmkit.running.prompting.renderers.pool import RendererPool
+    from vlmkit.wire.frames import Frame
 
     files, settings = context.files, config.group("media_loaders").settings
     plan = TextSide(

@@ -7,13 +7,14 @@ does not cover how a request is scheduled and computed.
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.request_field import FieldFacts
 from vlmkit.interfaces.sampler import SamplerClaims
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.completion import Chunk, Completion, FinishReason, Timings, Usage
+from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
@@ -22,10 +23,13 @@ from vlmkit.types.sampling import SamplingParams
 CONSTRAINT = "constraint"
 """The option of models that can constrain an answer."""
 
+Admit: TypeAlias = Callable[[Demand], None]
+"""Decides on a request whose demand is known: returns to let it proceed, raises to refuse it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
-    """The constant properties of a runner, known before any request; can be pickled.
+    """The constant properties of a runner, known before any request.
 
     Attributes:
         name: the name of the model.
@@ -139,21 +143,34 @@ class Runner(Protocol):
         """The constant properties of this runner."""
         ...
 
-    def submit(self, request: Request) -> AnswerStream:
+    def submit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request and return the stream of its answer.
 
         Errors that are found later are raised when the stream is read.
 
+        Args:
+            request: the request.
+            admit: called once, in any thread, with the demand of the request, when its prompt is
+                built and before it is queued. The request waits for it. It may block for a moment,
+                as for a lock. A runner of another process sends it the demand, and waits for its
+                decision. None lets every request proceed.
+
         Raises:
+            BaseException: the error of ``admit``, unchanged.
             RequestError: the request is invalid or too long, or the queue is full.
             EngineError: the runner cannot answer now, or has failed.
         """
         ...
 
-    async def asubmit(self, request: Request) -> AnswerStream:
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request without blocking the event loop; return when it is accepted.
 
+        Args:
+            request: the request.
+            admit: see :meth:`submit`.
+
         Raises:
+            BaseException: the error of ``admit``, unchanged.
             RequestError: the request is invalid or too long, or the queue is full.
             EngineError: the runner cannot answer now, or has failed.
         """

@@ -12,19 +12,30 @@ import msgspec
 from vlmkit.types.tool_call import ToolCallPart
 
 
-class TextDelta(msgspec.Struct, frozen=True, gc=False):
+class TextDelta(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True, tag="text"
+):
     """More text of the answer."""
 
     text: str
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
+class ReasoningDelta(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    array_like=True,
+    forbid_unknown_fields=True,
+    tag="reasoning",
+):
     """More of the reasoning before the answer."""
 
     text: str
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
+class ToolCallDelta(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True, tag="call"
+):
     """More of a tool call.
 
     Attributes:

@@ -11,7 +11,7 @@ import weakref
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.image_files import isolated, structure, webp
@@ -27,6 +27,28 @@ if TYPE_CHECKING:
     import PIL.Image
 
 ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
+
+
+class ImageState(NamedTuple):
+    """The content of an image as plain values, for sending it to another process.
+
+    Attributes:
+        source_size: width and height in pixels, before turning upright.
+        size: width and height after turning upright; None if not known yet.
+        is_turned: whether an orientation tag rotates or mirrors it; None if not known yet.
+        content: the file; empty for an image that did not come from a file.
+        pixels: ``[height, width, 3]`` uint8 of an upright image without a file; None otherwise.
+        cost: the memory that decoding takes, as in :class:`.DecodeCost`.
+        decoder: the decoder function of a plugin; see :meth:`Image.of_decoder`.
+    """
+
+    source_size: tuple[int, int]
+    size: tuple[int, int] | None
+    is_turned: bool | None
+    content: bytes
+    pixels: bytes | bytearray | memoryview | None
+    cost: tuple[int, int, int]
+    decoder: str = ""
 
 
 class Image:
@@ -70,6 +92,34 @@ class Image:
 
     def __setstate__(self, known: dict[str, Any]) -> None:
         self.__dict__.update(known)
+
+    @property
+    def state(self) -> ImageState:
+        """The content as plain values; copies the pixels of an image without a file."""
+        pixels = None if self._pixels is None else self._pixels.picture.tobytes()
+        size = self._size if self._pixels is None else self._pixels.picture.size
+        turned = self._is_turned if self._pixels is None else self._pixels.turned
+        return ImageState(
+            self.source_size, size, turned, self._content, pixels, self.cost, self._decoder
+        )
+
+    @classmethod
+    def of_state(cls, state: ImageState) -> "Image":
+        """Return the image of plain values that another process has checked.
+
+        Raises:
+            ValueError: the pixels do not have the stated size.
+        """
+        pixels = None
+        if state.pixels is not None:
+            import PIL.Image
+
+            picture = PIL.Image.frombytes("RGB", state.size or (0, 0), bytes(state.pixels))
+            pixels = Pixels(picture, bool(state.is_turned))
+        cost = DecodeCost(*state.cost)
+        image = cls(state.source_size, state.content, pixels, cost, state.decoder)
+        image._size, image._is_turned = state.size, state.is_turned
+        return image
 
     @property
     def content(self) -> bytes:

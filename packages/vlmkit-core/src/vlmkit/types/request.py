@@ -1,12 +1,11 @@
 """Requests to a runner: a conversation, and how to answer it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vlmkit.errors import RequestError
 from vlmkit.types.constraint import Constraint, check_constraint
-from vlmkit.types.demand import Demand
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message, images_of
 from vlmkit.types.placed_image import PlacedImage
@@ -43,7 +42,7 @@ class Request:
         parallel_tool_calls: whether the answer may call more than once.
         strict_tools: names of tools whose schemas must be enforced in full, besides those defined
             with ``"strict": true``. Keywords of other schemas are dropped if they cannot be
-            enforced; ``admit`` receives the list.
+            enforced; the request's :class:`~vlmkit.types.demand.Demand` lists them.
         options: options of the chat template.
         places: whether boxes and points that the answer names in its one image are returned as
             numbers.
@@ -53,9 +52,6 @@ class Request:
         priority: smaller runs first; from :data:`BACKGROUND` on, after all foreground requests.
         trace: the trace that it belongs to, in the format of W3C Trace Context; empty if none.
         id: its id in logs and answers; generated when empty.
-        admit: called once, in any thread, with the resources of the request, when its prompt is
-            built and before it is queued. An error that it raises refuses the request. It is not
-            sent to another process.
     """
 
     messages: Sequence[Message] = ()
@@ -81,7 +77,6 @@ class Request:
     priority: int = 0
     trace: str = ""
     id: str = field(default="")
-    admit: Callable[[Demand], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int):  # it would break the order of the shared queue
@@ -95,8 +90,3 @@ class Request:
         if self.options.light:
             return []
         return [*images_of(self.messages), *(placed.image for placed in self.images)]
-
-    def __getstate__(self) -> list[Any]:
-        """Return the state that is sent to another process: all but ``admit``."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return list((values | {"admit": None}).values())

@@ -7,7 +7,14 @@ server encodes them as log-probabilities.
 import msgspec
 
 
-class Logprob(msgspec.Struct, frozen=True, gc=False):
+class Logprob(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    array_like=True,
+    forbid_unknown_fields=True,
+    tag="logprob",
+):
     """A likely token and its log-probability; not tracked by the garbage collector for speed.
 
     Attributes:
@@ -19,7 +26,9 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
     logprob: float
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class Sample(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True, tag="sample"
+):
     """One token that the sampler chose, or that the request gave to be scored.
 
     Log-probabilities are natural logarithms of the model's own distribution, before penalties,

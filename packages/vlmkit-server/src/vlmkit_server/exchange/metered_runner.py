@@ -1,6 +1,6 @@
 """A runner that meters one call: it applies rate limits and records the call's requests."""
 
-from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
 from vlmkit.types.request import Request
 from vlmkit_server.exchange.output_limit import OutputLimit
 from vlmkit_server.exchange.response_buffer import ResponseBuffer
@@ -46,15 +46,21 @@ class MeteredRunner:
         self.drain = runner.drain
         self.close = runner.close
 
-    async def asubmit(self, request: Request) -> AnswerStream:
-        """Start a request, if the caller's limits allow it."""
-        request = self._unenforced.reported(self._output_limit.reported(request))
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
+        """Start a request, if the caller's limits allow it.
+
+        Args:
+            request: the request.
+            admit: decides first; see :meth:`vlmkit.interfaces.runner.Runner.submit`.
+        """
+        admit = self._output_limit.reported(request, admit)
+        admit = self._unenforced.reported(request, admit)
         if self._response_buffer is not None:
-            request = self._response_buffer.counted(request)
+            admit = self._response_buffer.counted(request, admit)
         if self._charge is not None:
-            stream = await self._charge.asubmit(self._runner, request)
+            stream = await self._charge.asubmit(self._runner, request, admit)
         else:
-            stream = await self._runner.asubmit(request)
+            stream = await self._runner.asubmit(request, admit)
         if self._record is not None:
             self._record.answers.append(stream)
         return stream

@@ -1,8 +1,6 @@
 """The output limit of a call, where it is lower than the requested ``max_tokens``."""
 
-from dataclasses import replace
-
-from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 
@@ -21,18 +19,23 @@ class OutputLimit:
         self._facts = facts
         self._headers = headers
 
-    def reported(self, request: Request) -> Request:
-        """Return a request that sets the header once its prompt is known, if it is clamped."""
+    def reported(self, request: Request, proceed: Admit | None) -> Admit | None:
+        """Return the admission of a request that sets the header if the request is clamped.
+
+        Args:
+            request: the request.
+            proceed: decides before the header is set.
+        """
         requested = (request.params or self._facts.defaults).max_tokens
         if request.task != "generate" or not request.clamp_max_tokens or requested is None:
-            return request
+            return proceed
 
         def admit(demand: Demand) -> None:
-            if request.admit is not None:
-                request.admit(demand)
+            if proceed is not None:
+                proceed(demand)
             num_tokens = demand.answer_tokens // demand.num_choices
             if num_tokens < requested:
                 before = int(self._headers.get(HEADER, num_tokens))
                 self._headers[HEADER] = str(min(before, num_tokens))
 
-        return replace(request, admit=admit)
+        return admit

@@ -7,10 +7,10 @@ client's reading speed bounds what is buffered.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 
 from vlmkit.errors import RequestError
+from vlmkit.interfaces.runner import Admit
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_server.http.errors import Unavailable
@@ -36,22 +36,27 @@ class ResponseBuffer:
         self._permits: list[Permit] = []
         self._is_over = False
 
-    def counted(self, request: Request) -> Request:
-        """Return a request that reserves its memory once its size is known."""
+    def counted(self, request: Request, proceed: Admit | None) -> Admit | None:
+        """Return the admission of a request that reserves its memory once its size is known.
+
+        Args:
+            request: the request.
+            proceed: decides between the check of the size and the reservation.
+        """
         params = request.params
         if params is None or not (params.logprobs or params.top_logprobs):
-            return request
+            return proceed
         num_each = TOKEN_BYTES + LOGPROB_BYTES * params.top_logprobs
 
         def admit(demand: Demand) -> None:
             is_scored = request.task == "score"
             num_tokens = demand.prompt_tokens if is_scored else demand.answer_tokens
             self._check(num_tokens, num_tokens * num_each)
-            if request.admit is not None:
-                request.admit(demand)
+            if proceed is not None:
+                proceed(demand)
             self._in_loop(partial(self._reserve, num_tokens * num_each))
 
-        return replace(request, admit=admit)
+        return admit
 
     def close(self) -> None:
         """Release everything; later reservations are refused."""

@@ -1,8 +1,8 @@
 """Reports the schema keywords that the answers of a call are not constrained to."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
+from vlmkit.interfaces.runner import Admit
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 
@@ -23,19 +23,24 @@ class UnenforcedSchemas:
         self._count = count
         self._found: dict[str, None] = {}
 
-    def reported(self, request: Request) -> Request:
-        """Return a request that sets the header once its constraint is compiled."""
+    def reported(self, request: Request, proceed: Admit | None) -> Admit | None:
+        """Return the admission of a request that sets the header, once its constraint is compiled.
+
+        Args:
+            request: the request.
+            proceed: decides before the header is set.
+        """
 
         def admit(demand: Demand) -> None:
-            if request.admit is not None:
-                request.admit(demand)
+            if proceed is not None:
+                proceed(demand)
             if demand.unconstrained:
                 if not self._found:
                     self._count()
                 self._found |= dict.fromkeys(demand.unconstrained)
                 self._headers[HEADER] = header_value(self._found)
 
-        return replace(request, admit=admit) if request.task == "generate" else request
+        return admit if request.task == "generate" else proceed
 
 
 def header_value(names: Iterable[str]) -> str:

@@ -2,10 +2,9 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from vlmkit.errors import RequestError
-from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_server.rate_limits.cost import NOTHING, Cost, of_prompt
@@ -27,8 +26,15 @@ class UsageCharge:
         self._reservations: list[Reservation] = []
         self._is_over = False
 
-    async def asubmit(self, runner: Runner, request: Request) -> AnswerStream:
+    async def asubmit(
+        self, runner: Runner, request: Request, proceed: Admit | None = None
+    ) -> AnswerStream:
         """Start a request, if the limits allow it.
+
+        Args:
+            runner: runs the request.
+            request: the request.
+            proceed: decides before the usage is reserved.
 
         Raises:
             RateLimited: they do not.
@@ -37,11 +43,11 @@ class UsageCharge:
         reserved: list[tuple[Reservation, Demand]] = []
 
         def admit(demand: Demand) -> None:
-            if request.admit is not None:
-                request.admit(demand)
+            if proceed is not None:
+                proceed(demand)
             reserved.append((self._reserve(demand), demand))
 
-        stream = await runner.asubmit(replace(request, admit=admit))
+        stream = await runner.asubmit(request, admit)
         for reservation, demand in reserved:
             reservation.used = _meter(stream, demand)
         return stream

@@ -1,7 +1,6 @@
 """What every runner must do: facts, answers, prompts, and requests that it refuses."""
 
 import asyncio
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from vlmkit.types.constraint import OneOf
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
+from vlmkit.wire.codec import WIRE
 from vlmkit_testing.contracts.runner_subject import RunnerSubject, gathered, token_ids_of
 
 
@@ -24,7 +24,7 @@ class RunnerAnswersContract(RunnerSubject):
             facts = runner.facts
             runner.submit(self.request()).result()
             assert runner.facts == facts
-            assert pickle.loads(pickle.dumps(facts)) == facts  # noqa: S301 - what we wrote
+            assert WIRE.decode(WIRE.encode(facts)) == facts
             assert facts.modalities[0] == "text"
             assert facts.limits.max_sequence_tokens > 0
             assert facts.eos_ids, "no token ends an answer"
@@ -153,25 +153,31 @@ class RunnerAnswersContract(RunnerSubject):
             assert len(running.result().choices[0].token_ids) == 6
 
     def test_admission_sees_the_demand_and_may_refuse(self) -> None:
-        """It runs once, before any computation; a refused request leaves nothing behind."""
+        """It runs once, before any computation; a refused request leaves nothing behind.
+
+        The caller gets the error of its own decision, although the runner may be another process.
+        """
         demands: list[Demand] = []
 
+        class NotNow(QueueFull):
+            """An error that only the caller knows."""
+
         def refuse(_: Demand) -> None:
-            raise QueueFull("not now")
+            raise NotNow("not now")
 
         async def refused(runner: Runner, request: Request) -> None:
-            with pytest.raises(QueueFull):
-                await runner.asubmit(request)
+            with pytest.raises(NotNow):
+                await runner.asubmit(request, refuse)
 
         with self._runner() as runner:
             request = self.request(n=2)
-            stream = runner.submit(replace(request, admit=demands.append))
+            stream = runner.submit(request, demands.append)
             stream.result()
             assert demands == [Demand(stream.usage.prompt_tokens, (), 12, 2)]
-            asyncio.run(refused(runner, replace(request, admit=refuse)))
+            asyncio.run(refused(runner, request))
+            with pytest.raises(NotNow):
+                runner.submit(request, refuse).result()
             assert self._eventually(lambda: not self._num_open(runner))
-            travelled = pickle.loads(pickle.dumps(replace(request, admit=refuse)))  # noqa: S301
-            runner.submit(travelled).result()
 
     def test_a_constraint_is_enforced_or_refused(self) -> None:
         """As the facts state; a constraint is never ignored."""

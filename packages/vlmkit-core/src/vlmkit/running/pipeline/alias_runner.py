@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmkit.errors import RequestError
-from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 
@@ -31,23 +31,31 @@ class AliasRunner:
         self.drain = runner.drain
         self.close = runner.close
 
-    def submit(self, request: Request) -> AnswerStream:
+    def submit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request with the fields of the alias.
 
+        Args:
+            request: the request.
+            admit: see :meth:`vlmkit.interfaces.runner.Runner.submit`.
+
         Raises:
             RequestError: the request sets one of them to another value, or as the runner's.
             EngineError: as the runner's.
         """
-        return self._runner.submit(self._with_fields(request))
+        return self._runner.submit(self._with_fields(request), admit)
 
-    async def asubmit(self, request: Request) -> AnswerStream:
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request with the fields of the alias, without blocking the event loop.
 
+        Args:
+            request: the request.
+            admit: see :meth:`vlmkit.interfaces.runner.Runner.submit`.
+
         Raises:
             RequestError: the request sets one of them to another value, or as the runner's.
             EngineError: as the runner's.
         """
-        return await self._runner.asubmit(self._with_fields(request))
+        return await self._runner.asubmit(self._with_fields(request), admit)
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return the tokens of a request's prompt.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from itertools import chain, repeat
 from types import TracebackType
 from typing import Self, Unpack
@@ -22,7 +22,7 @@ from vlmkit.interfaces.engine import CountsRoom
 from vlmkit.interfaces.media_encoder import MediaEncoder, StatesPrecision
 from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.interfaces.runner import CONSTRAINT, RunnerFacts
+from vlmkit.interfaces.runner import CONSTRAINT, Admit, RunnerFacts
 from vlmkit.interfaces.sampler import FOLLOWED, Sampler, SamplerClaims
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.constraints.compiled import Constraints, MakeCompiler
@@ -195,21 +195,25 @@ class Pipeline:
 
     # One request.
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request, admit: Admit | None = None) -> Stream:
         """Start a request in this thread and return the stream of its answer.
+
+        Args:
+            request: the request.
+            admit: gets the request's demand in this thread, and may refuse it by an error.
 
         Raises:
             RequestError: the request is invalid, too long or not admitted, or the queue is full.
             OutOfMemory: this machine has no memory for its prompt now.
         """
-        return self._workers.in_caller(self._submit, request)
+        return self._workers.in_caller(partial(self._submit, admit), request)
 
-    def _submit(self, request: Request, lease: DecodeLease) -> Stream:
+    def _submit(self, admit: Admit | None, request: Request, lease: DecodeLease) -> Stream:
         started = time.perf_counter()
         params, prompt, sequences, pages, timings, sent = self._preparation.prepare(request, lease)
         lease.track(prompt)
-        if request.admit is not None:
-            request.admit(_demand(prompt, sequences))
+        if admit is not None:
+            admit(_demand(prompt, sequences))
         facts = RequestFacts(
             id=request.id or f"req-{secrets.token_hex(8)}",
             model=self.facts.name,
@@ -235,17 +239,21 @@ class Pipeline:
         self._loop.submit([self._preparation.job(s, channel, i) for i, s in enumerate(sequences)])
         return Stream(channel, prompt.token_ids, abort=self._loop.abort, resume=self._loop.wake)
 
-    async def asubmit(self, request: Request) -> Stream:
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> Stream:
         """Start a request; one of a few worker threads builds its prompt.
 
         It returns when the scheduler has accepted the request. Cancelling the call cancels the
         request, whose work ends within a second.
 
+        Args:
+            request: the request.
+            admit: gets the request's demand in that thread, and may refuse it by an error.
+
         Raises:
             RequestError: the request is invalid, too long or not admitted, or the queue is full.
             OutOfMemory: this machine has no memory for its prompt now.
         """
-        stream = await self._begun(request)
+        stream = await self._begun(request, admit)
         try:
             await stream.accepted()
         except BaseException:
@@ -253,13 +261,14 @@ class Pipeline:
             raise
         return stream
 
-    async def _begun(self, request: Request) -> Stream:
+    async def _begun(self, request: Request, admit: Admit | None) -> Stream:
         """Start a request in a worker thread; abort it if the caller has gone meanwhile.
 
         Raises:
             EngineError: the pipeline closed before a worker was free.
         """
-        return await self._workers.in_worker(self._submit, request, discard=Stream.abort)
+        work = partial(self._submit, admit)
+        return await self._workers.in_worker(work, request, discard=Stream.abort)
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return the tokens of a request's prompt, which a worker thread builds.

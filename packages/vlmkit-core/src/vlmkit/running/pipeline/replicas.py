@@ -14,7 +14,8 @@ from functools import partial
 from typing import TypeVar
 
 from vlmkit.errors import EngineError
-from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.interfaces.runner import Admit, AnswerStream, Runner, RunnerFacts
+from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
@@ -47,32 +48,42 @@ class Replicas:
         for place, runner in enumerate(self.runners):
             runner.on_failure(partial(self._report, place))
 
-    def submit(self, request: Request) -> AnswerStream:
+    def submit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request on the replica with the least work.
+
+        Args:
+            request: the request.
+            admit: called once, also if a second replica gets the request.
 
         Raises:
             RequestError: the request is invalid or too long, or the queue is full.
             EngineError: no replica can answer.
         """
+        admit = _once(admit)
         while True:
             with self._chosen() as runner:
                 try:
-                    return runner.submit(request)
+                    return runner.submit(request, admit)
                 except EngineError:
                     if runner.is_ready or self._is_closed:
                         raise
 
-    async def asubmit(self, request: Request) -> AnswerStream:
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request on the replica with the least work; return when it is accepted.
+
+        Args:
+            request: the request.
+            admit: called once, also if a second replica gets the request.
 
         Raises:
             RequestError: the request is invalid or too long, or the queue is full.
             EngineError: no replica can answer.
         """
+        admit = _once(admit)
         while True:
             with self._chosen() as runner:
                 try:
-                    return await runner.asubmit(request)
+                    return await runner.asubmit(request, admit)
                 except EngineError:
                     if runner.is_ready or self._is_closed:
                         raise
@@ -186,6 +197,21 @@ class Replicas:
         num_left = sum(runner.is_ready for runner in self.runners)
         name, num = self.facts.name, len(self.runners)
         log.error("model %r: replica %d of %d failed, %d left", name, place + 1, num, num_left)
+
+
+def _once(admit: Admit | None) -> Admit | None:
+    """Return an admission that asks the caller once, whichever replica reports the demand."""
+    if admit is None:
+        return None
+    is_admitted = False
+
+    def decide(demand: Demand) -> None:
+        nonlocal is_admitted
+        if not is_admitted:
+            admit(demand)
+            is_admitted = True
+
+    return decide
 
 
 def _common_facts(facts: Seq[RunnerFacts]) -> RunnerFacts:

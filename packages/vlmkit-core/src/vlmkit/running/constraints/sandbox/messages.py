@@ -1,39 +1,42 @@
-"""Messages between the server and its constraint worker, in frames through pipes.
+"""Messages between the server and its constraint worker: frames of the wire codec, through pipes.
 
-The worker's answers are of a closed list of types, as those of renderers: its input comes from
-clients.
+The codec checks the types of the worker's answers, as of those of renderers: the worker's input
+comes from clients.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
-
-from vlmkit.running.prompting.renderers.messages import Frame, Ready, Refusal
-from vlmkit.running.prompting.renderers.serializer import Unpacker, to_plain
+from vlmkit.errors import VlmkitError, WireError
+from vlmkit.running.prompting.renderers.messages import ForeignError, Ready
 from vlmkit.types.constraint import Constraint
+from vlmkit.wire.codec import WIRE, Codec
+from vlmkit.wire.frames import Frame
 
 
-class CheckRequest(msgspec.Struct, tag="try"):
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
     """A request to try a constraint.
 
     Attributes:
         number: the number of the trial.
-        constraint: the constraint, as plain data.
+        constraint: the encoded constraint, which only the process of the trial decodes.
         max_cpu_s: CPU time after which the trial is killed.
     """
 
     number: int
-    constraint: Any
+    constraint: bytes
     max_cpu_s: float
 
 
-class Stop(msgspec.Struct, tag="stop"):
+@dataclass(frozen=True, slots=True)
+class Stop:
     """A request to kill a trial; harmless when it has ended."""
 
     number: int
 
 
-class Passed(msgspec.Struct, tag="passed"):
+@dataclass(frozen=True, slots=True)
+class Passed:
     """A constraint was compiled and followed within the limits.
 
     Attributes:
@@ -43,7 +46,8 @@ class Passed(msgspec.Struct, tag="passed"):
     num_bytes: int
 
 
-class Killed(msgspec.Struct, tag="killed"):
+@dataclass(frozen=True, slots=True)
+class Killed:
     """The process of a trial ended without an answer.
 
     Attributes:
@@ -53,10 +57,11 @@ class Killed(msgspec.Struct, tag="killed"):
     signal: int
 
 
-Result = Passed | Refusal | Killed
+Result = Passed | Killed | ForeignError | VlmkitError
 
 
-class CheckResult(msgspec.Struct, tag="tried"):
+@dataclass(frozen=True, slots=True)
+class CheckResult:
     """The result of a trial.
 
     Attributes:
@@ -66,59 +71,47 @@ class CheckResult(msgspec.Struct, tag="tried"):
     """
 
     number: int
-    result: Result
+    result: Passed | Killed | ForeignError | VlmkitError
     cpu_s: float
 
 
-_REQUESTS: msgspec.msgpack.Decoder[CheckRequest | Stop] = msgspec.msgpack.Decoder(
-    CheckRequest | Stop
+CODEC = Codec(
+    {
+        "constraint.check": CheckRequest,
+        "constraint.stop": Stop,
+        "constraint.passed": Passed,
+        "constraint.killed": Killed,
+        "constraint.result": CheckResult,
+        "constraint.ready": Ready,
+        "constraint.foreign_error": ForeignError,
+    }
 )
-_ANSWERS: msgspec.msgpack.Decoder[CheckResult | Ready | Refusal] = msgspec.msgpack.Decoder(
-    CheckResult | Ready | Refusal
-)
-_RESULTS: msgspec.msgpack.Decoder[Passed | Refusal] = msgspec.msgpack.Decoder(Passed | Refusal)
-
-
-def frame_of(message: msgspec.Struct) -> Frame:
-    """Return the frame of a message."""
-    return Frame(msgspec.msgpack.encode(message))
 
 
 def check_request_of(number: int, constraint: Constraint, max_cpu_s: float) -> CheckRequest:
     """Return the request to try a constraint."""
-    return CheckRequest(number, to_plain(constraint, []), max_cpu_s)
+    return CheckRequest(number, bytes(WIRE.encode(constraint).head), max_cpu_s)
 
 
 def constraint_of(request: CheckRequest) -> Constraint:
     """Return the constraint of a request.
 
     Raises:
-        ValueError: the request holds something else.
+        WireError: the request holds something else.
     """
-    constraint = Unpacker().value(request.constraint)
+    constraint = WIRE.decode(Frame(request.constraint))
     if not isinstance(constraint, Constraint):
-        raise ValueError("a message from another process is malformed")  # noqa: TRY004
+        raise WireError("a message to a constraint worker holds no constraint")
     return constraint
 
 
-def request_of(frame: Frame) -> CheckRequest | Stop:
-    """Return the server's request."""
-    return _REQUESTS.decode(frame.head)
-
-
-def answer_of(frame: Frame) -> CheckResult | Ready | Refusal:
-    """Return the worker's answer.
-
-    Raises:
-        ValueError: it is malformed.
-    """
-    return _ANSWERS.decode(frame.head)
-
-
-def result_of(content: bytes) -> Passed | Refusal:
+def result_of(content: bytes) -> Result:
     """Return the result that the process of a trial wrote.
 
     Raises:
-        ValueError: it is malformed.
+        WireError: it is malformed.
     """
-    return _RESULTS.decode(content)
+    result = CODEC.decode(Frame(content))
+    if not isinstance(result, Result):
+        raise WireError("a trial of a constraint wrote no result")
+    return result

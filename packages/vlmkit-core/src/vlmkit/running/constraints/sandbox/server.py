@@ -12,23 +12,21 @@ import time
 from collections import deque
 from typing import BinaryIO, NamedTuple
 
-import msgspec
-
-from vlmkit.errors import OutOfMemory
+from vlmkit.errors import OutOfMemory, WireError
 from vlmkit.interfaces.constraint import ConstraintCompiler
 from vlmkit.running.constraints.sandbox.check import MAX_BYTES, checked
 from vlmkit.running.constraints.sandbox.messages import (
+    CODEC,
     CheckRequest,
     CheckResult,
     Killed,
     Result,
     constraint_of,
-    frame_of,
-    request_of,
     result_of,
 )
-from vlmkit.running.prompting.renderers.messages import Ready, read_frame, refusal_of, write_frame
+from vlmkit.running.prompting.renderers.messages import Ready, sent_error
 from vlmkit.running.prompting.renderers.server import bound_memory
+from vlmkit.wire.frames import read_frame, write_frame
 
 NICE = 5  # trials have a lower priority than the engine
 LATER_NICE, USUAL_S = 10, 0.05  # and an even lower one once they take longer than usual
@@ -72,21 +70,21 @@ class SandboxServer:
         gc.freeze()  # so that trials share these pages
         self._selector.register(self._requests, selectors.EVENT_READ, None)
         try:
-            write_frame(self._answers, frame_of(Ready()))
+            write_frame(self._answers, CODEC.encode(Ready()))
             while True:
                 for key, _ in self._selector.select(self._until_next_s()):
                     if key.data is None:
                         self._handle_request()
                     elif key.data.number in self._checks:
                         self._read(key.data)
-        except (EOFError, OSError):
+        except (EOFError, OSError, WireError):
             return
         finally:
             for check in self._checks.values():
                 os.kill(check.pid, signal.SIGKILL)
 
     def _handle_request(self) -> None:
-        request = request_of(read_frame(self._requests))
+        request = CODEC.decode(read_frame(self._requests))
         if isinstance(request, CheckRequest):
             self._start(request)
         elif (check := self._checks.get(request.number)) is not None:
@@ -125,15 +123,14 @@ class SandboxServer:
         _, status, usage = os.wait4(check.pid, 0)
         del self._checks[check.number]
         cpu_s = usage.ru_utime + usage.ru_stime
-        write_frame(
-            self._answers, frame_of(CheckResult(check.number, _result(check, status), cpu_s))
-        )
+        result = CheckResult(check.number, _result(check, status), cpu_s)
+        write_frame(self._answers, CODEC.encode(result))
 
 
 def _result(check: _RunningCheck, status: int) -> Result:
     try:
         return result_of(b"".join(check.parts))
-    except ValueError:  # msgspec's errors are of this kind
+    except WireError:
         return Killed(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
 
@@ -142,12 +139,12 @@ def _run(compiler: ConstraintCompiler, request: CheckRequest, vocab_size: int, p
     try:
         _close_all_but(pipe)
         _bound(request.max_cpu_s)
-        result: msgspec.Struct = checked(compiler, constraint_of(request), vocab_size)
+        result: Result = checked(compiler, constraint_of(request), vocab_size)
     except MemoryError:
-        result = refusal_of(OutOfMemory("this constraint"))
+        result = OutOfMemory("this constraint")
     except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
-        result = refusal_of(error if isinstance(error, Exception) else RuntimeError())
-    os.write(pipe, msgspec.msgpack.encode(result))
+        result = sent_error(error if isinstance(error, Exception) else RuntimeError())
+    os.write(pipe, CODEC.encode(result).head)
     os._exit(0)
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import BinaryIO
 
-from vlmkit.errors import ConstraintError, PromptNotMade
+from vlmkit.errors import ConstraintError, OutOfMemory, PromptNotMade, VlmkitError, WireError
 from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.running.constraints.sandbox.check import (
     MAX_ALL_CPU_S,
@@ -27,31 +27,24 @@ from vlmkit.running.constraints.sandbox.check import (
     MIN_CPU_S,
 )
 from vlmkit.running.constraints.sandbox.messages import (
+    CODEC,
     CheckResult,
     Killed,
     Passed,
     Result,
     Stop,
-    answer_of,
     check_request_of,
-    frame_of,
 )
 from vlmkit.running.faults.engine_errors import closing_error
-from vlmkit.running.prompting.renderers.messages import (
-    Frame,
-    Refusal,
-    error_of,
-    read_frame,
-    refusal_of,
-    write_frame,
-)
+from vlmkit.running.prompting.renderers.messages import ForeignError, received_error
 from vlmkit.running.prompting.renderers.process import child_environment
 from vlmkit.types.constraint import Constraint
+from vlmkit.wire.frames import Frame, FrameLimits, read_frame, write_frame
 
 log = logging.getLogger(__name__)
 
 MODULE = "vlmkit.assembly.constraint_worker"
-MAX_ANSWER_BYTES = 2**16
+ANSWER_LIMITS = FrameLimits(2**16, max_buffers=0, max_buffer_bytes=0)
 MIN_PART_CPU_S = 0.02  # a trial with less proves nothing
 
 MakePlan = Callable[[Seq[bytes]], Frame]
@@ -146,11 +139,11 @@ class ConstraintWorker:
         deadline = time.monotonic() + self._timeout_s
         process = self._live_process(token_bytes)
         try:
-            refusal = process.ready.result(self._timeout_s)
+            error = process.ready.result(self._timeout_s)
         except TimeoutError:
             raise _timed_out() from None
-        if refusal is not None:
-            raise error_of(refusal)
+        if error is not None:
+            raise received_error(error)
         max_cpu_s = budget.of_part_s if is_part else budget.of_whole_s
         if max_cpu_s < MIN_PART_CPU_S:
             raise _too_slow(max_cpu_s)
@@ -190,10 +183,10 @@ class ConstraintWorker:
 def _checked(result: Result, max_cpu_s: float) -> int:
     if isinstance(result, Passed):
         return result.num_bytes
-    if isinstance(result, Refusal):
-        if result.kind == "OutOfMemory":
-            raise _too_large()
-        raise error_of(result)
+    if isinstance(result, OutOfMemory):
+        raise _too_large()
+    if isinstance(result, VlmkitError | ForeignError):
+        raise received_error(result)
     if result.signal in (signal.SIGPROF, signal.SIGXCPU):
         raise _too_slow(max_cpu_s)
     if result.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL):
@@ -230,7 +223,7 @@ class _Process:
     """
 
     def __init__(self, plan: Frame) -> None:
-        self.ready: Future[Refusal | None] = Future()
+        self.ready: Future[VlmkitError | ForeignError | None] = Future()
         self._numbers = itertools.count()
         self._results: dict[int, Future[CheckResult]] = {}
         self._lock = threading.Lock()
@@ -273,9 +266,8 @@ class _Process:
             number = next(self._numbers)
             self._results[number] = result
             try:
-                write_frame(
-                    self._requests, frame_of(check_request_of(number, constraint, max_cpu_s))
-                )
+                request = check_request_of(number, constraint, max_cpu_s)
+                write_frame(self._requests, CODEC.encode(request))
             except (OSError, ValueError):
                 self._results.pop(number).set_result(CheckResult(number, Killed(0), 0.0))
         if self.has_ended:
@@ -287,7 +279,7 @@ class _Process:
         with self._lock:
             if number in self._results:
                 try:
-                    write_frame(self._requests, frame_of(Stop(number)))
+                    write_frame(self._requests, CODEC.encode(Stop(number)))
                 except (OSError, ValueError):
                     return
 
@@ -310,22 +302,23 @@ class _Process:
         """Send the plan, then deliver the results of trials until the process ends."""
         try:
             write_frame(self._requests, plan)
-            answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
-            if isinstance(answer, Refusal):
-                log.error("constraints are refused: %s (%s)", answer.message, answer.hint)
-            self.ready.set_result(answer if isinstance(answer, Refusal) else None)
+            answer = CODEC.decode(read_frame(self._answers, ANSWER_LIMITS))
+            error = answer if isinstance(answer, VlmkitError | ForeignError) else None
+            if isinstance(error, VlmkitError):
+                log.error("constraints are refused: %s (%s)", error, error.hint)
+            self.ready.set_result(error)
             while True:
-                answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
+                answer = CODEC.decode(read_frame(self._answers, ANSWER_LIMITS))
                 if isinstance(answer, CheckResult):
                     with self._lock:
                         result = self._results.pop(answer.number, None)
                     if result is not None:
                         result.set_result(answer)
-        except (EOFError, OSError, ValueError):  # those of msgspec are ValueErrors
+        except (EOFError, OSError, ValueError, WireError):  # ValueError: a closed file
             self._popen.kill()
             self._popen.wait()
             if not self.ready.done():
-                self.ready.set_result(refusal_of(_not_started()))
+                self.ready.set_result(_not_started())
             self._fail_all()
 
     def _fail_all(self) -> None:

@@ -20,15 +20,16 @@ from vlmkit.errors import PromptNotMade, VlmkitError
 from vlmkit.running.faults.engine_errors import closing_error
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt, PromptBuilder, is_short
 from vlmkit.running.prompting.prompt_info import prompt_info
-from vlmkit.running.prompting.renderers.messages import Frame, request_frame
+from vlmkit.running.prompting.renderers.messages import request_frame
 from vlmkit.running.prompting.renderers.process import Renderer
-from vlmkit.running.prompting.renderers.serializer import NotSerializable
 from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.running.scheduling.fair_executor import FairTaskQueue
 from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, image_parts_of, parts_of
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
+from vlmkit.wire.buffers import NotSerializable
+from vlmkit.wire.frames import Frame
 
 log = logging.getLogger(__name__)
 

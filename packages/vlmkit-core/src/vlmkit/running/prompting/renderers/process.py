@@ -14,21 +14,20 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from vlmkit.errors import PromptNotMade
+from vlmkit.errors import PromptNotMade, VlmkitError, WireError
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt
 from vlmkit.running.prompting.renderers.messages import (
     CANCEL,
-    MAX_HEAD_BYTES,
-    Frame,
-    Refusal,
-    answer_of,
+    Answer,
+    ForeignError,
+    Reply,
     built_prompt_of,
-    error_of,
-    read_frame,
-    write_frame,
+    read_answer,
+    received_error,
 )
 from vlmkit.running.prompting.renderers.shared_arena import SharedArena
 from vlmkit.running.scheduling.decode_memory import DecodeLease
+from vlmkit.wire.frames import Frame, write_frame
 
 MODULE = "vlmkit.assembly.renderer"
 START_S = 600.0  # for a tokenizer whose library takes minutes to import on a slow disk
@@ -86,12 +85,12 @@ class Renderer:
         clock.start()
         try:
             answer = self._exchange(self._plan)
-        except (EOFError, OSError, ValueError):
+        except (EOFError, OSError, WireError):
             raise self._ended_error() from None
         finally:
             clock.cancel()
-        if isinstance(answer, Refusal):
-            raise error_of(answer)
+        if isinstance(answer, VlmkitError | ForeignError):
+            raise received_error(answer)
 
     def build(self, frame: Frame, lease: DecodeLease) -> BuiltPrompt:
         """Have the renderer build the prompt of a request.
@@ -105,15 +104,18 @@ class Renderer:
             self._is_cancel_sent = False
         try:
             answer = self._exchange(frame)
-            if isinstance(answer, Refusal):
-                raise error_of(answer)
-            return built_prompt_of(answer, self._arena)
-        except (EOFError, OSError, ValueError, MemoryError):
+        except (EOFError, OSError, WireError, MemoryError):
             self.kill()
             raise self._ended_error() from None
         finally:
             with self._lock:
                 self._lease = None
+        if isinstance(answer, Reply):
+            return built_prompt_of(answer)
+        if isinstance(answer, VlmkitError | ForeignError):
+            raise received_error(answer)
+        self.kill()
+        raise self._ended_error()
 
     def check_deadline(self) -> None:
         """Pass on a cancellation; kill the process if it is late or does not stop in time."""
@@ -160,10 +162,10 @@ class Renderer:
                 _discard(pipe.close)
         self._arena.close()
 
-    def _exchange(self, frame: Frame) -> Any:
+    def _exchange(self, frame: Frame) -> Answer:
         with self._writing:
             write_frame(_pipe(self._process.stdin), frame)
-        return answer_of(read_frame(_pipe(self._process.stdout), MAX_HEAD_BYTES))
+        return read_answer(_pipe(self._process.stdout), self._arena)
 
     def _ended_error(self) -> PromptNotMade:
         return PromptNotMade(self._reason or "the process that made it ended")

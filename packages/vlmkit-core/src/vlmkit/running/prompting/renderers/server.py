@@ -11,26 +11,21 @@ import sys
 import threading
 from typing import BinaryIO
 
-import msgspec
-
-from vlmkit.errors import OutOfMemory
+from vlmkit.errors import OutOfMemory, VlmkitError, WireError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder
 from vlmkit.running.prompting.renderers.messages import (
-    CANCEL,
-    Answer,
-    Frame,
+    CODEC,
+    Cancel,
     Ready,
-    Refusal,
-    Reply,
-    read_frame,
-    refusal_of,
     reply_of,
-    request_of,
-    write_frame,
+    send_answer,
+    sent_error,
 )
 from vlmkit.running.prompting.renderers.shared_arena import SharedArena
 from vlmkit.running.scheduling.decode_memory import DecodeLease, DecodeMemoryLimiter
+from vlmkit.types.request import Request
+from vlmkit.wire.frames import Frame, read_frame, write_frame
 
 log = logging.getLogger(__name__)
 
@@ -51,30 +46,25 @@ def serve(
         requests: the pipe of requests.
         answers: the pipe of answers.
     """
-    frames: queue.SimpleQueue[tuple[Frame, DecodeLease]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[tuple[Request, DecodeLease]] = queue.SimpleQueue()
 
     def listen() -> None:
         lease = limiter.lease("", 0)
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError, OSError, WireError, MemoryError):
             while True:
-                frame = read_frame(requests)
-                if frame.head == CANCEL.head:
+                message = CODEC.decode(read_frame(requests))
+                if isinstance(message, Cancel):
                     lease.cancellation.cancel()
                     continue
                 lease = limiter.lease("", 0)
-                frames.put((frame, lease))
+                waiting.put((message, lease))
         os._exit(0)
 
     threading.Thread(target=listen, name="vlmkit-requests", daemon=True).start()
-    send_answer(answers, Ready())
-    while True:
-        send_answer(answers, _answer(*frames.get(), prompts, arena))
-
-
-def send_answer(answers: BinaryIO, answer: Answer) -> None:
-    """Send an answer."""
     try:
-        write_frame(answers, Frame(msgspec.msgpack.encode(answer)))
+        write_frame(answers, CODEC.encode(Ready()))
+        while True:
+            send_answer(answers, _answer(*waiting.get(), prompts), arena)
     except OSError:  # the server is gone
         os._exit(0)
 
@@ -92,17 +82,14 @@ def bound_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
 
 
-def _answer(
-    frame: Frame, lease: DecodeLease, prompts: LocalPromptBuilder, arena: SharedArena
-) -> Reply | Refusal:
+def _answer(request: Request, lease: DecodeLease, prompts: LocalPromptBuilder) -> Frame:
     try:
-        return reply_of(prompts.build(request_of(frame), lease), arena)
+        return CODEC.encode(reply_of(prompts.build(request, lease)))
     except MemoryError:
-        return refusal_of(OutOfMemory("this prompt"))
+        return CODEC.encode(OutOfMemory("this prompt"))
     except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-        refusal = refusal_of(error)
-        if not refusal.kind:
+        if not isinstance(error, VlmkitError):
             log.error("a prompt could not be made:\n%s", trace_of(error))  # noqa: TRY400
-        return refusal
+        return CODEC.encode(sent_error(error))
     finally:
         lease.release()

@@ -9,11 +9,12 @@ this one.
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from vlmkit.wire.frames import Buffer
 
 
 class SharedArena:
@@ -55,35 +56,37 @@ class SharedArena:
         """File descriptors that the other process must inherit."""
         return () if sys.platform == "win32" else (self._file.fileno(),)
 
-    def write(self, arrays: Iterable[NDArray[Any]]) -> None:
-        """Replace the content by arrays, one after the other."""
+    def write(self, buffers: Iterable[Buffer]) -> tuple[int, ...]:
+        """Replace the content by buffers, one after the other; return their lengths in bytes."""
         self.clear()
         self._file.seek(0)
-        for array in arrays:
-            left = array.reshape(-1).view(np.uint8).data
+        sizes = []
+        for buffer in buffers:
+            left = memoryview(buffer)
+            sizes.append(left.nbytes)
             while left:
                 left = left[self._file.write(left) :]
+        return tuple(sizes)
 
-    def read(self, sizes: Iterable[int]) -> list[NDArray[np.uint8]]:
-        """Read arrays of so many bytes, one after the other, and clear the arena.
+    def read(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Read buffers of so many bytes, one after the other, and clear the arena.
 
         Raises:
             EOFError: the arena holds fewer bytes.
         """
-        sizes = list(sizes)
-        if sum(sizes) > os.fstat(self._file.fileno()).st_size:
+        if min(sizes, default=0) < 0 or sum(sizes) > os.fstat(self._file.fileno()).st_size:
             raise EOFError
         self._file.seek(0)
         made = []
         for size in sizes:
-            array = np.empty(size, np.uint8)
-            left = array.data
+            buffer = np.empty(size, np.uint8).data  # not filled with zeros first
+            left = buffer
             while left:
                 num_bytes = self._file.readinto(left)
                 if not num_bytes:
                     raise EOFError
                 left = left[num_bytes:]
-            made.append(array)
+            made.append(buffer)
         self.clear()
         return made
 

@@ -14,7 +14,7 @@ import httpx2
 
 from vlmkit.errors import EngineError, EngineFailed, QueueFull, RequestError, VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
-from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.kit.answer_stream import AnswerBuffer, AnswerReader
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.completion import Chunk, FinishReason
@@ -84,13 +84,13 @@ class RemoteRunner:
 
     # Requests.
 
-    def submit(self, request: Request) -> AnswerReader:
+    def submit(self, request: Request, admit: Admit | None = None) -> AnswerReader:
         """Start a request and return the stream of its answer."""
-        return self._wait(self._started(request))
+        return self._wait(self._started(request, admit))
 
-    async def asubmit(self, request: Request) -> AnswerReader:
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerReader:
         """Start a request without blocking the event loop."""
-        return await self._result(self._started(request))
+        return await self._result(self._started(request, admit))
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return the tokens of a request's prompt."""
@@ -210,7 +210,7 @@ class RemoteRunner:
                 f"the connection to the other server failed: {type(error).__name__}"
             ) from error
 
-    async def _started(self, request: Request) -> AnswerReader:
+    async def _started(self, request: Request, admit: Admit | None) -> AnswerReader:
         self._refuse_if_ended()
         if self._is_draining:
             raise EngineError("this model takes no more requests")
@@ -218,19 +218,19 @@ class RemoteRunner:
             raise QueueFull("the other server has too many requests")
         self._num_starting += 1
         try:
-            return await self._sent(request)
+            return await self._sent(request, admit)
         finally:
             self._num_starting -= 1
             self._note_change()
 
-    async def _sent(self, request: Request) -> AnswerReader:
+    async def _sent(self, request: Request, admit: Admit | None) -> AnswerReader:
         began = time.perf_counter()
         asked = request.params or self.facts.defaults
         prompt = await self._tokenized(request)
         params = checked_params(request, asked, prompt.token_ids, self.facts)
         num_tokens = cast("int", params.max_tokens) * params.n
-        if request.admit is not None:
-            request.admit(Demand(len(prompt.token_ids), (), num_tokens, params.n))
+        if admit is not None:
+            admit(Demand(len(prompt.token_ids), (), num_tokens, params.n))
         self._refuse_if_ended()
         body = completion_body(request, params, prompt.token_ids)
         caught_up = asyncio.Event()

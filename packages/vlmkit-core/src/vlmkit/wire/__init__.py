@@ -1,0 +1,1 @@
+"""The wire codec: requests, answers and errors as frames of bytes, for pipes and sockets."""

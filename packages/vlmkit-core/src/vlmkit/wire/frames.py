@@ -1,0 +1,180 @@
+"""Frames: a head, and large buffers beside it, with their lengths in front.
+
+A frame begins with ``VLMW``, the protocol version, the number of buffers and the length of the
+head, in network byte order. The length of each buffer follows, then the head and the buffers. All
+limits are checked before the content is read, and memory is allocated as content arrives. So no
+length that a peer claims allocates memory.
+
+Each reader raises :class:`vlmkit.errors.WireError` for a frame that it refuses. The rest of the
+stream is then meaningless: close the connection.
+"""
+
+import asyncio
+import struct
+from collections.abc import Generator, Sequence as Seq
+from typing import NamedTuple, Protocol, TypeAlias
+
+from vlmkit.errors import WireError
+
+MAGIC = b"VLMW"
+PROTOCOL_VERSION = 1
+"""Changes whenever a type, a field or the framing changes; peers must have the same."""
+
+PIECE_BYTES = 2**20
+_HEADER = struct.Struct(">4sHHI")
+_LENGTH_BYTES = 8
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Frame(NamedTuple):
+    """One message.
+
+    Attributes:
+        head: the value, without its large buffers.
+        buffers: the large buffers, in the order in which the head refers to them.
+    """
+
+    head: bytes | bytearray
+    buffers: Seq[Buffer] = ()
+
+
+class FrameLimits(NamedTuple):
+    """The largest frame that a reader accepts.
+
+    Attributes:
+        max_head_bytes: maximum length of the head.
+        max_buffers: maximum number of buffers.
+        max_buffer_bytes: maximum length of all buffers together.
+    """
+
+    max_head_bytes: int = 64 * 2**20  # a prompt of a million tokens takes a few
+    max_buffers: int = 4096
+    max_buffer_bytes: int = 4 * 2**30
+
+
+DEFAULT_LIMITS = FrameLimits()
+
+
+class BinaryReader(Protocol):
+    """A binary file open for reading, such as a pipe."""
+
+    def read(self, num_bytes: int, /) -> bytes | None:
+        """Return up to ``num_bytes`` bytes; none at the end."""
+        ...
+
+
+class BinaryWriter(Protocol):
+    """A binary file open for writing, such as a pipe."""
+
+    def write(self, content: Buffer, /) -> object:
+        """Write the content, whole if the file is buffered."""
+        ...
+
+    def flush(self) -> object:
+        """Pass on what is buffered."""
+        ...
+
+
+def read_frame(file: BinaryReader, limits: FrameLimits = DEFAULT_LIMITS) -> Frame:
+    """Read a frame from a binary file.
+
+    Raises:
+        EOFError: the file ended, also within the frame.
+        WireError: the frame is not one of this version, or over the limits.
+    """
+    parser = _parser(limits)
+    num_bytes = next(parser)
+    try:
+        while True:
+            num_bytes = parser.send(_exactly(file, num_bytes))
+    except StopIteration as done:
+        frame: Frame = done.value
+        return frame
+
+
+async def aread_frame(reader: asyncio.StreamReader, limits: FrameLimits = DEFAULT_LIMITS) -> Frame:
+    """Read a frame from an asyncio stream; errors are those of :func:`read_frame`."""
+    parser = _parser(limits)
+    num_bytes = next(parser)
+    try:
+        while True:
+            num_bytes = parser.send(bytearray(await reader.readexactly(num_bytes)))
+    except StopIteration as done:
+        frame: Frame = done.value
+        return frame
+
+
+def write_frame(file: BinaryWriter, frame: Frame) -> None:
+    """Write a frame to a buffered binary file, and flush it.
+
+    Raises:
+        OSError: the file is closed, or its other end is.
+    """
+    for part in frame_parts(frame):
+        file.write(part)
+    file.flush()
+
+
+async def awrite_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
+    """Write a frame to an asyncio stream; return when its buffer has room again.
+
+    Raises:
+        OSError: the connection is closed.
+    """
+    for part in frame_parts(frame):
+        writer.write(memoryview(part))
+    await writer.drain()
+
+
+def frame_parts(frame: Frame) -> list[Buffer]:
+    """Return the bytes of a frame in pieces; the first one includes the head.
+
+    Raises:
+        WireError: the frame is over what a frame's header can state.
+    """
+    sizes = [memoryview(buffer).nbytes for buffer in frame.buffers]
+    try:
+        header = _HEADER.pack(MAGIC, PROTOCOL_VERSION, len(sizes), len(frame.head))
+    except struct.error as error:
+        raise WireError("a message is too large for a frame") from error
+    lengths = struct.pack(f">{len(sizes)}Q", *sizes) if sizes else b""
+    return [b"".join((header, lengths, frame.head)), *frame.buffers]
+
+
+def _parser(limits: FrameLimits) -> Generator[int, bytearray, Frame]:
+    """Yield the number of bytes to read next, receive them, and return the frame."""
+    magic, version, num_buffers, head_bytes = _HEADER.unpack((yield _HEADER.size))
+    if magic != MAGIC:
+        raise WireError("a connection does not speak vlmkit's protocol")
+    if version != PROTOCOL_VERSION:
+        raise WireError(
+            f"a frame has protocol version {version}, and this program {PROTOCOL_VERSION}",
+            hint="install the same version of vlmkit-core at both ends",
+        )
+    if head_bytes > limits.max_head_bytes:
+        raise WireError(f"a frame's head is over the limit of {limits.max_head_bytes} bytes")
+    if num_buffers > limits.max_buffers:
+        raise WireError(f"a frame has over {limits.max_buffers} buffers")
+    sizes: tuple[int, ...] = ()
+    if num_buffers:
+        sizes = struct.unpack(f">{num_buffers}Q", (yield _LENGTH_BYTES * num_buffers))
+    if sum(sizes) > limits.max_buffer_bytes:
+        raise WireError(f"a frame's buffers are over {limits.max_buffer_bytes} bytes")
+    head = yield head_bytes
+    buffers: list[Buffer] = []
+    for size in sizes:
+        content = yield size
+        buffers.append(content)
+    return Frame(head, buffers)
+
+
+def _exactly(file: BinaryReader, num_bytes: int) -> bytearray:
+    """Read so many bytes, never more than twice those that have arrived at once."""
+    content = bytearray()
+    while (left := num_bytes - len(content)) > 0:
+        piece = file.read(min(left, max(PIECE_BYTES, len(content))))
+        if not piece:
+            raise EOFError
+        content += piece
+    return content
