@@ -214,9 +214,9 @@ def recorded_requests(server: Running, monkeypatch: pytest.MonkeyPatch) -> Itera
     requests: list[Request] = []
     submit: Any = type(runner).asubmit
 
-    async def record(self: Runner, request: Request) -> Any:
+    async def record(self: Runner, request: Request, admit: Any = None) -> Any:
         requests.append(request)
-        return await submit(self, request)
+        return await submit(self, request, admit)
 
     with monkeypatch.context() as patched:
         patched.setattr(type(runner), "asubmit", record)

@@ -30,10 +30,10 @@ PROGRAM = textwrap.dedent("""
 
     submit = Pipeline.asubmit
 
-    async def poisoned(self, request):
+    async def poisoned(self, request, admit=None):
         if any("poison" in str(message.parts[0]) for message in request.messages):
             os.kill(os.getpid(), 9)
-        return await submit(self, request)
+        return await submit(self, request, admit)
 
     Pipeline.asubmit = poisoned
     serve({"mock": mock_pipeline()}, msgspec.convert(json.loads(sys.argv[2]), ServerSettings))

@@ -100,9 +100,9 @@ def test_the_trace_returned_by_the_monitor_reaches_the_model(server, monitor):
     pipeline = server.runner()
     submit = type(pipeline).asubmit
 
-    async def record(self, request):
+    async def record(self, request, admit=None):
         traces.append(request.trace)
-        return await submit(self, request)
+        return await submit(self, request, admit)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(pipeline), "asubmit", record)
