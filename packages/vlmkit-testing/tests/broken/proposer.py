@@ -113,6 +113,68 @@ class FailsForUnknownSequences(NgramProposer):
         del self._memories[sequence]
 
 
+class Batching(NgramProposer):
+    """Proposes for several answers one after the other."""
+
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        pairs = zip(sequences, num_tokens, strict=True)
+        return [self.propose(sequence, bound) for sequence, bound in pairs]
+
+
+class ReturnsBatchesByLength(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        return sorted(super().propose_all(sequences, num_tokens), key=len)
+
+
+class UsesOneBoundForTheBatch(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        most = max(num_tokens, default=0)
+        return super().propose_all(sequences, [most] * len(sequences))
+
+
+class NeedsAnAnswerInEachBatch(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        assert max(num_tokens) > 0
+        return super().propose_all(sequences, num_tokens)
+
+
+class OmitsAnswersWithoutDrafts(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        return [drafts for drafts in super().propose_all(sequences, num_tokens) if drafts]
+
+
+class ProposesForEightAnswers(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        return super().propose_all(sequences[:8], num_tokens[:8])
+
+
+class ForgetsAnswersOutsideTheBatch(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        for sequence in set(self._memories) - set(sequences):
+            self.forget(sequence)
+        return super().propose_all(sequences, num_tokens)
+
+    def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        if sequence in self._memories:
+            super().note(sequence, num_drafted, num_accepted)
+
+
+class KeepsTheLastBatch(Batching):
+    batch: Seq[Sequence] = ()
+
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        self.batch = list(sequences)
+        return super().propose_all(sequences, num_tokens)
+
+
+class WritesTheDraftsOfBatches(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        found = super().propose_all(sequences, num_tokens)
+        for sequence, drafts in zip(sequences, found, strict=True):
+            sequence.drafts = (*drafts, 1)
+        return found
+
+
 class OnProposer(ProposerContract):
     def __init__(self, kind: type[NgramProposer]) -> None:
         self._kind = kind
@@ -121,6 +183,8 @@ class OnProposer(ProposerContract):
         return self._kind()
 
 
+SAME = "a_batch_has_the_drafts_of_single_calls"
+ONE_RESULT = "a_batch_has_one_result_for_each_answer"
 ANY_LENGTH = "prompts_and_answers_of_any_length_will_do"
 TABLE = Table(
     ProposerContract,
@@ -175,6 +239,55 @@ TABLE = Table(
             "forget() accepts a sequence that the proposer has not seen.",
             "an_unknown_sequence_may_be_forgotten",
             raises=(KeyError,),
+        ),
+        Broken(
+            ReturnsBatchesByLength,
+            "The drafts of a batch have the order of its answers.",
+            SAME,
+            honest=Batching,
+        ),
+        Broken(
+            ForgetsAnswersOutsideTheBatch,
+            "An answer may be absent from a batch and return.",
+            SAME,
+            honest=Batching,
+        ),
+        Broken(
+            UsesOneBoundForTheBatch,
+            "Each answer of a batch has its own bound.",
+            ONE_RESULT,
+            honest=Batching,
+        ),
+        Broken(
+            NeedsAnAnswerInEachBatch,
+            "A batch may be empty.",
+            ONE_RESULT,
+            honest=Batching,
+            raises=(ValueError,),
+        ),
+        Broken(
+            OmitsAnswersWithoutDrafts,
+            "An answer without drafts has an empty result.",
+            ONE_RESULT,
+            honest=Batching,
+        ),
+        Broken(
+            ProposesForEightAnswers,
+            "A batch may have any number of answers.",
+            ONE_RESULT,
+            honest=Batching,
+        ),
+        Broken(
+            KeepsTheLastBatch,
+            "A batch is not referenced after its answers ended.",
+            "answers_of_a_batch_are_only_read_and_then_forgotten",
+            honest=Batching,
+        ),
+        Broken(
+            WritesTheDraftsOfBatches,
+            "The pipeline sets the drafts of sequences.",
+            "answers_of_a_batch_are_only_read_and_then_forgotten",
+            honest=Batching,
         ),
     ),
 )

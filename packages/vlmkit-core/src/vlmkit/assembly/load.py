@@ -54,7 +54,7 @@ from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import RUNNER
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import BuildContext, Provider, ignore_progress
+from vlmkit.plugins.registry import BuildContext, OtherModel, Provider, ignore_progress
 
 if TYPE_CHECKING:
     from vlmkit.interfaces.runner import Runner
@@ -223,7 +223,8 @@ def assemble(
         check_groups(config, plugins)
         wrapper = choice.pop(RUNNER.section, None)
         pipelines = PipelineBuilder(
-            entry, config, plugins, checkpoint, choice, report, observers, workers
+            *(entry, config, plugins, checkpoint, choice, report, observers, workers),
+            make_other=partial(_make_other, plugins, report),
         )
         if wrapper is None:
             runner = pipelines.build()
@@ -254,8 +255,46 @@ def build_plan(plan: bytes, on_stage: OnStage | None = None) -> "Runner":
     choice.pop(RUNNER.section, None)
     report = on_stage or ignore_progress
     return PipelineBuilder(
-        entry, config, plugins, checkpoint, choice, report, {}, decoded.workers
+        *(entry, config, plugins, checkpoint, choice, report, {}, decoded.workers),
+        make_other=partial(_make_other, plugins, report),
     ).build()
+
+
+def _make_other(
+    plugins: Plugins,
+    on_stage: OnStage,
+    reference: str,
+    use: str,
+    settings: Mapping[str, Any],
+    revision: str | None,
+) -> OtherModel:
+    """Build the tokenizer and the engine of a further model; see ``BuildContext.build_other``.
+
+    Args:
+        plugins: the plugins of the pipeline.
+        on_stage: called with the name of each stage.
+        reference: the model.
+        use: the provider of its engine.
+        settings: the settings of its engine.
+        revision: the revision to download from the hub.
+    """
+    entry = ModelEntry(model=reference, revision=revision)
+    sections: dict[str, Any] = {"engine": Component(use=use, settings=dict(settings))}
+    config = Config(**sections)
+    checkpoint = find_files(entry, config, plugins)
+    choice = choose(entry, config, plugins, checkpoint, ("tokenizer", "engine"))
+    context = BuildContext(
+        reference,
+        checkpoint,
+        revision=revision,
+        on_stage=on_stage,
+        registries=plugins.by_kind,
+        components=choice,
+    )
+    tokenizer = registry_of(plugins, "tokenizer").build(*choice["tokenizer"], context)
+    context = replace(context, text_side=tokenizer)
+    engine = registry_of(plugins, "engine").build(*choice["engine"], context)
+    return OtherModel(checkpoint, tokenizer, engine)
 
 
 def choose(

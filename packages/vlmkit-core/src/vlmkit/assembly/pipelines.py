@@ -22,9 +22,10 @@ from vlmkit.errors import ConfigError, PluginError, RequestError
 from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.build_context import BuildsOther
 from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.plugins.registry import BuildContext, OtherModel, Registry
 from vlmkit.running.prompting.request_fields import checked_fields
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class PipelineBuilder:
         on_stage: called with the name of each stage when it begins.
         observers: functions that create further observers, by name.
         workers: the worker processes of a served model; None for other models.
+        make_other: builds further models that components need.
 
     Attributes:
         built: the pipelines, in the order in which they were built.
@@ -70,6 +72,7 @@ class PipelineBuilder:
         on_stage: Callable[[str], None],
         observers: Mapping[str, MakeObserver],
         workers: WorkerProcesses | None,
+        make_other: BuildsOther,
     ) -> None:
         self._entry = entry
         self._config = config
@@ -79,6 +82,7 @@ class PipelineBuilder:
         self._report = on_stage
         self._observers = observers
         self._workers = workers
+        self._make_other = make_other
         self._fields = request_fields(choice, plugins)
         check_alias_fields(entry, self._fields)
         self.built: list[Pipeline] = []
@@ -89,6 +93,7 @@ class PipelineBuilder:
         Raises:
             VlmkitError: a component cannot be built.
         """
+        other_models = ExitStack()
         context = BuildContext(
             self._entry.model,
             self._checkpoint,
@@ -96,8 +101,10 @@ class PipelineBuilder:
             on_stage=self._report,
             registries=self._plugins.by_kind,
             components=self._choice,
+            builds_other=partial(self._build_other, other_models),
         )
         with ExitStack() as built:
+            built.callback(other_models.close)
             parts = self._parts(context, built)
             from vlmkit.checkpoints.pooling import (
                 read_pooling,  # commands without a model must not import NumPy
@@ -111,6 +118,7 @@ class PipelineBuilder:
                 defaults=default_params(self._checkpoint),
                 settings=self._config.pipeline,
                 pooling=partial(read_pooling, self._checkpoint),
+                other_models=other_models,
             )
             built.pop_all()  # from now on the pipeline closes them
             built.callback(pipeline.close)
@@ -125,6 +133,19 @@ class PipelineBuilder:
         """Return what another process needs to build the same pipeline."""
         plan = pipeline_plan(self._entry, self._config, self._checkpoint, self._workers)
         return plan.to_bytes()
+
+    def _build_other(
+        self,
+        other_models: ExitStack,
+        reference: str,
+        use: str,
+        settings: Mapping[str, Any],
+        revision: str | None,
+    ) -> OtherModel:
+        """Build a further model, whose engine the stack closes."""
+        other = self._make_other(reference, use, settings, revision)
+        other_models.callback(other.engine.close)
+        return other
 
     def _parts(self, context: BuildContext, built: ExitStack) -> dict[str, Any]:
         """Build all components, and register their ``close`` with the stack."""

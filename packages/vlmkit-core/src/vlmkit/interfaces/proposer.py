@@ -4,7 +4,7 @@ Methods run in the engine loop's thread, between steps, so every answer waits fo
 """
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vlmkit.interfaces.sequence import Sequence
 
@@ -34,4 +34,21 @@ class Proposer(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Discard all state of a sequence that ended; it may never have been proposed for."""
+        ...
+
+
+@runtime_checkable
+class BatchProposer(Protocol):
+    """An optional part of a proposer: drafts for all answers of a step in one call."""
+
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        """Return drafts for each sequence: the same as ``propose`` for one after the other.
+
+        The pipeline calls it once after each step, in place of ``propose``. A proposer with a model
+        can then compute the drafts of all answers together.
+
+        Args:
+            sequences: different answers so far; may be empty.
+            num_tokens: maximum number of drafts of each sequence, in the same order.
+        """
         ...

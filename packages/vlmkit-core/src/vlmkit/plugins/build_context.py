@@ -5,10 +5,12 @@ Holds values and builds nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.interfaces.constraint import Vocabulary
+from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.interfaces.tokenizer import Tokenizer
@@ -95,6 +97,30 @@ class Pipelines(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class OtherModel:
+    """A further model beside that of a pipeline, such as a draft model.
+
+    Attributes:
+        checkpoint: its files.
+        tokenizer: its text side.
+        engine: runs it; the pipeline closes it, after everything that may use it.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    engine: Engine
+
+
+class BuildsOther(Protocol):
+    """Builds a further model of a pipeline."""
+
+    def __call__(
+        self, reference: str, use: str, settings: Mapping[str, Any], revision: str | None
+    ) -> OtherModel:
+        """Return the model; arguments and errors are those of :meth:`BuildContext.build_other`."""
+
+
 def ignore_progress(_: str) -> None:
     """Take the name of a stage, and do it in silence."""
 
@@ -127,6 +153,7 @@ class BuildContext:
         observers: for runners: functions that create the observers that the caller adds to the
             model's own, such as those of a server's monitors, by name. Pipelines have them. A
             runner without a pipeline may create them, report its requests to them, and close them.
+        builds_other: builds further models; use :meth:`build_other`.
     """
 
     reference: str = ""
@@ -144,6 +171,7 @@ class BuildContext:
     bounds: PipelineSettings = field(default_factory=PipelineSettings)
     pipelines: Pipelines | None = None
     observers: Mapping[str, Callable[[], Observer | None]] = field(default_factory=dict)
+    builds_other: BuildsOther | None = None
 
     @property
     def files(self) -> Checkpoint:
@@ -196,3 +224,35 @@ class BuildContext:
             PluginError: the kind is not one of ``VLMKIT_KINDS`` of a plugin that was loaded.
         """
         return KindProviders(self.registries)(kind)
+
+    def build_other(
+        self,
+        reference: str,
+        *,
+        use: str = "auto",
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        revision: str | None = None,
+    ) -> OtherModel:
+        """Build the tokenizer and the engine of a second checkpoint, such as a draft model.
+
+        The same plugins are asked as for the pipeline's own model; its settings do not apply. The
+        pipeline closes the engine when it closes, or when it cannot be built. A model of a hub is
+        downloaded.
+
+        Args:
+            reference: the model, as users name one.
+            use: the provider of its engine.
+            settings: the settings of its engine.
+            revision: the revision to download from the hub.
+
+        Raises:
+            ConfigError: this component is built without a pipeline, or a setting is invalid.
+            CheckpointError: the model cannot be found, or its files are broken.
+            PluginError: no plugin can serve the model, or the provider is broken.
+        """
+        if self.builds_other is None:
+            raise ConfigError(
+                "this component needs a second model, which only a pipeline can build",
+                hint="load a model with the component, by vlmkit.load or a command",
+            )
+        return self.builds_other(reference, use, settings, revision)

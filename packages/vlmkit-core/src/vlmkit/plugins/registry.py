@@ -19,7 +19,13 @@ from vlmkit.errors import PluginError
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of
-from vlmkit.plugins.build_context import BuildContext, KindProviders, Registered, ignore_progress
+from vlmkit.plugins.build_context import (
+    BuildContext,
+    KindProviders,
+    OtherModel,
+    Registered,
+    ignore_progress,
+)
 from vlmkit.plugins.component_builder import ComponentBuilder
 from vlmkit.plugins.kinds import Owns, Serves
 from vlmkit.plugins.names import is_plain
@@ -27,7 +33,14 @@ from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve, take
 from vlmkit.plugins.settings_check import flaw
 from vlmkit.running.prompting.request_fields import flaw_of_field
 
-__all__ = ["BuildContext", "KindProviders", "Provider", "Registry", "ignore_progress"]
+__all__ = [
+    "BuildContext",
+    "KindProviders",
+    "OtherModel",
+    "Provider",
+    "Registry",
+    "ignore_progress",
+]
 
 T = TypeVar("T")
 

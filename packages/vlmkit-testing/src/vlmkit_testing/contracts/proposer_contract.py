@@ -3,11 +3,11 @@
 import operator
 import random
 import sys
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import pytest
 
-from vlmkit.interfaces.proposer import Proposer
+from vlmkit.interfaces.proposer import BatchProposer, Proposer
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.sequences import new_sequence
 
@@ -98,6 +98,73 @@ class ProposerContract:
         proposer.propose(sequence, 4)
         proposer.forget(sequence)
         proposer.forget(sequence)
+
+    # Batches
+
+    def test_a_batch_has_the_drafts_of_single_calls(self) -> None:
+        """Whatever the order and the number of the answers, and for each the number requested."""
+        alone, together = self.make(), self._batching()
+        if self._guesses(self.make()) != self._guesses(self.make()):
+            pytest.skip("its guesses are no function of the sequence, as far as they can tell")
+        pairs = [(self.sequence(seed), self.sequence(seed)) for seed in range(4)]
+        for step in range(20):
+            present = [pairs[index % 4] for index in range(step, step + 1 + step % 4)]
+            bounds = [1 + (step + index) % 5 for index in range(len(present))]
+            singles = [
+                [int(token_id) for token_id in alone.propose(one, bound)]
+                for (one, _), bound in zip(present, bounds, strict=True)
+            ]
+            assert self._batch(together, [other for _, other in present], bounds) == singles
+            for (one, other), drafts in zip(present, singles, strict=True):
+                if drafts:
+                    alone.note(one, len(drafts), step % (len(drafts) + 1))
+                    together.note(other, len(drafts), step % (len(drafts) + 1))
+                for sequence in (one, other):
+                    sequence.output_ids.append(sequence.output_ids[step])
+
+    def test_a_batch_has_one_result_for_each_answer(self) -> None:
+        """Token ids, no more of them than requested for that answer; a batch may be empty."""
+        proposer = self._batching()
+        assert self._batch(proposer, [], []) == []
+        for num_sequences in (1, 3, 1, 20):
+            sequences = [self.sequence(seed) for seed in range(1, num_sequences)]
+            sequences.append(new_sequence([3]))  # nothing repeats in it
+            bounds = [1 + number % 7 for number in range(num_sequences)]
+            found = self._batch(proposer, sequences, bounds)
+            assert len(found) == num_sequences
+            for drafts, bound in zip(found, bounds, strict=True):
+                assert len(drafts) <= bound
+                assert min(drafts, default=0) >= 0
+
+    def test_answers_of_a_batch_are_only_read_and_then_forgotten(self) -> None:
+        """A proposer keeps no batch after its answers have ended."""
+        proposer, same = self._batching(), self.sequence()
+        sequences = [self.sequence(), self.sequence()]
+        held = [each for s in sequences for each in (s, s.prompt, s.output_ids)]
+        before = [sys.getrefcount(each) for each in held]
+        for _ in range(3):
+            self._batch(proposer, sequences, [4, 4])
+        for sequence in sequences:
+            assert (sequence.output_ids, sequence.drafts) == (same.output_ids, same.drafts)
+            proposer.forget(sequence)
+        del sequence
+        assert [sys.getrefcount(each) for each in held] == before
+
+    # Helpers
+
+    def _batching(self) -> Any:
+        """Return a new proposer; skip if it has no ``propose_all``."""
+        proposer: Any = self.make()
+        if not isinstance(proposer, BatchProposer):
+            pytest.skip("this proposer does not propose for several answers at once")
+        return proposer
+
+    def _batch(self, proposer: Any, sequences: list[Sequence], bounds: list[int]) -> Guesses:
+        proposed = proposer.propose_all(sequences, bounds)
+        return [[operator.index(token_id) for token_id in drafts] for drafts in proposed]
+
+    def _guesses(self, proposer: Proposer) -> Guesses:
+        return self._run(proposer, [self.sequence()])[0]
 
     def _run(self, proposer: Proposer, sequences: list[Sequence]) -> list[Guesses]:
         """Grow answers in turn; return all drafts of each."""

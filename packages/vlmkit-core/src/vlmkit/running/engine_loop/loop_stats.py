@@ -19,3 +19,4 @@ class LoopStats:
     num_failed: int = 0
     num_slow_steps: int = 0
     num_slow_encodings: int = 0
+    num_failed_proposers: int = 0

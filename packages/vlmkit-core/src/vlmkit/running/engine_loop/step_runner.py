@@ -165,6 +165,7 @@ class StepRunner:
         if not done:
             return
         standing = tuple(outcome.standing for outcome in done)
+        continued: list[Sequence] = []
         self._scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
         self.stats.num_steps += 1
         self.stats.num_tokens_computed += sum(outcome.item.num_tokens for outcome in done)
@@ -183,7 +184,10 @@ class StepRunner:
             if outcome.samples and sequence in self.jobs:
                 if num_own < item.stop:
                     self._share(sequence, num_own, item.stop)
-                self._drafting.propose(sequence)
+                continued.append(sequence)
+        # A failed sibling may have ended a request meanwhile.
+        self._drafting.propose([each for each in continued if each in self.jobs])
+        self.stats.num_failed_proposers = int(self._drafting.has_failed)
 
     def _share(self, sequence: Sequence, start: int, stop: int) -> None:
         """Let the engine share cached tokens if a block of them ends in ``start`` to ``stop``."""

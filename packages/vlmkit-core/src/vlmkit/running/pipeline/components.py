@@ -1,7 +1,7 @@
 """The components that a pipeline is assembled from."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Required, TypedDict
+from typing import Any, Protocol, Required, TypedDict
 
 from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.interfaces.engine import Engine
@@ -17,6 +17,13 @@ from vlmkit.running.constraints.compiled import MakeCompiler
 from vlmkit.running.constraints.sandbox.worker import ConstraintWorker
 from vlmkit.running.faults.attribution import ComponentNames
 from vlmkit.running.prompting.renderers.pool import RendererPool
+
+
+class Closes(Protocol):
+    """Something that is closed once."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 class Components(TypedDict, total=False):
@@ -40,6 +47,7 @@ class Components(TypedDict, total=False):
             default.
         request_fields: the fields that plugins added to requests and components read.
         pooling: returns how hidden states become the vector of a text.
+        other_models: further models that components use; closed after the engine.
         renderers: build prompts in processes of their own; in threads by default.
         component_names: what errors and the log call the components.
     """
@@ -58,3 +66,4 @@ class Components(TypedDict, total=False):
     pooling: Callable[[], Pooling]
     renderers: RendererPool | None
     component_names: ComponentNames
+    other_models: Closes | None

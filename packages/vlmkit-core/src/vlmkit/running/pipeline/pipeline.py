@@ -112,6 +112,7 @@ class Pipeline:
         self._engine = engine
         self._encoder = encoder
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
+        self._other_models = components.get("other_models")
         self._renderers = renderers = components.get("renderers")
         self._constraint_worker = components.get("constraint_worker")
         self._workers = RequestWorkers(facts.bounds, 0 if renderers is None else renderers.num)
@@ -356,7 +357,11 @@ class Pipeline:
             if self._encoder is not None:
                 self._encoder.close()
         finally:
-            self._engine.close()
+            try:
+                self._engine.close()
+            finally:
+                if self._other_models is not None:
+                    self._other_models.close()
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,12 @@ def test_it_drafts_the_tokens_after_the_last_occurrence() -> None:
     assert list(proposer.propose(sequence, 8)) == [3]
 
 
+def test_the_answers_of_a_step_are_drafted_in_one_call() -> None:
+    sequences = [new_sequence([1, 2, 3], output_ids=[1, 2]), new_sequence([4, 5, 6, 4, 5])]
+    found = EchoProposer().propose_all(sequences, [8, 1])
+    assert [list(drafts) for drafts in found] == [[3], [6]]
+
+
 def test_what_is_new_is_left_alone() -> None:
     assert list(EchoProposer().propose(new_sequence([1, 2, 3, 4, 5]), 8)) == []
 

@@ -58,6 +58,14 @@ class EchoProposer:
             return ()
         return sequence.tokens(end, min(len(sequence), end + min(num_tokens, memory.num_guesses)))
 
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        """Return what ``propose`` does for each answer of a step; called in its place.
+
+        Leave this method out, or compute the drafts of all answers together here, by a model.
+        """
+        pairs = zip(sequences, num_tokens, strict=True)
+        return [self.propose(sequence, bound) for sequence, bound in pairs]
+
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Guess twice as far after guesses that all stood, half as far after others."""
         memory = self._memories.setdefault(sequence, _Memory())
