@@ -7,9 +7,10 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from mock_model import picture, script, wait_until
-from vlmkit.errors import EngineError, ImageError
+from vlmkit.errors import EngineError, ImageError, PluginError
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.interfaces.sequence import Sequence
@@ -60,7 +61,7 @@ def running(encoder, *, engine=None, scheduler=None, settings=None, **options):
     try:
         yield model
     finally:
-        if isinstance(encoder, GatedEncoder):
+        if hasattr(encoder, "gate"):
             encoder.gate.set()
         model.close()
 
@@ -75,7 +76,7 @@ def ask_about(model, *pictures, tenant="", text="what?", **params):
 def assert_empty(model):
     wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_running == 0)
     assert model.runner._engine.num_free_tokens == model.facts.limits.capacity_tokens
-    assert not model.runner._loop._encodings._thread._queue
+    assert not model.runner._loop._encodings._threads._queue
 
 
 class IgnoresEncoding(ContinuousScheduler):
@@ -180,7 +181,7 @@ def test_the_encoder_thread_ends_when_its_queue_is_empty():
 def test_a_pipeline_without_images_starts_no_encoder_thread():
     with running(MockVisionEncoder()) as model:
         model.generate("hello")
-        assert model.runner._loop._encodings._thread._thread is None
+        assert model.runner._loop._encodings._threads._threads == set()
 
 
 def test_images_of_one_step_are_one_batch():
@@ -197,7 +198,7 @@ def test_images_that_arrive_while_the_encoder_is_busy_are_one_batch():
         streams = [ask_about(model, picture())]
         wait_until(lambda: encoder.calls)
         streams += [ask_about(model, picture(10 + i)) for i in range(4)]
-        wait_until(lambda: len(model.runner._loop._encodings._thread._queue) == 4)
+        wait_until(lambda: len(model.runner._loop._encodings._threads._queue) == 4)
         encoder.gate.set()
         for stream in streams:
             stream.result()
@@ -238,10 +239,10 @@ def test_an_image_of_aborted_requests_is_not_encoded():
         streams = [ask_about(model, picture())]
         wait_until(lambda: encoder.calls)
         streams += [ask_about(model, picture(10 + i)) for i in range(2)]
-        wait_until(lambda: len(model.runner._loop._encodings._thread._queue) == 2)
+        wait_until(lambda: len(model.runner._loop._encodings._threads._queue) == 2)
         for stream in streams:
             stream.abort()
-        wait_until(lambda: not model.runner._loop._encodings._thread._queue)
+        wait_until(lambda: not model.runner._loop._encodings._threads._queue)
         encoder.gate.set()
         assert model.generate("still here").text == "still here"
         assert_empty(model)
@@ -401,9 +402,7 @@ def test_a_fatal_engine_error_also_stops_the_encoder():
         with pytest.raises(EngineError):
             image_stream.result()
         encoder.gate.set()
-        thread = model.runner._loop._encodings._thread._thread
-        thread.join(5)
-        assert not thread.is_alive()
+        assert model.runner._loop._encodings.join(5)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -417,3 +416,117 @@ def test_answers_do_not_depend_on_the_scheduler(scheduler):
         streams = [ask_about(model, *shown) for shown in questions]
         assert [stream.result().text for stream in streams] == wanted
         assert_empty(model)
+
+
+class ConcurrentEncoder(MockVisionEncoder):
+    """Encodes several calls at once, each while its gate is open; records the calls."""
+
+    def __init__(self, max_concurrency, **settings):
+        super().__init__(MockEncoderSettings(**settings))
+        self.max_concurrency = max_concurrency
+        self.gate, self.changed = threading.Event(), threading.Condition()
+        self.calls, self.num_inside, self.most_inside = [], 0, 0
+
+    def encode(self, slots):
+        with self.changed:
+            self.calls.append(len(slots))
+            self.num_inside += 1
+            self.most_inside = max(self.most_inside, self.num_inside)
+        self.gate.wait(300)
+        with self.changed:
+            self.num_inside -= 1
+        return super().encode(slots)
+
+
+def test_an_encoder_that_states_it_is_called_concurrently_and_never_more_often():
+    encoder = ConcurrentEncoder(3)
+    with running(encoder) as model:
+        streams = [ask_about(model, picture(5 + i)) for i in range(12)]
+        wait_until(lambda: encoder.num_inside == 3)
+        wait_until(lambda: model.runner._loop.num_running == 12)
+        time.sleep(0.05)
+        assert encoder.num_inside == 3
+        encoder.gate.set()
+        for stream in streams:
+            assert "x6" in stream.result().text
+        assert encoder.most_inside == 3
+        assert sum(encoder.calls) == 12
+        assert_empty(model)
+        wait_until(lambda: not model.runner._loop._encodings._threads._threads)
+
+
+def test_media_that_wait_are_shared_between_the_threads():
+    encoder = ConcurrentEncoder(4)
+    with running(encoder) as model:
+        stream = ask_about(model, *[picture(5 + i) for i in range(8)])
+        wait_until(lambda: len(encoder.calls) == 4)
+        assert encoder.calls[0] == 2  # a fourth of eight
+        encoder.gate.set()
+        assert stream.result().text
+        assert sum(encoder.calls) == 8
+        assert max(encoder.calls) == 2
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=12),
+)
+@settings(max_examples=40, deadline=None)
+def test_answers_are_the_same_with_any_number_of_threads(max_concurrency, asked):
+    """Some requests are aborted, and one size fails; every other answer names its own image."""
+    encoder = ConcurrentEncoder(max_concurrency, fail_size=(6, 8))
+    encoder.gate.set()
+    with running(encoder) as model:
+        streams = [(w, kind, ask_about(model, picture(4 + w))) for w, kind in asked]
+        for width, kind, stream in streams:
+            if kind == 0:
+                stream.abort()
+            elif width + 4 == 8:
+                with pytest.raises(EngineError, match="told to fail on size"):
+                    stream.result()
+            else:
+                assert f"{width + 4}x6" in stream.result().text
+        assert_empty(model)
+    assert encoder.most_inside <= max_concurrency
+
+
+def test_a_closing_pipeline_waits_for_every_call_and_then_closes_the_encoder():
+    encoder = ConcurrentEncoder(3)
+    with running(encoder) as model:
+        streams = [ask_about(model, picture(5 + i)) for i in range(6)]
+        wait_until(lambda: encoder.num_inside == 3)
+        closing = threading.Thread(target=model.close)
+        closing.start()
+        wait_until(lambda: all(stream._channel.is_done for stream in streams))
+        assert not encoder._is_closed
+        encoder.gate.set()
+        closing.join(60)
+        assert encoder._is_closed
+        assert len(encoder.calls) == 3
+
+
+def test_a_call_that_hangs_beside_others_is_reported_with_its_own_media(caplog):
+    class HangsOnce(ConcurrentEncoder):
+        def encode(self, slots):
+            if tuple(slots[0].inputs["size"].tolist()) != (6, 8):
+                return MockVisionEncoder.encode(self, slots)
+            return super().encode(slots)
+
+    encoder = HangsOnce(2)
+    with running(encoder, settings={"slow_step_s": 0.2}) as model:
+        hanging = ask_about(model, picture(8, 6))
+        wait_until(lambda: encoder.num_inside)
+        for number in range(10):
+            assert ask_about(model, picture(20 + number)).result().text
+        wait_until(lambda: model.stats().counters["num_slow_encodings"] == 1)
+        assert "media: 1, tokens: 4" in caplog.text
+        encoder.gate.set()
+        assert "8x6" in hanging.result().text
+
+
+@pytest.mark.parametrize("stated", [0, 65, "2", True, 1.0, None])
+def test_an_encoder_that_states_no_valid_number_is_refused(stated):
+    encoder = MockVisionEncoder()
+    encoder.max_concurrency = stated
+    with pytest.raises(PluginError, match="not a number from 1 to 64"), running(encoder):
+        raise AssertionError("it was built")

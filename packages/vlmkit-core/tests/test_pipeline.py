@@ -500,7 +500,7 @@ def test_nothing_is_left_whatever_is_requested_and_cancelled(
                 done = stream.result()
                 assert {c.text for c in done.choices} == {("ab" * 20)[:tokens]}
         assert_empty(model)
-        assert not model.runner._loop._encodings._thread._queue
+        assert not model.runner._loop._encodings._threads._queue
         counters = model.stats().counters
         ended = sum(counters[f"num_{how}"] for how in ("finished", "aborted", "failed"))
         assert ended == sum(action[1] for action in actions)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import threading
+import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -247,6 +248,66 @@ class AdaptsToItsFirstBatch(HonestEncoder):
         return changed(super().encode(slots), lambda rows, _: gain * rows)
 
 
+class ConcurrentEncoder(HonestEncoder):
+    """Takes three calls at once."""
+
+    max_concurrency = 3
+
+
+class StatesNoNumber(HonestEncoder):
+    max_concurrency = "3"
+
+
+class StatesNoCall(HonestEncoder):
+    max_concurrency = 0
+
+
+class StatesTooManyCalls(HonestEncoder):
+    max_concurrency = 1000
+
+
+class StatesFewerCallsLater(HonestEncoder):
+    max_concurrency = 3
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.max_concurrency = 1
+        return super().encode(slots)
+
+
+class SharesInputsBetweenCalls(ConcurrentEncoder):
+    slots: Seq[MediaSlot] = ()
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.slots = list(slots)
+        time.sleep(0.02)
+        made = super().encode(self.slots)
+        self.slots = ()
+        return made
+
+
+class ReturnsResultsOfOtherCalls(ConcurrentEncoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[list[MediaFeatures]] = []
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.results.append(super().encode(slots))
+        time.sleep(0.02)
+        return self.results.pop()
+
+
+class RefusesConcurrentCalls(ConcurrentEncoder):
+    is_busy = False
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        if self.is_busy:
+            raise RuntimeError("another call runs")
+        self.is_busy = True
+        time.sleep(0.02)
+        self.is_busy = False
+        return super().encode(slots)
+
+
 class OnEncoder(MediaEncoderContract):
     def __init__(self, kind: type[HonestEncoder]) -> None:
         self._kind = kind
@@ -382,6 +443,49 @@ TABLE = Table(
             ClosesAllInstances,
             "close() frees the memory of this encoder.",
             "closing_one_encoder_leaves_another_running",
+        ),
+        Broken(
+            StatesNoNumber,
+            "max_concurrency is a whole number.",
+            "the_number_of_concurrent_calls_is_constant_and_bounded",
+            honest=ConcurrentEncoder,
+        ),
+        Broken(
+            StatesNoCall,
+            "max_concurrency is at least one.",
+            "the_number_of_concurrent_calls_is_constant_and_bounded",
+            honest=ConcurrentEncoder,
+        ),
+        Broken(
+            StatesTooManyCalls,
+            "max_concurrency is at most 64.",
+            "the_number_of_concurrent_calls_is_constant_and_bounded",
+            honest=ConcurrentEncoder,
+        ),
+        Broken(
+            StatesFewerCallsLater,
+            "max_concurrency is constant.",
+            "the_number_of_concurrent_calls_is_constant_and_bounded",
+            honest=ConcurrentEncoder,
+        ),
+        Broken(
+            SharesInputsBetweenCalls,
+            "Concurrent calls share no inputs.",
+            "concurrent_calls_agree_with_single_ones",
+            honest=ConcurrentEncoder,
+        ),
+        Broken(
+            ReturnsResultsOfOtherCalls,
+            "Each call returns the features of its own media.",
+            "concurrent_calls_agree_with_single_ones",
+            honest=ConcurrentEncoder,
+        ),
+        Broken(
+            RefusesConcurrentCalls,
+            "An encoder takes as many calls at once as it states.",
+            "concurrent_calls_agree_with_single_ones",
+            honest=ConcurrentEncoder,
+            raises=(RuntimeError,),
         ),
     ),
 )

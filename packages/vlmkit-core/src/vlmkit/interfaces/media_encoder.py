@@ -33,7 +33,8 @@ class MediaEncoder(Protocol):
         owns the features: the encoder must not reuse their memory, nor keep slots or features.
 
         ``encode`` runs in its own thread, concurrently with the engine's methods, and never twice
-        at once. State shared with the engine, such as weights, must be safe for that.
+        at once unless the encoder states that (:class:`EncodesConcurrently`). State shared with the
+        engine, such as weights, must be safe for that.
         """
         ...
 
@@ -51,5 +52,20 @@ class StatesPrecision(Protocol):
         """The precision of its computation, such as ``bfloat16`` or ``w8a8``, for display.
 
         Constant.
+        """
+        ...
+
+
+@runtime_checkable
+class EncodesConcurrently(Protocol):
+    """An optional property of a media encoder: how many calls of ``encode`` may run at once."""
+
+    @property
+    def max_concurrency(self) -> int:
+        """The maximum number of concurrent calls, from 1 to 64; constant.
+
+        Each runs in its own thread. It is for an encoder that waits for other machines or
+        processes; calls that compute in this process take cores from each other. Without this
+        property, one call runs at a time.
         """
         ...

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import re
+import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,12 @@ import numpy as np
 import pytest
 
 from vlmkit.interfaces.features import MediaFeatures
-from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.media_encoder import EncodesConcurrently, MediaEncoder
 from vlmkit.interfaces.prompt import Array, MediaSlot
 from vlmkit_testing.contracts.arrays import to_numpy
+
+MAX_CONCURRENCY = 64
+MOST_CALLS, NUM_ROUNDS = 8, 5
 
 
 class MediaEncoderContract:
@@ -191,6 +195,42 @@ class MediaEncoderContract:
         with ThreadPoolExecutor(1) as other:
             self.agree(other.submit(encoder.encode, self.shown[:1]).result()[0], expected)
             other.submit(encoder.close).result()
+
+    def test_the_number_of_concurrent_calls_is_constant_and_bounded(self) -> None:
+        """From 1 to 64; an encoder without ``max_concurrency`` has one call at a time."""
+        encoder = self.make()
+        if not isinstance(encoder, EncodesConcurrently):
+            pytest.skip("this encoder takes one call at a time")
+        stated: object = encoder.max_concurrency
+        assert type(stated) is int, "max_concurrency is a whole number"
+        assert 1 <= stated <= MAX_CONCURRENCY
+        encoder.encode(self.shown)
+        assert encoder.max_concurrency == stated
+
+    def test_concurrent_calls_agree_with_single_ones(self) -> None:
+        """As many calls at once as the encoder states, each with other media."""
+        encoder, expected = self.make(), self.make().encode(self.shown)
+        num_calls = getattr(encoder, "max_concurrency", 1)
+        if num_calls < 2:
+            pytest.skip("this encoder takes one call at a time")
+        num_calls = min(num_calls, MOST_CALLS)
+        numbers = list(range(len(self.shown)))
+        orders = [
+            (numbers[call % len(numbers) :] + numbers[: call % len(numbers)])[: 1 + call % 3]
+            for call in range(num_calls)
+        ]
+        begin = threading.Barrier(num_calls)
+
+        def called(order: list[int]) -> list[MediaFeatures]:
+            begin.wait(60)
+            return encoder.encode([self.shown[number] for number in order])
+
+        with ThreadPoolExecutor(num_calls) as threads:
+            for _ in range(NUM_ROUNDS):
+                for order, made in zip(orders, threads.map(called, orders), strict=True):
+                    assert len(made) == len(order)
+                    for number, features in zip(order, made, strict=True):
+                        self.agree(features, expected[number])
 
     def test_closing_one_encoder_leaves_another_running(self) -> None:
         """Two encoders share no state that ``close`` ends."""

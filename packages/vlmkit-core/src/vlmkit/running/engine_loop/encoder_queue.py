@@ -1,7 +1,7 @@
 """The media that are encoded or wait for it, and the sequences that wait for each.
 
-It runs in the loop's thread; the encoder runs in its own. A medium that several sequences share is
-encoded once. A medium that no sequence waits for any more is not started.
+It runs in the loop's thread; the encoder runs in threads of its own. A medium that several
+sequences share is encoded once. A medium that no sequence waits for any more is not started.
 """
 
 import copy
@@ -12,7 +12,7 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, WorkItem
-from vlmkit.running.engine_loop.encoder_thread import EncoderThread, Key
+from vlmkit.running.engine_loop.encoder_threads import EncoderThreads, Key
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames, Fault
 from vlmkit.running.faults.isolation import engine_error
@@ -37,7 +37,7 @@ class EncoderQueue:
         component_names: ComponentNames = UNKNOWN,
     ) -> None:
         self._component_names = component_names
-        self._thread = EncoderThread(encoder, on_results)
+        self._threads = EncoderThreads(encoder, on_results)
         self._cache = cache
         self._waiting: dict[Key, set[EncodeItem]] = {}
         self.num_encoded = 0
@@ -55,13 +55,13 @@ class EncoderQueue:
         """
         new: dict[Key, MediaSlot] = {}
         news = [self._start(item, new) for item in items]
-        self._thread.put(new)
+        self._threads.put(new)
         return any(news)
 
     def take(self) -> dict[Sequence, VlmkitError]:
         """Give sequences their new features; return the error of each sequence that failed."""
         failures: dict[Sequence, VlmkitError] = {}
-        for key, result, stage in self._thread.take():
+        for key, result, stage in self._threads.take():
             items = self._waiting.pop(key, set())
             if isinstance(result, Exception):
                 kinds = {item.sequence.prompt.media[item.index].kind for item in items}
@@ -90,35 +90,38 @@ class EncoderQueue:
             key = _key(sequence, index)
             items = self._waiting[key]
             items.discard(EncodeItem(sequence, index))
-            if not items and self._thread.cancel(key):
+            if not items and self._threads.cancel(key):
                 del self._waiting[key]
         sequence.encoding.clear()
 
     def stop(self) -> None:
         """Start no more encodings."""
-        self._thread.stop()
+        self._threads.stop()
         self._waiting.clear()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the encoder's thread to end, after :meth:`stop`; return whether it has."""
-        return self._thread.join(timeout_s)
+        """Wait for the encoder's threads to end, after :meth:`stop`; return whether they have."""
+        return self._threads.join(timeout_s)
 
-    # Read by the watchdog's thread.
+    # Read by the watchdog's thread. Of several batches, it watches the oldest.
 
     @property
     def since(self) -> float:
-        """When the current batch began, by ``perf_counter``; 0 while there is none."""
-        return self._thread.since
+        """When the oldest batch began, by ``perf_counter``; 0 while there is none."""
+        batch = self._threads.oldest_batch
+        return 0.0 if batch is None else batch.since
 
     @property
     def ident(self) -> int | None:
-        """The identifier of the encoder's thread."""
-        return self._thread.ident
+        """The identifier of the thread of the oldest batch."""
+        batch = self._threads.oldest_batch
+        return None if batch is None else batch.ident
 
     @property
     def present(self) -> dict[Key, MediaSlot]:
-        """The media that are being encoded."""
-        return dict(self._thread.batch)
+        """The media of the oldest batch."""
+        batch = self._threads.oldest_batch
+        return {} if batch is None else dict(batch.slots)
 
     def waiting(self, keys: Iterable[Key]) -> list[Sequence]:
         """Return the sequences that wait for some media."""

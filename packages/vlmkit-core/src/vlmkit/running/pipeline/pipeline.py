@@ -27,6 +27,7 @@ from vlmkit.interfaces.sampler import FOLLOWED, Sampler, SamplerClaims
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.constraints.compiled import Constraints, MakeCompiler
 from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.encoder_threads import max_concurrency_of
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
 from vlmkit.running.engine_loop.loop import Loop
 from vlmkit.running.engine_loop.step_runner import LoopComponents
@@ -94,6 +95,7 @@ class Pipeline:
         if loaders is None:
             loaders = {"image": ImageLoader(), "tiff": TiffLoader()}
         fields = tuple(components.get("request_fields", ()))
+        max_concurrency_of(encoder)  # an invalid one is an error before any thread starts
         claims = claims_of(sampler)
         self.facts = facts = RunnerFacts(
             name=name,

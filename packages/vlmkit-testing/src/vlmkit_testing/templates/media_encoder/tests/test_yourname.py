@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -28,11 +29,21 @@ class TestProcessEncoder(MediaEncoderContract):
             encoder.close()
 
     def make(self) -> MediaEncoder:
-        self.made.append(ProcessEncoder())
+        self.made.append(ProcessEncoder(num_processes=2))
         return self.made[-1]
 
     def slots(self) -> list[MediaSlot]:
         return [slot(0), slot(1), slot(2, num_features=2)]
+
+
+def test_calls_at_once_are_encoded_in_processes_of_their_own() -> None:
+    encoder = ProcessEncoder(num_processes=2)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(5):
+            one, other = threads.map(encoder.encode, ([slot(0)], [slot(1)]))
+            assert np.array_equal(one[0].extra["digest"], slot(0).inputs["digest"])
+            assert np.array_equal(other[0].extra["digest"], slot(1).inputs["digest"])
+    encoder.close()
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit", "import time; time.sleep(600)"])

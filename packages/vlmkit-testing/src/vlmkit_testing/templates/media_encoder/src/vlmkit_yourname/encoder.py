@@ -1,8 +1,10 @@
-"""The encoder: sends pictures to a process, started when it is needed and replaced if it dies.
+"""The encoder: sends pictures to processes, started when they are needed and replaced if they die.
 
-A process that crashes or hangs fails the requests whose pictures it had, and no others.
+A process that crashes or hangs fails the requests whose pictures it had, and no others. Each
+process has one call of ``encode`` at a time, so there are as many calls at once as processes.
 """
 
+import queue
 import subprocess
 import sys
 import threading
@@ -19,17 +21,53 @@ from vlmkit_yourname import worker
 
 
 class ProcessEncoder:
-    """Computes features in another process: a :class:`.MediaEncoder`.
+    """Computes features in other processes: a :class:`.MediaEncoder`.
 
     Args:
         timeout_s: time that one batch may take.
         program: what is started; frames go to its input and come from its output.
+        num_processes: how many are started at most.
+
+    Attributes:
+        max_concurrency: how many calls of ``encode`` may run at once.
     """
 
     identity = "vlmkit-yourname 1"
     media_kinds = frozenset({"image"})
 
-    def __init__(self, timeout_s: float = 60.0, program: Seq[str] = ()) -> None:
+    def __init__(
+        self, timeout_s: float = 60.0, program: Seq[str] = (), num_processes: int = 1
+    ) -> None:
+        self.max_concurrency = num_processes
+        self._workers = [_Worker(timeout_s, program) for _ in range(num_processes)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for each in self._workers:
+            self._idle.put(each)
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        """Return the features of each picture, in order.
+
+        Raises:
+            EngineError: the process ended, or took too long; the next call starts another.
+        """
+        if not slots:
+            return []
+        own = self._idle.get()
+        try:
+            return own.encode(slots)
+        finally:
+            self._idle.put(own)
+
+    def close(self) -> None:
+        """End the processes."""
+        for each in self._workers:
+            each.close()
+
+
+class _Worker:
+    """One process, which has one call at a time."""
+
+    def __init__(self, timeout_s: float, program: Seq[str]) -> None:
         self._timeout_s = timeout_s
         self._program = program or (sys.executable, "-P", str(Path(worker.__file__)))
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,8 +78,6 @@ class ProcessEncoder:
         Raises:
             EngineError: the process ended, or took too long; the next call starts another.
         """
-        if not slots:
-            return []
         process = self._started()
         clock = threading.Timer(self._timeout_s, process.kill)
         clock.start()

@@ -1,4 +1,4 @@
-"""Offers an encoder that computes in another process, for the packaged model ``mock``.
+"""Offers an encoder that computes in other processes, for the packaged model ``mock``.
 
 Put your model in ``worker.py``, and say in ``_cannot_serve`` whose pictures it knows.
 """
@@ -21,9 +21,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         timeout_s: time that one batch of pictures may take, and the start of the process.
+        num_processes: processes that encode at the same time.
     """
 
     timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 60.0
+    num_processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
 def _cannot_serve(checkpoint: Checkpoint) -> str | None:
@@ -33,7 +35,8 @@ def _cannot_serve(checkpoint: Checkpoint) -> str | None:
 def _build(context: BuildContext) -> MediaEncoder:
     from vlmkit_yourname.encoder import ProcessEncoder
 
-    return ProcessEncoder(context.settings.timeout_s)
+    settings: WorkerSettings = context.settings
+    return ProcessEncoder(settings.timeout_s, num_processes=settings.num_processes)
 
 
 @vlmkit.hookimpl
