@@ -4,6 +4,7 @@ import gc
 import logging
 import pickle
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
-from vlmkit_testing import new_sequence
+from vlmkit_testing import RequestFieldContract, RunnerContract, new_sequence
 from vlmkit_testing.contracts import sampler_subject
 
 
@@ -344,10 +345,33 @@ def test_a_model_that_is_opened_under_an_alias_has_its_fields(tmp_path: Path) ->
         assert model.generate(LONG, fields={"adapter": {"name": "b"}}).text
 
 
-def test_a_runner_under_an_alias_keeps_the_contract_of_runners() -> None:
-    runner = AliasRunner(mock_model(request_fields=[Adapters(a=b"1").field]).runner, "legal", {})
-    assert isinstance(runner, Runner)
-    runner.close()
+class TestARunnerUnderAnAlias(RunnerContract):
+    def make(self) -> Runner:
+        model = mock_model(request_fields=[Adapters(a=b"1").field])
+        return AliasRunner(model.runner, "legal", {"adapter": {"name": "a"}})
+
+    def fail(self, runner: Runner) -> None:
+        with pytest.raises(EngineError):
+            vlmkit.Model(runner).generate('{"mock": {"text": "abc", "crash_at_token": 1}}')
+
+
+class TestAFieldOfAdapters(RequestFieldContract):
+    def make(self) -> RequestField[Any]:
+        return Adapters(legal=b"weights 1", medical=b"weights 2").field
+
+    def values(self) -> list[Mapping[str, Any]]:
+        return [{"name": "legal"}, {"name": "medical"}]
+
+    def unknown(self) -> list[Mapping[str, Any]]:
+        return [{"name": "forgotten"}]
+
+
+class TestAFieldWithoutAnIdentity(RequestFieldContract):
+    def make(self) -> RequestField[Any]:
+        return FIELD
+
+    def values(self) -> list[Mapping[str, Any]]:
+        return [{"much": 0.1}, {"way": "up", "inner": [1, 2]}, {}]
 
 
 CLASH = """

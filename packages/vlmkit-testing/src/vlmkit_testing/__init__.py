@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vlmkit_testing.contracts.observer_contract import ObserverContract
     from vlmkit_testing.contracts.pictures import awkward_pictures, picture
     from vlmkit_testing.contracts.proposer_contract import ProposerContract
+    from vlmkit_testing.contracts.request_field_contract import RequestFieldContract
     from vlmkit_testing.contracts.runner_contract import RunnerContract
     from vlmkit_testing.contracts.sampler_contract import SamplerContract
     from vlmkit_testing.contracts.scheduler_contract import SchedulerContract
@@ -38,6 +39,7 @@ __all__ = [
     "MonitorContract",
     "ObserverContract",
     "ProposerContract",
+    "RequestFieldContract",
     "RunnerContract",
     "SamplerContract",
     "SchedulerContract",
@@ -59,6 +61,7 @@ _MODULES = {
     "MonitorContract": "monitor_contract",
     "ObserverContract": "observer_contract",
     "ProposerContract": "proposer_contract",
+    "RequestFieldContract": "request_field_contract",
     "RunnerContract": "runner_contract",
     "SamplerContract": "sampler_contract",
     "SchedulerContract": "scheduler_contract",

@@ -10,6 +10,7 @@ from broken import (
     monitor,
     observer,
     proposer,
+    request_field,
     runner,
     sampler,
     scheduler,
@@ -32,4 +33,5 @@ TABLES = (
     monitor.TABLE,
     model.TABLE,
     command.TABLE,
+    request_field.TABLE,
 )
