@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -16,10 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from PIL import Image as PilImage
 
+import vlmkit
 from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.interfaces.runner import Runner
 from vlmkit.running.constraints.compiled import MakeCompiler
@@ -52,7 +55,22 @@ def mock_pipeline(
     tokenizer: MockTokenizer | None = None,
     pooling: Callable[[], Pooling] = Pooling,
     **engine: Any,
-) -> Pipeline:
+) -> Any:
+    """Return a pipeline of the mock, or a runner in a child process if the tests run before one.
+
+    ``TESTS_RUNNER=subprocess`` chooses the latter. A component that only this process has
+    needs a pipeline here.
+    """
+    own = (constraint, tokenizer, None if pooling is Pooling else pooling)
+    if os.environ.get("TESTS_RUNNER") == "subprocess" and not any(own):
+        return vlmkit.load(
+            "mock",
+            engine={"use": "mock", **engine},
+            media_encoder={"use": "auto" if takes_images else "none"},
+            scheduler={"max_waiting": max_waiting},
+            pipeline=msgspec.to_builtins(settings or PipelineSettings()),
+            runner={"use": "subprocess", "max_restarts": 0},
+        ).runner
     return Pipeline(
         tokenizer=tokenizer or MockTokenizer(),
         engine=MockEngine(MockEngineSettings(**engine)),

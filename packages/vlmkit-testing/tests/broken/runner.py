@@ -55,6 +55,27 @@ class ReturnsTheNamesOfTokens(vlmkit.Pipeline):
         return f"<{token_id}>".encode()
 
 
+class ShiftsItsTokenTable(vlmkit.Pipeline):
+    def token_table(self):
+        return [b"", *super().token_table()]
+
+
+class HasATokenTableOfTheUsualTokens(vlmkit.Pipeline):
+    def token_table(self):
+        return super().token_table()[:256]
+
+
+class DetokenizesSpecialTokensInAnEventLoop(vlmkit.Pipeline):
+    async def adetokenize(self, token_ids):
+        return f"<begin>{await super().adetokenize(token_ids)}"
+
+
+class DetokenizesAnythingInAnEventLoop(vlmkit.Pipeline):
+    async def adetokenize(self, token_ids):
+        known = [i for i in token_ids if i < self.facts.limits.vocab_size]
+        return await super().adetokenize(known)
+
+
 class CountsTooFew(vlmkit.Pipeline):
     async def atokenize(self, request):
         told = await super().atokenize(request)
@@ -376,6 +397,26 @@ TABLE = Table(
             ReturnsTheNamesOfTokens,
             "token_bytes() returns the bytes of a token.",
             "its_tokens_have_the_bytes_of_its_texts",
+        ),
+        Broken(
+            ShiftsItsTokenTable,
+            "token_table() has the bytes of each token at its id.",
+            "its_token_table_has_the_bytes_of_its_tokens",
+        ),
+        Broken(
+            HasATokenTableOfTheUsualTokens,
+            "token_table() has an item for every column of the logits.",
+            "its_token_table_has_the_bytes_of_its_tokens",
+        ),
+        Broken(
+            DetokenizesSpecialTokensInAnEventLoop,
+            "adetokenize() returns the text that detokenize() does.",
+            "tokens_have_the_same_text_in_an_event_loop",
+        ),
+        Broken(
+            DetokenizesAnythingInAnEventLoop,
+            "adetokenize() refuses ids outside the vocabulary.",
+            "tokens_have_the_same_text_in_an_event_loop",
         ),
         Broken(
             CountsTooFew,

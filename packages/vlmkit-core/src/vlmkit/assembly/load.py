@@ -237,12 +237,17 @@ def assemble(
     return runner
 
 
-def build_plan(plan: bytes, on_stage: OnStage | None = None) -> "Runner":
+def build_plan(
+    plan: bytes,
+    on_stage: OnStage | None = None,
+    observers: Mapping[str, MakeObserver] | None = None,
+) -> "Runner":
     """Build a pipeline in this process by the plan that another process made.
 
     Args:
         plan: the result of :meth:`vlmkit.plugins.build_context.Pipelines.plan`.
         on_stage: called with the name of each stage when it begins.
+        observers: functions that create observers of this process, by name.
 
     Raises:
         VlmkitError: a component cannot be built; as for :func:`load`.
@@ -255,7 +260,7 @@ def build_plan(plan: bytes, on_stage: OnStage | None = None) -> "Runner":
     choice.pop(RUNNER.section, None)
     report = on_stage or ignore_progress
     return PipelineBuilder(
-        *(entry, config, plugins, checkpoint, choice, report, {}, decoded.workers),
+        *(entry, config, plugins, checkpoint, choice, report, observers or {}, decoded.workers),
         make_other=partial(_make_other, plugins, report),
     ).build()
 

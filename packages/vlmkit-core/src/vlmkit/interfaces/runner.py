@@ -194,7 +194,11 @@ class Runner(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, which may be part of a character."""
+        """Return the bytes of one token, which may be part of a character; never waits.
+
+        It is called for each log-probability of an answer. A runner of another process gets the
+        bytes of all tokens once, when it connects, and looks them up: see :class:`HasTokenTable`.
+        """
         ...
 
     @property
@@ -232,4 +236,37 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Abort all requests and free all resources; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class HasTokenTable(Protocol):
+    """An optional part of a runner: the bytes of all tokens at once, for other processes.
+
+    :func:`vlmkit.kit.runner_tokens.token_table` returns them for every runner.
+    """
+
+    def token_table(self) -> Seq[bytes]:
+        """Return the bytes of every token, by token id; may take seconds.
+
+        The item of each token equals the result of ``token_bytes``. It is empty for an id that only
+        the logits have.
+        """
+        ...
+
+
+@runtime_checkable
+class DetokenizesAsync(Protocol):
+    """An optional part of a runner: ``detokenize`` for callers in an event loop.
+
+    :func:`vlmkit.kit.runner_tokens.adetokenize` works with every runner.
+    """
+
+    async def adetokenize(self, token_ids: Seq[int]) -> str:
+        """Return what ``detokenize`` returns, without blocking the event loop.
+
+        Raises:
+            RequestError: a token is not in the vocabulary.
+            EngineError: the runner cannot answer now, or has failed.
+        """
         ...

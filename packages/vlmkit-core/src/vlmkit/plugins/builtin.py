@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vlmkit.errors import ConfigError
 from vlmkit.interfaces.media_loader import MediaLoader
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.proposer import Proposer
@@ -14,6 +15,7 @@ from vlmkit.settings.ngram import NgramSettings
 from vlmkit.settings.replicas import ReplicasSettings
 from vlmkit.settings.request_log import RequestLogSettings
 from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.settings.subprocess import SubprocessSettings
 
 VLMKIT_API = (1, 0)
 PRIORITY = 10
@@ -55,6 +57,19 @@ def _build_replicas(context: BuildContext) -> Runner:
 
     settings: ReplicasSettings = context.settings
     return Replicas([context.pipeline() for _ in range(settings.num_replicas)])
+
+
+def _build_subprocess(context: BuildContext) -> Runner:
+    from vlmkit.running.subprocess_runner.runner import SubprocessRunner
+
+    if context.pipelines is None:
+        raise ConfigError(
+            "the runner 'subprocess' needs a model whose files are on this machine",
+            hint="name a model that is a folder, a hub id or a packaged name",
+        )
+    made = {name: make() for name, make in context.observers.items()}
+    observers = {name: observer for name, observer in made.items() if observer is not None}
+    return SubprocessRunner(context.pipelines.plan(), context.settings, observers)
 
 
 def _build_image_loader(_: BuildContext) -> MediaLoader:
@@ -122,12 +137,18 @@ def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_runners(registry: Registry[Any]) -> None:
-    """Register ``runner.use = "replicas"``."""
+    """Register ``runner.use = "replicas"`` and ``"subprocess"``."""
     registry.add(
         "replicas",
         _build_replicas,
         settings=ReplicasSettings,
         description="several pipelines; each request goes to the one with the least work",
+    )
+    registry.add(
+        "subprocess",
+        _build_subprocess,
+        settings=SubprocessSettings,
+        description="the pipeline in a child process, which is restarted when it crashes",
     )
 
 

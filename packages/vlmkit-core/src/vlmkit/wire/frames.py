@@ -11,7 +11,7 @@ stream is then meaningless: close the connection.
 
 import asyncio
 import struct
-from collections.abc import Generator, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol, TypeAlias
 
 from vlmkit.errors import WireError
@@ -83,26 +83,22 @@ def read_frame(file: BinaryReader, limits: FrameLimits = DEFAULT_LIMITS) -> Fram
         EOFError: the file ended, also within the frame.
         WireError: the frame is not one of this version, or over the limits.
     """
-    parser = _parser(limits)
-    num_bytes = next(parser)
-    try:
-        while True:
-            num_bytes = parser.send(_exactly(file, num_bytes))
-    except StopIteration as done:
-        frame: Frame = done.value
-        return frame
+    num_buffers, head_bytes = _lengths(_exactly(file, _HEADER.size), limits)
+    if not num_buffers:
+        return Frame(_exactly(file, head_bytes))
+    sizes = _sizes(_exactly(file, _LENGTH_BYTES * num_buffers), limits)
+    head = _exactly(file, head_bytes)
+    return Frame(head, [_exactly(file, size) for size in sizes])
 
 
 async def aread_frame(reader: asyncio.StreamReader, limits: FrameLimits = DEFAULT_LIMITS) -> Frame:
     """Read a frame from an asyncio stream; errors are those of :func:`read_frame`."""
-    parser = _parser(limits)
-    num_bytes = next(parser)
-    try:
-        while True:
-            num_bytes = parser.send(bytearray(await reader.readexactly(num_bytes)))
-    except StopIteration as done:
-        frame: Frame = done.value
-        return frame
+    num_buffers, head_bytes = _lengths(await reader.readexactly(_HEADER.size), limits)
+    sizes: Seq[int] = ()
+    if num_buffers:
+        sizes = _sizes(await reader.readexactly(_LENGTH_BYTES * num_buffers), limits)
+    head = await reader.readexactly(head_bytes)
+    return Frame(head, [bytearray(await reader.readexactly(size)) for size in sizes])
 
 
 def write_frame(file: BinaryWriter, frame: Frame) -> None:
@@ -142,9 +138,13 @@ def frame_parts(frame: Frame) -> list[Buffer]:
     return [b"".join((header, lengths, frame.head)), *frame.buffers]
 
 
-def _parser(limits: FrameLimits) -> Generator[int, bytearray, Frame]:
-    """Yield the number of bytes to read next, receive them, and return the frame."""
-    magic, version, num_buffers, head_bytes = _HEADER.unpack((yield _HEADER.size))
+def _lengths(header: Buffer, limits: FrameLimits) -> tuple[int, int]:
+    """Return the number of buffers and the length of the head, which a header states.
+
+    Raises:
+        WireError: it is no header of this version, or over a limit.
+    """
+    magic, version, num_buffers, head_bytes = _HEADER.unpack(header)
     if magic != MAGIC:
         raise WireError("a connection does not speak vlmkit's protocol")
     if version != PROTOCOL_VERSION:
@@ -156,22 +156,24 @@ def _parser(limits: FrameLimits) -> Generator[int, bytearray, Frame]:
         raise WireError(f"a frame's head is over the limit of {limits.max_head_bytes} bytes")
     if num_buffers > limits.max_buffers:
         raise WireError(f"a frame has over {limits.max_buffers} buffers")
-    sizes: tuple[int, ...] = ()
-    if num_buffers:
-        sizes = struct.unpack(f">{num_buffers}Q", (yield _LENGTH_BYTES * num_buffers))
+    return num_buffers, head_bytes
+
+
+def _sizes(content: Buffer, limits: FrameLimits) -> Seq[int]:
+    """Return the lengths of buffers.
+
+    Raises:
+        WireError: they are over the limit together.
+    """
+    sizes = struct.unpack(f">{memoryview(content).nbytes // _LENGTH_BYTES}Q", content)
     if sum(sizes) > limits.max_buffer_bytes:
         raise WireError(f"a frame's buffers are over {limits.max_buffer_bytes} bytes")
-    head = yield head_bytes
-    buffers: list[Buffer] = []
-    for size in sizes:
-        content = yield size
-        buffers.append(content)
-    return Frame(head, buffers)
+    return sizes
 
 
 def _exactly(file: BinaryReader, num_bytes: int) -> bytearray:
     """Read so many bytes, never more than twice those that have arrived at once."""
-    content = bytearray()
+    content = bytearray(file.read(min(num_bytes, PIECE_BYTES)) or b"")
     while (left := num_bytes - len(content)) > 0:
         piece = file.read(min(left, max(PIECE_BYTES, len(content))))
         if not piece:

@@ -1,6 +1,9 @@
 """A runner that meters one call: it applies rate limits and records the call's requests."""
 
+from collections.abc import Sequence as Seq
+
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
+from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.request import Request
 from vlmkit_server.exchange.output_limit import OutputLimit
 from vlmkit_server.exchange.response_buffer import ResponseBuffer
@@ -64,6 +67,10 @@ class MeteredRunner:
         if self._record is not None:
             self._record.answers.append(stream)
         return stream
+
+    async def adetokenize(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens without blocking the event loop."""
+        return await adetokenize(self._runner, token_ids)
 
     @property
     def is_ready(self) -> bool:

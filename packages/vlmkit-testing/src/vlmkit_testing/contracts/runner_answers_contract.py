@@ -7,6 +7,7 @@ import pytest
 
 from vlmkit.errors import QueueFull, RequestError
 from vlmkit.interfaces.runner import CONSTRAINT, Runner
+from vlmkit.kit.runner_tokens import adetokenize, token_table
 from vlmkit.types.constraint import OneOf
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
@@ -92,6 +93,23 @@ class RunnerAnswersContract(RunnerSubject):
             tokens = [runner.token_bytes(i) for i in choice.token_ids if i not in ends]
             said = b"".join(tokens).decode(errors="replace")
             assert said.strip() == choice.text.strip()
+
+    def test_its_token_table_has_the_bytes_of_its_tokens(self) -> None:
+        """Another process gets them at once, so that no token needs a call of its own."""
+        with self._runner() as runner:
+            table = token_table(runner)
+            assert len(table) >= runner.facts.limits.vocab_size
+            for token_id in runner.submit(self.request()).result().choices[0].token_ids:
+                assert table[token_id] == runner.token_bytes(token_id)
+
+    def test_tokens_have_the_same_text_in_an_event_loop(self) -> None:
+        """adetokenize() returns and refuses what detokenize() does."""
+        with self._runner() as runner:
+            ids = runner.submit(self.request()).result().choices[0].token_ids
+            assert asyncio.run(adetokenize(runner, ids)) == runner.detokenize(ids)
+            beyond = [*ids, runner.facts.limits.vocab_size]
+            with pytest.raises(RequestError):
+                asyncio.run(adetokenize(runner, beyond))
 
     def test_a_prompt_can_be_tokenized_without_an_answer(self) -> None:
         """Its tokens agree with the usage of an answer, and may be sent as a prompt."""

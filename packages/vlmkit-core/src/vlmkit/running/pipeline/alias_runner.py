@@ -1,11 +1,12 @@
 """A runner under a further name that sets request fields of plugins."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
+from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 
@@ -66,6 +67,10 @@ class AliasRunner:
             EngineError: as the runner's.
         """
         return await self._runner.atokenize(self._with_fields(request))
+
+    async def adetokenize(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens without blocking the event loop."""
+        return await adetokenize(self._runner, token_ids)
 
     @property
     def is_ready(self) -> bool:

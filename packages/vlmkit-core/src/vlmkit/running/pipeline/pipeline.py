@@ -5,6 +5,7 @@ schedules nothing and computes nothing. Servers and commands hold it as a
 :class:`vlmkit.interfaces.runner.Runner`; :class:`vlmkit.Model` is the same for Python programs.
 """
 
+import asyncio
 import logging
 import secrets
 import threading
@@ -299,6 +300,20 @@ class Pipeline:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token stands for; may be part of a character."""
         return self._tokenizer.token_bytes(token_id)
+
+    def token_table(self) -> Seq[bytes]:
+        """Return the bytes of every token by its id; none for an id that only the logits have."""
+        num_known = self._tokenizer.vocab_size
+        table = [self._tokenizer.token_bytes(token_id) for token_id in range(num_known)]
+        return table + [b""] * (self.facts.limits.vocab_size - num_known)
+
+    async def adetokenize(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens as :meth:`detokenize` does, in a thread.
+
+        Raises:
+            RequestError: a token is not in the vocabulary.
+        """
+        return await asyncio.to_thread(self.detokenize, token_ids)
 
     # State.
 

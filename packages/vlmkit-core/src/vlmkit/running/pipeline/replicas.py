@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner, RunnerFacts
+from vlmkit.kit.runner_tokens import adetokenize, token_table
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -109,6 +110,20 @@ class Replicas:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, which may be part of a character."""
         return self.runners[0].token_bytes(token_id)
+
+    def token_table(self) -> Seq[bytes]:
+        """Return the bytes of every token."""
+        return token_table(self.runners[0])
+
+    async def adetokenize(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens without blocking the event loop.
+
+        Raises:
+            RequestError: a token is not in the vocabulary.
+            EngineError: no replica can answer.
+        """
+        with self._chosen() as runner:
+            return await adetokenize(runner, token_ids)
 
     @property
     def is_ready(self) -> bool:

@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.completion import Choice, Chunk, Completion, Timings, Usage
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
@@ -190,7 +191,7 @@ class _Prompts:
             ids = tuple(sample.token_id for sample in samples)
             text = named[1]
             if not isinstance(text, str):
-                text = await asyncio.to_thread(self._runner.detokenize, ids)
+                text = await adetokenize(self._runner, ids)
             return Echo(text, ids, tuple(samples))
 
         return await in_order(echo, self._named, self._runner.facts.limits.max_sequences)

@@ -1,6 +1,5 @@
 """``POST /tokenize`` and ``POST /detokenize``: what a prompt comes to, without an answer."""
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner, RunnerFacts
+from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.call import Call, MessagesCall
@@ -152,7 +152,7 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
         runner = await self.runner(body.model)
         try:
             check_plain_size([body.tokens], self.service.settings.max_text_chars, runner.facts)
-            text = await asyncio.to_thread(runner.detokenize, body.tokens)
+            text = await adetokenize(runner, body.tokens)
         except RequestError as error:
             rename_param(error, "tokens")
             raise

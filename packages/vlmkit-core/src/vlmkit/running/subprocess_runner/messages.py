@@ -1,0 +1,224 @@
+"""Messages between a runner and its child process: frames of the wire codec.
+
+The caller's process numbers its requests and calls. Everything that the child sends about one of
+them carries its number. The child sends exactly one end for each request: an entry with its usage,
+or :class:`Refused`.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from vlmkit.errors import VlmkitError
+from vlmkit.interfaces.observer import StepFacts
+from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.types.completion import Chunk, Timings, Usage
+from vlmkit.types.demand import Demand
+from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.request import Request
+from vlmkit.types.runner_stats import RunnerStats
+from vlmkit.wire.codec import Codec
+from vlmkit.wire.type_names import TYPES
+
+# From the caller's process.
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a request; with ``asks_admission``, report its demand and wait."""
+
+    number: int
+    request: Request
+    asks_admission: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """The caller's decision about the demand of a request."""
+
+    number: int
+    is_admitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop a request or a call, at any stage; harmless after its end."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Pause or resume the chunks of a request, whose reader is behind or has caught up."""
+
+    number: int
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Return the tokens of a request's prompt."""
+
+    number: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """Return the text of tokens."""
+
+    number: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse new requests, and report whether the present ones ended in time."""
+
+    number: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Abort all requests, send their ends, and exit."""
+
+
+# From the child.
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The model is built.
+
+    Attributes:
+        facts: the facts of its runner.
+        token_bytes: the bytes of all tokens, concatenated.
+        token_ends: where each token ends in them.
+    """
+
+    facts: RunnerFacts
+    token_bytes: bytes
+    token_ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """The prompt of a request is built, and it waits for the caller's decision."""
+
+    number: int
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The scheduler accepted a request."""
+
+    number: int
+    num_choices: int
+    prompt_token_ids: tuple[int, ...]
+    usage: Usage
+    timings: Timings
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """News of one request.
+
+    Attributes:
+        number: the request.
+        chunks: its new chunks.
+        cached_tokens: prompt tokens that were cached.
+        reasoning_tokens: reasoning tokens so far.
+        usage: the tokens that it used, in its first and its last entry.
+        timings: the durations of its stages, in the same entries.
+    """
+
+    number: int
+    chunks: tuple[Chunk, ...]
+    cached_tokens: int
+    reasoning_tokens: int
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+class News(msgspec.Struct, frozen=True, gc=False):
+    """News of several requests, in one frame."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request or a call ended with an error."""
+
+    number: int
+    error: VlmkitError
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The tokens of a prompt."""
+
+    number: int
+    tokens: PromptTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    """The text of tokens."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Whether all requests ended in time."""
+
+    number: int
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of the child's runner, sent when it has changed."""
+
+    stats: RunnerStats
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps that the engine computed, if the caller has observers of them."""
+
+    steps: tuple[StepFacts, ...]
+
+
+CODEC = Codec(
+    {
+        **TYPES,
+        "runner.submit": Submit,
+        "runner.proceed": Proceed,
+        "runner.abort": Abort,
+        "runner.flow": Flow,
+        "runner.tokenize": Tokenize,
+        "runner.detokenize": Detokenize,
+        "runner.drain": Drain,
+        "runner.close": Close,
+        "runner.started": Started,
+        "runner.demanded": Demanded,
+        "runner.accepted": Accepted,
+        "runner.entry": Entry,
+        "runner.news": News,
+        "runner.refused": Refused,
+        "runner.tokenized": Tokenized,
+        "runner.detokenized": Detokenized,
+        "runner.drained": Drained,
+        "runner.state": State,
+        "runner.steps": Steps,
+        "runner.step": StepFacts,
+    }
+)
+"""The codec of both ends."""

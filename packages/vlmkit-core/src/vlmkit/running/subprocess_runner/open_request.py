@@ -1,0 +1,234 @@
+"""A request of a child process, as its parent sees it: admission, acceptance, chunks, its end."""
+
+import threading
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.interfaces.observer import RequestFacts
+from vlmkit.interfaces.runner import Admit, RunnerFacts
+from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.stream import Stream
+from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.subprocess_runner.messages import (
+    Abort,
+    Accepted,
+    Entry,
+    Flow,
+    Proceed,
+    Refused,
+)
+from vlmkit.types.completion import Timings, Usage
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
+
+if TYPE_CHECKING:
+    from vlmkit.running.subprocess_runner.child_process import ChildProcess
+
+
+class RemoteChannel(Channel):
+    """A channel whose usage and timings come from another process."""
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        accepted: Accepted,
+        *,
+        max_unread_tokens: int,
+        observers: ObserverDispatch | None,
+    ) -> None:
+        super().__init__(facts, max_unread_tokens=max_unread_tokens, observers=observers)
+        self._known_usage = accepted.usage
+        self._known_timings = accepted.timings
+        self._reasoning_tokens = accepted.usage.reasoning_tokens
+
+    def learn(self, entry: Entry | Refused) -> None:
+        """Take over the usage and the timings of a message."""
+        if entry.usage is not None:
+            self._known_usage = entry.usage
+            self._reasoning_tokens = entry.usage.reasoning_tokens
+        elif isinstance(entry, Entry):
+            self.cached_tokens = entry.cached_tokens
+            self._reasoning_tokens = entry.reasoning_tokens
+        if entry.timings is not None:
+            self._known_timings = entry.timings
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that the request used so far."""
+        return replace(
+            self._known_usage,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=max(self.cached_tokens, self._known_usage.cached_tokens),
+            reasoning_tokens=self._reasoning_tokens,
+        )
+
+    @property
+    def timings(self) -> Timings:
+        """The durations of the request's stages, as last reported."""
+        return self._known_timings
+
+
+class OpenRequest:
+    """One request, until its end.
+
+    Args:
+        number: its number in messages.
+        request: the request.
+        child: the process that answers it.
+        who: the name of the runner in errors.
+    """
+
+    def __init__(self, number: int, request: Request, child: "ChildProcess", who: str) -> None:
+        self.number = number
+        self.demanded: Future[Demand | None] = Future()
+        self._accepted: Future[Stream] | None = Future()
+        self.accepted = self._accepted
+        self._request = request
+        self._child = child
+        self._who = who
+        self._refusal: BaseException | None = None
+        self._channel: RemoteChannel | None = None
+        self._num_open = 0
+        self._flow = threading.Lock()
+        self._is_paused = False
+
+    def take_accepted(self) -> "Future[Stream]":
+        """Return the future of the stream, to which only the caller may keep a reference.
+
+        Dropping the stream must abort the request, so the request does not hold it.
+        """
+        accepted: Future[Stream] = self.accepted
+        del self.accepted
+        return accepted
+
+    # The caller's side.
+
+    def decide(self, admit: Admit, demand: Demand) -> None:
+        """Let the caller decide on the demand, and send the decision."""
+        try:
+            admit(demand)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            self._refusal = error
+        self._child.send(Proceed(self.number, self._refusal is None))
+
+    def abort(self, _: object = None) -> None:
+        """Have the process abort the request."""
+        self._child.send(Abort(self.number))
+
+    def resume(self) -> None:
+        """Have the process send chunks again."""
+        with self._flow:
+            if self._is_paused:
+                self._is_paused = False
+                self._child.send(Flow(self.number, is_paused=False))
+
+    # The side of the process: called in the thread that reads its messages.
+
+    def report(self, demand: Demand) -> None:
+        """Pass on the demand to the caller, who decides."""
+        _resolve(self.demanded, demand)
+
+    def accept(
+        self,
+        message: Accepted,
+        facts: RunnerFacts,
+        observers: ObserverDispatch | None,
+        wakeups: Wakeups,
+    ) -> None:
+        """Create the stream of an accepted request."""
+        request = self._request
+        params = request.params or facts.defaults
+        if params.n != message.num_choices:
+            params = msgspec.structs.replace(params, n=message.num_choices)
+        self._channel = channel = RemoteChannel(
+            RequestFacts(
+                id=request.id,
+                model=facts.name,
+                tenant=request.tenant,
+                params=params,
+                prompt_tokens=message.usage.prompt_tokens,
+                image_tokens=message.usage.image_tokens,
+                task=request.task,
+                is_chat=bool(request.messages),
+                prompt_s=message.timings.prompt_s,
+                trace=request.trace,
+            ),
+            message,
+            max_unread_tokens=facts.bounds.max_unread_tokens,
+            observers=observers,
+        )
+        self._num_open = message.num_choices
+        channel.accept(wakeups)
+        stream = Stream(channel, message.prompt_token_ids, abort=self.abort, resume=self.resume)
+        accepted, self._accepted = self._accepted, None
+        if accepted is not None:
+            _resolve(self.demanded, None)
+            _resolve(accepted, stream)
+
+    def add(self, entry: Entry, wakeups: Wakeups) -> bool:
+        """Deliver chunks; return whether the request has ended."""
+        channel = self._channel
+        if channel is None:
+            return True
+        channel.learn(entry)
+        if problem := self._problem(entry, channel):
+            self.abort()
+            channel.fail(EngineError(f"{self._who}: {problem}"), wakeups)
+            return True
+        for chunk in entry.chunks:
+            channel.put(chunk, wakeups)
+        if channel.is_behind:
+            self._pause(channel)
+        return channel.is_done
+
+    def _pause(self, channel: RemoteChannel) -> None:
+        """Stop the chunks of the process, unless the reader has caught up meanwhile."""
+        with self._flow:
+            if channel.is_behind and not self._is_paused:
+                self._is_paused = True
+                self._child.send(Flow(self.number, is_paused=True))
+
+    def _problem(self, entry: Entry, channel: RemoteChannel) -> str:
+        """Return how an entry contradicts the request or itself; empty if it does not."""
+        num_tokens = channel.completion_tokens
+        for chunk in entry.chunks:
+            num_tokens += len(chunk.samples)
+            if chunk.finish_reason is not None:
+                self._num_open -= 1
+            if not 0 <= chunk.index < channel.num_choices:
+                return "its stream has a choice that was not requested"
+        if self._num_open < 0:
+            return "its stream goes on after its end"
+        if self._num_open:
+            return ""
+        if entry.usage is None:
+            return "its stream ends without a usage"
+        stated = entry.usage.completion_tokens
+        if stated != num_tokens:
+            return f"its stream has {num_tokens} tokens, and its usage states {stated}"
+        return ""
+
+    def fail(self, error: VlmkitError, wakeups: Wakeups, message: Refused | None = None) -> None:
+        """End the request with an error, unless it has ended."""
+        if self._channel is not None:
+            if message is not None:
+                self._channel.learn(message)
+            if not self._channel.is_done:
+                self._channel.fail(error, wakeups)
+            return
+        accepted, self._accepted = self._accepted, None
+        _resolve(self.demanded, None)
+        if accepted is not None:
+            with suppress(InvalidStateError):  # its caller has gone
+                accepted.set_exception(self._refusal or error)
+
+
+def _resolve(future: "Future[Any]", value: object) -> None:
+    with suppress(InvalidStateError):  # done, or its caller has gone
+        future.set_result(value)

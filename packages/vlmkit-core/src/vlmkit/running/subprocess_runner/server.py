@@ -1,0 +1,280 @@
+"""The child's end: answers the requests of its caller with a runner of this process.
+
+All of it runs in one event loop, beside the threads of the runner. A thread reads requests.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, BinaryIO
+
+from vlmkit.errors import EngineError, RequestCancelled, RequestError, VlmkitError, WireError
+from vlmkit.interfaces.observer import Observer, StepFacts
+from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.kit.traces import trace_of
+from vlmkit.running.subprocess_runner.messages import (
+    CODEC,
+    Abort,
+    Accepted,
+    Close,
+    Demanded,
+    Detokenize,
+    Detokenized,
+    Drain,
+    Drained,
+    Entry,
+    Flow,
+    News,
+    Proceed,
+    Refused,
+    State,
+    Steps,
+    Submit,
+    Tokenize,
+    Tokenized,
+)
+from vlmkit.types.demand import Demand
+from vlmkit.wire.frames import read_frame, write_frame
+
+log = logging.getLogger(__name__)
+
+STATE_S = 0.05  # between two looks at the state
+END_S = 5.0  # for ends of requests to be sent before the process exits
+
+
+class StepRecorder(Observer):
+    """Collects the steps of the engine for the caller."""
+
+    def __init__(self) -> None:
+        self._steps: list[StepFacts] = []
+
+    def step(self, step: StepFacts, at_s: float) -> None:  # noqa: ARG002
+        """Keep a step."""
+        self._steps.append(step)
+
+    def take(self) -> tuple[StepFacts, ...]:
+        """Return the steps since the last call."""
+        taken, self._steps = self._steps, []
+        return tuple(taken)
+
+
+class _OpenRequest:
+    """A request that runs here."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.stream: AnswerStream | None = None
+        self.decision: Future[bool] = Future()
+        self.may_flow = asyncio.Event()
+        self.may_flow.set()
+
+    def abort(self) -> None:
+        """End the request: by its stream, or by cancelling its preparation."""
+        if not self.decision.done():
+            self.decision.set_result(False)
+        self.may_flow.set()
+        if self.stream is not None:
+            self.stream.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+class ChildServer:
+    """Serves one caller until it closes the runner or is gone.
+
+    Args:
+        runner: answers the requests.
+        requests: the pipe of messages from the caller.
+        answers: the pipe of messages to the caller.
+        steps: collects steps for the caller; None if it has no use for them.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        requests: BinaryIO,
+        answers: BinaryIO,
+        steps: StepRecorder | None = None,
+    ) -> None:
+        self._runner = runner
+        self._requests = requests
+        self._answers = answers
+        self._steps = steps
+        self._open: dict[int, _OpenRequest] = {}
+        self._entries: list[Entry] = []
+        self._is_flushing = False
+        self._state: State | None = None
+
+    async def serve(self) -> None:
+        """Serve, and return when the process has to exit."""
+        self._loop = asyncio.get_running_loop()
+        self._is_over = asyncio.Event()
+        self._runner.on_failure(lambda _: self._from_thread(self._is_over.set))
+        threading.Thread(target=self._read, name="vlmkit-requests", daemon=True).start()
+        watching = self._loop.create_task(self._watch_state())
+        await self._is_over.wait()
+        watching.cancel()
+        tasks = [each.task for each in self._open.values() if each.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_S)
+        self._flush()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = CODEC.decode(read_frame(self._requests))
+                self._from_thread(self._handle, message)
+        except (EOFError, OSError, WireError, MemoryError):
+            self._from_thread(self._is_over.set)
+
+    def _from_thread(self, work: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(work, *args)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, Submit):
+            self._start(message.number, self._answer(message))
+        elif isinstance(message, Proceed | Abort | Flow):
+            if (request := self._open.get(message.number)) is not None:
+                _tell(request, message)
+        elif isinstance(message, Tokenize):
+            self._start(message.number, self._tokenize(message))
+        elif isinstance(message, Detokenize):
+            self._start(message.number, self._detokenize(message))
+        elif isinstance(message, Drain):
+            self._start(message.number, self._drain(message))
+        elif isinstance(message, Close):
+            self._start(-1, self._close())
+
+    def _start(self, number: int, work: Any) -> None:
+        request = self._open[number] = _OpenRequest()
+        request.task = self._loop.create_task(self._guarded(number, work))
+
+    async def _guarded(self, number: int, work: Any) -> None:
+        """Run a request or a call, and send the error with which it ends."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            self._refuse(number, RequestCancelled())
+        except VlmkitError as error:
+            self._refuse(number, error)
+        except Exception as error:  # noqa: BLE001 - a runner may raise anything
+            log.error("a request failed:\n%s", trace_of(error))  # noqa: TRY400
+            self._refuse(number, EngineError(f"the model failed: {type(error).__name__}"))
+        finally:
+            del self._open[number]
+
+    async def _answer(self, message: Submit) -> None:
+        number, request = message.number, self._open[message.number]
+
+        def admit(demand: Demand) -> None:
+            self._from_thread(self._send, Demanded(number, demand))
+            if not request.decision.result():
+                raise RequestError("the request was not admitted")
+
+        stream = request.stream = await self._runner.asubmit(
+            message.request, admit if message.asks_admission else None
+        )
+        self._send(
+            Accepted(
+                number,
+                stream.num_choices,
+                tuple(stream.prompt_token_ids),
+                stream.usage,
+                stream.timings,
+            )
+        )
+        is_first = True
+        while chunks := await stream.next_chunks():
+            usage = stream.usage
+            is_told = is_first or len(stream.reasons) == stream.num_choices
+            is_first = False
+            self._add(
+                Entry(
+                    number,
+                    tuple(chunks),
+                    usage.cached_tokens,
+                    usage.reasoning_tokens,
+                    usage if is_told else None,
+                    stream.timings if is_told else None,
+                )
+            )
+            if not request.may_flow.is_set():
+                await request.may_flow.wait()
+
+    async def _tokenize(self, message: Tokenize) -> None:
+        tokens = await self._runner.atokenize(message.request)
+        self._send(Tokenized(message.number, tokens))
+
+    async def _detokenize(self, message: Detokenize) -> None:
+        text = await asyncio.to_thread(self._runner.detokenize, message.token_ids)
+        self._send(Detokenized(message.number, text))
+
+    async def _drain(self, message: Drain) -> None:
+        is_empty = await asyncio.to_thread(self._runner.drain, message.timeout_s)
+        self._send(Drained(message.number, is_empty))
+
+    async def _close(self) -> None:
+        try:
+            await asyncio.to_thread(self._runner.close)
+        finally:
+            self._is_over.set()
+
+    # What is sent.
+
+    def _add(self, entry: Entry) -> None:
+        """Send an entry with the others of this turn of the event loop."""
+        self._entries.append(entry)
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._entries:
+            entries, self._entries = self._entries, []
+            self._write(News(tuple(entries)))
+
+    def _refuse(self, number: int, error: VlmkitError) -> None:
+        request = self._open[number]
+        stream = request.stream
+        if stream is None:
+            self._send(Refused(number, error))
+        else:
+            self._send(Refused(number, error, stream.usage, stream.timings))
+
+    def _send(self, message: object) -> None:
+        """Send a message after all entries so far."""
+        self._flush()
+        self._write(message)
+
+    def _write(self, message: object) -> None:
+        try:
+            write_frame(self._answers, CODEC.encode(message))
+        except OSError:  # the caller is gone
+            self._is_over.set()
+
+    async def _watch_state(self) -> None:
+        while True:
+            self._send_state()
+            await asyncio.sleep(STATE_S)
+
+    def _send_state(self) -> None:
+        state = State(self._runner.stats(), self._runner.is_full)
+        if state != self._state:
+            self._state = state
+            self._write(state)
+        if self._steps is not None and (steps := self._steps.take()):
+            self._write(Steps(steps))
+
+
+def _tell(request: _OpenRequest, message: Proceed | Abort | Flow) -> None:
+    if isinstance(message, Abort):
+        request.abort()
+    elif isinstance(message, Flow):
+        (request.may_flow.clear if message.is_paused else request.may_flow.set)()
+    elif not request.decision.done():
+        request.decision.set_result(message.is_admitted)
