@@ -203,7 +203,7 @@ def test_a_refused_sentencepiece_vocabulary_names_the_missing_extra(
 def test_a_gguf_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF\3\0\0\0")
-    with pytest.raises(CheckpointError, match=r"m\.gguf' is a GGUF file, which is not read"):
+    with pytest.raises(CheckpointError, match=r"m\.gguf' is a GGUF file, which no installed"):
         vlmkit.load(file)
 
 

@@ -123,7 +123,7 @@ def test_the_codes_of_errors_equal_the_code():
 
 def test_the_examples_of_the_hooks_page_load_and_observe(tmp_path):
     for name, program in zip(
-        ("kind.py", "table.py", "slow.py", "prefixes.py", "store.py"),
+        ("kind.py", "table.py", "slow.py", "prefixes.py", "store.py", "lined.py"),
         blocks("docs/reference/hooks.md", "python"),
         strict=True,
     ):
@@ -142,6 +142,10 @@ def test_the_examples_of_the_hooks_page_load_and_observe(tmp_path):
     observer = runpy.run_path(str(tmp_path / "prefixes.py"))["PrefixIndex"]()
     observer.blocks(CacheChange((CacheBlock(b"key", b"", (1,)),)), 0.0)
     assert list(observer.index.blocks) == [b"key"]
+    (tmp_path / "lined.toml").write_text('plugins = ["./lined.py"]')
+    (tmp_path / "tiny.lined").write_bytes(b'{"family": "llama"}\nweights')
+    (facts,) = run_commands(["vlmkit models info tiny.lined --config lined.toml"], tmp_path)
+    assert re.search(r"^family +llama", facts, re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

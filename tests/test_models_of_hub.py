@@ -234,7 +234,7 @@ def test_pull_fetches_the_newest_commit_and_load_uses_the_local_one(hub: StubHub
     [
         (("org/other",), "model 'org/other' is not on this disk", "`vlmkit models list` shows"),
         (("org/m", "--revision", "v9"), "no revision 'v9' on this disk", "it has "),
-        (("{folder}",), "is a folder that no hub fetched", "delete the folder"),
+        (("{folder}",), "is a folder or file that no hub fetched", "delete it"),
         (("./nowhere",), "model folder './nowhere' does not exist", "check the path"),
     ],
 )

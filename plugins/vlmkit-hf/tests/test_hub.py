@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
@@ -173,3 +175,138 @@ def test_a_model_with_only_onnx_weights_is_fetched_with_its_folders(
     hub.add("org/name", main=files)
 
     assert fetch(hub, tmp_path, "org/name")["files"] == sorted(files)
+
+
+# Single files.
+
+GGUF_FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "README.md": b"words",
+    "tiny-Q4_K_M.gguf": b"four bits",
+    "tiny-Q8_0.gguf": b"eight bits",
+    "old/tiny-Q4_K_M.gguf": b"older",
+    "pytorch_model.bin": b"pickle",
+}
+SINGLE = """
+import json, sys
+import vlmkit
+from vlmkit.assembly.sources import resolve, resolve_local
+from vlmkit.config.plugin_loading import load_plugins
+from vlmkit.errors import CheckpointError
+from vlmkit.settings.plugins import PluginSettings
+from vlmkit_hf.hub import cache
+asked, files, is_update = json.loads(sys.argv[1])
+plugins = load_plugins(PluginSettings(files=tuple(files)), environ={})
+try:
+    checkpoint = resolve(asked, plugins, is_update=is_update)
+    local = [resolve_local(name, plugins).file.name for name in cache.cached_models()]
+    answer = {"name": checkpoint.name, "content": checkpoint.file.read_text(), "local": local,
+              "file": checkpoint.file.name, "config": checkpoint.config}
+except CheckpointError as error:
+    answer = {"error": str(error), "hint": error.hint}
+print(json.dumps({**answer, "cached": cache.cached_models()}))
+"""
+READER = """
+import dataclasses
+import vlmkit
+
+VLMKIT_API = (1, 0)
+
+@vlmkit.hookimpl
+def vlmkit_register_models(registry):
+    registry.add("gguf", lambda context: context.files, suffixes=(".gguf",))
+"""
+
+
+def fetch_single(
+    hub: Any, home: Path, reference: str, *, reads: bool = True, is_update: bool = False
+) -> dict[str, Any]:
+    (file := home / "reader.py").write_text(READER)
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()
+    }
+    asked = json.dumps([reference, [str(file)] if reads else [], is_update])
+    run = subprocess.run(
+        [sys.executable, "-c", SINGLE, asked],
+        env={**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_tag_fetches_one_file_and_the_configs(hub: Any, tmp_path: Path) -> None:
+    hub.add("org/name", main=GGUF_FILES)
+    answer = fetch_single(hub, tmp_path, "org/name:q4_k_m")
+    assert answer["name"] == "org/name:q4_k_m"
+    assert (answer["file"], answer["content"]) == ("tiny-Q4_K_M.gguf", "four bits")
+    assert answer["config"] == {"model_type": "llama"}
+    assert hub.downloaded() == {"config.json", "tiny-Q4_K_M.gguf"}
+    assert answer["cached"] == ["org/name:Q4_K_M"]
+    assert answer["local"] == ["tiny-Q4_K_M.gguf"]
+
+
+def test_a_cached_file_needs_no_hub_and_another_one_is_fetched(hub: Any, tmp_path: Path) -> None:
+    hub.add("org/name", main=GGUF_FILES)
+    fetch_single(hub, tmp_path, "org/name:Q8_0")
+    before = len(hub.requests)
+    assert fetch_single(hub, tmp_path, "org/name:Q8_0")["content"] == "eight bits"
+    assert len(hub.requests) == before
+    answer = fetch_single(hub, tmp_path, "org/name:Q4_K_M")
+    assert answer["cached"] == ["org/name:Q4_K_M", "org/name:Q8_0"]
+
+
+def test_an_update_of_a_file_fetches_the_newest(hub: Any, tmp_path: Path) -> None:
+    hub.add("org/name", main=GGUF_FILES)
+    fetch_single(hub, tmp_path, "org/name:Q8_0")
+    hub.add("org/name", main=GGUF_FILES | {"tiny-Q8_0.gguf": b"newer bits"})
+    assert fetch_single(hub, tmp_path, "org/name:Q8_0")["content"] == "eight bits"
+    newest = fetch_single(hub, tmp_path, "org/name:Q8_0", is_update=True)
+    assert newest["content"] == "newer bits"
+
+
+def test_a_repository_with_only_single_files_needs_no_config(hub: Any, tmp_path: Path) -> None:
+    hub.add("org/name", main={"tiny-Q8_0.gguf": b"eight bits"})
+    answer = fetch_single(hub, tmp_path, "org/name:Q8_0")
+    assert (answer["content"], answer["config"]) == ("eight bits", {})
+
+
+def test_a_tag_that_fits_no_file_is_refused_with_those_that_are_there(
+    hub: Any, tmp_path: Path
+) -> None:
+    hub.add("org/name", main=GGUF_FILES)
+    answer = fetch_single(hub, tmp_path, "org/name:Q2_K")
+    assert answer["error"] == "model 'org/name:Q2_K' fits no file of the repository"
+    assert answer["hint"] == "it has tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"
+    assert not [name for name in hub.downloaded() if name.endswith(".gguf")]
+
+
+def test_without_a_plugin_that_reads_it_no_file_is_fetched(hub: Any, tmp_path: Path) -> None:
+    hub.add("org/name", main=GGUF_FILES)
+    answer = fetch_single(hub, tmp_path, "org/name:Q4_K_M", reads=False)
+    assert answer["error"] == (
+        "model 'org/name:Q4_K_M' is a single file, which no installed plugin reads"
+    )
+    assert answer["hint"].startswith("install a plugin that owns its suffix, such as '.gguf'")
+    assert not hub.requests
+
+
+def test_a_repository_with_only_gguf_files_names_their_tags(hub: Any, tmp_path: Path) -> None:
+    hub.add("org/name", main=GGUF_FILES)
+    answer = fetch(hub, tmp_path, "org/name")
+    assert answer["error"] == (
+        "model 'org/name' has only GGUF files on the hub, each a whole model"
+    )
+    assert answer["hint"].endswith("name one of them: org/name:Q4_K_M, org/name:Q8_0")
+
+
+def test_one_file_of_a_repository_is_not_removed_alone(hub: Any, tmp_path: Path) -> None:
+    from vlmkit.errors import CheckpointError
+    from vlmkit_hf.hub import cache
+
+    with pytest.raises(CheckpointError, match="is deleted as a whole") as caught:
+        cache.remove("org/name:Q4_K_M", None)
+    assert caught.value.hint == "vlmkit models rm org/name"

@@ -105,16 +105,33 @@ def test_a_broken_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> None:
         loader.load().tokenizers.get("hf").build(context)
 
 
-@pytest.mark.parametrize("reference", ["org/name", "Qwen/Qwen2.5-VL-3B-Instruct", "a/b_c.d"])
+@pytest.mark.parametrize(
+    "reference", ["org/name", "Qwen/Qwen2.5-VL-3B-Instruct", "a/b_c.d", "a/b:Q4_K_M"]
+)
 def test_hub_ids_are_accepted(reference: str) -> None:
     assert repository.objection(reference) is None
 
 
 @pytest.mark.parametrize(
-    "reference", ["demo", "./org/name", "/org/name", "a/b/c", "a/..", "../b", "a b/c", "", "a/b--c"]
+    "reference",
+    [
+        "demo",
+        "./org/name",
+        "/org/name",
+        "a/b/c",
+        "a/..",
+        "../b",
+        "a b/c",
+        "",
+        "a/b--c",
+        "a/b:",
+        "a/b:..",
+        "b:c",
+    ],
 )
 def test_references_other_than_hub_ids_are_refused(reference: str) -> None:
-    assert repository.objection(reference) == "a hub id reads org/name"
+    reason = "a hub id reads org/name, or org/name:TAG for a single file"
+    assert repository.objection(reference) == reason
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,25 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from honest.model import NAMES, PREFIX, REVISIONS, Packaged, Store, fill
+from honest.model import (
+    MARK,
+    NAMES,
+    PREFIX,
+    REVISIONS,
+    SUFFIX,
+    Packaged,
+    Reader,
+    Store,
+    fill,
+    fill_single,
+)
 
 from broken.broken import Broken, Table
 from vlmkit.errors import CheckpointError, PluginError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.derived_files import derived_folder
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_testing import ModelContract
 
@@ -207,6 +220,97 @@ class HasADescriptionOfTwoLines(Store):
     description = "models\nof a team"
 
 
+class DropsTheFile(Reader):
+    def build(self, context: BuildContext) -> Checkpoint:
+        return dataclasses.replace(super().build(context), file=None)
+
+
+class NamesTheFileByItsConfig(Reader):
+    def build(self, context: BuildContext) -> Checkpoint:
+        made = super().build(context)
+        return dataclasses.replace(made, name=made.model_type)
+
+
+class WritesNoConfig(Reader):
+    def derived(self, file: Path, config: bytes) -> Path:
+        return derived_folder(file, {"notes.txt": config})
+
+
+class WritesBesideTheFile(Reader):
+    def derived(self, file: Path, config: bytes) -> Path:
+        (file.parent / "config.json").write_bytes(config)
+        return super().derived(file, config)
+
+
+class TouchesTheFile(Reader):
+    def derived(self, file: Path, config: bytes) -> Path:
+        os.utime(file)
+        return super().derived(file, config)
+
+
+class RemembersFilesByName(Reader):
+    def derived(self, file: Path, config: bytes) -> Path:
+        place = self.folder / "remembered" / file.name
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / "config.json").exists():
+            (place / "config.json").write_bytes(config)
+        return place
+
+
+class AcceptsTruncatedFiles(Reader):
+    def config(self, file: Path) -> bytes:
+        content = file.read_bytes()
+        if not content.startswith(MARK):
+            raise self.broken(file)
+        return b"{}"
+
+
+class NamesNoFile(Reader):
+    def broken(self, file: Path) -> Exception:
+        return CheckpointError("the file is broken", hint="fetch it again")
+
+
+class GivesNoHintForFiles(Reader):
+    def broken(self, file: Path) -> Exception:
+        return CheckpointError(f"{file.name!r} is broken")
+
+
+class FailsOnEmptyFiles(Reader):
+    def config(self, file: Path) -> bytes:
+        assert file.stat().st_size
+        return super().config(file)
+
+
+class AcceptsEveryFile(Reader):
+    def vlmkit_register_models(self, registry: Registry[Any]) -> None:
+        registry.add(
+            "store",
+            self.build,
+            suffixes=(SUFFIX,),
+            cannot_serve=lambda _: None,
+            description=self.description,
+        )
+
+
+class OnReader(ModelContract):
+    name = "store"
+
+    def __init__(self, kind: type[Reader]) -> None:
+        self._folder = Path(tempfile.mkdtemp())
+        (self._folder / "models").mkdir()
+        self._files = fill_single(self._folder / "models")
+        self._cache = mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self._folder / "cache"))
+        self._cache.start()
+        self.plugin = kind(self._folder)
+
+    def tidy(self) -> None:
+        self._cache.stop()
+        shutil.rmtree(self._folder)
+
+    def files(self) -> list[Path]:
+        return self._files
+
+
 class OnStore(ModelContract):
     name = "store"
 
@@ -230,6 +334,9 @@ class OnPackaged(OnStore):
         return ()
 
 
+SINGLE = "a_single_file_becomes_a_model"
+BESIDE = "reading_a_file_changes_nothing_beside_it"
+BROKEN = "a_broken_file_is_refused_by_its_name"
 FOLDER = "a_model_is_a_folder_of_files"
 REFUSES = "it_refuses_references_of_other_sources"
 ABSENT = "a_model_that_it_does_not_have_is_an_error_with_a_hint"
@@ -329,6 +436,37 @@ TABLE = Table(
             PreviewsModelsOnThisDisk,
             "A model on this disk has no preview.",
             "a_model_on_this_disk_has_no_previews",
+        ),
+        *(
+            Broken(component, promise, killed_by, raises, honest=Reader, on=OnReader)
+            for component, promise, killed_by, raises in (
+                (DropsTheFile, "The model of a single file has the file.", SINGLE, ()),
+                (NamesTheFileByItsConfig, "It has the name of the file.", SINGLE, ()),
+                (WritesNoConfig, "Its folder has a config.", SINGLE, ()),
+                (WritesBesideTheFile, "Nothing is written beside a single file.", BESIDE, ()),
+                (TouchesTheFile, "A single file is not changed.", BESIDE, ()),
+                (
+                    RemembersFilesByName,
+                    "What is derived from a file is not used for another.",
+                    "another_file_has_another_folder",
+                    (),
+                ),
+                (AcceptsTruncatedFiles, "A truncated file is refused.", BROKEN, ()),
+                (NamesNoFile, "The error of a broken file names it.", BROKEN, ()),
+                (GivesNoHintForFiles, "The hint of that error names a remedy.", BROKEN, ()),
+                (
+                    FailsOnEmptyFiles,
+                    "An empty file raises an error of vlmkit.",
+                    BROKEN,
+                    (PluginError,),
+                ),
+                (
+                    AcceptsEveryFile,
+                    "cannot_serve refuses files of other suffixes.",
+                    "it_reads_only_files_of_its_suffixes",
+                    (),
+                ),
+            )
         ),
         Broken(HasNoDescription, "A provider has a description.", "it_has_a_description"),
         Broken(

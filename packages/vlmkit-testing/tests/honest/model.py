@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.derived_files import derived_folder
 from vlmkit.plugins.registry import BuildContext, Registry
 
 PREFIX = "team/"
 NAMES = ("small", "tiny")
+SUFFIX, MARK = ".single", b"SINGLE"
+WEIGHTS_BYTES, MAX_CONFIG_BYTES = 4096, 2**20
 REVISIONS = ("first", "second")
 
 
@@ -69,6 +73,56 @@ class Packaged(Store):
     def vlmkit_register_models(self, registry: Registry[Any]) -> None:
         """Register it."""
         registry.add_packaged("store", self.folder / "tiny/first", description=self.description)
+
+
+class Reader:
+    """Reads models in single files: a mark, the length of a config, the config, and weights."""
+
+    description: ClassVar[str] = "models in single files"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def vlmkit_register_models(self, registry: Registry[Any]) -> None:
+        """Register it."""
+        registry.add("store", self.build, suffixes=(SUFFIX,), description=self.description)
+
+    def build(self, context: BuildContext) -> Checkpoint:
+        """Return the model in a file."""
+        file = context.files.file
+        assert file is not None
+        return replace(context.files, path=self.derived(file, self.config(file)))
+
+    def config(self, file: Path) -> bytes:
+        """Return the config in a file."""
+        with file.open("rb") as opened:
+            head = opened.read(len(MARK) + 8)
+            num_bytes = int.from_bytes(head[len(MARK) :], "little")
+            config = opened.read(min(num_bytes, MAX_CONFIG_BYTES))
+            num_left = file.stat().st_size - opened.tell()
+        if not head.startswith(MARK) or len(config) != num_bytes or num_left != WEIGHTS_BYTES:
+            raise self.broken(file)
+        return config
+
+    def broken(self, file: Path) -> Exception:
+        """Return the error of a broken file."""
+        return CheckpointError(f"{file.name!r} is broken", hint="fetch it again")
+
+    def derived(self, file: Path, config: bytes) -> Path:
+        """Return the folder with the config."""
+        return derived_folder(file, {"config.json": config})
+
+
+def fill_single(folder: Path) -> list[Path]:
+    """Write two models in single files."""
+    made = []
+    for name in NAMES:
+        config = json.dumps({"model_type": name}).encode()
+        made.append(folder / f"{name}{SUFFIX}")
+        made[-1].write_bytes(
+            MARK + len(config).to_bytes(8, "little") + config + bytes(WEIGHTS_BYTES)
+        )
+    return made
 
 
 def fill(folder: Path) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.single_file import split_tag
 from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.kinds import MODEL
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side import files
@@ -68,10 +70,17 @@ def _hub_objection(reference: str) -> str | None:
 def _fetch(context: BuildContext) -> Checkpoint:
     from vlmkit_hf.hub import fetching
 
+    if split_tag(context.reference)[1]:
+        suffixes = context.providers(MODEL).suffixes()
+        return fetching.fetch_file(
+            context.reference, context.revision, suffixes, is_update=context.is_update
+        )
     return fetching.fetch(context.reference, context.revision, is_update=context.is_update)
 
 
 def _previews(context: BuildContext) -> Iterator[Checkpoint]:
+    if split_tag(context.reference)[1]:
+        return iter(())  # a file's suffix is known before it is fetched, and nothing else of it
     from vlmkit_hf.hub import previewing
 
     return previewing.previews(context.reference, context.revision, is_update=context.is_update)

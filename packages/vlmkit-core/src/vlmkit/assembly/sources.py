@@ -9,19 +9,21 @@ import logging
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vlmkit.checkpoints.folder import model_file, model_folder
 from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
-from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
+from vlmkit.errors import CheckpointError, ConfigError, PluginError, VlmkitError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import model_uri, scheme_of, shown, without_secrets
 from vlmkit.kit.objection import hint_of
+from vlmkit.kit.single_file import suffix_of
 from vlmkit.plugins.build_context import BuildContext
 from vlmkit.plugins.kinds import MODEL, RUNNER
 from vlmkit.plugins.loader import Plugins
@@ -98,10 +100,10 @@ def resolve(
     if not isinstance(revision, str | None):  # Python callers are not checked by msgspec
         raise wrong_type("revision", revision, "a text", '"main"')
     found = find(reference, plugins)
+    models, context = _source_context(reference, plugins, revision, is_update=is_update)
     if isinstance(found, Path):
-        checkpoint = model_folder(found)
+        checkpoint = _local_checkpoint(found, plugins)
     else:
-        models, context = _source_context(reference, plugins, revision, is_update=is_update)
         name = models.key(found)
         if check is not None:
             with closing(_previews(name, plugins, context)) as previews:
@@ -109,6 +111,8 @@ def resolve(
                     check(preview)
         with without_reference_secrets(reference):
             checkpoint = models.build(name, {}, context)
+    if checkpoint.file is not None:
+        checkpoint = _read_file(checkpoint, checkpoint.file, plugins, context)
     refuse_unreasonable(checkpoint)
     return checkpoint
 
@@ -154,8 +158,8 @@ def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int
     found = find(reference, plugins)
     if isinstance(found, Path):
         raise CheckpointError(
-            f"model {reference!r} is a folder that no hub fetched",
-            hint="delete the folder, if you have no other use for it",
+            f"model {reference!r} is a folder or file that no hub fetched",
+            hint="delete it, if you have no other use for it",
         )
     if found.is_packaged:
         raise CheckpointError(
@@ -231,8 +235,62 @@ def fetched(source: Provider[Checkpoint]) -> list[str]:
         return []
 
 
+def _local_checkpoint(path: Path, plugins: Plugins) -> Checkpoint:
+    """Return the checkpoint of a folder, or one with a file that is not read yet.
+
+    Raises:
+        CheckpointError: the folder holds no model; if it holds single files, the hint has one.
+    """
+    if path.is_dir():
+        try:
+            return model_folder(path)
+        except CheckpointError as error:
+            files = (file for file in path.iterdir() if reader_of(file, plugins) is not None)
+            if (first := min(files, default=None)) is None:
+                raise
+            raise CheckpointError(str(error), hint=f"name one file: {first}") from error
+    file = path.resolve()
+    return Checkpoint(path.name, file.parent, file=file)
+
+
+def _read_file(
+    checkpoint: Checkpoint, file: Path, plugins: Plugins, context: BuildContext
+) -> Checkpoint:
+    """Return the model in a single file, by the source that owns its suffix.
+
+    Raises:
+        CheckpointError: no source owns it, or the file is broken.
+        PluginError: the source fails, or returns another file.
+    """
+    reader = reader_of(file, plugins)
+    if reader is None:
+        raise model_file(file, suffixes(plugins))
+    models = plugins.of(MODEL)
+    found = models.build(models.key(reader), {}, replace(context, checkpoint=checkpoint))
+    if (found.file, found.name) != (file, checkpoint.name):
+        raise PluginError(
+            f"{models.who(reader)} read the file {str(file)!r}, and returned a checkpoint with "
+            "another file or name",
+            hint="return dataclasses.replace(context.files, path=...)",
+        )
+    return found
+
+
+def reader_of(file: Path, plugins: Plugins) -> Provider[Checkpoint] | None:
+    """Return the source that owns the longest suffix of a file; None if no source does."""
+    owners = {suffix: p for p in plugins.models for suffix in p.suffixes}
+    return owners.get(suffix_of(file.name, owners))
+
+
+def suffixes(plugins: Plugins) -> list[str]:
+    """Return the suffixes that sources own, each with the plugin that owns it."""
+    return [f"{each} ({p.plugin})" for p in plugins.models for each in p.suffixes]
+
+
 def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
-    """Return the source or folder of a model: by its scheme, a package, a folder, or a hub.
+    """Return the source of a model, or its folder or file.
+
+    It is looked up by its scheme, as a package, a folder or file, and on a hub.
 
     Raises:
         CheckpointError: no source has it; the hint lists what is available.
@@ -246,10 +304,12 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
     if folder.is_dir():
         return folder
     if folder.is_file():
-        raise model_file(folder)
+        if reader_of(folder, plugins) is None:
+            raise model_file(folder, suffixes(plugins))
+        return folder
     if is_path(reference):
         raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
-    able = [p for p in plugins.models if p.objection(reference) is None]
+    able = [p for p in plugins.models if not p.suffixes and p.objection(reference) is None]
     if not able:
         raise CheckpointError(
             f"model {reference!r} is not a packaged name, a folder or a hub id that a plugin "

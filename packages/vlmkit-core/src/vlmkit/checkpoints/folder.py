@@ -1,5 +1,6 @@
 """Recognises model folders by the names of their files and by small files; reads no weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError
@@ -32,16 +33,23 @@ def model_folder(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def model_file(file: Path) -> CheckpointError:
-    """Return the error for a file that was named as a model folder."""
-    if file.suffix == ".gguf":
+def model_file(file: Path, readable: Sequence[str]) -> CheckpointError:
+    """Return the error for a file that no installed plugin reads as a model.
+
+    Args:
+        file: the file.
+        readable: the suffixes that plugins own, each with its plugin.
+    """
+    read = f"; installed plugins read {', '.join(readable)}" if readable else ""
+    if file.suffix.lower() == ".gguf":
         return CheckpointError(
-            f"{str(file)!r} is a GGUF file, which is not read",
-            hint="name the folder of the safetensors model that it was made from",
+            f"{str(file)!r} is a GGUF file, which no installed plugin reads",
+            hint="install a plugin that owns the suffix '.gguf', or name the folder of the "
+            f"safetensors model that it was made from{read}",
         )
     return CheckpointError(
         f"{str(file)!r} is a file, and a model is a folder",
-        hint="name the folder that holds the model's config.json",
+        hint=f"name the folder that holds the model's config.json{read}",
     )
 
 

@@ -45,6 +45,7 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
             name=files.name,
             path=str(files.path),
             revision=files.revision,
+            file=None if files.file is None else str(files.file),
             compiler=compiler,
             token_bytes=list(token_bytes),
         )

@@ -50,6 +50,7 @@ def pipeline_plan(
         name=checkpoint.name,
         path=str(checkpoint.path),
         revision=checkpoint.revision,
+        file=None if checkpoint.file is None else str(checkpoint.file),
         entry=entry,
         config=Config(**own | {"model": None, "models": ()}),
         workers=workers,

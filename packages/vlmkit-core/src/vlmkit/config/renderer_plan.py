@@ -104,6 +104,7 @@ def renderers(
         name=files.name,
         path=str(files.path),
         revision=files.revision,
+        file=None if files.file is None else str(files.file),
         model=model,
         tokenizer=tokenizer,
         media_loaders=[(name, settings.get(name, {})) for name in parts["media_loaders"]],

@@ -23,6 +23,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
         name: the name of the checkpoint.
         path: the folder of the checkpoint.
         revision: the revision of the checkpoint.
+        file: the single file of the checkpoint; None for other models.
     """
 
     plugins: PluginSettings
@@ -30,8 +31,10 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     path: str
     revision: str | None
+    file: str | None
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The model's files."""
-        return Checkpoint(self.name, Path(self.path), self.revision)
+        file = None if self.file is None else Path(self.file)
+        return Checkpoint(self.name, Path(self.path), self.revision, file=file)

@@ -24,6 +24,8 @@ class Checkpoint:
     Attributes:
         name: the name of the model; the server lists it under this name.
         path: the folder that holds ``config.json`` and the other files.
+        file: the file with the whole model, if it is a single file such as GGUF; None for other
+            models. ``path`` is then the folder that its source wrote or found for it.
         revision: the requested revision, if the source has revisions.
         is_preview: whether its weights are not downloaded yet. A safetensors file of a preview ends
             after its header; other weight files are empty. Other large files, such as a vocabulary,
@@ -34,6 +36,7 @@ class Checkpoint:
     path: Path
     revision: str | None = None
     is_preview: bool = False
+    file: Path | None = None
 
     def has(self, pattern: str) -> bool:
         """Return whether any file of the folder matches a glob such as ``*.safetensors``."""
@@ -99,7 +102,7 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits that change when the content of any file of the folder changes.
+        """64 hex digits that change when the content of any file of the model changes.
 
         Covers file names, but not file times or hidden files. Reads every file once, and again only
         after it changes; see :mod:`vlmkit.kit.content`.
@@ -109,6 +112,8 @@ class Checkpoint:
         """
         try:
             digests = content.digests(self.path)
+            if self.file is not None and self.file.parent != self.path:
+                digests |= content.file_digest(self.file)
         except OSError as error:
             raise CheckpointError(
                 f"a file of model {self.name!r} cannot be read: {error.strerror}"

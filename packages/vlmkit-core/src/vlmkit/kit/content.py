@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,9 +51,23 @@ def digests(folder: Path) -> dict[str, str]:
     Raises:
         OSError: a file cannot be read.
     """
-    known = _recall(folder)
+    return _digests(folder, _files(folder))
+
+
+def file_digest(file: Path) -> dict[str, str]:
+    """Return the same for one file, whatever else is in its folder.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return _digests(file, [(file.name, file)])
+
+
+def _digests(place: Path, files: Iterable[tuple[str, Path]]) -> dict[str, str]:
+    """Return the digest of each file; digests are cached by the place."""
+    known = _recall(place)
     found, news = {}, {}
-    for name, path in _files(folder):
+    for name, path in files:
         facts = _facts(path)
         if name in known and known[name].facts == facts:
             found[name] = known[name].digest
@@ -67,7 +81,7 @@ def digests(folder: Path) -> dict[str, str]:
         if facts.num_bytes >= LEAST_BYTES and is_settled:
             news[name] = _Known(facts, found[name])
     if news:
-        _remember(folder, {name: known[name] for name in known if name in found} | news)
+        _remember(place, {name: known[name] for name in known if name in found} | news)
     return found
 
 

@@ -28,6 +28,11 @@ _OTHERS = {
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
     """Return why a model's weights cannot be read from safetensors; None if they seem complete."""
+    if checkpoint.file is not None:
+        return Objection(
+            f"its weights are in the single file {checkpoint.file.name!r}",
+            hint="install an engine for files of this form",
+        )
     folder = checkpoint.path
     index = checkpoint.read_json(INDEX).get("weight_map")
     files = _named(index) if index is not None else [WHOLE]

@@ -31,6 +31,9 @@ class Registered(Protocol[T_co]):
     def offers(self, name: str) -> bool:
         """Return whether a provider may be meant by a name."""
 
+    def suffixes(self) -> list[str]:
+        """Return the suffixes of files that the providers own, sorted."""
+
     def objections(self, subject: object) -> dict[str, str | None]:
         """Return for every provider why it cannot serve a subject here; None where it can."""
 

@@ -32,7 +32,7 @@ from vlmkit.plugins.names import OWNERS_OF_COMMANDS
 T = TypeVar("T")
 Mode = Literal["one", "all", "by name"]
 Serves = Literal["all", "named", "own"]
-Owns = Literal["schemes"]
+Owns = Literal["schemes", "suffixes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Kind(Generic[T]):
         max_words: maximum number of words in a name, separated by single blanks.
         serves: what a provider without ``cannot_serve`` is used for. ``all``: every model.
             ``named``: models whose config names it. ``own``: only the model of its own name.
-        owns: the parts of model references that one provider alone may serve: ``schemes`` of URIs.
+        owns: the parts of model references that one provider alone may serve: ``schemes`` of URIs,
+            and ``suffixes`` of files that hold a whole model.
         field_changes: permitted values of
             :attr:`vlmkit.interfaces.request_field.RequestField.changes` for its providers' request
             fields; empty if the components see no sequences.
@@ -206,7 +207,7 @@ MODEL: Kind[Checkpoint] = Kind(
     "what provides a model's files",
     "vlmkit_testing:ModelContract",
     serves="own",
-    owns=("schemes",),
+    owns=("schemes", "suffixes"),
 )
 COMMAND: Kind[Any] = Kind(
     "command",

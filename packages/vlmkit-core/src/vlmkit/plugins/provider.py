@@ -17,6 +17,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import SCHEME, scheme_of
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.one_line import one_line
+from vlmkit.kit.single_file import SUFFIX
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext, KindProviders
 
@@ -63,6 +64,12 @@ def _are_schemes(value: object) -> bool:
     )
 
 
+def _are_suffixes(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(each, str) and SUFFIX.fullmatch(each) for each in value
+    )
+
+
 def _is_struct_or_none(value: object) -> bool:
     return value is None or (isinstance(value, type) and issubclass(value, msgspec.Struct))
 
@@ -77,6 +84,7 @@ EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("previews", _is_function_or_none, "a function"),
     ("remove", _is_function_or_none, "a function"),
     ("schemes", _are_schemes, "a tuple of schemes in lower case, such as ('store',),"),
+    ("suffixes", _are_suffixes, "a tuple of suffixes in lower case, such as ('.gguf',),"),
     ("request_fields", lambda value: isinstance(value, tuple), "a tuple of RequestField"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
     ("priority", _is_priority, "a whole number or a function"),
@@ -117,6 +125,8 @@ class Provider(Generic[T]):
             for, from this disk; returns how many bytes that freed.
         schemes: for sources of many models, and for runners: the schemes of the URIs that are
             theirs alone.
+        suffixes: for sources of models that are single files: the suffixes of the files that it
+            alone reads. Its ``build`` and its ``cannot_serve`` get a checkpoint with ``file``.
         request_fields: fields that it adds to requests: of an engine, a scheduler, a sampler or a
             proposer, which see sequences.
         plugin: the distribution or file that offers it; filled in by the loader.
@@ -139,6 +149,7 @@ class Provider(Generic[T]):
     previews: Callable[[BuildContext], Iterator[Checkpoint]] | None = None
     remove: Callable[[BuildContext], int] | None = None
     schemes: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
     request_fields: tuple[RequestField[Any], ...] = ()
     plugin: str = "vlmkit"
     is_by_name: bool = False
@@ -148,7 +159,7 @@ class Provider(Generic[T]):
     @property
     def is_packaged(self) -> bool:
         """Whether it has one model, which has its name: of providers of models."""
-        return self.list_models is None and not self.schemes
+        return self.list_models is None and not self.schemes and not self.suffixes
 
     def objection(self, *subject: object, is_named: bool = False) -> str | None:
         """Say why it cannot run here, or cannot serve the subject if one is given.

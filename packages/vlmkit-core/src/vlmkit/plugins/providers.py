@@ -61,6 +61,10 @@ class Providers(Generic[T]):
         """Return the description of a provider in messages, with its plugin."""
         return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
 
+    def suffixes(self) -> list[str]:
+        """Return the suffixes of files that the providers own, sorted."""
+        return sorted(suffix for provider in self for suffix in provider.suffixes)
+
     def objections(self, subject: object) -> dict[str, str | None]:
         """Return why each provider cannot serve ``subject`` here, by its key; None if it can."""
         return {self.key(p): p.objection(subject) for p in self}

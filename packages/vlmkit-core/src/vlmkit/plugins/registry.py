@@ -19,6 +19,7 @@ from vlmkit.errors import PluginError
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of
+from vlmkit.kit.single_file import suffix_of
 from vlmkit.plugins.build_context import (
     BuildContext,
     KindProviders,
@@ -102,6 +103,7 @@ class Registry(ComponentBuilder[T]):
         previews: Callable[[BuildContext], Iterator[Checkpoint]] | None = None,
         remove: Callable[[BuildContext], int] | None = None,
         schemes: tuple[str, ...] = (),
+        suffixes: tuple[str, ...] = (),
         request_fields: tuple[RequestField[Any], ...] = (),
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
@@ -116,8 +118,9 @@ class Registry(ComponentBuilder[T]):
                 hint="auto and none mean something of their own",
             )
         is_stated = cannot_serve is not can_serve
-        if schemes and not is_stated:
-            cannot_serve, is_stated = _refuses_others(schemes), True
+        if (schemes or suffixes) and not is_stated:
+            refuses_others = _refuses_other_schemes(schemes) if schemes else _reads_only(suffixes)
+            cannot_serve, is_stated = refuses_others, True
         new = Provider(
             name=name,
             build=build,
@@ -132,6 +135,7 @@ class Registry(ComponentBuilder[T]):
             previews=previews,
             remove=remove,
             schemes=schemes,
+            suffixes=suffixes,
             request_fields=request_fields,
             plugin=self.plugin,
             is_by_name=self._serves != "all" and not is_stated,
@@ -202,7 +206,20 @@ class Registry(ComponentBuilder[T]):
             raise PluginError(
                 f"{self.kind} {new.name!r} cannot own schemes, which models and runners have"
             )
+        if new.suffixes and "suffixes" not in self._owns:
+            raise PluginError(f"{self.kind} {new.name!r} cannot own suffixes, which models have")
+        if new.suffixes and new.schemes:
+            raise PluginError(
+                f"{self.kind} {new.name!r} owns schemes and suffixes",
+                hint="register one provider that fetches, and one that reads",
+            )
         for own in self:
+            if shared := sorted(set(own.suffixes).intersection(new.suffixes)):
+                raise PluginError(
+                    f"{self.who(new)} owns the suffix {shared[0]!r}, which {own.name!r} from "
+                    f"{own.plugin!r} owns already",
+                    hint="uninstall one of them, or block it with VLMKIT_BLOCK",
+                )
             if shared := sorted(set(own.schemes).intersection(new.schemes)):
                 raise PluginError(
                     f"{self.who(new)} owns the scheme {shared[0]!r}, which {own.name!r} from "
@@ -221,7 +238,7 @@ class Registry(ComponentBuilder[T]):
         self._providers[new.name, new.plugin] = new
 
 
-def _refuses_others(schemes: object) -> Callable[[object], str | None]:
+def _refuses_other_schemes(schemes: object) -> Callable[[object], str | None]:
     """Return the ``cannot_serve`` of a provider that has schemes and states none."""
     owned = schemes if isinstance(schemes, tuple) else ()
     begun = " or ".join(f"'{scheme}://'" for scheme in owned)
@@ -230,5 +247,17 @@ def _refuses_others(schemes: object) -> Callable[[object], str | None]:
     def cannot_serve(subject: object) -> str | None:
         is_owned = isinstance(subject, str) and scheme_of(subject) in owned
         return None if is_owned else reason
+
+    return cannot_serve
+
+
+def _reads_only(suffixes: object) -> Callable[[object], str | None]:
+    """Return the ``cannot_serve`` of a source that owns suffixes and states none."""
+    owned = suffixes if isinstance(suffixes, tuple) else ()
+    reason = f"it reads only files that end with {' or '.join(map(repr, owned))}"
+
+    def cannot_serve(subject: object) -> str | None:
+        file = subject.file if isinstance(subject, Checkpoint) else None
+        return None if file is not None and suffix_of(file.name, owned) else reason
 
     return cannot_serve

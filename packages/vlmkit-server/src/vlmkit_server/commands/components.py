@@ -130,5 +130,7 @@ def model_spec(
 
 def weight_bytes(checkpoint: "Checkpoint") -> int:
     """Return the size of a model's weight files, or of its graphs, where these are larger."""
+    if checkpoint.file is not None:
+        return checkpoint.file.stat().st_size
     graphs = [*checkpoint.path.glob("*.onnx"), *checkpoint.path.glob("*.onnx.data")]
     return max(weights_of(checkpoint).num_bytes, sum(path.stat().st_size for path in graphs))

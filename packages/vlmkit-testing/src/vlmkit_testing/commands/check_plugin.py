@@ -29,7 +29,7 @@ OUTCOMES = ("held", "skipped", "failed")
     "files",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What a media loader opens; name two or more.",
+    help="What a media loader opens, or a source of models reads; name two or more.",
 )
 @click.option("--call-tools", is_flag=True, help="Call the tools of a source with nonsense.")
 @options.as_json
@@ -54,6 +54,8 @@ def check(
     from vlmkit_testing.verify import contracts, subjects
 
     layered, found = read_with_plugins(config_file, assignments)
+    sources = found.models
+    reads_models = sources.offers(name) and bool(sources.get(name).suffixes)
     entry = None if model is None else wanted_entries([model], layered.config, found)[0]
     is_remote = entry is not None and runner_of_scheme(entry.model, found) is not None
     tried = None if entry is None or is_remote else _parts(entry, layered, found)
@@ -61,7 +63,8 @@ def check(
         given = subjects.Given(
             model=tried,
             entry=entry,
-            files=tuple(file.read_bytes() for file in files),
+            files=() if reads_models else tuple(file.read_bytes() for file in files),
+            paths=tuple(file.resolve() for file in files),
             calls_tools=call_tools,
             environ=_environ(config_file, layered),
         )

@@ -1,6 +1,8 @@
 """What every source of models, and every packaged model, must do."""
 
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from itertools import islice
@@ -11,7 +13,7 @@ from unittest import mock
 import pytest
 
 from vlmkit.checkpoints.folder import CONFIGS
-from vlmkit.errors import CheckpointError
+from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.lfs_pointer import is_pointer
 from vlmkit.plugins.build_context import BuildContext
@@ -57,6 +59,10 @@ class ModelContract:
         """Return revisions of the first of these models, all different; none by default."""
         return ()
 
+    def files(self) -> Seq[Path]:
+        """Return two files that a source of single files reads; none by default."""
+        return ()
+
     def absent(self) -> str:
         """Return a reference of its own scheme to a model that it does not have."""
         return NOBODYS
@@ -99,6 +105,63 @@ class ModelContract:
             assert before
             assert _files(other) == before
 
+    # Single files
+
+    def test_a_single_file_becomes_a_model(self) -> None:
+        """With the file itself, its name, and a folder with a config."""
+        for file in self._single_files():
+            checkpoint = self._read(file)
+            assert isinstance(checkpoint, Checkpoint)
+            assert checkpoint.file == file
+            assert checkpoint.name == file.name
+            assert checkpoint.path.is_absolute()
+            assert checkpoint.path.is_dir()
+            assert checkpoint.has(CONFIGS)
+            assert self._read(file) == checkpoint
+
+    def test_reading_a_file_changes_nothing_beside_it(self) -> None:
+        """The folder is the user's, and may be read-only."""
+        for file in self._single_files():
+            before = _contents(file.parent)
+            self._read(file)
+            assert _contents(file.parent) == before
+
+    def test_another_file_has_another_folder(self) -> None:
+        """What is derived from one file is never used for another, also if that has its name."""
+        files = self._single_files()
+        with tempfile.TemporaryDirectory() as name:
+            place = Path(name).resolve() / files[0].name
+            found = []
+            for file in files[:2]:
+                shutil.copyfile(file, place)
+                found.append(self._read(place))
+                assert found[-1].has(CONFIGS)
+        if len(found) < 2:
+            pytest.skip("name two files")
+        assert found[0].path != found[1].path
+
+    def test_a_broken_file_is_refused_by_its_name(self) -> None:
+        """Empty, cut in half, or of other content: the error names it, with a hint."""
+        whole = self._single_files()[0]
+        content = whole.read_bytes()
+        with tempfile.TemporaryDirectory() as name:
+            broken = Path(name).resolve() / f"broken{self._offered().suffixes[0]}"
+            for part in (b"", content[: len(content) // 2], bytes(len(content)), b"{" * 9999):
+                broken.write_bytes(part)
+                with pytest.raises((CheckpointError, PluginUnavailable)) as caught:
+                    self._read(broken)
+                assert broken.name in str(caught.value)
+                assert caught.value.hint
+
+    def test_it_reads_only_files_of_its_suffixes(self) -> None:
+        """It refuses other files, and models in folders."""
+        file = self._single_files()[0]
+        assert self._refusal(Checkpoint(file.name, file.parent, file=file)) is None
+        for other in (None, file.with_suffix(".other"), file.with_name("model")):
+            reason = self._refusal(Checkpoint("other", file.parent, file=other))
+            assert isinstance(reason, str)
+            assert reason.strip()
+
     # Names and revisions
 
     def test_a_model_has_the_name_that_was_requested(self) -> None:
@@ -127,6 +190,7 @@ class ModelContract:
     def test_it_refuses_references_of_other_sources(self) -> None:
         """Paths belong to folders, and other texts to no source."""
         offered = self._offered()
+        self._skip_reader()
         assert not any(map(self._refusal, self._here()))
         for reference in (*PATHS, *NONSENSE):
             reason = self._refusal(reference)
@@ -140,6 +204,7 @@ class ModelContract:
         """Also without a network; the hint says what to do."""
         absent = self.absent()
         offered = self._offered()
+        self._skip_reader()
         if self._refusal(absent):
             assert offered.is_packaged, "absent() must return one that it could have"
             pytest.skip("it takes nothing but what it has")
@@ -199,7 +264,26 @@ class ModelContract:
     def _offered(self) -> Provider[Checkpoint]:
         return self.registry().get(self.name)
 
-    def _refusal(self, reference: str) -> str | None:
+    def _skip_reader(self) -> None:
+        """Skip a test of references: a source that owns suffixes gets files."""
+        if self._offered().suffixes:
+            pytest.skip("it reads files, and takes no references")
+
+    def _single_files(self) -> list[Path]:
+        if not self._offered().suffixes:
+            pytest.skip("it owns no suffix of files")
+        if not (files := [file.resolve() for file in self.files()]):
+            pytest.skip("no file was named that it reads")
+        return files
+
+    def _read(self, file: Path) -> Checkpoint:
+        """Return a file's model as the assembly requests it."""
+        registry = self.registry()
+        unread = Checkpoint(file.name, file.parent, file=file)
+        context = BuildContext(str(file), unread, registries={"models": registry})
+        return registry.build(self.name, {}, context)
+
+    def _refusal(self, reference: str | Checkpoint) -> str | None:
         """Return why it does not have a model; a packaged model need not say it itself."""
         offered = self._offered()
         if offered.is_by_name:
@@ -226,6 +310,15 @@ def _files(checkpoint: Checkpoint) -> Files:
     return {
         str(path.relative_to(checkpoint.path)): (path.stat().st_size, path.stat().st_mtime_ns)
         for path in checkpoint.path.rglob("*")
+        if path.is_file()
+    }
+
+
+def _contents(folder: Path) -> Files:
+    """Return the names, sizes and times of the files in a folder."""
+    return {
+        path.name: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.iterdir()
         if path.is_file()
     }
 

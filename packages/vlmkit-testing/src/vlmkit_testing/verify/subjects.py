@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from vlmkit.assembly.load import choose
@@ -155,6 +156,7 @@ class Given:
         model: for tokenizers, encoders and engines.
         entry: for runners: the model whose requests they answer.
         files: for media loaders: what they open; by default, files of usual formats.
+        paths: for sources of single files: files that they read.
         calls_tools: whether the tools of a source may be called, which may do anything.
         environ: of the processes in which commands are tried.
     """
@@ -162,6 +164,7 @@ class Given:
     model: ModelParts | None = None
     entry: ModelEntry | None = None
     files: tuple[bytes, ...] = ()
+    paths: tuple[Path, ...] = ()
     calls_tools: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
 
@@ -177,7 +180,7 @@ def subject_of(
     if kind.name == "constraint":
         return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
     if kind.name == "model":
-        return _source(provider, kind, plugins)
+        return _source(provider, kind, plugins, given)
     if kind.name == "command":
         return {"name": provider.name, "environ": lambda: given.environ}
     if kind.name == "runner":
@@ -204,8 +207,12 @@ def _of_model(
     return {"make": make, **parts(model)}
 
 
-def _source(provider: Provider[Any], kind: Kind[Any], plugins: Plugins) -> dict[str, Any]:
+def _source(
+    provider: Provider[Any], kind: Kind[Any], plugins: Plugins, given: Given
+) -> dict[str, Any]:
     subject: dict[str, Any] = {"name": provider.name, "registry": lambda: plugins.of(kind)}
+    if provider.suffixes:
+        subject["files"] = lambda: given.paths
     if provider.schemes:
         subject["absent"] = lambda: f"{provider.schemes[0]}://nobody-has-this-model"
     return subject

@@ -3,11 +3,14 @@
 The folder is huggingface_hub's, so other programs store models there, too.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmkit.errors import CheckpointError
-from vlmkit_hf.hub.repository import CONFIGS, Listing, files_of_model
+from vlmkit.kit.single_file import select_file, split_tag, suffix_of, tag_of
+from vlmkit_hf.hub.repository import CONFIGS, GGUF, Listing, files_of_model
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -38,6 +41,22 @@ def cached_folder(reference: str, revision: str | None) -> Path | None:
     return Path(folder)
 
 
+def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -> Path | None:
+    """Return the file that a reference with a tag selects; None if it is not cached."""
+    import huggingface_hub
+
+    repository, _ = split_tag(reference)
+    listing = cached_listing(repository, revision)
+    if listing is None:
+        return None
+    try:
+        name = select_file(reference, listing, suffixes)
+    except CheckpointError:
+        return None  # the hub may have more files by now
+    found = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
 def cached_listing(reference: str, revision: str | None) -> Listing | None:
     """Return a repository's files, as the hub listed them when a part was fetched."""
     import huggingface_hub
@@ -51,11 +70,24 @@ def cached_listing(reference: str, revision: str | None) -> Listing | None:
 
 
 def cached_models() -> list[str]:
-    """Return the hub ids of the completely cached models, sorted."""
-    found = (repo for repo in _scan() if repo.repo_type == "model")
-    return sorted(
-        repo.repo_id for repo in found if any(_is_complete(repo, r) for r in repo.revisions)
-    )
+    """Return the hub ids of the completely cached models and single files, sorted."""
+    found = [repo for repo in _scan() if repo.repo_type == "model"]
+    whole = {repo.repo_id for repo in found if any(_is_complete(repo, r) for r in repo.revisions)}
+    return sorted({*whole, *(name for repo in found for name in _single_files(repo))})
+
+
+def _single_files(repo: "CachedRepoInfo") -> Iterator[str]:
+    """Yield a reference to each cached file that holds a whole model."""
+    names = {
+        file.file_name
+        for revision in repo.revisions
+        for file in revision.files
+        if file.file_path.parent == revision.snapshot_path and suffix_of(file.file_name, GGUF)
+    }
+    tags = Counter(tag_of(name, GGUF) for name in names)
+    for name in names:
+        tag = tag_of(name, GGUF)
+        yield f"{repo.repo_id}:{tag if tags[tag] == 1 else name}"
 
 
 def remove(reference: str, revision: str | None) -> int:
@@ -64,6 +96,12 @@ def remove(reference: str, revision: str | None) -> int:
     Raises:
         CheckpointError: it is not in the cache.
     """
+    repository, tag = split_tag(reference)
+    if tag:
+        raise CheckpointError(
+            f"model {reference!r} is one file of a repository, which is deleted as a whole",
+            hint=f"vlmkit models rm {repository}",
+        )
     scanned = _scanned()
     repos = () if scanned is None else scanned.repos
     repo = next((r for r in repos if r.repo_type == "model" and r.repo_id == reference), None)

@@ -1,11 +1,14 @@
 """Fetches models from the hub, with one progress bar."""
 
+import glob
 import shutil
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.single_file import select_file, split_tag
 from vlmkit_hf.hub import cache, progress
 from vlmkit_hf.hub.failures import explained
 from vlmkit_hf.hub.repository import CONFIGS, SAFETENSORS, Files, files_of_model
@@ -34,6 +37,51 @@ def fetch(reference: str, revision: str | None = None, *, is_update: bool = Fals
                 _refuse_without_hub(reference, revision)
             folder = _fetched(reference, revision)
     return Checkpoint(reference, folder, revision)
+
+
+def fetch_file(
+    reference: str, revision: str | None, suffixes: Seq[str], *, is_update: bool = False
+) -> Checkpoint:
+    """Return one file of a repository, and the files that describe the model.
+
+    Args:
+        reference: the hub id and a tag, such as ``org/name:Q4_K_M``.
+        revision: a branch, tag or commit; None is the main branch.
+        suffixes: the suffixes that installed plugins read.
+        is_update: whether to ask the hub for the newest commit in any case.
+
+    Raises:
+        CheckpointError: no plugin reads single files, the tag selects no file, or as :func:`fetch`.
+    """
+    repository, _ = split_tag(reference)
+    if not suffixes:
+        raise CheckpointError(
+            f"model {reference!r} is a single file, which no installed plugin reads",
+            hint="install a plugin that owns its suffix, such as '.gguf', or load the safetensors "
+            "model that it was made from",
+        )
+    file = None if is_update else cache.cached_file(reference, revision, suffixes)
+    if file is None:
+        with explained(reference, revision):
+            if is_update:
+                _refuse_without_hub(repository, revision)
+            file = _fetched_file(reference, revision, suffixes)
+    return Checkpoint(reference, file.parent, revision, file=file)
+
+
+def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> Path:
+    repository, _ = split_tag(reference)
+    folder = snapshot(repository, revision, CONFIGS)
+    commit = folder.name
+    listing = cache.cached_listing(repository, commit) or {
+        path.name: path.stat().st_size for path in folder.iterdir()
+    }
+    name = select_file(reference, listing, suffixes)
+    if not (folder / name).exists():
+        _refuse_full_disk(reference, folder, listing[name])
+        with progress.bar(f"fetching {name}", listing[name]) as counted:
+            folder = snapshot(repository, commit, Files((glob.escape(name),)), counted)
+    return folder / name
 
 
 def _refuse_without_hub(reference: str, revision: str | None) -> None:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from vlmkit.errors import CheckpointError
+from vlmkit.kit.single_file import MAX_LISTED, split_tag, suffix_of, tag_of
 
 
 class Files(NamedTuple):
@@ -46,14 +47,18 @@ ONNX = Files((*_SMALL, "*.onnx", "*.onnx_data*", "*.onnx.data"))
 _EXPORT = "vlmkit_onnx.json"  # in an export of `vlmkit export`, with graphs and safetensors
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+GGUF = (".gguf",)
+"""The suffix of files on the hub that hold a whole model."""
+
 Listing = Mapping[str, int]
 """The size of each file of a repository, in bytes."""
 
 
 def objection(reference: str) -> str | None:
     """Return why a reference cannot be a hub id; None if it can."""
-    if _HUB_ID.fullmatch(reference) is None or ".." in reference or "--" in reference:
-        return "a hub id reads org/name"
+    repository, _ = split_tag(reference)
+    if _HUB_ID.fullmatch(repository) is None or ".." in repository or "--" in repository:
+        return "a hub id reads org/name, or org/name:TAG for a single file"
     return None
 
 
@@ -72,10 +77,15 @@ def files_of_model(reference: str, names: Iterable[str]) -> Files:
         return SAFETENSORS
     if _has(ONNX, names, ".onnx"):
         return ONNX
+    if single := sorted(name for name in names if "/" not in name and suffix_of(name, GGUF)):
+        tags = ", ".join(f"{reference}:{tag_of(name, GGUF)}" for name in single[:MAX_LISTED])
+        raise CheckpointError(
+            f"model {reference!r} has only GGUF files on the hub, each a whole model",
+            hint=f"with a plugin that owns the suffix '.gguf', name one of them: {tags}",
+        )
     raise CheckpointError(
         f"model {reference!r} has no weights in safetensors or ONNX form on the hub",
-        hint="pickled weights can run code when they are read, so vlmkit never does; nor does it "
-        "read GGUF",
+        hint="pickled weights can run code when they are read, so vlmkit never does",
     )
 
 

@@ -1,0 +1,79 @@
+"""Models in a single file, such as GGUF: references to one file of a repository.
+
+``owner/name:Q4_K_M`` names the file of the repository ``owner/name`` whose name ends with the tag
+``Q4_K_M`` before its suffix, such as ``tiny-Q4_K_M.gguf``. A whole file name is a tag, too. This
+module reads no file.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from vlmkit.errors import CheckpointError
+
+SUFFIX = re.compile(r"(\.[a-z0-9]{1,16}){1,2}")
+_TAGGED = re.compile(r"([^/:\\]+/[^/:\\]+):([A-Za-z0-9][A-Za-z0-9._-]{0,199})")
+_PIECE = re.compile(r"-\d{5}-of-\d{5}$")
+MAX_LISTED = 12
+
+
+def split_tag(reference: str) -> tuple[str, str]:
+    """Return the repository and the tag of a reference; the tag is empty if there is none."""
+    found = _TAGGED.fullmatch(reference)
+    return (found[1], found[2]) if found else (reference, "")
+
+
+def suffix_of(name: str, suffixes: Iterable[str]) -> str:
+    """Return the longest of some suffixes that a file name ends with; empty if none fits."""
+    fitting = (suffix for suffix in suffixes if name.lower().endswith(suffix))
+    return max(fitting, key=len, default="")
+
+
+def tag_of(name: str, suffixes: Iterable[str]) -> str:
+    """Return the shortest tag of a file name, such as ``Q4_K_M``: the part after its last dash."""
+    stem = name[: len(name) - len(suffix_of(name, suffixes))]
+    return stem.rpartition("-")[2]
+
+
+def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -> str:
+    """Return the name of the file that a reference with a tag selects.
+
+    Files in folders are not considered.
+
+    Args:
+        reference: the reference, such as ``owner/name:Q4_K_M``.
+        names: the names of all files of the repository.
+        suffixes: the suffixes that may be selected.
+
+    Raises:
+        CheckpointError: no file fits the tag, or several do, or the model is in several pieces.
+    """
+    repository, tag = split_tag(reference)
+    suffixes = list(suffixes)
+    files = sorted(name for name in names if "/" not in name and suffix_of(name, suffixes))
+    found = [name for name in files if _fits(name, tag, suffixes)]
+    if len(found) == 1:
+        return found[0]
+    if not files:
+        raise CheckpointError(
+            f"model {repository!r} has no file that ends with {' or '.join(sorted(suffixes))}",
+            hint=f"for its other files, name {repository}",
+        )
+    if any(_PIECE.search(PurePosixPath(name).stem) for name in found):
+        raise CheckpointError(
+            f"model {reference!r} is in several pieces, such as {found[0]!r}",
+            hint="join them to one file, and name that",
+        )
+    shown = ", ".join((found or files)[:MAX_LISTED])
+    problem = f"fits {len(found)} files" if found else "fits no file"
+    raise CheckpointError(
+        f"model {reference!r} {problem} of the repository", hint=f"it has {shown}"
+    )
+
+
+def _fits(name: str, tag: str, suffixes: Iterable[str]) -> bool:
+    stem = _PIECE.sub("", name[: len(name) - len(suffix_of(name, suffixes))]).lower()
+    wanted = tag.lower()
+    return (
+        wanted in (name.lower(), stem) or re.search(rf"[._-]{re.escape(wanted)}$", stem) is not None
+    )
