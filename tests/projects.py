@@ -9,10 +9,11 @@ from pathlib import Path
 from vlmkit.plugins.kinds import KINDS
 from vlmkit_server.plugin import VLMKIT_KINDS
 from vlmkit_testing import project
+from vlmkit_torch.interfaces import kinds
 
 
 def main(folder: Path) -> None:
-    for kind in (*KINDS, *VLMKIT_KINDS):
+    for kind in (*KINDS, *VLMKIT_KINDS, *kinds.KINDS):
         name = f"my-{kind.name.replace('_', '-')}"
         project.write(kind, folder / kind.name, name)
 

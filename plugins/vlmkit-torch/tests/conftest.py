@@ -1,11 +1,14 @@
 """Fixtures: one thread, quiet libraries, and a loader of families."""
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for broken_backends
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]

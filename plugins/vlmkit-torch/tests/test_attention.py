@@ -11,11 +11,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from vlmkit_torch.attention import key_ranges, paged
+from vlmkit_torch.attention import key_ranges, paged, sdpa
 from vlmkit_torch.attention.grouping import MAX_BATCH_BYTES, ReadCosts
-from vlmkit_torch.attention.key_ranges import NewTokens
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
-from vlmkit_torch.attention.step import Step
+from vlmkit_torch.attention.step import NewTokens, Step, step_tokens
 from vlmkit_torch.cache.kv_cache import KVCache
 from vlmkit_torch.devices.uploads import Uploads
 
@@ -88,7 +87,7 @@ def written_out(
     order=st.sampled_from(["ascending", "descending", "shuffled", "nearly ascending"]),
     call_tokens=st.integers(1, 40),
     may_split=st.booleans(),
-    most_scores=st.sampled_from([1, 99, paged.MAX_SCORES]),
+    most_scores=st.sampled_from([1, 99, sdpa.MAX_SCORES]),
     seed=st.integers(0, 999),
 )
 def test_a_step_of_any_mixture_equals_attention_written_out(
@@ -109,16 +108,16 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     random = torch.Generator().manual_seed(seed)
     owners = list(owners_of(parts, random, blocks_in(order, random)))
     cache = filled(owners)
-    module, context = nn.Module(), paged.AttentionContext(cache)
+    backend = sdpa.SdpaAttention(ReadCosts(1, call_tokens, may_split))
+    module, context = nn.Module(), paged.AttentionContext(cache, backend)
     setattr(module, paged.LAYER_ATTRIBUTE, paged.Layer(context, 0, LayerKind("any", window)))
-    costs = ReadCosts(1, call_tokens, may_split)
-    context.step = step_of(owners, len(decodes), costs)
+    context.step = step_of(owners, len(decodes), backend)
     counts = [owner.stop - owner.first for owner in owners]
     query = torch.randn(1, HEADS, sum(counts), HEAD, generator=random)
     new = [torch.cat([getattr(o, n)[:, o.first :] for o in owners], 1)[None] for n in NAMES]
     more = {"softcap": softcap, "s_aux": torch.randn(HEADS) if has_sinks else None}
 
-    with mock.patch.object(paged, "MAX_SCORES", most_scores):
+    with mock.patch.object(sdpa, "MAX_SCORES", most_scores):
         found, _ = paged.attend(module, query, *new, None, scaling=0.3, **more)
 
     for rows, own, owner in zip(
@@ -135,14 +134,16 @@ NAMES = ("keys", "values")
 
 def filled(owners: list[Owner]) -> KVCache:
     """Return a cache with the computed keys and values, and NaN elsewhere."""
-    cache = KVCache(80 * BLOCK, CPU)
+    cache = KVCache(80 * BLOCK, CPU, block_tokens=BLOCK)
     everything = torch.arange(80 * BLOCK)
     junk = torch.full((KV_HEADS, 80 * BLOCK, 1), torch.nan)
-    cache.write(0, everything, junk.expand(-1, -1, HEAD), junk.expand(-1, -1, VALUE_HEAD))
+    new = (junk.expand(-1, -1, HEAD), junk.expand(-1, -1, VALUE_HEAD))
+    cache.pools(0, *new).write(everything, *new)
     for owner in owners:
         if owner.first:
             done, slots = slice(0, owner.first), torch.from_numpy(owner.slots)
-            cache.write(0, slots[done], owner.keys[:, done], owner.values[:, done])
+            new = (owner.keys[:, done], owner.values[:, done])
+            cache.pools(0, *new).write(slots[done], *new)
     return cache
 
 
@@ -156,9 +157,15 @@ def blocks_in(order: str, random: torch.Generator) -> list[int]:
     return blocks
 
 
-def step_of(owners: list[Owner], num_decodes: int, costs: ReadCosts) -> Step:
+def step_of(owners: list[Owner], num_decodes: int, backend: sdpa.SdpaAttention) -> Step:
     sources = [owner.source for owner in owners]
-    return Step(sources[:num_decodes], sources[num_decodes:], costs, 80 * BLOCK, Uploads(CPU))
+    return step_with(sources[:num_decodes], sources[num_decodes:], backend)
+
+
+def step_with(
+    decodes: list[NewTokens], chunks: list[NewTokens], backend: sdpa.SdpaAttention
+) -> Step:
+    return Step(step_tokens(decodes, chunks, BLOCK, 80 * BLOCK, Uploads(CPU)), backend)
 
 
 def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
@@ -167,10 +174,11 @@ def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
     stop = np.array([9, 9, 9, 7, 8, 9])
     start = np.array([0, 1, 2, 0, 0, 5])
     views = {"full_attention": Visibility(start, stop)}
-    module, context = nn.Module(), paged.AttentionContext(filled([owner]))
+    backend = sdpa.SdpaAttention(ReadCosts(1, 1, may_split=True))
+    module, context = nn.Module(), paged.AttentionContext(filled([owner]), backend)
     setattr(module, paged.LAYER_ATTRIBUTE, paged.Layer(context, 0, LayerKind("full_attention")))
     source = NewTokens(3, owner.slots, views)
-    context.step = Step([], [source], ReadCosts(1, 1, may_split=True), 80 * BLOCK, Uploads(CPU))
+    context.step = step_with([], [source], backend)
     query = torch.randn(1, HEADS, 6, HEAD, generator=random)
     more = {"softcap": None, "s_aux": None}
 
@@ -186,7 +194,9 @@ def test_attention_outside_a_step_is_an_error() -> None:
     setattr(
         module,
         paged.LAYER_ATTRIBUTE,
-        paged.Layer(paged.AttentionContext(KVCache(4, CPU)), 0, LayerKind("any")),
+        paged.Layer(
+            paged.AttentionContext(KVCache(4, CPU), sdpa.SdpaAttention()), 0, LayerKind("any")
+        ),
     )
     row = torch.zeros(1, 1, 1, HEAD)
 

@@ -117,7 +117,7 @@ def test_long_and_ragged_contexts_answer_as_on_the_cpu(
     monkeypatch.setattr(
         "vlmkit_torch.devices.hardware.CALL_BYTES_OF_GPU", 2**14
     )  # batches, long rows
-    monkeypatch.setattr("vlmkit_torch.attention.paged.MAX_SCORES", 2**16)  # pieces of chunks
+    monkeypatch.setattr("vlmkit_torch.attention.sdpa.MAX_SCORES", 2**16)  # pieces of chunks
     lengths = (1400, 3, 700, 40, 17, 1, 90)
     prompts = [Prompt(tuple(20 + (7 * i) % 300 for i in range(count))) for count in lengths]
     room: dict[str, Any] = {"cache_tokens": 3200, "max_chunk_tokens": 512}

@@ -17,7 +17,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_torch.attention import paged
+from vlmkit_torch.attention import sdpa
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine.torch_engine import build
 from vlmkit_torch.self_checks import text_check
@@ -131,7 +131,7 @@ def test_a_device_that_fails_at_load_is_not_an_unknown_family(
 def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, widths = paged._read, []
+    read, widths = sdpa._read, []
 
     def noted(pool: torch.Tensor, slots: Any, batch: int) -> torch.Tensor:
         rows = read(pool, slots, batch)
@@ -148,7 +148,7 @@ def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
         host.admit(sequence)
         host.prefill(sequence)
     items = [host.next_item(sequence, 30) for sequence in sequences]
-    monkeypatch.setattr(paged, "_read", noted)
+    monkeypatch.setattr(sdpa, "_read", noted)
 
     np.testing.assert_allclose(host.step(items), expected[::-1], atol=1e-5)
     num_pools = 2 * len(engine._context.cache.shapes)

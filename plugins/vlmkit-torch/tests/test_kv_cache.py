@@ -29,14 +29,14 @@ def resident_bytes(pool: torch.Tensor) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pages_become_resident_when_tokens_are_written_to_them(dtype: torch.dtype) -> None:
     shape = LayerShape((HEADS, HEAD), (HEADS, HEAD), dtype)
-    cache = KVCache(NUM_SLOTS, CPU, {0: shape})
-    (keys, values) = cache._pools[0]
-    assert keys.shape == (NUM_SLOTS + 1, HEADS, HEAD)
+    cache = KVCache(NUM_SLOTS, CPU, {0: shape}, block_tokens=16)
+    pools = keys, values = cache._pools[0]
+    assert keys.shape == (NUM_SLOTS + 16, HEADS, HEAD), "a block of zeros is the last"
     row_bytes = HEADS * HEAD * dtype.itemsize
     assert [resident_bytes(pool) for pool in (keys, values)] == [0, 0]
 
     some = torch.ones(HEADS, 3 * mmap.PAGESIZE // row_bytes, HEAD, dtype=dtype)
-    cache.write(0, torch.arange(some.shape[1]), some, some)
+    pools.write(torch.arange(some.shape[1]), some, some)
     assert [resident_bytes(pool) for pool in (keys, values)] == [3 * mmap.PAGESIZE] * 2
     assert not keys[cache.zero_slot].any()
     assert not keys[some.shape[1] :].any()

@@ -5,12 +5,15 @@ begin with ``your``. Nothing is installed, and no file that exists is touched.
 """
 
 import importlib.metadata
+import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vlmkit.errors import ConfigError, PluginError
+from vlmkit.kit.one_line import named
 from vlmkit.plugins.kinds import Kind
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -38,12 +41,15 @@ class Template:
         needs: distributions that it imports, besides vlmkit.
         tests: distributions that its tests need besides.
         tried_with: what ``vlmkit plugins check`` needs to be told besides the name.
+        folder: where its files are, if a plugin that owns the kind has them; by default, the folder
+            of the kind's name in ``templates``.
     """
 
     summary: str
     needs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     tried_with: str = ""
+    folder: Path | None = None
 
 
 MSGSPEC, NUMPY, CLICK = "msgspec>=0.22", "numpy>=2.1", "click>=8.2"
@@ -85,7 +91,7 @@ EXAMPLES = {
         "Asks a model of vlmkit about every picture in a folder", (CLICK,), ("vlmkit-mock",)
     ),
 }
-"""By the name of the kind; there is one for each kind of vlmkit's own."""
+"""By the name of the kind; there is one for each kind of the core and the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +116,31 @@ def name_of(folder: Path) -> str:
     return folder.resolve().name.lower().replace("_", "-").removeprefix(PREFIX)
 
 
-def write(kind: Kind[object], folder: Path, name: str) -> Project:
+def template_of(kind: Kind[Any]) -> Template | None:
+    """Return the template of a kind, of vlmkit or of the plugin that owns it; None without one.
+
+    Raises:
+        PluginError: the owner's cannot be imported, or is none.
+    """
+    if kind.name in EXAMPLES or not kind.template:
+        return EXAMPLES.get(kind.name)
+    try:
+        template: object = pkgutil.resolve_name(kind.template)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(
+            f"the template {kind.template!r} of kind {kind.name!r} cannot be imported: "
+            f"{named(error)}"
+        ) from error
+    if not isinstance(template, Template):
+        raise PluginError(f"{kind.template!r}, of kind {kind.name!r}, is no Template")
+    return template
+
+
+def write(kind: Kind[Any], folder: Path, name: str) -> Project:
     """Write a project of a kind into a folder that is empty, or is not there yet.
 
     Args:
-        kind: one of vlmkit's own.
+        kind: one of vlmkit's own, or of a plugin that has a template for it.
         folder: where to.
         name: of the provider; the distribution is called ``vlmkit-`` and the same.
 
@@ -123,12 +149,12 @@ def write(kind: Kind[object], folder: Path, name: str) -> Project:
             be written.
         PluginError: there is no example of the kind.
     """
-    if kind.name not in EXAMPLES:
+    template = template_of(kind)
+    if template is None:
         raise PluginError(
             f"there is no template of kind {kind.name!r}", hint=f"there are: {', '.join(EXAMPLES)}"
         )
     _refuse_name(name, kind)
-    template = EXAMPLES[kind.name]
     contents = dict(_contents(kind, template, name))
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -145,7 +171,7 @@ def write(kind: Kind[object], folder: Path, name: str) -> Project:
     return Project(folder, PREFIX + name, tuple(sorted(contents)), tuple(filter(None, arguments)))
 
 
-def _refuse_name(name: str, kind: Kind[object]) -> None:
+def _refuse_name(name: str, kind: Kind[Any]) -> None:
     if NAME.fullmatch(name) is None or len(name) > MAX_NAME_CHARS:
         raise ConfigError(
             f"plugin name {name!r} must be small letters and digits with '-' between words, of 2 "
@@ -166,7 +192,7 @@ def _refuse_name(name: str, kind: Kind[object]) -> None:
     )
 
 
-def _contents(kind: Kind[object], template: Template, name: str) -> Iterator[tuple[Path, str]]:
+def _contents(kind: Kind[Any], template: Template, name: str) -> Iterator[tuple[Path, str]]:
     """Yield each file of a project and its text."""
     words = {
         ', "yourneeds"': "".join(f', "{need}"' for need in template.needs),
@@ -186,7 +212,7 @@ def _contents(kind: Kind[object], template: Template, name: str) -> Iterator[tup
         return text
 
     end = (TEMPLATES / COMMON / "develop.md").read_text(encoding="utf-8")
-    for root in (TEMPLATES / COMMON, TEMPLATES / kind.name):
+    for root in (TEMPLATES / COMMON, template.folder or TEMPLATES / kind.name):
         for path in sorted(path for path in root.rglob("*") if path.is_file()):
             place = path.relative_to(root).as_posix().replace("gitignore", ".gitignore")
             if place == "develop.md" or "__pycache__" in place:

@@ -5,16 +5,22 @@ from typing import Any
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
-from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.plugins.registry import BuildContext, KindProviders, Registry
 from vlmkit_torch.devices.own_thread import in_own_thread
+from vlmkit_torch.interfaces import kinds
+from vlmkit_torch.interfaces.torch_attention import AttentionBackend
+from vlmkit_torch.interfaces.torch_weights import WeightReader
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
-from vlmkit_torch.support import refusal, sizing
+from vlmkit_torch.support import quantization, refusal, sizing
 
 VLMKIT_API = (1, 0)
+VLMKIT_KINDS = kinds.KINDS
 
 
-def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
-    return refusal.engine_cannot_serve(checkpoint) or sizing.objection(checkpoint)
+def _engine_cannot_serve(
+    checkpoint: Checkpoint, providers: KindProviders | None = None
+) -> str | None:
+    return refusal.engine_cannot_serve(checkpoint, providers) or sizing.objection(checkpoint)
 
 
 def _build_engine(context: BuildContext) -> Any:
@@ -22,6 +28,24 @@ def _build_engine(context: BuildContext) -> Any:
     from vlmkit_torch.engine.torch_engine import build
 
     return in_own_thread(partial(build, context))
+
+
+def _build_sdpa(_: BuildContext) -> AttentionBackend:
+    from vlmkit_torch.attention.sdpa import SdpaAttention
+
+    return SdpaAttention()
+
+
+def _build_transformers_reader(_: BuildContext) -> WeightReader:
+    from vlmkit_torch.loading.own_readers import TransformersReader
+
+    return TransformersReader()
+
+
+def _build_compressed_reader(context: BuildContext) -> WeightReader:
+    from vlmkit_torch.loading.own_readers import CompressedTensorsReader
+
+    return CompressedTensorsReader(context.files)
 
 
 def _build_encoder(context: BuildContext) -> Any:
@@ -70,4 +94,34 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
         priority=10,
         description="the image tower and projector of any family of transformers",
         examine=_examine_encoder,
+    )
+
+
+@hookimpl
+def vlmkit_register_torch_attentions(registry: Registry[AttentionBackend]) -> None:
+    """Offer ``engine.attention = "sdpa"``."""
+    registry.add(
+        "sdpa",
+        _build_sdpa,
+        priority=10,
+        description="torch's scaled_dot_product_attention, on every device, for every model",
+    )
+
+
+@hookimpl
+def vlmkit_register_torch_weights(registry: Registry[WeightReader]) -> None:
+    """Offer ``engine.weights = "transformers"`` and ``"compressed-tensors"``."""
+    registry.add(
+        "transformers",
+        _build_transformers_reader,
+        cannot_serve=quantization.transformers_objection,
+        priority=10,
+        description="8-bit and 4-bit floats, expanded; other methods by their packages",
+    )
+    registry.add(
+        "compressed-tensors",
+        _build_compressed_reader,
+        cannot_serve=quantization.compressed_objection,
+        priority=10,
+        description="compressed-tensors, decompressed by its package",
     )

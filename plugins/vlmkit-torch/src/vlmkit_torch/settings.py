@@ -23,12 +23,15 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         device: ``auto`` takes cuda, then mps, then cpu; or a name such as ``cuda:1``.
         dtype: ``auto`` is the checkpoint's own; on a CPU, the fastest that keeps it and fits into
             memory: float32 for a bfloat16 checkpoint on a CPU without units for bfloat16.
+        weights: name of the reader of quantized weights; ``auto`` takes the preferred one that can
+            read the checkpoint. Other plugins may offer some.
         num_threads: CPU threads that torch may use, for the whole process, 1,024 at most;
             None leaves it alone.
     """
 
     device: str = "auto"
     dtype: Dtype = "auto"
+    weights: str = "auto"
     num_threads: Threads | None = None
 
 
@@ -59,6 +62,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             cut has to fit.
         packed_weights: on a CPU, bring linear layers into the layout that small batches read
             fastest, one group a step, once two sequences were served.
+        attention: name of the attention backend; ``auto`` takes the preferred one that can run the
+            model. Other plugins may offer some.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
             and of two small pictures.
     """
@@ -71,4 +76,5 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     max_sequences: Sequences = 64
     max_chunk_tokens: Positive = 2048
     packed_weights: bool = True
+    attention: str = "auto"
     self_check: bool = True

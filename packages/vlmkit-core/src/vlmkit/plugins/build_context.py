@@ -37,6 +37,12 @@ class Registered(Protocol[T_co]):
     def objections(self, subject: object) -> dict[str, str | None]:
         """Return for every provider why it cannot serve a subject here; None where it can."""
 
+    def able(self, subject: object) -> list[Any]:
+        """Return the providers that can serve a subject here, the preferred one first."""
+
+    def key(self, provider: Any) -> str:
+        """Return the name that selects a provider, with its distribution if that is needed."""
+
     def choose(self, name: str, subject: object) -> Any:
         """Return the named provider, or for ``auto`` the preferred one that can serve a subject.
 

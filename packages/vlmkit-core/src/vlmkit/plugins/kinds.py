@@ -47,6 +47,8 @@ class Kind(Generic[T]):
             ``all``: every one that the config lists. ``by name``: each when it is requested.
         meaning: what its components do, as a phrase that begins with *what*.
         contract: ``module:Class`` of the contract tests for its providers; empty for none.
+        template: ``module:name`` of the ``vlmkit_testing.project.Template`` from which
+            ``vlmkit plugins new`` writes a project; empty for none, and for vlmkit's own kinds.
         is_optional: whether a pipeline works without a provider, and uses none by default. For mode
             ``one``, the default of ``use`` is ``none``. Providers of a kind that is not optional
             and has mode ``all`` are used by default if they can serve the model.
@@ -72,6 +74,7 @@ class Kind(Generic[T]):
     mode: Mode
     meaning: str
     contract: str = ""
+    template: str = ""
     is_optional: bool = False
     is_dispensable: bool = False
     is_late: bool = False

@@ -39,6 +39,7 @@ __all__ = [
     "KindProviders",
     "OtherModel",
     "Provider",
+    "Registered",
     "Registry",
     "ignore_progress",
 ]

@@ -89,7 +89,7 @@ def check(
             subjects[kind.name] = {**subject, **bound}
     tried = [kind for kind in kinds if kind.name in subjects]
     with tempfile.TemporaryDirectory() as folder:
-        is_set = any(_settings(kind, name, config) for kind in tried)
+        is_set = any(_settings(kind, name, plugins, config) for kind in tried)
         # Files that a component writes are dropped, unless settings may name relative paths.
         with contextlib.nullcontext() if is_set else contextlib.chdir(folder):
             return [*findings, *_run(tried, subjects)]
@@ -104,7 +104,7 @@ def _maker(
     """
     import pytest
 
-    settings = _settings(kind, name, config)
+    settings = _settings(kind, name, plugins, config)
     is_broken = False
 
     def make(**parts: Any) -> Any:
@@ -127,8 +127,10 @@ def _maker(
     return make
 
 
-def _settings(kind: Kind[Any], name: str, config: Config) -> Mapping[str, Any]:
+def _settings(kind: Kind[Any], name: str, plugins: Plugins, config: Config) -> Mapping[str, Any]:
     """Return what a config sets for a provider that it chooses."""
+    if kind.section not in plugins.sections:  # a plugin's own kind, which has no table
+        return {}
     if kind.mode == "all":
         return config.group(kind.section).settings.get(name, {})
     if kind.mode == "one" and kind.section and config.component(kind.section).use == name:

@@ -38,10 +38,11 @@ class ModelParts:
         entry: the model that was asked for.
         config: settings of its components.
         plugins: who offers them.
-        checkpoint: its files.
+        checkpoint: see above.
         is_partial: whether it is enough that what is used can be built.
 
     Attributes:
+        checkpoint: its files.
         choice: the provider's name and settings of each component that it would be served with.
     """
 
@@ -56,7 +57,7 @@ class ModelParts:
     ) -> None:
         self._entry = entry
         self._plugins = plugins
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._missing: dict[str, VlmkitError] = {}
         self.choice: dict[str, tuple[str, dict[str, Any]]] = {}
         for section in COMPONENTS:
@@ -77,7 +78,7 @@ class ModelParts:
         """Return what a component of this model is built with, alone or beside the tokenizer."""
         return BuildContext(
             self._entry.model,
-            self._checkpoint,
+            self.checkpoint,
             revision=self._entry.revision,
             registries=self._plugins.by_kind,
             text_side=self.tokenizer if beside_tokenizer else None,
@@ -92,11 +93,11 @@ class ModelParts:
     def objection(self, section: str, name: str) -> str | None:
         """Say why a provider that is named cannot serve it here; None where it can."""
         provider = registry_of(self._plugins, section).get(name)
-        return with_hint(provider.objection(self._checkpoint, is_named=True))
+        return with_hint(provider.objection(self.checkpoint, is_named=True))
 
     def special_texts(self) -> list[str]:
         """Return how its vocabulary writes special tokens; empty where its files do not say."""
-        added = self._checkpoint.read_json("tokenizer.json").get("added_tokens", [])
+        added = self.checkpoint.read_json("tokenizer.json").get("added_tokens", [])
         return [token["content"] for token in added if token.get("special")]
 
     def prompts(self) -> list[Prompt]:
@@ -197,7 +198,7 @@ def _of_model(
 ) -> dict[str, Any] | str:
     parts = {"tokenizer": _tokenizer, "media_encoder": _encoder, "engine": _engine}.get(kind.name)
     if parts is None:
-        return {"make": make}
+        return {"make": make} if model is None else {"make": make, "checkpoint": model.checkpoint}
     if model is None:
         return "name a model: vlmkit plugins check NAME MODEL"
     if reason := model.objection(kind.name, name):

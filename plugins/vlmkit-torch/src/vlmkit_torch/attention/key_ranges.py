@@ -6,33 +6,16 @@ Computed with numpy, on the host; only index arrays go to the device. Stores no 
 
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vlmkit_torch.attention.grouping import ReadCosts
-from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
+from vlmkit_torch.attention.layer_kind import LayerKind
+from vlmkit_torch.attention.step import NewTokens, StepTokens
 from vlmkit_torch.devices.uploads import Uploads
-
-
-class NewTokens(NamedTuple):
-    """New tokens of one sequence.
-
-    Attributes:
-        first: index of the first one in its sequence.
-        slots: ``[stop]`` cache slots of all tokens up to the last new one.
-        views: the family's own masks by layer kind, cut to these tokens.
-    """
-
-    first: int
-    slots: np.ndarray
-    views: dict[str, Visibility] = {}  # noqa: RUF012 - never changed
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of new tokens."""
-        return len(self.slots) - self.first
 
 
 @dataclass(slots=True)
@@ -90,6 +73,23 @@ class KeyRange:
         return self._mask
 
 
+class KeyRanges(NamedTuple):
+    """What a step reads in layers of one kind: decodes in batches, then chunk by chunk."""
+
+    decodes: list[KeyRange]
+    chunks: list[KeyRange]
+
+
+def key_ranges(step: StepTokens, kind: LayerKind, costs: ReadCosts, uploads: Uploads) -> KeyRanges:
+    """Return what layers of a kind read in a step; the caller sends ``uploads``."""
+    decodes, chunks = step.sequences[: step.num_decodes], step.sequences[step.num_decodes :]
+    rows = accumulate((chunk.num_tokens for chunk in chunks), initial=len(decodes))
+    return KeyRanges(
+        decode_ranges(kind, decodes, costs, step.zero_slot, uploads),
+        [chunk_range(kind, row, own, uploads) for row, own in zip(rows, chunks, strict=False)],
+    )
+
+
 def decode_ranges(
     kind: LayerKind, sources: Seq[NewTokens], costs: ReadCosts, zero_slot: int, uploads: Uploads
 ) -> list[KeyRange]:
@@ -113,15 +113,11 @@ def decode_ranges(
 
 def chunk_range(kind: LayerKind, row: int, source: NewTokens, uploads: Uploads) -> KeyRange:
     """Return what a chunk reads whose first token is row ``row`` of the flat step."""
-    index = np.arange(source.first, len(source.slots))
-    start, stop = kind.first_visible_each(index), index + 1
-    view = source.views.get(kind.name) or source.views.get("full_attention")
-    if view is not None:
-        start = view.start if kind.name in source.views else np.maximum(start, view.start)
-        stop = view.stop
+    seen = source.visible(kind)
+    start, stop = seen.start, seen.stop
     skipped = int(start.min())
     slots = source.slots[skipped:]
-    dense = None if view is None or view.dense is None else view.dense[:, skipped:]
+    dense = None if seen.dense is None else seen.dense[:, skipped:]
     visible = None
     if dense is not None or start.max() > skipped or stop.min() < len(source.slots):
         first, last = uploads.add(start - skipped), uploads.add(stop - skipped)

@@ -1,8 +1,9 @@
 """The memory of keys and values: one pool of slots for each layer.
 
-A slot stores one token. The block pool assigns slots to sequences. A sequence reads only slots that
-it wrote or shares, and the slot of zeros. It must never read stale slots: a masked slot still takes
-part in the arithmetic, and zero times infinity is not zero.
+A slot stores one token. The block pool assigns slots to sequences, a block (page) of adjacent slots
+at a time. A sequence reads only slots that it wrote or shares, and those of a block of zeros. It
+must never read stale slots: a masked slot still takes part in the arithmetic, and zero times
+infinity is not zero.
 
 On a CPU the memory is reserved but not written: a page becomes resident when a token is written.
 """
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -31,22 +33,57 @@ class LayerShape:
         return numbers * self.dtype.itemsize
 
 
+class KVPools(NamedTuple):
+    """The keys and values of one layer, of all blocks and of a last block of zeros.
+
+    Attributes:
+        keys: ``[slots, kv_heads, head]``, contiguous.
+        values: ``[slots, kv_heads, value_head]``, contiguous.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store new keys and values.
+
+        Args:
+            slots: ``[tokens]`` slots to write.
+            key: ``[kv_heads, tokens, head]``.
+            value: ``[kv_heads, tokens, value_head]``.
+        """
+        self.keys[slots] = key.transpose(0, 1)
+        self.values[slots] = value.transpose(0, 1)
+
+    def blocks(self, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the pools as ``[blocks, block_tokens, kv_heads, head]``, without a copy."""
+        keys, values = (pool.view(-1, block_tokens, *pool.shape[1:]) for pool in self)
+        return keys, values
+
+
 class KVCache:
-    """Keys and values of ``num_slots`` tokens, and one slot of zeros after them.
+    """Keys and values of ``num_slots`` tokens, and one block of zeros after them.
 
     Args:
-        num_slots: tokens that can be stored.
+        num_slots: tokens that can be stored, a multiple of ``block_tokens``.
         device: that stores them.
         shapes: what each layer stores; other layers get a pool at their first write.
+        block_tokens: tokens in a block.
     """
 
     def __init__(
-        self, num_slots: int, device: torch.device, shapes: Mapping[int, LayerShape] | None = None
+        self,
+        num_slots: int,
+        device: torch.device,
+        shapes: Mapping[int, LayerShape] | None = None,
+        *,
+        block_tokens: int = 1,
     ) -> None:
         self.num_slots = num_slots
         self.device = device
-        self._pools: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
-            index: (
+        self._block_tokens = block_tokens
+        self._pools: dict[int, KVPools] = {
+            index: KVPools(
                 self._make_pool(shape.keys, shape.dtype),
                 self._make_pool(shape.values, shape.dtype),
             )
@@ -55,7 +92,7 @@ class KVCache:
 
     @property
     def zero_slot(self) -> int:
-        """The slot of zeros, which is never written."""
+        """The first slot of the block of zeros, which is never written."""
         return self.num_slots
 
     @property
@@ -66,33 +103,27 @@ class KVCache:
             for index, (k, v) in self._pools.items()
         }
 
-    def write(
-        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values; return the layer's pools ``[slots, kv_heads, head]``.
+    def pools(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KVPools:
+        """Return the pools of a layer; make them at its first call.
 
         Args:
             layer: index of the layer.
-            slots: ``[tokens]`` slots to write.
-            key: ``[kv_heads, tokens, head]``.
-            value: ``[kv_heads, tokens, value_head]``.
+            key: ``[kv_heads, tokens, head]`` of any tokens, for the shape.
+            value: ``[kv_heads, tokens, value_head]``, likewise.
         """
         if layer not in self._pools:
-            self._pools[layer] = (
+            self._pools[layer] = KVPools(
                 self._make_pool((key.shape[0], key.shape[2]), key.dtype),
                 self._make_pool((value.shape[0], value.shape[2]), value.dtype),
             )
-        keys, values = self._pools[layer]
-        keys[slots] = key.transpose(0, 1)
-        values[slots] = value.transpose(0, 1)
-        return keys, values
+        return self._pools[layer]
 
     def free(self) -> None:
         """Free all memory."""
         self._pools.clear()
 
     def _make_pool(self, row: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        shape = (self.num_slots + 1, *row)
+        shape = (self.num_slots + self._block_tokens, *row)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return _unwritten_zeros(prod(shape) * dtype.itemsize).view(dtype).view(shape)

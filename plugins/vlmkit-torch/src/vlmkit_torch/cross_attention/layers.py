@@ -8,8 +8,9 @@ from functools import partial
 
 import torch
 
-from vlmkit_torch.attention.eager import AttentionParameters
-from vlmkit_torch.attention.paged import CrossAttentionFunction, attend_to
+from vlmkit_torch.attention.paged import CrossAttentionFunction
+from vlmkit_torch.attention.parameters import AttentionParameters
+from vlmkit_torch.attention.sdpa import attend_to
 from vlmkit_torch.cross_attention.spec import CrossAttentionSpec
 from vlmkit_torch.cross_attention.step import CrossAttentionStep
 

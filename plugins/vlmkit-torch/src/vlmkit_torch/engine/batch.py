@@ -15,10 +15,8 @@ from vlmkit.errors import EngineError
 from vlmkit.interfaces.step import WorkItem
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit_torch.attention.grouping import ReadCosts
-from vlmkit_torch.attention.key_ranges import NewTokens
 from vlmkit_torch.attention.paged import AttentionContext
-from vlmkit_torch.attention.step import Step
+from vlmkit_torch.attention.step import NewTokens, Step, step_tokens
 from vlmkit_torch.cross_attention.image_cache import ImageCache
 from vlmkit_torch.cross_attention.step import CrossAttentionStep, StepChunk, lay_out
 from vlmkit_torch.devices.uploads import Uploads
@@ -89,7 +87,6 @@ class Batcher:
         pool: the blocks of each sequence.
         reader: reads prompts.
         context: of the attention layers.
-        costs: of reading keys and values.
         non_finite: has a mark for each sequence.
         images: that layers attend to; None if images are merged into the embeddings.
     """
@@ -99,14 +96,12 @@ class Batcher:
         pool: BlockPool,
         reader: PromptReader,
         context: AttentionContext,
-        costs: ReadCosts,
         non_finite: NonFiniteTracker,
         images: ImageCache | None = None,
     ) -> None:
         self._pool = pool
         self._reader = reader
         self._context = context
-        self._costs = costs
         self._non_finite = non_finite
         self._images = images
         self._block_offsets = np.arange(pool.block_tokens)
@@ -169,14 +164,15 @@ class Batcher:
         return (blocks[:, None] * size + self._block_offsets).reshape(-1)[:stop]
 
     def _step(self, decodes: list[Segment], chunks: list[Segment], uploads: Uploads) -> Step:
-        step = Step(
-            [self._source(segment) for segment in decodes],
-            [self._source(segment) for segment in chunks],
-            self._costs,
+        tokens = step_tokens(
+            map(self._source, decodes),
+            map(self._source, chunks),
+            self._pool.block_tokens,
             self._context.cache.zero_slot,
             uploads,
         )
-        step.lay_out(self._context.kinds, uploads)
+        step = Step(tokens, self._context.backend)
+        step.plan(self._context.kinds, uploads)
         return step
 
     def _source(self, segment: Segment) -> NewTokens:

@@ -12,11 +12,9 @@ from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.interfaces.engine import EngineLimits
-from vlmkit_torch.attention.grouping import ReadCosts
-from vlmkit_torch.attention.key_ranges import NewTokens
 from vlmkit_torch.attention.layer_kind import LayerKind
 from vlmkit_torch.attention.paged import AttentionContext
-from vlmkit_torch.attention.step import Step
+from vlmkit_torch.attention.step import NewTokens, Step, step_tokens
 from vlmkit_torch.cache.kv_cache import LayerShape
 from vlmkit_torch.cache.recurrent_states import RecurrentStates, layer_types
 from vlmkit_torch.cross_attention.image_cache import CachedImage
@@ -123,7 +121,7 @@ def probe(
     uploads = Uploads(device)
     token = uploads.add(np.zeros((1, 1), dtype=np.int64))
     source = NewTokens(0, np.zeros(1, dtype=np.int64))
-    context.step = Step([], [source], ReadCosts(1, 1, may_split=False), 0, uploads)
+    context.step = Step(step_tokens([], [source], 1, 0, uploads), context.backend)
     uploads.send()
     if states is not None:
         states.load([], [])

@@ -21,8 +21,10 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.one_line import named
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch.attention.grouping import ReadCosts
+from vlmkit_torch.attention.checked_backend import CheckedBackend
+from vlmkit_torch.attention.choice import BackendChoice
 from vlmkit_torch.attention.paged import AttentionContext, bind
+from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.cache.kv_cache import KVCache
 from vlmkit_torch.cross_attention.image_cache import ImageCache
 from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
@@ -33,6 +35,7 @@ from vlmkit_torch.engine import capacity, packing
 from vlmkit_torch.engine.batch import Batcher
 from vlmkit_torch.engine.cache_manager import CacheManager
 from vlmkit_torch.engine.model_runner import ModelRunner
+from vlmkit_torch.interfaces.torch_attention import AttentionNeeds
 from vlmkit_torch.loading.decompression import exact_activations
 from vlmkit_torch.loading.weights import LoadedModel, shared_model
 from vlmkit_torch.model import positions
@@ -50,18 +53,26 @@ class TorchEngine:
         loaded: the model; its decoder is switched to paged attention and stays so.
         views: of that model.
         settings: sizes and switches.
+        choice: the attention backends; None means that of this plugin.
     """
 
-    def __init__(self, loaded: LoadedModel, views: Views, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        views: Views,
+        settings: EngineSettings,
+        choice: BackendChoice | None = None,
+    ) -> None:
         self._views = views
         self._is_checked = settings.self_check
+        choice = choice or BackendChoice(BuildContext())
         device, block_tokens = loaded.device, settings.block_tokens
         views.use_paged_attention()
         kinds = capacity.layer_kinds(views.text_config)
         spec = cross_attention_spec(views.model)
         cross_attention = None if spec is None else CrossAttentionLayers(spec)
         recurrent = capacity.recurrent_states(views)
-        context = AttentionContext(KVCache(block_tokens, device))
+        context = AttentionContext(KVCache(block_tokens, device), SdpaAttention())
         functions = {} if cross_attention is None else cross_attention.functions
         bind(views.decoder, context, kinds, functions)
         needs = capacity.probe(views, context, recurrent, device, cross_attention)
@@ -77,19 +88,25 @@ class TorchEngine:
         shares = self._limits.prefix_block_tokens > 0
         pool = BlockPool(num_blocks, block_tokens, shares_prefixes=shares)
         images = None if spec is None else ImageCache(num_rows, keeps_unused=shares)
-        context.cache = KVCache(num_blocks * block_tokens, device, needs.layer_shapes)
+        context.cache = KVCache(
+            num_blocks * block_tokens, device, needs.layer_shapes, block_tokens=block_tokens
+        )
         self._context = context
         self._cache = CacheManager(pool, images, self._limits.max_sequences, device)
         self._reader = PromptReader(views, device, loaded.dtype)
-        costs = ReadCosts(
-            token_bytes=max(shape.token_bytes for shape in needs.layer_shapes.values()),
-            call_bytes=hardware.call_bytes(device),
-            may_split=loaded.dtype == torch.float32,  # torch's kernel keeps scores more precisely
+        context.backend = choice.backend(
+            AttentionNeeds(
+                device=device,
+                dtype=loaded.dtype,
+                block_tokens=block_tokens,
+                layers=tuple(context.layers[index] for index in sorted(context.layers)),
+                has_image_spans=self._reader.may_have_image_spans,
+            )
         )
         non_finite = self._cache.non_finite
         self._runner = ModelRunner(
             views,
-            Batcher(pool, self._reader, context, costs, non_finite, images),
+            Batcher(pool, self._reader, context, non_finite, images),
             context,
             cross_attention=cross_attention,
             recurrent=recurrent,
@@ -118,6 +135,12 @@ class TorchEngine:
         """
         with hardware.exclusive(self._device), torch.no_grad():
             layout = self._reader.layout(prompt)
+        if layout.views and not self._context.backend.capabilities.image_spans:
+            raise RequestError(
+                "the prompt has tokens that see later ones, which the attention backend of this "
+                "engine does not support",
+                hint='engine.attention = "auto" takes one that does',
+            )
         if self._cache.images is not None:
             self._cache.images.refuse_too_many(prompt, layout.attending_spans)
         spans = layout.spans()
@@ -175,9 +198,10 @@ class TorchEngine:
 
     @property
     def trial_name(self) -> str | None:
-        """Device and precision; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
-        model = self._views.model
-        return f"{model.device} {model.dtype}" if self._is_checked else None
+        """Device, precision and backend; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
+        model, backend = self._views.model, self._context.backend
+        who = f" {backend.who}" if isinstance(backend, CheckedBackend) else ""
+        return f"{model.device} {model.dtype}{who}" if self._is_checked else None
 
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
         """Compare answers about images with those of the family's own code.
@@ -235,11 +259,13 @@ def build(context: BuildContext) -> TorchEngine:
         ConfigError: the device is absent, or the cache is too small to be of use.
     """
     settings: EngineSettings = context.settings or EngineSettings()
+    choice = BackendChoice(context, settings.attention)
+    choice.refuse_absent()
     loaded = shared_model(context, for_engine=True)
     try:
         capacity.refuse_unsupported(loaded.model)
         with hardware.exclusive(loaded.device), torch.no_grad():
-            return _checked_engine(context.files, loaded, settings)
+            return _checked_engine(context.files, loaded, settings, choice)
     except VlmkitError:
         raise
     except Exception as error:  # a family's code may raise anything if its structure is unexpected
@@ -253,18 +279,20 @@ def build(context: BuildContext) -> TorchEngine:
 
 
 def _checked_engine(
-    files: Checkpoint, loaded: LoadedModel, settings: EngineSettings
+    files: Checkpoint, loaded: LoadedModel, settings: EngineSettings, choice: BackendChoice
 ) -> TorchEngine:
     views = Views(loaded.model)
     positions.fix_rotary_frequencies(views, capacity.max_sequence_tokens(views, settings))
     positions.fix_attention_temperature(views.decoder)
-    note = text_check.note_of(files, settings, loaded.device, loaded.dtype)
+    note = None  # the code of another plugin may change unnoticed
+    if choice.is_own and loaded.is_read_here:
+        note = text_check.note_of(files, settings, loaded.device, loaded.dtype)
     # Recurrent states are always checked: no other check would show a mistake.
     is_wanted = settings.self_check or capacity.recurrent_states(views) is not None
     is_checked = is_wanted and selfcheck_records.read(note) is None
     with exact_activations(loaded.model):
         expected = text_check.reference(views, loaded.device) if is_checked else None
-    engine = TorchEngine(loaded, views, settings)
+    engine = TorchEngine(loaded, views, settings, choice)
     if expected is not None:
         with exact_activations(loaded.model):
             text_check.check(engine, views, expected)

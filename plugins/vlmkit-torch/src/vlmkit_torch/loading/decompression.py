@@ -23,12 +23,6 @@ from vlmkit_torch.support import compressed_tensors
 HOOK = "ct_decompress_hook"  # the attribute of the model in which the package stores it
 
 
-def is_compressed(config: PretrainedConfig) -> bool:
-    """Return whether a configuration states compressed-tensors as its quantization method."""
-    stated = getattr(config, "quantization_config", None)
-    return isinstance(stated, dict) and stated.get("quant_method") == compressed_tensors.PACKAGE
-
-
 def ignore_plain_layers(checkpoint: Checkpoint, auto: Any, config: PretrainedConfig) -> None:
     """Add every layer that the files hold uncompressed to ``ignore`` of a configuration.
 

@@ -7,7 +7,7 @@ import copy
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import failed_field
 from vlmkit.kit.one_line import named
 from vlmkit_torch.devices import faults
-from vlmkit_torch.loading import decompression
+from vlmkit_torch.loading.reader_choice import Reader, own_reader_of
+from vlmkit_torch.loading.supplied_weights import SuppliedWeights
 from vlmkit_torch.support import quantization
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
 from vlmkit_torch.support.refusal import layer_objection
@@ -46,8 +47,12 @@ MIN_BUFFER_NUMBERS = 2**26
 ADDITIONS = re.compile(r"\.lora_[AB]\b")
 
 
-def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
+def read_config(checkpoint: Checkpoint, reader: Reader | None = None) -> PretrainedConfig:
     """Return the configuration of the part of a checkpoint that answers, as transformers reads it.
+
+    Args:
+        checkpoint: its files.
+        reader: of its weights; None means that of this plugin, if they are quantized.
 
     Raises:
         CheckpointError: transformers does not know the family or cannot read the file.
@@ -64,8 +69,14 @@ def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
             hint="compare it with that of the model's authors; the log shows what is wrong",
         ) from error
     config = _answering(config)
-    if stated := getattr(config, "quantization_config", None):
-        config.quantization_config = quantization.expand(stated)
+    reader = reader or own_reader_of(checkpoint)
+    stated = getattr(config, "quantization_config", None)
+    if stated is not None and reader is not None:
+        own = reader.call("transformers_config", reader.reader.transformers_config, stated)
+        if own is None:
+            del config.quantization_config
+        else:
+            config.quantization_config = own
     return config
 
 
@@ -84,7 +95,10 @@ def _answering(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def read_model(
-    checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype | str
+    checkpoint: Checkpoint,
+    config: PretrainedConfig,
+    dtype: torch.dtype | str,
+    reader: Reader | None = None,
 ) -> PreTrainedModel:
     """Return the model on the CPU.
 
@@ -92,6 +106,7 @@ def read_model(
         checkpoint: its files.
         config: from :func:`read_config`.
         dtype: of the weights; ``auto`` is that of the files.
+        reader: as for :func:`read_config`.
 
     Raises:
         CheckpointError: the family is not supported, or weights are absent, have the wrong shape
@@ -100,31 +115,31 @@ def read_model(
     """
     auto = auto_class(checkpoint, config)
     _refuse_larger(checkpoint, config, auto)
+    reader = reader or own_reader_of(checkpoint)
+    supplied = _supplied(checkpoint, config, reader)
     try:
-        with _without_bar(config):
-            if decompression.is_compressed(config):
-                decompression.ignore_plain_layers(checkpoint, auto, config)
-            model, report = auto.from_pretrained(
-                checkpoint.path,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
-            )
+        with _without_bar(), _reading(reader):
+            if reader is not None:
+                reader.call("prepare", reader.reader.prepare, auto, config)
+            model, report = _from_pretrained(auto, checkpoint, supplied, config=config, dtype=dtype)
     except Exception as error:
         if failure := faults.device_error_at_load(error, torch.device("cpu")):
             raise failure from error
+        if supplied is not None and supplied.failure is not None:
+            raise supplied.failure from error
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(
             f"the weights of model {checkpoint.name!r} could not be loaded: {named(error)}",
             hint=_hint(config),
         ) from error
+    if supplied is not None and supplied.failure is not None:
+        raise supplied.failure
     _refuse_gaps(checkpoint, report)
-    decompression.decompress(model)
-    model.eval().requires_grad_(requires_grad=False)
-    return model  # type: ignore[no-any-return]
+    if reader is not None:
+        reader.call("finish", reader.reader.finish, model)
+    model.eval().requires_grad_(requires_grad=False)  # type: ignore[no-untyped-call]
+    return model
 
 
 def _hint(config: PretrainedConfig) -> str:
@@ -163,15 +178,47 @@ def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
     )
 
 
+def _from_pretrained(
+    auto: Any, checkpoint: Checkpoint, supplied: SuppliedWeights | None, **more: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return a model and the report of transformers on its weights."""
+    source: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.path}
+    if supplied is not None:
+        source = {"pretrained_model_name_or_path": None, "state_dict": supplied.state_dict()}
+        with torch.device("meta"):  # an automatic class needs a folder, that of the family does not
+            auto = type(auto.from_config(copy.deepcopy(more["config"])))
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
+        **source,
+        **more,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused later, by name
+    )
+    return loaded
+
+
+def _supplied(
+    checkpoint: Checkpoint, config: PretrainedConfig, reader: Reader | None
+) -> SuppliedWeights | None:
+    """Return the weights that a reader supplies; None if transformers reads all of them."""
+    if reader is None or getattr(config, "quantization_config", None) is not None:
+        return None
+    return SuppliedWeights(checkpoint, reader)
+
+
+def _reading(reader: Reader | None) -> AbstractContextManager[None]:
+    return nullcontext() if reader is None else reader.call("reading", reader.reader.reading)
+
+
 @contextmanager
-def _without_bar(config: PretrainedConfig) -> Iterator[None]:
+def _without_bar() -> Iterator[None]:
     """Hide progress bars of libraries, because callers show the stages."""
     was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    is_compressed = decompression.is_compressed(config)
     try:
-        with decompression.silenced() if is_compressed else nullcontext():
-            yield
+        yield
     finally:
         if was_on:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

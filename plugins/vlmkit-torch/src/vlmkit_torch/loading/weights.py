@@ -16,6 +16,7 @@ from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.loading.mapped_files import MappedFiles
+from vlmkit_torch.loading.reader_choice import Reader, reader_of
 from vlmkit_torch.loading.reading import auto_class, read_config, read_model
 from vlmkit_torch.settings import ComputeSettings
 from vlmkit_torch.support import quantization, sizing
@@ -29,11 +30,15 @@ class LoadedModel:
         model: the model.
         is_movable: whether its first user accepts any device and precision.
         cache_bytes: memory for keys and values; None if the device determines it.
+        weights: what settings say about the reader of its weights.
+        is_read_here: whether its weights were read by code of this plugin.
     """
 
     model: PreTrainedModel
     is_movable: bool = False
     cache_bytes: int | None = None
+    weights: str = "auto"
+    is_read_here: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -61,16 +66,19 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
     is_movable = not for_engine and sizing.is_auto(settings)
     if is_movable and loaded:
         return loaded[0]
-    config, device, dtype, cache_bytes = _plan(context)
+    name = sizing.settings_of(context).weights
+    reader = reader_of(context, name)
+    config, device, dtype, cache_bytes = _plan(context, reader)
     for entry in loaded:
-        if (entry.device, entry.dtype) == (device, dtype):
+        if (entry.device, entry.dtype, entry.weights) == (device, dtype, name):
             return entry
         if for_engine and entry.is_movable:
             _move(entry.model, device, dtype)
             entry.is_movable, entry.cache_bytes = False, cache_bytes
             return entry
-    model = load(context.files, config, device, dtype)
-    loaded.append(LoadedModel(model, is_movable, cache_bytes))
+    model = load(context.files, config, device, dtype, reader)
+    is_read_here = reader is None or reader.is_own
+    loaded.append(LoadedModel(model, is_movable, cache_bytes, name, is_read_here))
     return loaded[-1]
 
 
@@ -81,7 +89,8 @@ def examine(context: BuildContext) -> str:
         CheckpointError: transformers cannot read its configuration, or the family is not supported.
         ConfigError: the device is absent.
     """
-    config, device, dtype, _ = _plan(context)
+    reader = reader_of(context, sizing.settings_of(context).weights)
+    config, device, dtype, _ = _plan(context, reader)
     auto_class(context.files, config)
     return f"{str(dtype).removeprefix('torch.')}, {device}"
 
@@ -94,7 +103,7 @@ def examine_encoder(context: BuildContext) -> str:
 
 
 def _plan(
-    context: BuildContext,
+    context: BuildContext, reader: Reader | None
 ) -> tuple[PretrainedConfig, torch.device, torch.dtype, int | None]:
     """Return a model's configuration, device, precision and bytes of the cache.
 
@@ -102,7 +111,7 @@ def _plan(
         CheckpointError: the configuration is wrong, or the model does not fit into memory.
     """
     settings = sizing.settings_of(context)
-    config = read_config(context.files)
+    config = read_config(context.files, reader)
     device = hardware.choose_device(settings)
     if device.type == "cpu":
         found = sizing.cpu_plan(context)
@@ -113,7 +122,11 @@ def _plan(
 
 
 def load(
-    checkpoint: Checkpoint, config: PretrainedConfig, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    config: PretrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    reader: Reader | None = None,
 ) -> PreTrainedModel:
     """Read the weights, memory-mapped, and move them to the device.
 
@@ -127,7 +140,7 @@ def load(
     """
     stored = stored_dtype(checkpoint) if device.type == "cpu" else None
     if stored is None or dtype in (stored, torch.float16):
-        model = read_model(checkpoint, config, dtype)
+        model = read_model(checkpoint, config, dtype, reader)
         _move(model, device)
         return model
     model = read_model(checkpoint, config, stored)

@@ -98,6 +98,11 @@ class PromptReader:
         text = self._read_layout(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
         self._text = text if text.is_plain_text else None
 
+    @property
+    def may_have_image_spans(self) -> bool:
+        """Whether prompts may have masks of their own: families that type tokens to mask them."""
+        return self.views.has_prepare and self.views.prepare_takes("token_type_ids")
+
     @cached_property
     def no_image(self) -> torch.Tensor:
         """Zeros ``[1, hidden]``: encoder rows for cross-attention if no image is new."""

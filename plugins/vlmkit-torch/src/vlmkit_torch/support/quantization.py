@@ -31,6 +31,10 @@ _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "auto-round": (("auto_round", "auto-round"),),
 }
 
+NOT_QUANTIZED = "its weights are not quantized"
+READERS = frozenset({"transformers", compressed_tensors.PACKAGE})
+"""The names of the readers of this plugin."""
+
 _UNTESTED = frozenset({"gptq", "awq", "hqq", "quanto"})
 """Methods that were never tested with a checkpoint, so that no hint promises them.
 
@@ -111,6 +115,26 @@ def _absence(method: str) -> Objection | None:
 def _is_in_eight_bits(stated: Any) -> bool:
     is_stated = isinstance(stated, Mapping)
     return is_stated and bool(stated.get("load_in_8bit") or stated.get("_load_in_8bit"))
+
+
+def transformers_objection(checkpoint: Checkpoint) -> str | None:
+    """Return why the reader ``transformers`` cannot read weights; None if it can."""
+    method = method_of(checkpoint)
+    if method is None:
+        return NOT_QUANTIZED
+    if method == compressed_tensors.PACKAGE:
+        return f"it does not read {method!r}"
+    return objection(checkpoint)
+
+
+def compressed_objection(checkpoint: Checkpoint) -> str | None:
+    """Return why the reader ``compressed-tensors`` cannot read weights; None if it can."""
+    method = method_of(checkpoint)
+    if method is None:
+        return NOT_QUANTIZED
+    if method != compressed_tensors.PACKAGE:
+        return f"it reads {compressed_tensors.PACKAGE!r} only"
+    return objection(checkpoint)
 
 
 def expand(stated: Any) -> Any:

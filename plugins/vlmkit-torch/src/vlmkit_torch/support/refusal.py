@@ -14,6 +14,8 @@ from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
+from vlmkit.plugins.registry import KindProviders
+from vlmkit_torch.interfaces.kinds import TORCH_WEIGHTS
 from vlmkit_torch.support import quantization, transformers_source
 from vlmkit_torch.support.transformers_source import ANOTHER
 
@@ -118,10 +120,17 @@ def release_of(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
-    """Return why the engine cannot run this checkpoint; None if it probably can."""
+def engine_cannot_serve(
+    checkpoint: Checkpoint, providers: KindProviders | None = None
+) -> str | None:
+    """Return why the engine cannot run this checkpoint; None if it probably can.
+
+    Args:
+        checkpoint: the files.
+        providers: the readers of weights among them; None means those of this plugin.
+    """
     config = checkpoint.config
-    if reason := _files_reason(checkpoint):
+    if reason := _files_reason(checkpoint, providers):
         return reason
     if config.get("is_encoder_decoder"):
         return Objection("encoder-decoder models are not supported", hint=ANOTHER)
@@ -147,9 +156,12 @@ def layer_objection(name: str) -> Objection | None:
     return Objection(f"layer type {name!r}{what} is not supported", hint=ANOTHER)
 
 
-def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
+def encoder_cannot_serve(
+    checkpoint: Checkpoint, providers: KindProviders | None = None
+) -> str | None:
     """Return why the vision encoder cannot run this checkpoint; None if it probably can."""
-    if reason := _files_reason(checkpoint) or weight_files.objection_to_pictures(checkpoint):
+    reason = _files_reason(checkpoint, providers)
+    if reason := reason or weight_files.objection_to_pictures(checkpoint):
         return reason
     has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
     if not has_tower and not transformers_source.takes_images(checkpoint.model_type):
@@ -169,15 +181,27 @@ def _randomness_reason(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _files_reason(checkpoint: Checkpoint) -> str | None:
+def _files_reason(checkpoint: Checkpoint, providers: KindProviders | None) -> str | None:
     return (
         _graphs_reason(checkpoint)
         or weight_files.objection(checkpoint)
         or _family_reason(checkpoint)
         or _task_reason(checkpoint)
         or _tower_reason(checkpoint)
-        or quantization.objection(checkpoint)
+        or _weights_reason(checkpoint, providers)
     )
+
+
+def _weights_reason(checkpoint: Checkpoint, providers: KindProviders | None) -> str | None:
+    """Return why no reader reads the weights; None if one does, or they are not quantized."""
+    own = quantization.objection(checkpoint)
+    if own is None or providers is None:
+        return own
+    reasons = providers(TORCH_WEIGHTS).objections(checkpoint)
+    if None in reasons.values():
+        return None
+    others = [f"{name}: {why}" for name, why in reasons.items() if name not in quantization.READERS]
+    return Objection(f"{own} ({'; '.join(others)})", hint=own.hint) if others else own
 
 
 def _graphs_reason(checkpoint: Checkpoint) -> str | None:

@@ -72,8 +72,8 @@ def settings_of(context: BuildContext) -> ComputeSettings:
 
 
 def is_auto(settings: ComputeSettings) -> bool:
-    """Return whether both device and precision are ``auto``."""
-    return settings.device == "auto" and settings.dtype == "auto"
+    """Return whether device, precision and reader of weights are ``auto``."""
+    return settings.device == settings.dtype == settings.weights == "auto"
 
 
 def refuse_too_large(context: BuildContext) -> None:

@@ -1,0 +1,97 @@
+"""Chooses an engine's attention backend among those that plugins offer."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from vlmkit.errors import PluginUnavailable, VlmkitError
+from vlmkit.plugins.registry import BuildContext, Registered
+from vlmkit_torch.attention.checked_backend import CheckedBackend
+from vlmkit_torch.attention.sdpa import SdpaAttention
+from vlmkit_torch.interfaces.kinds import DISTRIBUTION, TORCH_ATTENTION
+from vlmkit_torch.interfaces.torch_attention import AttentionBackend, AttentionNeeds
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """The backends that an engine may use.
+
+    Attributes:
+        context: of the engine; without registries it has the backend of this plugin alone.
+        name: what ``engine.attention`` says.
+    """
+
+    context: BuildContext
+    name: str = "auto"
+
+    def refuse_absent(self) -> None:
+        """Refuse a backend that is not installed or cannot run here, before weights are read.
+
+        Raises:
+            UnknownPlugin: no plugin provides the name.
+            PluginUnavailable: the provider cannot serve the model here.
+        """
+        registered = self._registered
+        if registered is not None:
+            registered.choose(self.name, self.context.checkpoint)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether only the backend of this plugin can be chosen."""
+        registered = self._registered
+        return registered is None or all(
+            provider.plugin == DISTRIBUTION for provider in self._candidates(registered)
+        )
+
+    def backend(self, needs: AttentionNeeds) -> AttentionBackend:
+        """Return the named backend, or for ``auto`` the preferred one that can run the model.
+
+        Raises:
+            PluginUnavailable: it cannot, or none can; the message has the reasons.
+            VlmkitError: the named one cannot be built.
+        """
+        registered = self._registered
+        if registered is None:
+            return _prepared(SdpaAttention(), needs)
+        reasons: dict[str, str] = {}
+        for provider in self._candidates(registered):
+            key = registered.key(provider)
+            try:
+                backend = registered.build(key, {}, self.context)
+            except VlmkitError as error:
+                if self.name != "auto":
+                    raise
+                log.warning("torch attention %r cannot be built: %s", key, error)
+                reasons[key] = "it cannot be built"
+                continue
+            if missing := ", ".join(backend.capabilities.missing(needs)):
+                reasons[key] = f"it does not support {missing}"
+                continue
+            log.info("attention backend: %s", key)
+            is_own = provider.plugin == DISTRIBUTION
+            who = f"torch attention {key!r} from {provider.plugin!r}"
+            return _prepared(backend if is_own else CheckedBackend(backend, who), needs)
+        every = "; ".join(f"{key}: {reason}" for key, reason in reasons.items())
+        raise PluginUnavailable(
+            f"no torch attention can run this model ({every or 'none is installed'})",
+            hint=f"installed: {', '.join(registered.objections(self.context.checkpoint))}; "
+            'engine.attention = "auto" takes one that can',
+        )
+
+    @property
+    def _registered(self) -> Registered[AttentionBackend] | None:
+        is_alone = TORCH_ATTENTION.plural not in self.context.registries
+        return None if is_alone else self.context.providers(TORCH_ATTENTION)
+
+    def _candidates(self, registered: Registered[AttentionBackend]) -> list[Any]:
+        subject = self.context.checkpoint
+        if self.name == "auto":
+            return registered.able(subject)
+        return [registered.choose(self.name, subject)]
+
+
+def _prepared(backend: AttentionBackend, needs: AttentionNeeds) -> AttentionBackend:
+    backend.prepare(needs)
+    return backend

@@ -1,0 +1,204 @@
+"""The backend ``sdpa``: torch's ``scaled_dot_product_attention``, on every device.
+
+Computes one batched attention for decoding sequences of similar length, one for each long sequence,
+and one for each prefill chunk. Supports soft caps, attention sinks and masks of the family.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from vlmkit_torch.attention.eager import eager_attention
+from vlmkit_torch.attention.grouping import ReadCosts
+from vlmkit_torch.attention.key_ranges import KeyRange, KeyRanges, key_ranges
+from vlmkit_torch.attention.layer_kind import LayerKind
+from vlmkit_torch.attention.parameters import AttentionParameters
+from vlmkit_torch.attention.step import StepTokens
+from vlmkit_torch.devices import hardware
+from vlmkit_torch.devices.uploads import Uploads
+from vlmkit_torch.interfaces.torch_attention import (
+    AttentionCall,
+    AttentionCapabilities,
+    AttentionNeeds,
+)
+
+MAX_SCORES = 2**25  # of a chunk in one layer at once; an eighth of a GiB in single precision
+EVERYTHING = AttentionCapabilities(
+    unequal_head_sizes=True,
+    sliding_windows=True,
+    chunked_attention=True,
+    softcaps=True,
+    sinks=True,
+    image_spans=True,
+)
+
+
+class SdpaAttention:
+    """Attends with torch's own kernel, and step by step where it has none.
+
+    Args:
+        costs: of reading keys and values, before a model is known.
+    """
+
+    def __init__(self, costs: ReadCosts | None = None) -> None:
+        self._costs = costs or ReadCosts(1, 1, may_split=False)
+
+    @property
+    def capabilities(self) -> AttentionCapabilities:
+        """All that the engine supports."""
+        return EVERYTHING
+
+    def prepare(self, needs: AttentionNeeds) -> None:
+        """Derive the costs of reading from the model and the device."""
+        self._costs = ReadCosts(
+            token_bytes=max(layer.token_bytes for layer in needs.layers),
+            call_bytes=hardware.call_bytes(needs.device),
+            may_split=needs.dtype == torch.float32,  # torch's kernel keeps scores more precisely
+        )
+
+    def plan(self, step: StepTokens, kind: LayerKind, uploads: Uploads) -> KeyRanges:
+        """Return what layers of a kind read."""
+        return key_ranges(step, kind, self._costs, uploads)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Store the new keys and values, and attend: decodes in batches, then chunk by chunk."""
+        ranges: KeyRanges = call.plan
+        parameters, cached = call.parameters, call.pools
+        cached.write(call.step.write_slots, call.key, call.value)
+        query, key, value = call.query, call.key, call.value
+        parts = [
+            _decode(query[:, slice(*read.rows)], cached, read, parameters)
+            for read in ranges.decodes
+        ]
+        for read in ranges.chunks:
+            rows = slice(*read.rows)
+            if read.is_start and parameters.suits_kernel:
+                fresh = (key[None, :, rows], value[None, :, rows])
+                parts.append(_start_of_sequence(query[None, :, rows], *fresh, parameters.scale))
+            else:
+                parts.append(_chunk(query[None, :, rows], cached, read, parameters))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _decode(
+    query: torch.Tensor,
+    cached: tuple[torch.Tensor, torch.Tensor],
+    read: KeyRange,
+    parameters: AttentionParameters,
+) -> torch.Tensor:
+    """Attend with one query for each sequence: ``[heads, batch, head]`` -> ``[batch, ...]``.
+
+    Heads that share keys become queries of one head, so that no key is repeated.
+    """
+    (heads, batch, head), kv_heads = query.shape, cached[0].shape[1]
+    grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, head)
+    mask = read.mask(query.dtype)
+    if mask is not None:
+        mask = mask[:, None, None]
+    if parameters.suits_kernel and len(read.parts) == 1:
+        key, value = (_read(pool, read.parts[0], batch) for pool in cached)
+        out = _attention(grouped, key, value, attn_mask=mask, scale=parameters.scale)
+    else:
+        keys, values = (_read_each(pool, read.parts, batch) for pool in cached)
+        out = eager_attention(grouped[:, :, :, None], keys, values, mask, parameters)[:, :, :, 0]
+    return out.reshape(batch, heads, -1)
+
+
+def _start_of_sequence(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attend causally among the chunk's own tokens, without reading the cache."""
+    shares_keys = query.shape[1] != key.shape[1]
+    out = _attention(query, key, value, is_causal=True, scale=scale, enable_gqa=shares_keys)
+    return out[0].transpose(0, 1)
+
+
+def _chunk(
+    query: torch.Tensor,
+    cached: tuple[torch.Tensor, torch.Tensor],
+    read: KeyRange,
+    parameters: AttentionParameters,
+) -> torch.Tensor:
+    """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
+    keys, values = (_read(pool, read.parts[0], 1) for pool in cached)
+    return attend_to(query, keys, values, read.mask(query.dtype), parameters)
+
+
+def attend_to(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    parameters: AttentionParameters,
+) -> torch.Tensor:
+    """Attend with queries ``[1, heads, count, head]``; return ``[count, heads, value_head]``.
+
+    Takes a few queries at a time if all of them would have too many scores at once.
+
+    Args:
+        query: of tokens that share their keys.
+        keys: ``[1, kv_heads, width, head]``.
+        values: ``[1, kv_heads, width, value_head]``.
+        mask: additive, ``[count, width]``; None masks nothing.
+        parameters: of the layer.
+    """
+    count = step = query.shape[2]
+    if (
+        not parameters.suits_kernel or query.device.type != "cpu"
+    ):  # the CPU's kernel keeps no scores
+        step = max(1, MAX_SCORES // (query.shape[1] * keys.shape[2]))
+    parts = []
+    for start in range(0, count, step):
+        some = slice(start, start + step)
+        own = None if mask is None else mask[some]
+        parts.append(_attend_at_once(query[:, :, some], (keys, values), own, parameters))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_at_once(
+    query: torch.Tensor,
+    cached: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    parameters: AttentionParameters,
+) -> torch.Tensor:
+    keys, values = cached
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    if parameters.suits_kernel:
+        out = _attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            scale=parameters.scale,
+            enable_gqa=heads != kv_heads,
+        )
+    else:
+        grouped = query.reshape(1, kv_heads, heads // kv_heads, *query.shape[2:])
+        out = eager_attention(grouped, [keys], [values], mask, parameters)
+        out = out.reshape(1, heads, query.shape[2], -1)
+    return out[0].transpose(0, 1)
+
+
+def _attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
+) -> torch.Tensor:
+    """Attend with torch's own kernel. On MPS it misreads some views, so they are copied."""
+    if hardware.is_mps(query.device):
+        query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
+    return functional.scaled_dot_product_attention(query, keys, values, **how)
+
+
+def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.Tensor:
+    """Return the rows of slots as ``[batch, kv_heads, width, head]``."""
+    rows = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
+    return rows.view(batch, -1, *pool.shape[1:]).transpose(1, 2)
+
+
+def _read_each(
+    pool: torch.Tensor, parts: Iterable[torch.Tensor | slice], batch: int
+) -> Iterator[torch.Tensor]:
+    """Yield the rows of each part, so that only one copy is in memory at a time."""
+    for slots in parts:
+        yield _read(pool, slots, batch)

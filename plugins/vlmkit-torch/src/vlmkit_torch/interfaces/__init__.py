@@ -1,0 +1,1 @@
+"""The kinds that vlmkit-torch owns, and what their providers implement. Public."""

@@ -1,0 +1,35 @@
+"""The backend of this plugin keeps the contract of attention, which detects broken backends."""
+
+import pytest
+from broken_backends import DETECTED_BY
+
+from vlmkit_torch.attention.sdpa import SdpaAttention
+from vlmkit_torch.interfaces.torch_attention import AttentionBackend
+from vlmkit_torch.testing import TorchAttentionContract
+
+pytestmark = pytest.mark.torch
+
+
+class TestSdpa(TorchAttentionContract):
+    def make(self) -> AttentionBackend:
+        return SdpaAttention()
+
+
+def contract_on(kind: type[SdpaAttention]) -> TorchAttentionContract:
+    class On(TorchAttentionContract):
+        def make(self) -> AttentionBackend:
+            return kind()
+
+    return On()
+
+
+@pytest.mark.parametrize("kind", DETECTED_BY, ids=lambda kind: kind.__name__)
+def test_the_contract_detects_a_broken_backend(kind: type[SdpaAttention]) -> None:
+    test = getattr(contract_on(kind), f"test_{DETECTED_BY[kind]}")
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        test()
+
+
+def test_every_test_of_the_contract_detects_a_broken_backend() -> None:
+    tests = {name for name in dir(TorchAttentionContract) if name.startswith("test_")}
+    assert {f"test_{name}" for name in DETECTED_BY.values()} == tests
