@@ -68,6 +68,8 @@ def mock_pipeline(
             engine={"use": "mock", **engine},
             media_encoder={"use": "auto" if takes_images else "none"},
             scheduler={"max_waiting": max_waiting},
+            constraint={"use": "none"},
+            media_loaders={"use": ["image", "tiff"]},
             pipeline=msgspec.to_builtins(settings or PipelineSettings()),
             runner={"use": "subprocess", "max_restarts": 0},
         ).runner

@@ -381,7 +381,7 @@ TABLE = Table(
             KeepsAFileInItsFacts,
             "The facts of a runner can be sent by the wire codec.",
             "its_facts_can_be_serialized",
-            raises=NotSerializable,
+            raises=(NotSerializable,),
         ),
         Broken(
             ReturnsOneChoice,
@@ -457,6 +457,7 @@ TABLE = Table(
             ReplacesTheErrorOfAdmission,
             "A request that admission refuses raises the error of admission itself.",
             "admission_sees_the_demand_and_may_refuse",
+            raises=(QueueFull,),
         ),
         Broken(
             NeverAborts,
